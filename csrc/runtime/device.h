@@ -1,0 +1,63 @@
+// The devices that the registered drivers offer, numbered one after the other under one backend name.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <torchgraft/driver.h>
+
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace torchgraft {
+
+struct Device {
+  const tg_driver* driver;
+  int32_t ordinal;         // the device's number within its driver
+  c10::DeviceIndex index;  // its number within the backend
+  tg_device_properties properties;
+
+  bool has(uint64_t capability) const { return (properties.capabilities & capability) != 0; }
+};
+
+// Adds a driver. Allowed until devices are first counted; its devices are not opened here.
+void add_driver(const tg_driver* driver);
+// Loads a shared library and returns its table; throws with the loader's message.
+const tg_driver* load_driver(const std::string& path, const std::string& symbol);
+
+// The backend's name as renamed ("ocl"), for messages.
+const std::string& backend_name();
+void set_backend_name(const std::string& name);
+
+// Opens the drivers at the first call. Never throws: a driver that fails counts as having no devices, and its message is kept.
+c10::DeviceIndex device_count() noexcept;
+// Why there are no devices (or fewer than expected); empty if all is well.
+std::string device_errors();
+// Throws RuntimeError naming the backend, the index and the number of devices.
+Device& get_device(c10::DeviceIndex index);
+
+// Throws the exception of a status: torch.OutOfMemoryError, NotImplementedError, RuntimeError, torch.AcceleratorError, with what was
+// being done, the device and the driver's message.
+[[noreturn]] void raise_status(const Device& device, tg_status status, const char* what);
+inline void check(const Device& device, tg_status status, const char* what) {
+  if (status != TG_OK) [[unlikely]]
+    raise_status(device, status, what);
+}
+
+// A lock that may be taken with or without the GIL: nobody waits for it while holding the GIL, so a driver written in Python may
+// be called under it.
+class GilSafeLock {
+ public:
+  explicit GilSafeLock(std::mutex& mutex);
+  ~GilSafeLock() { mutex_.unlock(); }
+  GilSafeLock(const GilSafeLock&) = delete;
+  GilSafeLock& operator=(const GilSafeLock&) = delete;
+
+ private:
+  std::mutex& mutex_;
+};
+
+// After a fork the child must not touch devices the parent opened. `raise_if_forked` throws RuntimeError with what to do.
+bool in_bad_fork() noexcept;
+void raise_if_forked();
+
+}  // namespace torchgraft

@@ -1,0 +1,173 @@
+/* torchgraft/driver.h - the contract between torchgraft and a device.
+ *
+ * A driver is a table of functions over one kind of device. It knows nothing of tensors and includes nothing of
+ * PyTorch: plain C, so that it may be written in C, C++, Rust, or (through torchgraft.Driver) Python.
+ *
+ * Rules for every function
+ *  - The first argument is the `context` member of the table.
+ *  - It may be called from any thread, at any time, without the Python GIL; the driver does its own locking.
+ *  - It returns TG_OK or a status; after a failure `last_error` gives the calling thread's message. A failed call changes nothing.
+ *  - A function marked [optional] may be NULL; torchgraft then does without, or says that the device cannot.
+ *
+ * Order. Work submitted to one stream runs in the order of submission. A stream handle of NULL is never passed.
+ */
+#ifndef TORCHGRAFT_DRIVER_H
+#define TORCHGRAFT_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TG_DRIVER_ABI 1u
+
+typedef enum tg_status {
+  TG_OK = 0,
+  TG_ERROR = 1,               /* anything not named below: becomes torch.AcceleratorError */
+  TG_ERROR_OUT_OF_MEMORY = 2, /* torchgraft frees its cache, tries again, then raises torch.OutOfMemoryError */
+  TG_ERROR_INVALID = 3,       /* an argument is out of range: becomes RuntimeError */
+  TG_ERROR_UNSUPPORTED = 4,   /* the device cannot: becomes NotImplementedError */
+  TG_ERROR_COMPILE = 5,       /* the kernel's source was refused; `log` says why */
+  TG_NOT_READY = 6            /* not an error: the answer "no" of stream_query and event_query */
+} tg_status;
+
+typedef struct tg_stream_* tg_stream;
+typedef struct tg_event_* tg_event;
+typedef struct tg_module_* tg_module;
+typedef struct tg_kernel_* tg_kernel;
+
+typedef enum tg_device_kind { TG_DEVICE_CPU = 1, TG_DEVICE_GPU = 2, TG_DEVICE_ACCELERATOR = 3 } tg_device_kind;
+
+/* What a device can do; the bits of tg_device_properties.capabilities. */
+enum {
+  /* The host may read and write device addresses whenever no submitted work uses them. */
+  TG_CAP_UNIFIED_MEMORY = 1u << 0,
+  TG_CAP_COMPILER = 1u << 1,    /* module_compile and launch work */
+  TG_CAP_FLOAT64 = 1u << 2,     /* kernels may compute in float64 */
+  TG_CAP_FLOAT16 = 1u << 3,     /* kernels may compute in float16 (storing it is always possible) */
+  TG_CAP_ATOMIC_INT64 = 1u << 4,
+  TG_CAP_EVENT_TIMING = 1u << 5, /* event_elapsed works */
+  /* Kernels cannot be given an address inside an allocation: for each pointer argument a launch passes the allocation
+   * and then an unsigned 64-bit byte offset, and the kernel's signature has both. */
+  TG_CAP_BASE_OFFSET_POINTERS = 1u << 6,
+  TG_CAP_SUBGROUPS = 1u << 7
+};
+
+typedef struct tg_device_properties {
+  uint32_t struct_size; /* set by the caller */
+  uint32_t kind;        /* tg_device_kind */
+  uint64_t capabilities;
+  uint64_t total_memory;   /* bytes */
+  uint64_t max_allocation; /* bytes, of one allocation */
+  uint64_t local_memory;   /* bytes of a work-group's local memory */
+  uint32_t compute_units;
+  uint32_t max_work_group_size;
+  uint32_t simd_width;     /* of float32, 1 where it has no meaning */
+  uint32_t address_align;  /* bytes; every allocation starts at a multiple */
+  uint32_t clock_mhz;
+  uint32_t reserved;
+  char name[256];
+  char vendor[128];
+  char driver_version[256]; /* everything that decides what the compiler makes of a source: part of the cache's key */
+  char platform[128];
+  char dialect[32]; /* the kernel language, e.g. "opencl-c"; empty without a compiler */
+  char uuid[64];    /* printable; equal for the same physical device; empty where unknown */
+} tg_device_properties;
+
+typedef enum tg_copy_kind { TG_COPY_HOST_TO_DEVICE = 1, TG_COPY_DEVICE_TO_HOST = 2, TG_COPY_DEVICE_TO_DEVICE = 3 } tg_copy_kind;
+
+/* One argument of a launch: a device address, or `size` bytes of plain data (at most 16). */
+typedef struct tg_arg {
+  uint32_t is_pointer;
+  uint32_t size;
+  union {
+    void* pointer; /* NULL is allowed: the kernel will not use it */
+    uint64_t u64;
+    int64_t i64;
+    double f64;
+    float f32;
+    unsigned char bytes[16];
+  } value;
+} tg_arg;
+
+typedef struct tg_launch {
+  tg_kernel kernel;
+  uint32_t dims;      /* 1..3 */
+  uint32_t arg_count;
+  size_t groups[3];   /* number of work-groups in each dimension, never 0 */
+  size_t local[3];    /* work-items of one group in each dimension */
+  const tg_arg* args;
+} tg_launch;
+
+typedef struct tg_driver {
+  uint32_t abi_version; /* TG_DRIVER_ABI */
+  uint32_t struct_size; /* sizeof(tg_driver) */
+  const char* name;     /* of the driver, for messages: "opencl" */
+  void* context;
+
+  /* The calling thread's message for its last failed call; valid until its next call. Never NULL. */
+  const char* (*last_error)(void* context);
+
+  /* Devices. Opened by the first call of device_count, never at load. Zero devices is TG_OK; last_error may then say why. */
+  tg_status (*device_count)(void* context, int32_t* count);
+  tg_status (*device_properties)(void* context, int32_t device, tg_device_properties* out);
+  tg_status (*device_synchronize)(void* context, int32_t device); /* waits for all streams */
+  tg_status (*memory_info)(void* context, int32_t device, uint64_t* free_bytes, uint64_t* total_bytes);
+
+  /* Memory. `bytes` is never 0. An address is an ordinary 64-bit number on which torchgraft does arithmetic; any address inside an
+   * allocation is accepted by copies, fills and launches. deallocate is called only when no submitted work uses the memory. */
+  tg_status (*allocate)(void* context, int32_t device, uint64_t bytes, void** address);
+  tg_status (*deallocate)(void* context, int32_t device, void* address);
+  tg_status (*host_allocate)(void* context, int32_t device, uint64_t bytes, void** address); /* [optional] pinned host memory */
+  tg_status (*host_deallocate)(void* context, int32_t device, void* address);                /* [optional] */
+
+  /* Copies. With `blocking` the call returns when the copy is done; otherwise a host side must stay valid (and, unless pinned, is
+   * read or written) until the stream has run the copy. */
+  tg_status (*copy)(void* context, int32_t device, tg_stream stream, void* destination, const void* source, uint64_t bytes,
+                    tg_copy_kind kind, int32_t blocking);
+  /* [optional] Between two devices of this driver, ordered on `stream` of the destination's device; the source is ready. */
+  tg_status (*copy_peer)(void* context, int32_t destination_device, void* destination, int32_t source_device,
+                         const void* source, uint64_t bytes, tg_stream stream);
+  /* Repeats a pattern of 1, 2, 4, 8 or 16 bytes; `bytes` is a multiple of it. */
+  tg_status (*fill)(void* context, int32_t device, tg_stream stream, void* destination, const void* pattern,
+                    uint32_t pattern_bytes, uint64_t bytes);
+
+  /* Streams. Priorities: lower is more urgent, 0 the default; a hint. */
+  tg_status (*stream_create)(void* context, int32_t device, int32_t priority, tg_stream* out);
+  tg_status (*stream_destroy)(void* context, int32_t device, tg_stream stream);
+  tg_status (*stream_synchronize)(void* context, int32_t device, tg_stream stream);
+  tg_status (*stream_query)(void* context, int32_t device, tg_stream stream); /* TG_OK: idle; TG_NOT_READY: busy */
+
+  /* Events. */
+  tg_status (*event_create)(void* context, int32_t device, int32_t timing, tg_event* out);
+  tg_status (*event_destroy)(void* context, int32_t device, tg_event event);
+  tg_status (*event_record)(void* context, int32_t device, tg_event event, tg_stream stream);
+  tg_status (*event_wait)(void* context, int32_t device, tg_event event, tg_stream stream); /* the stream waits, not the host */
+  tg_status (*event_query)(void* context, int32_t device, tg_event event);
+  tg_status (*event_synchronize)(void* context, int32_t device, tg_event event);
+  /* Milliseconds from one recorded timing event to another. [optional] */
+  tg_status (*event_elapsed)(void* context, int32_t device, tg_event start, tg_event end, double* milliseconds);
+
+  /* Kernels [optional, all or none: TG_CAP_COMPILER]. `log` receives a message owned by the driver, valid until the thread's next call,
+   * also on success (warnings); it may be set to NULL. */
+  tg_status (*module_compile)(void* context, int32_t device, const char* source, uint64_t source_bytes, const char* options,
+                              tg_module* out, const char** log);
+  tg_status (*module_load)(void* context, int32_t device, const void* binary, uint64_t bytes, tg_module* out, const char** log);
+  /* The device's binary: first call with buffer NULL sets *bytes. TG_ERROR_UNSUPPORTED where there is none. */
+  tg_status (*module_binary)(void* context, tg_module module, void* buffer, uint64_t* bytes);
+  tg_status (*module_destroy)(void* context, tg_module module);
+  tg_status (*kernel_create)(void* context, tg_module module, const char* name, tg_kernel* out);
+  tg_status (*kernel_destroy)(void* context, tg_kernel kernel);
+  tg_status (*launch)(void* context, int32_t device, tg_stream stream, const tg_launch* launch);
+} tg_driver;
+
+/* A shared library offers its driver by one exported function (name by convention) that returns a table which lives as long as the library. */
+typedef const tg_driver* (*tg_driver_entry)(void);
+#define TG_DRIVER_ENTRY_NAME "torchgraft_driver"
+
+#ifdef __cplusplus
+}
+#endif
+#endif
