@@ -1,0 +1,122 @@
+"""Builds the C++ core, `torchgraft._C`.
+
+The build is one small ninja file: every csrc/**/*.cpp, compiled against the headers of the installed torch and linked with its
+libraries. Most of the time of such a build goes into parsing torch's headers, once for each source; a precompiled header saves
+about two thirds of it. With ccache the precompiled header is left out, because each would only hinder the other.
+
+Environment: CXX, CXXFLAGS (appended), MAX_JOBS, TORCHGRAFT_PYTHON_INCLUDE (Python's headers, where they are not installed).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+LIBRARIES = ["c10", "torch_cpu", "torch", "torch_python"]
+# pybind11's headers are heavy, and only these sources need them.
+WITHOUT_PRECOMPILED_HEADER = {"bindings.cpp", "python_driver.cpp"}
+
+
+def torch_directory() -> Path:
+    """Where torch is, found without the seconds that importing it takes."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit(
+            "torchgraft is compiled against the torch it will run with, and there is no torch here. Install torch first, "
+            "then torchgraft with: pip install --no-build-isolation torchgraft"
+        )
+    return Path(spec.submodule_search_locations[0])
+
+
+def compiler() -> str:
+    if "CXX" in os.environ:
+        return os.environ["CXX"]
+    found = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+    if not found:
+        raise SystemExit("torchgraft needs a C++20 compiler to build: install g++ (Debian: apt-get install g++) or set CXX.")
+    return f"{ccache} {found}" if (ccache := shutil.which("ccache")) else found
+
+
+def python_include() -> list[str]:
+    candidates = [os.environ.get("TORCHGRAFT_PYTHON_INCLUDE", ""), sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
+    found = [path for path in candidates if path and (Path(path) / "Python.h").exists()]
+    if not found:
+        raise SystemExit("Python.h was not found: install Python's headers (Debian: apt-get install python3-dev).")
+    return found[:1]
+
+
+class NinjaBuild(build_ext):
+    """Builds the one extension with ninja, incrementally, under build/."""
+
+    def build_extension(self, ext: Extension) -> None:
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Objects stay in one place whatever pip's temporary directories are: an editable reinstall then compiles only what changed.
+        objects = ROOT / "build" / f"core-{sysconfig.get_platform()}-{sysconfig.get_config_var('py_version_nodot')}"
+        objects.mkdir(parents=True, exist_ok=True)
+        (objects / "build.ninja").write_text(self.ninja_file(ext, objects, target))
+        jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
+        try:
+            subprocess.run([self.ninja(), "-C", str(objects), "-j", jobs], check=True)
+        except subprocess.CalledProcessError as error:
+            raise SystemExit(f"the C++ core did not compile (ninja ended with {error.returncode}); the messages are above") from None
+
+    @staticmethod
+    def ninja() -> str:
+        if found := shutil.which("ninja"):
+            return found
+        import ninja  # the wheel, where its script is not on PATH
+
+        return str(Path(ninja.BIN_DIR) / "ninja")
+
+    @staticmethod
+    def ninja_file(ext: Extension, objects: Path, target: Path) -> str:
+        torch = torch_directory()
+        cxx = compiler()
+        includes = [
+            *(f"-I{path}" for path in (ROOT / "torchgraft/include", ROOT / "csrc")),
+            *(f"-isystem {path}" for path in (torch / "include", torch / "include/torch/csrc/api/include", *python_include())),
+        ]
+        flags = "-std=c++20 -O2 -g0 -fPIC -fvisibility=hidden -Wall -Wno-unused-function -DNDEBUG -D_GLIBCXX_USE_CXX11_ABI=1"
+        flags += f" -DTORCH_EXTENSION_NAME=_C {os.environ.get('CXXFLAGS', '')}"
+        libraries = f"-L{torch / 'lib'} " + " ".join(f"-l{name}" for name in LIBRARIES)
+        precompile = "g++" in cxx and "ccache" not in cxx
+
+        lines = [
+            f"cxx = {cxx}",
+            f"flags = {flags} {' '.join(includes)}",
+            "rule compile",
+            "  command = $cxx $flags $extra -MMD -MF $out.d -c $in -o $out",
+            "  depfile = $out.d",
+            "  deps = gcc",
+            "  description = C++ $in",
+            "rule link",
+            f"  command = $cxx -shared {os.environ.get('LDFLAGS', '')} $in -o $out {libraries}",
+            "  description = link $out",
+        ]
+        if precompile:
+            lines.append(f"build precompiled.h.gch: compile {ROOT / 'csrc/precompiled.h'}")
+            lines.append("  extra = -x c++-header")
+        outputs = []
+        for source in ext.sources:
+            output = str(Path(source).with_suffix(".o"))
+            use = precompile and Path(source).name not in WITHOUT_PRECOMPILED_HEADER
+            lines.append(f"build {output}: compile {ROOT / source}" + (" | precompiled.h.gch" if use else ""))
+            if use:
+                # No such file as precompiled.h is here: only the compiled form beside that name is found.
+                lines.append("  extra = -Winvalid-pch -include precompiled.h")
+            outputs.append(output)
+        lines.append(f"build {target}: link {' '.join(outputs)}")
+        return "\n".join(lines) + "\n"
+
+
+sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cpp"))
+setup(ext_modules=[Extension("torchgraft._C", sources)], cmdclass={"build_ext": NinjaBuild})
