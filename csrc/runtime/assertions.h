@@ -3,6 +3,8 @@
 
 #include <c10/core/Device.h>
 
+#include <torchgraft/driver.h>
+
 #include <cstdint>
 #include <string>
 
@@ -19,5 +21,7 @@ void note_checked_launch(c10::DeviceIndex index) noexcept;
 // Called when submitted work is known to be done: throws IndexError if a kernel reported, after clearing the words. Cheap where no
 // checked kernel has run since the last call.
 void raise_reported_errors(c10::DeviceIndex index);
+// The same where only `idle` is known to be done (NULL: the whole device is); the words are read through it.
+void raise_reported_errors(c10::DeviceIndex index, tg_stream idle);
 
 }  // namespace torchgraft

@@ -10,6 +10,8 @@
 
 namespace torchgraft {
 
+inline constexpr c10::DeviceIndex kMaxDevices = 64;
+
 struct Device {
   const tg_driver* driver;
   int32_t ordinal;         // the device's number within its driver
@@ -30,6 +32,7 @@ void set_backend_name(const std::string& name);
 
 // Opens the drivers at the first call. Never throws: a driver that fails counts as having no devices, and its message is kept.
 c10::DeviceIndex device_count() noexcept;
+bool devices_opened() noexcept;
 // Why there are no devices (or fewer than expected); empty if all is well.
 std::string device_errors();
 // Throws RuntimeError naming the backend, the index and the number of devices.
@@ -59,5 +62,7 @@ class GilSafeLock {
 // After a fork the child must not touch devices the parent opened. `raise_if_forked` throws RuntimeError with what to do.
 bool in_bad_fork() noexcept;
 void raise_if_forked();
+// Arranges that a child of fork() knows; called once by install_runtime().
+void watch_forks();
 
 }  // namespace torchgraft

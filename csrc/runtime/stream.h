@@ -7,10 +7,13 @@
 
 namespace torchgraft {
 
+inline constexpr int kMaxStreams = 97;  // of one device; see stream.cpp for what the ids mean
+
 // Thread-local current device and stream, as the guard sees them.
 c10::DeviceIndex current_device();
 void set_current_device(c10::DeviceIndex index);  // throws if there is no such device
-c10::DeviceIndex exchange_device(c10::DeviceIndex index);
+c10::DeviceIndex exchange_device(c10::DeviceIndex index);  // a negative index changes nothing
+void set_current_device_unchecked(c10::DeviceIndex index) noexcept;
 
 c10::Stream current_stream(c10::DeviceIndex index);
 c10::Stream exchange_stream(c10::Stream stream);
@@ -21,6 +24,9 @@ tg_stream stream_handle(c10::DeviceIndex index, c10::StreamId id);
 inline tg_stream current_stream_handle(c10::DeviceIndex index) {
   return stream_handle(index, current_stream(index).id());
 }
+
+// Whether streams other than the default one have been asked for.
+bool has_several_streams(c10::DeviceIndex index) noexcept;
 
 bool query_stream(c10::Stream stream);
 // These two also raise what kernels have reported (see assertions.h).

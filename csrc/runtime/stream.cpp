@@ -1,0 +1,124 @@
+#include "stream.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+#include "assertions.h"
+
+namespace torchgraft {
+namespace {
+
+// Stream ids: 0 is the default stream; then a pool of kPoolStreams for each of kPriorities. torch.Stream objects do not own what
+// they name, so streams are handed out in turn from the pools and never destroyed.
+constexpr int kPoolStreams = 32;
+constexpr int kPriorities = 3;  // -1 urgent, 0 default, 1 background
+static_assert(kMaxStreams == 1 + kPriorities * kPoolStreams);
+
+using Handles = std::array<std::atomic<tg_stream>, kMaxStreams>;
+constinit std::array<Handles, kMaxDevices> handles{};
+constinit std::array<std::array<std::atomic<uint32_t>, kPriorities>, kMaxDevices> next_in_pool{};
+
+thread_local c10::DeviceIndex device_of_thread = 0;
+thread_local std::array<c10::StreamId, kMaxDevices> stream_of_thread{};
+
+int priority_of(c10::StreamId id) { return id == 0 ? 0 : static_cast<int>(id - 1) / kPoolStreams - 1; }
+
+tg_stream create_stream(c10::DeviceIndex index, c10::StreamId id) {
+  Device& device = get_device(index);
+  TORCH_CHECK(id >= 0 && id < kMaxStreams, backend_name(), ":", static_cast<int>(index), ": there is no stream with id ", id);
+  tg_stream created = nullptr;
+  check(device, device.driver->stream_create(device.driver->context, device.ordinal, priority_of(id), &created),
+        "creating a stream");
+  tg_stream expected = nullptr;
+  if (handles[index][id].compare_exchange_strong(expected, created, std::memory_order_acq_rel)) return created;
+  device.driver->stream_destroy(device.driver->context, device.ordinal, created);  // another thread was first
+  return expected;
+}
+
+}  // namespace
+
+c10::DeviceIndex current_device() { return device_of_thread; }
+
+void set_current_device(c10::DeviceIndex index) { exchange_device(index); }
+
+c10::DeviceIndex exchange_device(c10::DeviceIndex index) {
+  c10::DeviceIndex previous = device_of_thread;
+  if (index != previous && index >= 0) {
+    get_device(index);
+    device_of_thread = index;
+  }
+  return previous;
+}
+
+void set_current_device_unchecked(c10::DeviceIndex index) noexcept {
+  if (index >= 0 && index < kMaxDevices) device_of_thread = index;
+}
+
+c10::Stream current_stream(c10::DeviceIndex index) {
+  if (index < 0) index = device_of_thread;
+  if (index >= kMaxDevices) [[unlikely]]
+    get_device(index);  // throws
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::PrivateUse1, index), stream_of_thread[index]);
+}
+
+c10::Stream exchange_stream(c10::Stream stream) {
+  c10::Stream previous = current_stream(stream.device_index());
+  if (previous != stream) {
+    stream_handle(stream.device_index(), stream.id());  // throws if there is no such stream
+    stream_of_thread[stream.device_index()] = stream.id();
+  }
+  return previous;
+}
+
+c10::Stream new_stream(c10::DeviceIndex index, int priority) {
+  get_device(index);
+  int pool = std::clamp(priority, -1, 1) + 1;
+  uint32_t turn = next_in_pool[index][pool].fetch_add(1, std::memory_order_relaxed) % kPoolStreams;
+  c10::StreamId id = 1 + pool * kPoolStreams + static_cast<int>(turn);
+  stream_handle(index, id);
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::PrivateUse1, index), id);
+}
+
+tg_stream stream_handle(c10::DeviceIndex index, c10::StreamId id) {
+  if (in_bad_fork()) [[unlikely]]
+    raise_if_forked();
+  if (index >= 0 && index < kMaxDevices && id >= 0 && id < kMaxStreams) [[likely]] {
+    tg_stream handle = handles[index][id].load(std::memory_order_acquire);
+    if (handle) [[likely]]
+      return handle;
+  }
+  return create_stream(index, id);
+}
+
+bool has_several_streams(c10::DeviceIndex index) noexcept {
+  for (const auto& counter : next_in_pool[index])
+    if (counter.load(std::memory_order_relaxed) != 0) return true;
+  return false;
+}
+
+bool query_stream(c10::Stream stream) {
+  Device& device = get_device(stream.device_index());
+  tg_stream handle = stream_handle(device.index, stream.id());
+  tg_status status = device.driver->stream_query(device.driver->context, device.ordinal, handle);
+  if (status == TG_NOT_READY) return false;
+  check(device, status, "querying a stream");
+  return true;
+}
+
+void synchronize_stream(c10::Stream stream) {
+  Device& device = get_device(stream.device_index());
+  tg_stream handle = stream_handle(device.index, stream.id());
+  check(device, device.driver->stream_synchronize(device.driver->context, device.ordinal, handle), "waiting for a stream");
+  raise_reported_errors(device.index, handle);
+}
+
+void synchronize_device(c10::DeviceIndex index) {
+  Device& device = get_device(index < 0 ? current_device() : index);
+  check(device, device.driver->device_synchronize(device.driver->context, device.ordinal), "waiting for the device");
+  raise_reported_errors(device.index, nullptr);
+}
+
+}  // namespace torchgraft

@@ -1,0 +1,53 @@
+"""A kernel as data: name, parameters, body. A dialect renders it to a device's language."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Helpers = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A pointer parameter to elements of storage type `type` ("f32", "bf16", ...; see codegen.types)."""
+
+    name: str
+    type: str
+    const: bool = False
+    restrict: bool = False
+
+
+@dataclass(frozen=True)
+class Value:
+    """A scalar parameter of type `type`: an element type's name, or "u32", "u64"."""
+
+    name: str
+    type: str
+
+
+Parameter = Pointer | Value
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel.
+
+    Attributes:
+        name: an identifier; shown by profilers and error messages. Kernels that differ may share it.
+        params: in the order of a launch's arguments.
+        body: statements, without the signature and its braces.
+        helpers: text before the kernel: macros and functions.
+        local: work-items of one group in each dimension; a constant, since compilers specialise on it.
+        required: names of helper texts of `kernels.math` and the like that the body uses are found by themselves; name here
+            only what cannot be seen in the text.
+    """
+
+    name: str
+    params: tuple[Parameter, ...]
+    body: str
+    helpers: str = ""
+    local: tuple[int, ...] = (1,)
+
+    @property
+    def dims(self) -> int:
+        return len(self.local)
