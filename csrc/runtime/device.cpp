@@ -214,7 +214,10 @@ void raise_status(const Device& device, tg_status status, const char* what) {
 
 GilSafeLock::GilSafeLock(std::mutex& mutex) : mutex_(mutex) {
   if (mutex_.try_lock()) return;
-  if (!Py_IsInitialized() || !PyGILState_Check()) return mutex_.lock();
+  if (!Py_IsInitialized() || !PyGILState_Check()) {
+    mutex_.lock();
+    return;
+  }
   // Whoever holds the mutex may be waiting for the GIL.
   PyThreadState* state = PyEval_SaveThread();
   mutex_.lock();

@@ -1,0 +1,12 @@
+// What each part offers to Python; bindings.cpp puts them together as torchgraft._C.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace torchgraft {
+
+void bind_runtime(pybind11::module_& m);
+void bind_fallback(pybind11::module_& m);
+void bind_plans(pybind11::module_& m);
+
+}  // namespace torchgraft

@@ -1,0 +1,113 @@
+#include "generator.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/TensorBase.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+
+#include "device.h"
+#include "stream.h"
+
+namespace torchgraft {
+
+// Shared by the generators that graphsafe_set_state joins. Its own mutex, so that replayed plans need not take the generator's.
+struct PhiloxGenerator::State : c10::intrusive_ptr_target {
+  mutable std::mutex mutex;
+  uint64_t seed = c10::default_rng_seed_val;
+  uint64_t offset = 0;
+
+  std::pair<uint64_t, uint64_t> get() const {
+    std::lock_guard lock(mutex);
+    return {seed, offset};
+  }
+  void set(uint64_t new_seed, uint64_t new_offset) {
+    std::lock_guard lock(mutex);
+    seed = new_seed;
+    offset = new_offset;
+  }
+};
+
+namespace {
+constexpr int64_t kStateBytes = 2 * sizeof(uint64_t);
+}
+
+PhiloxGenerator::PhiloxGenerator(c10::DeviceIndex index)
+    : GeneratorImpl(c10::Device(c10::DeviceType::PrivateUse1, index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+      state_(c10::make_intrusive<State>()) {}
+
+void PhiloxGenerator::set_current_seed(uint64_t seed) { state_->set(seed, 0); }
+void PhiloxGenerator::set_offset(uint64_t offset) { state_->set(current_seed(), offset); }
+uint64_t PhiloxGenerator::get_offset() const { return state_->get().second; }
+uint64_t PhiloxGenerator::current_seed() const { return state_->get().first; }
+
+uint64_t PhiloxGenerator::seed() {
+  uint64_t random = c10::detail::getNonDeterministicRandom();
+  set_current_seed(random);
+  return random;
+}
+
+void PhiloxGenerator::set_state(const c10::TensorImpl& state) {
+  at::detail::check_rng_state(state);
+  TORCH_CHECK(state.numel() == kStateBytes, "the state of a ", backend_name(), " generator has ", kStateBytes,
+              " bytes (seed and offset), not ", state.numel());
+  uint64_t values[2];
+  std::memcpy(values, state.data(), sizeof(values));
+  state_->set(values[0], values[1]);
+}
+
+c10::intrusive_ptr<c10::TensorImpl> PhiloxGenerator::get_state() const {
+  auto [seed, offset] = state_->get();
+  uint64_t values[2] = {seed, offset};
+  at::TensorBase state = at::detail::empty_cpu({kStateBytes}, at::TensorOptions().dtype(at::kByte));
+  std::memcpy(state.mutable_data_ptr(), values, sizeof(values));
+  return state.getIntrusivePtr();
+}
+
+void PhiloxGenerator::graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& state) {
+  auto* other = dynamic_cast<PhiloxGenerator*>(state.get());
+  TORCH_CHECK(other, "graphsafe_set_state: not a ", backend_name(), " generator");
+  state_ = other->state_;
+}
+
+c10::intrusive_ptr<c10::GeneratorImpl> PhiloxGenerator::graphsafe_get_state() const {
+  auto copy = c10::make_intrusive<PhiloxGenerator>(device_.index());
+  copy->state_ = state_;
+  return copy;
+}
+
+PhiloxGenerator* PhiloxGenerator::clone_impl() const {
+  auto* copy = new PhiloxGenerator(device_.index());
+  auto [seed, offset] = state_->get();
+  copy->state_->set(seed, offset);
+  return copy;
+}
+
+std::pair<uint64_t, uint64_t> PhiloxGenerator::reserve(uint64_t count) {
+  std::lock_guard lock(state_->mutex);
+  uint64_t first = state_->offset;
+  state_->offset += count;
+  return {state_->seed, first};
+}
+
+const at::Generator& default_generator(c10::DeviceIndex index) {
+  // One for each device, kept for ever.
+  static auto* generators = new std::array<std::pair<std::once_flag, at::Generator>, kMaxDevices>;
+  if (index < 0) index = current_device();
+  get_device(index);
+  auto& [once, generator] = (*generators)[index];
+  std::call_once(once, [&g = generator, index] { g = at::make_generator<PhiloxGenerator>(index); });
+  return generator;
+}
+
+std::pair<uint64_t, uint64_t> reserve_philox(const std::optional<at::Generator>& generator, c10::DeviceIndex index,
+                                             uint64_t count) {
+  const at::Generator& chosen = generator && generator->defined() ? *generator : default_generator(index);
+  auto* philox = dynamic_cast<PhiloxGenerator*>(chosen.unsafeGetGeneratorImpl());
+  TORCH_CHECK(philox, "expected a '", backend_name(), "' device type for generator but found '",
+              c10::DeviceTypeName(chosen.device().type(), true), "'");
+  return philox->reserve(count);
+}
+
+}  // namespace torchgraft
