@@ -21,7 +21,9 @@ void register_autocast() {
   others->fallback(torch::CppFunction::makeFallthrough());
 
   static auto* library = new torch::Library(MAKE_TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1));
-  torch::Library& m = *library;  // the name that PyTorch's macros expect
+  // The names that PyTorch's macros expect.
+  torch::Library& m = *library;
+  using at::IntArrayRef, at::Scalar, at::ScalarType, at::Tensor;
 #define TORCHGRAFT_LOWER_PRECISION_FP(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
 #define TORCHGRAFT_FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
 #define TORCHGRAFT_FP32_SET_OPT_DTYPE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)

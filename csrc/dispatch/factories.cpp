@@ -123,8 +123,8 @@ at::Tensor& set_storage_offset(at::Tensor& self, c10::Storage source, int64_t of
 
 at::Tensor& set_nothing(at::Tensor& self) {
   const c10::DeviceIndex device = self.device().index();
-  c10::Storage storage(c10::StorageImpl::use_byte_size_t(), 0, allocate(device, 0), device_allocator(),
-                       /*resizable=*/true);
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), 0, allocate(device, 0), device_allocator(), /*resizable=*/true));
   return set_storage_offset(self, std::move(storage), 0, {0}, {});
 }
 

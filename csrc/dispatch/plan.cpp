@@ -7,6 +7,7 @@
 #include <c10/core/DynamicCast.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <deque>
@@ -382,7 +383,7 @@ struct Replay {
   tg_stream stream;
   c10::SmallVector<char*, 16> slots;
   c10::SmallVector<at::Tensor, 4> created;
-  int64_t numel = 0;
+  int64_t numel = 0, chunk = 0;
   std::pair<uint64_t, uint64_t> philox{0, 0};
 
   Replay(const Plan& plan, const Call& call)
@@ -451,9 +452,10 @@ struct Replay {
 
   void submit(const LaunchStep& step) {
     std::array<size_t, 3> groups = step.groups;
-    if (step.per_group != 0) {
+    if (step.chunking.multiple != 0) {
       if (numel == 0) return;
-      groups[0] = size_t((numel + step.per_group - 1) / step.per_group);
+      chunk = step.chunking.chunk(numel);
+      groups[0] = size_t((numel + chunk - 1) / chunk);
     }
     c10::SmallVector<tg_arg, 16> args(step.args.begin(), step.args.end());
     for (const auto& [position, source] : step.patches) patch(args[position], source);
@@ -487,6 +489,9 @@ struct Replay {
         break;
       case ArgSource::Numel:
         store_as(arg, source.type, [&]<typename T>() { return static_cast<T>(numel); });
+        break;
+      case ArgSource::Chunk:
+        store_as(arg, source.type, [&]<typename T>() { return static_cast<T>(chunk); });
         break;
       case ArgSource::Seed:
         store(arg, philox.first);
@@ -538,6 +543,7 @@ std::shared_ptr<Plan> PlannedOp::find(const Key& key) const {
 }
 
 void PlannedOp::insert(const Key& key, const std::shared_ptr<Plan>& plan) {
+  std::vector<std::shared_ptr<Plan>> dropped;  // destroyed after the lock: a driver written in Python wants the GIL for it
   std::unique_lock lock(mutex_);
   size_t capacity = plan_capacity.load(std::memory_order_relaxed);
   if (plans_.size() >= capacity) {  // forget the half that was used longest ago
@@ -548,6 +554,7 @@ void PlannedOp::insert(const Key& key, const std::shared_ptr<Plan>& plan) {
     for (auto it = plans_.begin(); it != plans_.end();) {
       if (it->second->last_used.load(std::memory_order_relaxed) <= *middle) {
         retired_hits_ += it->second->hits.load(std::memory_order_relaxed);
+        dropped.push_back(std::move(it->second));
         it = plans_.erase(it);
       } else {
         ++it;
@@ -595,9 +602,11 @@ uint64_t PlannedOp::hits() const {
 }
 
 void PlannedOp::clear() {
+  decltype(plans_) dropped;
   std::unique_lock lock(mutex_);
   for (const auto& [_, plan] : plans_) retired_hits_ += plan->hits.load(std::memory_order_relaxed);
-  plans_.clear();
+  dropped.swap(plans_);
+  lock.unlock();
 }
 
 namespace {
@@ -665,8 +674,8 @@ std::string Plan::describe(bool source) const {
   for (const Step& step : steps) {
     if (const auto* launch = std::get_if<LaunchStep>(&step)) {
       out << "  launch " << launch->kernel->name() << " groups (";
-      if (launch->per_group != 0)
-        out << "numel / " << launch->per_group;
+      if (launch->chunking.multiple != 0)
+        out << "numel / chunk";
       else
         out << launch->groups[0] << ", " << launch->groups[1] << ", " << launch->groups[2];
       const auto& local = launch->kernel->local();

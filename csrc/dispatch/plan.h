@@ -28,6 +28,7 @@ enum class ArgSource : uint8_t {
   Scalar,       // the call's dynamic scalar number `index`, converted to `type`
   TensorValue,  // the value of the zero-dim CPU tensor in slot `index`, converted to `type`
   Numel,        // number of elements of the call's tensors (contiguous plans)
+  Chunk,        // how many of them one group takes
   Seed,         // of the plan's Philox reservation
   Offset,       // of the same, plus `offset` counters
   ErrorWords    // the device's words for errors that kernels report
@@ -42,10 +43,26 @@ struct LaunchArg {
   int64_t offset = 0;
 };
 
+// How the elements of a contiguous plan are dealt out to work-groups; see codegen/pointwise.py for where the numbers come from.
+struct Chunking {
+  int64_t multiple = 0;    // a chunk is a multiple of this; 0: the grid is fixed
+  int64_t single = 0;      // up to so many elements go to one group
+  int64_t per_group = 1;   // otherwise about so many to each,
+  int64_t max_groups = 0;  // but no more groups than this (0: no bound)
+
+  int64_t chunk(int64_t numel) const {
+    if (numel <= single) return (numel + multiple - 1) / multiple * multiple;
+    int64_t groups = (numel + per_group - 1) / per_group;
+    if (max_groups != 0) groups = std::min(groups, max_groups);
+    int64_t chunk = (numel + groups - 1) / groups;
+    return (chunk + multiple - 1) / multiple * multiple;
+  }
+};
+
 struct LaunchStep {
   std::shared_ptr<Kernel> kernel;
   std::array<size_t, 3> groups{1, 1, 1};
-  int64_t per_group = 0;  // if not 0: groups[0] = ceil(numel / per_group)
+  Chunking chunking;
   std::vector<tg_arg> args;
   std::vector<std::pair<uint16_t, LaunchArg>> patches;  // argument number, source; only those that are not constant
   bool reports = false;                                 // the kernel may report an error

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/python_headers.h>
 
 #include <pybind11/functional.h>
@@ -112,8 +113,8 @@ void add_argument(LaunchStep& step, const py::tuple& description) {
     source.source = kind == "scalar" ? ArgSource::Scalar : ArgSource::TensorValue;
     source.index = description[1].cast<uint16_t>();
     source.type = value_type(description[2].cast<std::string>());
-  } else if (kind == "numel") {
-    source.source = ArgSource::Numel;
+  } else if (kind == "numel" || kind == "chunk") {
+    source.source = kind == "numel" ? ArgSource::Numel : ArgSource::Chunk;
     source.type = value_type(description[1].cast<std::string>());
   } else if (kind == "seed") {
     source.source = ArgSource::Seed;
@@ -138,7 +139,10 @@ Step make_step(const py::tuple& description) {
     auto groups = description[2].cast<std::vector<size_t>>();
     TORCH_CHECK_VALUE(groups.size() <= 3, "a launch has at most three dimensions");
     std::copy(groups.begin(), groups.end(), step.groups.begin());
-    step.per_group = description[3].cast<int64_t>();
+    if (!description[3].is_none()) {
+      auto [multiple, single, per_group, max_groups] = description[3].cast<std::tuple<int64_t, int64_t, int64_t, int64_t>>();
+      step.chunking = {multiple, single, per_group, max_groups};
+    }
     for (py::handle arg : description[4]) add_argument(step, arg.cast<py::tuple>());
     return step;
   }
@@ -302,6 +306,14 @@ void bind_plans(py::module_& m) {
   });
   m.def("register_planned_op", [](const std::string& name, const std::string& cpu, bool pointwise, bool dispatch) {
     register_planned_op(name, cpu_tensors(cpu), pointwise, dispatch);
+  });
+  m.def("set_wrapped_number", [](py::handle tensor) {
+    TORCH_CHECK_TYPE(THPVariable_Check(tensor.ptr()), "expected a tensor");
+    THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl()->set_wrapped_number(true);
+  });
+  m.def("is_wrapped_number", [](py::handle tensor) {
+    TORCH_CHECK_TYPE(THPVariable_Check(tensor.ptr()), "expected a tensor");
+    return THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl()->is_wrapped_number();
   });
   m.def("set_plan_epoch", &set_plan_epoch);
   m.def("set_plan_capacity", &set_plan_capacity);
