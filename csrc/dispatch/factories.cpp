@@ -29,8 +29,9 @@ c10::ScalarType resolve_options(std::optional<c10::ScalarType> dtype, std::optio
                                 std::optional<bool> pin_memory) {
   TORCH_CHECK(!layout || *layout == c10::kStrided, "tensors of layout ", *layout, " are not supported on device '",
               backend_name(), "': only torch.strided is");
-  TORCH_CHECK(!pin_memory || !*pin_memory, "Cannot pin a tensor on device '", backend_name(),
-              "': only dense CPU tensors can be pinned. Make it without device= and with pin_memory=True, then move it.");
+  TORCH_CHECK(
+      !pin_memory || !*pin_memory, "Cannot pin a tensor on device '", backend_name(),
+      "': only dense CPU tensors can be pinned. Make it without device= and with pin_memory=True, then move it.");
   return dtype ? *dtype : at::get_default_dtype_as_scalartype();
 }
 
@@ -98,7 +99,8 @@ void resize_tensor(c10::TensorImpl* self, c10::IntArrayRef size, at::OptionalInt
     at::detail::getPrivateUse1Hooks().resizePrivateUse1Bytes(storage, bytes);
 }
 
-const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size, std::optional<c10::MemoryFormat> memory_format) {
+const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size,
+                          std::optional<c10::MemoryFormat> memory_format) {
   c10::TensorImpl* impl = self.unsafeGetTensorImpl();
   const int64_t old_bytes = static_cast<int64_t>(impl->unsafe_storage().nbytes());
   resize_tensor(impl, size, std::nullopt);
@@ -148,7 +150,8 @@ void register_factories() {
   library->impl("_efficientzerotensor", TORCH_FN(efficient_zero_tensor));
   library->impl("resize_", TORCH_FN(resize_));
   library->impl("set_", TORCH_FN(set_nothing));
-  library->impl("set_.source_Storage", TORCH_FN(static_cast<at::Tensor& (*)(at::Tensor&, at::Storage)>(at::native::set_)));
+  library->impl("set_.source_Storage",
+                TORCH_FN(static_cast<at::Tensor& (*)(at::Tensor&, at::Storage)>(at::native::set_)));
   library->impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_offset));
   library->impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
 }

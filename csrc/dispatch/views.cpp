@@ -1,5 +1,5 @@
-// Views: tensors over the memory of another. PyTorch's own functions serve any device; they are only made known for this one.
-// (All other views are composed of these.)
+// Views: tensors over the memory of another. PyTorch's own functions serve any device; they are only made known for
+// this one. (All other views are composed of these.)
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/is_set_to_native.h>
@@ -15,8 +15,8 @@
 namespace torchgraft {
 namespace {
 
-// Whether `self.data = from` may keep self's identity. PyTorch's answer knows the devices of its own tree only; "yes" makes
-// Module.to() move parameters in place, so that an optimizer made before still holds the module's parameters.
+// Whether `self.data = from` may keep self's identity. PyTorch's answer knows the devices of its own tree only; "yes"
+// makes Module.to() move parameters in place, so that an optimizer made before still holds the module's parameters.
 bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
   auto ordinary = [](const at::Tensor& tensor) {
     return tensor.layout() == c10::kStrided && !tensor.is_nested() && !tensor.is_quantized() && !tensor.is_meta();

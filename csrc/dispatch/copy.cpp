@@ -1,0 +1,412 @@
+// Copies: between host and device, between devices, and within one, of any dtypes, strides and sizes that broadcast.
+//
+// A copy is *plain* if both sides are dense with the same strides, dtype and lazy bits: then one copy by the driver
+// does it. Every other copy is made of plain ones, of CPU copies, and of the copy kernel of the device (the plan of
+// aten::_copy_from).
+#include "copy.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/ops/alias.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/util/strides.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "../runtime/assertions.h"
+#include "../runtime/stream.h"
+#include "dispatch.h"
+
+namespace torchgraft {
+namespace {
+
+bool is_ours(const at::Tensor& tensor) { return tensor.device().is_privateuseone(); }
+
+Device& device_under(const at::Tensor& tensor) { return get_device(tensor.device().index()); }
+
+void driver_copy(const Device& device, void* destination, const void* source, size_t bytes, tg_copy_kind kind,
+                 bool blocking) {
+  if (bytes == 0) return;
+  const char* what = kind == TG_COPY_HOST_TO_DEVICE   ? "copying to the device"
+                     : kind == TG_COPY_DEVICE_TO_HOST ? "copying to the host"
+                                                      : "copying on the device";
+  check(device,
+        device.driver->copy(device.driver->context, device.ordinal, current_stream_handle(device.index), destination,
+                            source, bytes, kind, blocking),
+        what);
+}
+
+bool is_pinned(const at::Tensor& host) { return host.is_pinned(); }
+
+// The block of pinned memory must not be handed out again before the stream is through with it.
+void keep_pinned_until_done(const at::Tensor& host, c10::DeviceIndex index) {
+  at::getHostAllocator(c10::DeviceType::PrivateUse1)
+      ->record_event(const_cast<void*>(host.storage().data()), host.storage().data_ptr().get_context(),
+                     current_stream(index));
+}
+
+bool same_strides(const at::Tensor& a, const at::Tensor& b) {
+  const c10::IntArrayRef sizes = a.sizes(), left = a.strides(), right = b.strides();
+  for (size_t i = 0; i < sizes.size(); ++i)
+    if (sizes[i] != 1 && left[i] != right[i]) return false;
+  return true;
+}
+
+bool has_lazy_bits(const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); }
+
+bool is_plain(const at::Tensor& self, const at::Tensor& dst) {
+  return self.scalar_type() == dst.scalar_type() && dst.is_non_overlapping_and_dense() && same_strides(self, dst) &&
+         self.is_conj() == dst.is_conj() && self.is_neg() == dst.is_neg();
+}
+
+// The same memory, taken as it lies.
+at::Tensor without_lazy_bits(const at::Tensor& tensor) {
+  if (!has_lazy_bits(tensor)) return tensor;
+  at::Tensor raw = at::alias(tensor);
+  raw._set_conj(false);
+  raw._set_neg(false);
+  return raw;
+}
+
+void apply_lazy_bits(const at::Tensor& raw, bool conjugate, bool negate) {
+  if (conjugate && raw.is_complex()) raw.conj_physical_();
+  if (negate) raw.neg_();
+}
+
+// A dense tensor of `like`'s sizes on one of our devices, with its strides if they are dense.
+at::Tensor dense_on_device(c10::DeviceIndex index, const at::Tensor& like, c10::ScalarType dtype) {
+  if (like.is_non_overlapping_and_dense()) return empty_on_device(index, like.sizes(), like.strides(), dtype);
+  return empty_on_device(index, like.sizes(), c10::contiguous_strides(like.sizes()), dtype);
+}
+
+at::Tensor dense_on_host(const at::Tensor& like, c10::ScalarType dtype) {
+  if (like.is_non_overlapping_and_dense())
+    return at::Tensor(at::detail::empty_strided_cpu(like.sizes(), like.strides(), dtype));
+  return at::Tensor(at::detail::empty_cpu(like.sizes(), dtype));
+}
+
+// The whole reach of a strided device tensor, brought to the host.
+at::Tensor download_image(const at::Tensor& tensor) {
+  c10::Storage image = image_storage(tensor.storage());
+  const auto [first, last] = reached_bytes(tensor);
+  download(image, tensor.storage(), first, last);
+  return tensor_over(std::move(image), tensor);
+}
+
+void upload_image(const at::Tensor& tensor, const at::Tensor& image) {
+  const auto [first, last] = reached_bytes(tensor);
+  upload(tensor.storage(), image.storage(), first, last);
+}
+
+void copy_within(const at::Tensor& self, const at::Tensor& dst) {
+  Device& device = device_under(dst);
+  if (is_plain(self, dst)) {
+    driver_copy(device, dst.data_ptr(), self.data_ptr(), dst.nbytes(), TG_COPY_DEVICE_TO_DEVICE, /*blocking=*/false);
+    return;
+  }
+  at::assert_no_internal_overlap(dst);
+  if (!device.has(TG_CAP_COMPILER)) {
+    copy_on_host(self, dst);
+    return;
+  }
+  static const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_copy_from", "");
+  const c10::DeviceGuard guard(dst.device());
+  torch::jit::Stack stack{self, dst, false};
+  run_plan(op, &stack);
+}
+
+// One value for all elements goes with the command: nothing is waited for, nothing has to stay valid.
+void fill_from_host(const at::Tensor& self, const at::Tensor& dst) {
+  at::Tensor value(at::detail::empty_cpu({}, dst.scalar_type()));
+  value.copy_(without_lazy_bits(self).as_strided({}, {}));
+  const Device& device = device_under(dst);
+  check(device,
+        device.driver->fill(device.driver->context, device.ordinal, current_stream_handle(device.index), dst.data_ptr(),
+                            value.const_data_ptr(), static_cast<uint32_t>(dst.itemsize()), dst.nbytes()),
+        "filling");
+}
+
+bool is_one_value(const at::Tensor& tensor) {
+  const c10::IntArrayRef sizes = tensor.sizes(), strides = tensor.strides();
+  for (size_t i = 0; i < sizes.size(); ++i)
+    if (sizes[i] != 1 && strides[i] != 0) return false;
+  return true;
+}
+
+void copy_to_device(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
+  const Device& device = device_under(dst);
+  const bool dense = dst.is_non_overlapping_and_dense();
+  if (dense && is_one_value(self)) {
+    fill_from_host(self, dst);
+    return;
+  }
+  if (is_plain(self, dst)) {
+    // The driver may still read pageable memory after a call that does not block; the caller may change it then.
+    const bool asynchronous = non_blocking && is_pinned(self);
+    driver_copy(device, dst.data_ptr(), self.const_data_ptr(), dst.nbytes(), TG_COPY_HOST_TO_DEVICE, !asynchronous);
+    if (asynchronous) keep_pinned_until_done(self, device.index);
+    return;
+  }
+  at::assert_no_internal_overlap(dst);
+  if (device.has(TG_CAP_UNIFIED_MEMORY)) {
+    host_alias(dst).copy_(self);
+    return;
+  }
+  // Convert where it makes the transfer smaller.
+  const bool convert_there = device.has(TG_CAP_COMPILER) && self.itemsize() < dst.itemsize();
+  if (dense && !convert_there) {
+    at::Tensor host = dense_on_host(dst, dst.scalar_type());
+    host.copy_(self);
+    copy_to_device(host, dst, false);
+  } else if (device.has(TG_CAP_COMPILER)) {
+    at::Tensor staged = dense_on_device(device.index, self, convert_there ? self.scalar_type() : dst.scalar_type());
+    copy_to_device(self, staged, non_blocking);
+    copy_within(staged, dst);
+  } else {
+    at::Tensor image = download_image(dst);
+    image.copy_(self);
+    upload_image(dst, image);
+  }
+}
+
+void copy_to_host(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
+  const Device& device = device_under(self);
+  if (is_plain(self, dst)) {
+    const bool asynchronous = non_blocking && is_pinned(dst);
+    driver_copy(device, dst.data_ptr(), self.const_data_ptr(), dst.nbytes(), TG_COPY_DEVICE_TO_HOST, !asynchronous);
+    if (asynchronous)
+      keep_pinned_until_done(dst, device.index);
+    else
+      raise_reported_errors(device.index);
+    return;
+  }
+  if (device.has(TG_CAP_UNIFIED_MEMORY)) {
+    dst.copy_(host_alias(self));
+    return;
+  }
+  const bool convert_there = device.has(TG_CAP_COMPILER) && dst.itemsize() < self.itemsize();
+  if (self.is_non_overlapping_and_dense() && !convert_there) {
+    at::Tensor host = dense_on_host(self, self.scalar_type());
+    copy_to_host(self, host, false);
+    dst.copy_(host);
+  } else if (device.has(TG_CAP_COMPILER)) {
+    at::Tensor staged = dense_on_device(device.index, dst, convert_there ? dst.scalar_type() : self.scalar_type());
+    copy_within(self, staged);
+    copy_to_host(staged, dst, non_blocking);
+  } else {
+    at::Tensor image = download_image(self);
+    raise_reported_errors(device.index);
+    dst.copy_(image);
+  }
+}
+
+// A plain copy from one of our devices to another.
+void transfer(const at::Tensor& self, const at::Tensor& dst) {
+  const Device &from = device_under(self), &to = device_under(dst);
+  // Streams of different devices, of perhaps different drivers, cannot wait for each other, so the host waits: for the
+  // source to be ready, and for it to be read before its memory can be used again.
+  wait_for_device(from.index);
+  if (from.driver == to.driver && to.driver->copy_peer) {
+    check(to,
+          to.driver->copy_peer(to.driver->context, to.ordinal, dst.data_ptr(), from.ordinal, self.const_data_ptr(),
+                               dst.nbytes(), current_stream_handle(to.index)),
+          "copying between devices");
+    wait_for_device(to.index);
+  } else if (from.has(TG_CAP_UNIFIED_MEMORY)) {
+    driver_copy(to, dst.data_ptr(), self.const_data_ptr(), dst.nbytes(), TG_COPY_HOST_TO_DEVICE, /*blocking=*/true);
+  } else {
+    at::Tensor host = dense_on_host(self, self.scalar_type());
+    driver_copy(from, host.data_ptr(), self.const_data_ptr(), self.nbytes(), TG_COPY_DEVICE_TO_HOST, /*blocking=*/true);
+    driver_copy(to, dst.data_ptr(), host.const_data_ptr(), dst.nbytes(), TG_COPY_HOST_TO_DEVICE, /*blocking=*/true);
+  }
+}
+
+void copy_between(const at::Tensor& self, const at::Tensor& dst) {
+  at::Tensor source = self;
+  if (!self.is_non_overlapping_and_dense()) {
+    source = dense_on_device(self.device().index(), self, self.scalar_type());
+    copy_within(self, source);
+  }
+  if (is_plain(source, dst)) {
+    transfer(source, dst);
+  } else {
+    at::Tensor landed = dense_on_device(dst.device().index(), source, source.scalar_type());
+    transfer(source, landed);
+    copy_within(landed, dst);
+  }
+}
+
+void copy_by_place(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
+  if (!is_ours(dst)) {
+    copy_to_host(self, dst, non_blocking);
+  } else if (!is_ours(self)) {
+    copy_to_device(self, dst, non_blocking);
+  } else if (self.device() == dst.device()) {
+    copy_within(self, dst);
+  } else {
+    copy_between(self, dst);
+  }
+}
+
+// A tensor may be conjugated or negated lazily, by a bit. CPU copies honour the bits; device memory is copied as it
+// lies and what is pending is applied in place at the destination, or at a copy of the source where the dtype changes
+// on the way.
+void copy_with_lazy_bits(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
+  if (!is_ours(dst)) {
+    at::Tensor host(at::detail::empty_cpu(dst.sizes(), self.scalar_type()));
+    copy_by_place(without_lazy_bits(self), host, false);
+    host._set_conj(self.is_conj());
+    host._set_neg(self.is_neg());
+    dst.copy_(host);
+    return;
+  }
+  at::Tensor source = self;
+  bool conjugate = dst.is_conj(), negate = dst.is_neg();
+  if (!is_ours(self)) {
+    source = self.resolve_conj().resolve_neg();
+  } else if (self.scalar_type() == dst.scalar_type()) {
+    source = without_lazy_bits(self);
+    conjugate ^= self.is_conj();
+    negate ^= self.is_neg();
+  } else if (has_lazy_bits(self)) {
+    source = dense_on_device(self.device().index(), self, self.scalar_type());
+    copy_within(without_lazy_bits(self), source);
+    apply_lazy_bits(source, self.is_conj(), self.is_neg());
+  }
+  at::Tensor raw = without_lazy_bits(dst);
+  copy_by_place(source, raw, non_blocking);
+  apply_lazy_bits(raw, conjugate, negate);
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
+  if (dst.sizes() != self.sizes()) dst.resize_(self.sizes());
+  return copy_from(self, dst, false);
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  const Device& device = device_under(self);
+  at::Tensor value(at::detail::empty_cpu({}, self.scalar_type()));
+  if (device.has(TG_CAP_UNIFIED_MEMORY)) {
+    wait_for_device(device.index);
+    std::memcpy(value.data_ptr(), self.const_data_ptr(), self.itemsize());
+  } else {
+    driver_copy(device, value.data_ptr(), self.const_data_ptr(), self.itemsize(), TG_COPY_DEVICE_TO_HOST,
+                /*blocking=*/true);
+    raise_reported_errors(device.index);
+  }
+  value._set_conj(self.is_conj());
+  value._set_neg(self.is_neg());
+  return at::native::_local_scalar_dense_cpu(value.resolve_conj().resolve_neg());
+}
+
+}  // namespace
+
+void wait_for_device(c10::DeviceIndex index) { synchronize_stream(current_stream(index)); }
+
+c10::Storage alias_storage(const c10::Storage& device_storage) {
+  auto* owner = new c10::Storage(device_storage);
+  c10::DataPtr data(
+      const_cast<void*>(device_storage.data()), owner,
+      [](void* context) { delete static_cast<c10::Storage*>(context); }, c10::DeviceType::CPU);
+  // Resizable, so that a CPU kernel may grow its output: it then finds itself in ordinary memory, which the fallback
+  // notices.
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), device_storage.nbytes(),
+                                               std::move(data), c10::GetCPUAllocator(), /*resizable=*/true);
+}
+
+c10::Storage image_storage(const c10::Storage& device_storage) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), device_storage.nbytes(),
+                                               c10::GetCPUAllocator(), /*resizable=*/true);
+}
+
+at::Tensor tensor_over(c10::Storage storage, const at::Tensor& like) {
+  const bool ours = storage.device().is_privateuseone();
+  const c10::DispatchKeySet keys(ours ? c10::DispatchKey::PrivateUse1 : c10::DispatchKey::CPU);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  impl->set_storage_offset(like.storage_offset());
+  impl->set_sizes_and_strides(like.sizes(), like.strides());
+  if (has_lazy_bits(like)) {
+    tensor._set_conj(like.is_conj());
+    tensor._set_neg(like.is_neg());
+  }
+  return tensor;
+}
+
+std::pair<size_t, size_t> reached_bytes(const at::Tensor& tensor) {
+  const size_t item = tensor.itemsize(), first = tensor.storage_offset() * item;
+  return {first, first + at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), item)};
+}
+
+void download(const c10::Storage& image, const c10::Storage& device_storage, size_t first, size_t last) {
+  driver_copy(get_device(device_storage.device().index()), static_cast<char*>(image.mutable_data()) + first,
+              static_cast<const char*>(device_storage.data()) + first, last - first, TG_COPY_DEVICE_TO_HOST,
+              /*blocking=*/true);
+}
+
+void upload(const c10::Storage& device_storage, const c10::Storage& image, size_t first, size_t last) {
+  driver_copy(get_device(device_storage.device().index()), static_cast<char*>(device_storage.mutable_data()) + first,
+              static_cast<const char*>(image.data()) + first, last - first, TG_COPY_HOST_TO_DEVICE, /*blocking=*/true);
+}
+
+at::Tensor host_alias(const at::Tensor& device_tensor) {
+  const Device& device = device_under(device_tensor);
+  TORCH_CHECK_NOT_IMPLEMENTED(device.has(TG_CAP_UNIFIED_MEMORY), "the host cannot read the memory of ",
+                              device_tensor.device(), " (", device.properties.name, ")");
+  wait_for_device(device.index);
+  return tensor_over(alias_storage(device_tensor.storage()), device_tensor);
+}
+
+void copy_on_host(const at::Tensor& self, const at::Tensor& dst) {
+  if (device_under(dst).has(TG_CAP_UNIFIED_MEMORY)) {
+    host_alias(dst).copy_(host_alias(self));
+    return;
+  }
+  at::Tensor source = download_image(self), image = download_image(dst);
+  raise_reported_errors(dst.device().index());
+  image.copy_(source);
+  upload_image(dst, image);
+}
+
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
+  if (self.is_same(dst)) return dst;
+  at::assert_no_partial_overlap(dst, self);
+  const bool same_sizes = self.sizes() == dst.sizes();
+  if (!same_sizes) {
+    const auto common = at::infer_size(dst.sizes(), self.sizes());
+    TORCH_CHECK(c10::IntArrayRef(common) == dst.sizes(), "output with shape ", dst.sizes(),
+                " doesn't match the broadcast shape ", c10::IntArrayRef(common));
+  }
+  if (dst.numel() == 0) return dst;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::Tensor source = same_sizes ? self : self.expand(dst.sizes());
+  if ((has_lazy_bits(self) || has_lazy_bits(dst)) && !is_plain(source, dst))
+    copy_with_lazy_bits(source, dst, non_blocking);
+  else
+    copy_by_place(source, dst, non_blocking);
+  return dst;
+}
+
+void register_copy() {
+  static auto* library = new torch::Library(MAKE_TORCH_LIBRARY_IMPL(aten, PrivateUse1));
+  library->impl("_copy_from", TORCH_FN(copy_from));
+  library->impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
+  library->impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
+
+  // PyTorch's kernels of these keys would resolve the bits by a clone, which is a copy, which they would resolve by a
+  // clone.
+  static auto* conjugate = new torch::Library(MAKE_TORCH_LIBRARY_IMPL(aten, Conjugate));
+  conjugate->impl("_copy_from", torch::CppFunction::makeFallthrough());
+  static auto* negative = new torch::Library(MAKE_TORCH_LIBRARY_IMPL(aten, Negative));
+  negative->impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+}  // namespace torchgraft
