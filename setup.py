@@ -21,8 +21,6 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 LIBRARIES = ["c10", "torch_cpu", "torch", "torch_python"]
-# pybind11's headers are heavy, and only these sources need them.
-WITHOUT_PRECOMPILED_HEADER = {"bindings.cpp", "python_driver.cpp"}
 
 
 def torch_directory() -> Path:
@@ -41,12 +39,18 @@ def compiler() -> str:
         return os.environ["CXX"]
     found = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
     if not found:
-        raise SystemExit("torchgraft needs a C++20 compiler to build: install g++ (Debian: apt-get install g++) or set CXX.")
+        raise SystemExit(
+            "torchgraft needs a C++20 compiler to build: install g++ (Debian: apt-get install g++) or set CXX."
+        )
     return f"{ccache} {found}" if (ccache := shutil.which("ccache")) else found
 
 
 def python_include() -> list[str]:
-    candidates = [os.environ.get("TORCHGRAFT_PYTHON_INCLUDE", ""), sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
+    candidates = [
+        os.environ.get("TORCHGRAFT_PYTHON_INCLUDE", ""),
+        sysconfig.get_path("include"),
+        sysconfig.get_path("platinclude"),
+    ]
     found = [path for path in candidates if path and (Path(path) / "Python.h").exists()]
     if not found:
         raise SystemExit("Python.h was not found: install Python's headers (Debian: apt-get install python3-dev).")
@@ -67,7 +71,9 @@ class NinjaBuild(build_ext):
         try:
             subprocess.run([self.ninja(), "-C", str(objects), "-j", jobs], check=True)
         except subprocess.CalledProcessError as error:
-            raise SystemExit(f"the C++ core did not compile (ninja ended with {error.returncode}); the messages are above") from None
+            raise SystemExit(
+                f"the C++ core did not compile (ninja ended with {error.returncode}); the messages are above"
+            ) from None
 
     @staticmethod
     def ninja() -> str:
@@ -83,7 +89,10 @@ class NinjaBuild(build_ext):
         cxx = compiler()
         includes = [
             *(f"-I{path}" for path in (ROOT / "torchgraft/include", ROOT / "csrc")),
-            *(f"-isystem {path}" for path in (torch / "include", torch / "include/torch/csrc/api/include", *python_include())),
+            *(
+                f"-isystem {path}"
+                for path in (torch / "include", torch / "include/torch/csrc/api/include", *python_include())
+            ),
         ]
         flags = "-std=c++20 -O2 -g0 -fPIC -fvisibility=hidden -Wall -Wno-unused-function -DNDEBUG -D_GLIBCXX_USE_CXX11_ABI=1"
         flags += f" -DTORCH_EXTENSION_NAME=_C {os.environ.get('CXXFLAGS', '')}"
@@ -108,7 +117,8 @@ class NinjaBuild(build_ext):
         outputs = []
         for source in ext.sources:
             output = str(Path(source).with_suffix(".o"))
-            use = precompile and Path(source).name not in WITHOUT_PRECOMPILED_HEADER
+            # Sources for Python include other headers first, and pybind11's are too heavy to precompile for all.
+            use = precompile and "pybind" not in (ROOT / source).read_text()
             lines.append(f"build {output}: compile {ROOT / source}" + (" | precompiled.h.gch" if use else ""))
             if use:
                 # No such file as precompiled.h is here: only the compiled form beside that name is found.

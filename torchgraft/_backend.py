@@ -1,0 +1,78 @@
+"""The one backend of this process: its name, whether its devices have been opened, and how a device is named in arguments."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+
+from torchgraft import _C
+
+DeviceLike: TypeAlias = torch.device | str | int | None
+
+_lock = threading.RLock()
+_opened = False
+_waiting: list[Callable[[], None]] = []
+
+
+def name() -> str:
+    """The name torch knows the backend by; "privateuseone" before registration."""
+    return str(torch._C._get_privateuse1_backend_name())
+
+
+def is_opened() -> bool:
+    """Whether devices have been opened in this process (not merely in its parent)."""
+    return _opened and not _C.in_bad_fork()
+
+
+def open_devices() -> None:
+    """Opens the devices at their first use; torch itself calls this before it makes a tensor.
+
+    Importing and registering never come here, so a program that does not use the device never pays for it.
+    """
+    global _opened
+    if is_opened():
+        return
+    if _C.in_bad_fork():
+        raise RuntimeError(
+            f"Cannot use device '{name()}' in this forked process, because its parent has used it already. With multiprocessing, "
+            'start processes by the "spawn" or "forkserver" method; in a DataLoader, let the workers make CPU tensors only and '
+            "move them in the main process."
+        )
+    with _lock:
+        if _opened:
+            return
+        if _C.device_count() == 0:
+            raise RuntimeError(f"No device '{name()}' is available: {_C.device_errors() or 'its driver found none'}")
+        _opened = True
+        for call in _waiting:
+            call()
+        _waiting.clear()
+
+
+def when_opened(call: Callable[[], None]) -> None:
+    """Calls now if the devices are open, otherwise as soon as they are."""
+    with _lock:
+        if not _opened:
+            _waiting.append(call)
+            return
+    call()
+
+
+def device_index(device: DeviceLike = None) -> int:
+    """The number of a device given in any of the usual ways; the current device for None and for a name without number."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        index: int | None = device
+    elif device is None:
+        index = None
+    else:
+        device = torch.device(device)
+        if device.type != name():
+            raise ValueError(f"Expected a '{name()}' device, but got: {device}")
+        index = device.index
+    if index is None or index < 0:
+        open_devices()
+        return torch._C._accelerator_getDeviceIndex()
+    return index

@@ -1,0 +1,181 @@
+"""The module `torch.<name>`: what `torch.cuda` is to CUDA, for our devices."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType, TracebackType
+from typing import Any
+
+import torch
+
+from torchgraft import _C, _backend, amp, memory, random, streams
+from torchgraft._backend import DeviceLike
+
+__all__ = [
+    "current_device",
+    "device",
+    "device_count",
+    "device_of",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "init",
+    "is_available",
+    "is_initialized",
+    "set_device",
+    "synchronize",
+]
+
+
+def is_available() -> bool:
+    """Whether there is a device to use. Never raises."""
+    return _C.device_count() > 0
+
+
+def device_count() -> int:
+    """How many devices there are, over all drivers."""
+    return _C.device_count()
+
+
+def init() -> None:
+    """Opens the devices now instead of at their first use."""
+    _backend.open_devices()
+
+
+def is_initialized() -> bool:
+    """Whether the devices have been opened."""
+    return _backend.is_opened()
+
+
+def current_device() -> int:
+    """The number of this thread's current device."""
+    _backend.open_devices()
+    return torch._C._accelerator_getDeviceIndex()
+
+
+def set_device(device: DeviceLike) -> None:
+    """Chooses this thread's current device. The context manager `device` is to be preferred."""
+    _backend.open_devices()
+    torch._C._accelerator_setDeviceIndex(_backend.device_index(device))
+
+
+def synchronize(device: DeviceLike = None) -> None:
+    """Waits until all work submitted to the device is done, and raises what its kernels reported."""
+    _backend.open_devices()
+    _C.synchronize(_backend.device_index(device))
+
+
+class device:
+    """`with torch.<name>.device(1):` makes a device current for a while; nothing happens for None."""
+
+    def __init__(self, device: DeviceLike) -> None:
+        self.idx = -1 if device is None else _backend.device_index(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        if self.idx >= 0:
+            _backend.open_devices()
+            self.prev_idx = torch._C._accelerator_exchangeDevice(self.idx)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.idx >= 0:
+            torch._C._accelerator_exchangeDevice(self.prev_idx)
+
+
+class device_of(device):
+    """The same, for the device of a tensor or storage; nothing happens where that is another backend's."""
+
+    def __init__(self, obj: torch.Tensor | torch.UntypedStorage) -> None:
+        super().__init__(obj.device if obj.device.type == _backend.name() else None)
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What a driver tells of a device."""
+
+    name: str
+    vendor: str
+    platform: str
+    driver: str
+    driver_version: str
+    dialect: str
+    uuid: str
+    kind: str
+    total_memory: int
+    max_allocation: int
+    local_memory: int
+    multi_processor_count: int
+    max_work_group_size: int
+    simd_width: int
+    clock_mhz: int
+    unified_memory: bool
+    has_compiler: bool
+    has_float64: bool
+    has_float16: bool
+
+
+def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
+    """Name, memory, capabilities and more."""
+    _backend.open_devices()
+    given = _C.device_properties(_backend.device_index(device))
+    return DeviceProperties(**{field: given[field] for field in DeviceProperties.__dataclass_fields__})
+
+
+def get_device_name(device: DeviceLike = None) -> str:
+    """The device's name, as its driver tells it."""
+    return get_device_properties(device).name
+
+
+def get_device_capability(device: DeviceLike = None) -> dict[str, Any]:
+    """What the device supports, as `torch.accelerator.get_device_capability` tells it."""
+    _backend.open_devices()
+    return torch._C._accelerator_getDeviceCapability(_backend.device_index(device))
+
+
+def _exchange_device(index: int) -> int:
+    return torch._C._accelerator_exchangeDevice(index)
+
+
+def _maybe_exchange_device(index: int) -> int:
+    return torch._C._accelerator_maybeExchangeDevice(index)
+
+
+class DeviceModule(ModuleType):
+    """The type of `torch.<name>`: a module with two attributes that change."""
+
+    @property
+    def _initialized(self) -> bool:
+        # Read by torch.utils.checkpoint, which otherwise would not keep the device's random numbers.
+        return _backend.is_opened()
+
+    @property
+    def default_generators(self) -> tuple[torch.Generator, ...]:
+        return random.default_generators()
+
+
+def make_device_module(name: str) -> DeviceModule:
+    """Puts `torch.<name>` together. torch looks its members up by name, hence no class hierarchy."""
+    module = DeviceModule(
+        f"torch.{name}", f"Devices '{name}': memory, streams, events, random numbers, mixed precision."
+    )
+    offered = {part: list(part.__all__) for part in (memory, streams, random, amp)}
+    offered[sys.modules[__name__]] = list(__all__)
+    for part, names in offered.items():
+        for each in names:
+            setattr(module, each, getattr(part, each))
+    module.__dict__.update(
+        memory=memory,
+        streams=streams,
+        random=random,
+        amp=amp,
+        _lazy_init=_backend.open_devices,
+        _is_in_bad_fork=_C.in_bad_fork,
+        _get_generator=random.generator,
+        _exchange_device=_exchange_device,
+        _maybe_exchange_device=_maybe_exchange_device,
+        __all__=sorted(each for names in offered.values() for each in names),
+    )
+    return module

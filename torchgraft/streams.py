@@ -1,0 +1,103 @@
+"""Streams and events: `torch.<name>.Stream`, `Event` and what goes with them."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, cast
+
+import torch
+
+from torchgraft import _backend
+from torchgraft._backend import DeviceLike
+
+__all__ = ["Event", "Stream", "StreamContext", "current_stream", "default_stream", "set_stream", "stream"]
+
+
+class Stream(torch.Stream):
+    """A queue of work on one device.
+
+    Args:
+        device: the device; the current one by default.
+        priority: lower is more urgent. A hint.
+    """
+
+    def __new__(cls, device: DeviceLike = None, priority: int = 0, **ids: int) -> Stream:
+        if ids:  # stream_id, device_index and device_type: an existing stream
+            return cast(Stream, super().__new__(cls, **ids))
+        _backend.open_devices()
+        where = torch.device(_backend.name(), _backend.device_index(device))
+        return cast(Stream, super().__new__(cls, device=where, priority=priority))
+
+    def __repr__(self) -> str:
+        return f"<torch.{_backend.name()}.Stream device={self.device} id={self.stream_id}>"
+
+
+class Event(torch.Event):
+    """A point in a stream's work, to wait for or to measure from.
+
+    Args:
+        enable_timing: whether `elapsed_time` will be asked for.
+        blocking, interprocess: accepted for likeness with `torch.cuda.Event`.
+    """
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
+        options = {"enable_timing": enable_timing, "blocking": blocking, "interprocess": interprocess}
+        return cast(Event, super().__new__(cls, device=_backend.name(), **options))
+
+    def record(self, stream: torch.Stream | None = None) -> Event:  # type: ignore[override]  # returns itself, as FSDP expects
+        """Marks the present end of `stream` (by default the current one)."""
+        super().record(current_stream() if stream is None else stream)
+        return self
+
+    def wait(self, stream: torch.Stream | None = None) -> None:
+        """Makes `stream` (by default the current one) wait for this event; the host goes on."""
+        super().wait(current_stream() if stream is None else stream)
+
+
+def _stream(index: int, stream_id: int) -> Stream:
+    return Stream(stream_id=stream_id, device_index=index, device_type=_device_type())
+
+
+def _device_type() -> int:
+    return int(torch._C._autograd.DeviceType.PrivateUse1)  # type: ignore[call-overload]
+
+
+def current_stream(device: DeviceLike = None) -> Stream:
+    """The stream that this thread's work on the device goes to."""
+    _backend.open_devices()
+    found = torch._C._accelerator_getStream(_backend.device_index(device))
+    return _stream(found.device_index, found.stream_id)
+
+
+def default_stream(device: DeviceLike = None) -> Stream:
+    """The stream that is current where no other was chosen."""
+    _backend.open_devices()
+    return _stream(_backend.device_index(device), 0)
+
+
+def set_stream(stream: torch.Stream | None) -> None:
+    """Makes a stream, and its device, current for this thread. The context manager `stream` is to be preferred."""
+    if stream is not None:
+        torch._C._accelerator_setStream(stream)
+
+
+class StreamContext:
+    """Makes a stream current for a while; nothing happens for None."""
+
+    def __init__(self, stream: torch.Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.stream is not None:
+            cast(Any, self.stream).__exit__(kind, error, trace)
+
+
+def stream(stream: torch.Stream | None) -> StreamContext:
+    """`with torch.<name>.stream(s):` sends the work of the block to `s`."""
+    return StreamContext(stream)
