@@ -1,0 +1,6 @@
+"""From kernels as data to kernels on a device."""
+
+from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.types import ElementType, UnsupportedDtype, element_type, value_ctype
+
+__all__ = ["ElementType", "Kernel", "Parameter", "Pointer", "UnsupportedDtype", "Value", "element_type", "value_ctype"]
