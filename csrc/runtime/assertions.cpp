@@ -56,7 +56,8 @@ void* create_words(Device& device) {
 std::string message_of(int32_t code, int64_t index) {
   Messages& m = messages();
   std::lock_guard lock(m.mutex);
-  if (code < 1 || static_cast<size_t>(code) > m.texts.size()) return "a kernel reported the unknown error " + std::to_string(code);
+  if (code < 1 || static_cast<size_t>(code) > m.texts.size())
+    return "a kernel reported the unknown error " + std::to_string(code);
   std::string text = m.texts[code - 1];
   if (auto at = text.find("{}"); at != std::string::npos) text.replace(at, 2, std::to_string(index));
   return text;

@@ -35,8 +35,8 @@ Device* devices = nullptr;
 c10::DeviceIndex count = 0;
 thread_local bool opening_in_this_thread = false;
 
-// A lock held by another thread of the parent stays locked in the child for ever, so in the child everything that would take one
-// looks at this flag first.
+// A lock held by another thread of the parent stays locked in the child for ever, so in the child everything that would
+// take one looks at this flag first.
 void after_fork_in_child() {
   if (phase.load() != kClosed) forked.store(true);
 }
@@ -60,11 +60,13 @@ const char* missing_for(const tg_driver* driver, uint64_t capabilities) {
 
 void open_driver(Registry& r, const tg_driver* driver) {
   int32_t found = 0;
-  if (driver->device_count(driver->context, &found) != TG_OK) return append_error(r.errors, driver, driver_error(driver));
+  if (driver->device_count(driver->context, &found) != TG_OK)
+    return append_error(r.errors, driver, driver_error(driver));
   if (found <= 0) return append_error(r.errors, driver, std::string("no devices (") + driver_error(driver) + ")");
   for (int32_t ordinal = 0; ordinal < found; ++ordinal) {
     if (r.devices.size() == static_cast<size_t>(kMaxDevices))
-      return append_error(r.errors, driver, "more than " + std::to_string(kMaxDevices) + " devices; the rest is left out");
+      return append_error(r.errors, driver,
+                          "more than " + std::to_string(kMaxDevices) + " devices; the rest is left out");
     Device device{driver, ordinal, static_cast<c10::DeviceIndex>(r.devices.size()), {}};
     device.properties.struct_size = sizeof(tg_device_properties);
     auto where = "device " + std::to_string(ordinal) + ": ";
@@ -104,12 +106,13 @@ std::string device_name(const Device& device) { return backend_name() + ":" + st
 
 void add_driver(const tg_driver* driver) {
   TORCH_CHECK(driver, "add_driver: the table of the driver is NULL");
-  TORCH_CHECK(driver->abi_version == TG_DRIVER_ABI, "add_driver: the driver was built for version ", driver->abi_version,
-              " of torchgraft/driver.h; this torchgraft speaks version ", TG_DRIVER_ABI);
+  TORCH_CHECK(driver->abi_version == TG_DRIVER_ABI, "add_driver: the driver was built for version ",
+              driver->abi_version, " of torchgraft/driver.h; this torchgraft speaks version ", TG_DRIVER_ABI);
   TORCH_CHECK(driver->struct_size >= sizeof(tg_driver), "add_driver: the driver's table has ", driver->struct_size,
               " bytes, this torchgraft needs ", sizeof(tg_driver), "; set struct_size to sizeof(tg_driver)");
-#define TG_REQUIRE(member) \
-  TORCH_CHECK(driver->member, "add_driver: driver '", driver->name ? driver->name : "?", "' lacks the member `" #member "`")
+#define TG_REQUIRE(member)                                                               \
+  TORCH_CHECK(driver->member, "add_driver: driver '", driver->name ? driver->name : "?", \
+              "' lacks the member `" #member "`")
   TG_REQUIRE(name);
   TG_REQUIRE(last_error);
   TG_REQUIRE(device_count);
@@ -148,10 +151,10 @@ void add_driver(const tg_driver* driver) {
   raise_if_forked();
   Registry& r = registry();
   GilSafeLock lock(r.mutex);
-  TORCH_CHECK(phase.load() == kClosed, "add_driver: driver '", driver->name, "' comes too late, the devices of ", r.name,
-              " have already been counted; add drivers before the first use of the device");
-  TORCH_CHECK(std::find(r.drivers.begin(), r.drivers.end(), driver) == r.drivers.end(), "add_driver: driver '", driver->name,
-              "' has already been added");
+  TORCH_CHECK(phase.load() == kClosed, "add_driver: driver '", driver->name, "' comes too late, the devices of ",
+              r.name, " have already been counted; add drivers before the first use of the device");
+  TORCH_CHECK(std::find(r.drivers.begin(), r.drivers.end(), driver) == r.drivers.end(), "add_driver: driver '",
+              driver->name, "' has already been added");
   r.drivers.push_back(driver);
 }
 
@@ -190,8 +193,9 @@ Device& get_device(c10::DeviceIndex index) {
   c10::DeviceIndex available = device_count();
   if (index < 0 || index >= available) [[unlikely]] {
     std::string errors = device_errors();
-    TORCH_CHECK(false, backend_name(), ":", static_cast<int>(index), ": there is no such device, ", static_cast<int>(available),
-                available == 1 ? " is" : " are", " available", errors.empty() ? "" : "; ", errors);
+    TORCH_CHECK(false, backend_name(), ":", static_cast<int>(index), ": there is no such device, ",
+                static_cast<int>(available), available == 1 ? " is" : " are", " available", errors.empty() ? "" : "; ",
+                errors);
   }
   return devices[index];
 }

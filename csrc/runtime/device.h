@@ -30,7 +30,8 @@ const tg_driver* load_driver(const std::string& path, const std::string& symbol)
 const std::string& backend_name();
 void set_backend_name(const std::string& name);
 
-// Opens the drivers at the first call. Never throws: a driver that fails counts as having no devices, and its message is kept.
+// Opens the drivers at the first call. Never throws: a driver that fails counts as having no devices, and its message
+// is kept.
 c10::DeviceIndex device_count() noexcept;
 bool devices_opened() noexcept;
 // Why there are no devices (or fewer than expected); empty if all is well.
@@ -38,16 +39,16 @@ std::string device_errors();
 // Throws RuntimeError naming the backend, the index and the number of devices.
 Device& get_device(c10::DeviceIndex index);
 
-// Throws the exception of a status: torch.OutOfMemoryError, NotImplementedError, RuntimeError, torch.AcceleratorError, with what was
-// being done, the device and the driver's message.
+// Throws the exception of a status: torch.OutOfMemoryError, NotImplementedError, RuntimeError, torch.AcceleratorError,
+// with what was being done, the device and the driver's message.
 [[noreturn]] void raise_status(const Device& device, tg_status status, const char* what);
 inline void check(const Device& device, tg_status status, const char* what) {
   if (status != TG_OK) [[unlikely]]
     raise_status(device, status, what);
 }
 
-// A lock that may be taken with or without the GIL: nobody waits for it while holding the GIL, so a driver written in Python may
-// be called under it.
+// A lock that may be taken with or without the GIL: nobody waits for it while holding the GIL, so a driver written in
+// Python may be called under it.
 class GilSafeLock {
  public:
   explicit GilSafeLock(std::mutex& mutex);
@@ -59,7 +60,8 @@ class GilSafeLock {
   std::mutex& mutex_;
 };
 
-// After a fork the child must not touch devices the parent opened. `raise_if_forked` throws RuntimeError with what to do.
+// After a fork the child must not touch devices the parent opened. `raise_if_forked` throws RuntimeError with what to
+// do.
 bool in_bad_fork() noexcept;
 void raise_if_forked();
 // Arranges that a child of fork() knows; called once by install_runtime().

@@ -37,7 +37,8 @@ Event* create_event(c10::DeviceIndex index, bool timing) {
     }
   }
   tg_event handle = nullptr;
-  check(device, device.driver->event_create(device.driver->context, device.ordinal, timing, &handle), "creating an event");
+  check(device, device.driver->event_create(device.driver->context, device.ordinal, timing, &handle),
+        "creating an event");
   return new Event{handle, index, timing};
 }
 
@@ -63,8 +64,8 @@ void destroy_event(Event* event) noexcept {
 
 void record_event(Event& event, c10::Stream stream) {
   Device& device = get_device(event.device);
-  TORCH_CHECK(stream.device_index() == event.device, "an event of ", backend_name(), ":", static_cast<int>(event.device),
-              " cannot be recorded on a stream of ", stream.device());
+  TORCH_CHECK(stream.device_index() == event.device, "an event of ", backend_name(), ":",
+              static_cast<int>(event.device), " cannot be recorded on a stream of ", stream.device());
   tg_stream handle = stream_handle(event.device, stream.id());
   check(device, device.driver->event_record(device.driver->context, device.ordinal, event.handle, handle),
         "recording an event");

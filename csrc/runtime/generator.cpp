@@ -12,8 +12,9 @@
 
 namespace torchgraft {
 
-// Shared by the generators that graphsafe_set_state joins. Its own mutex, so that replayed plans need not take the generator's.
-struct PhiloxGenerator::State : c10::intrusive_ptr_target {
+// Shared by the generators that graphsafe_set_state joins. Its own mutex, so that replayed plans need not take the
+// generator's.
+struct PhiloxGenerator::State {
   mutable std::mutex mutex;
   uint64_t seed = c10::default_rng_seed_val;
   uint64_t offset = 0;
@@ -34,11 +35,15 @@ constexpr int64_t kStateBytes = 2 * sizeof(uint64_t);
 }
 
 PhiloxGenerator::PhiloxGenerator(c10::DeviceIndex index)
-    : GeneratorImpl(c10::Device(c10::DeviceType::PrivateUse1, index), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
-      state_(c10::make_intrusive<State>()) {}
+    : GeneratorImpl(c10::Device(c10::DeviceType::PrivateUse1, index),
+                    c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+      state_(std::make_shared<State>()) {}
 
 void PhiloxGenerator::set_current_seed(uint64_t seed) { state_->set(seed, 0); }
-void PhiloxGenerator::set_offset(uint64_t offset) { state_->set(current_seed(), offset); }
+void PhiloxGenerator::set_offset(uint64_t offset) {
+  std::lock_guard lock(state_->mutex);
+  state_->offset = offset;
+}
 uint64_t PhiloxGenerator::get_offset() const { return state_->get().second; }
 uint64_t PhiloxGenerator::current_seed() const { return state_->get().first; }
 

@@ -4,6 +4,7 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/GeneratorImpl.h>
 
+#include <memory>
 #include <utility>
 
 namespace torchgraft {
@@ -23,14 +24,14 @@ class PhiloxGenerator final : public c10::GeneratorImpl {
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override;
   static c10::DeviceType device_type() { return c10::DeviceType::PrivateUse1; }
 
-  // Takes `count` counter values (each gives four 32-bit numbers to one work-item): returns {seed, first offset}. The caller
-  // need not hold `mutex_`.
+  // Takes `count` counter values (each gives four 32-bit numbers to one work-item): returns {seed, first offset}. The
+  // caller need not hold `mutex_`.
   std::pair<uint64_t, uint64_t> reserve(uint64_t count);
 
  private:
   PhiloxGenerator* clone_impl() const override;
   struct State;
-  c10::intrusive_ptr<State> state_;
+  std::shared_ptr<State> state_;
 };
 
 const at::Generator& default_generator(c10::DeviceIndex index);

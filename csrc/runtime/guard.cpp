@@ -26,10 +26,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     c10::DeviceCapability capability;
     auto& bits = capability.capability_data.capability_bits;
     bits = 0;
-    // What can be stored and computed with. float16 and bfloat16 are computed in float32 where the device has no better.
-    for (auto type : {c10::kIndex_Byte, c10::kIndex_Char, c10::kIndex_Short, c10::kIndex_Int, c10::kIndex_Long,
-                      c10::kIndex_Half, c10::kIndex_BFloat16, c10::kIndex_Float, c10::kIndex_ComplexFloat,
-                      c10::kIndex_Bool})
+    // What can be stored and computed with. float16 and bfloat16 are computed in float32 where the device has no
+    // better.
+    for (auto type :
+         {c10::kIndex_Byte, c10::kIndex_Char, c10::kIndex_Short, c10::kIndex_Int, c10::kIndex_Long, c10::kIndex_Half,
+          c10::kIndex_BFloat16, c10::kIndex_Float, c10::kIndex_ComplexFloat, c10::kIndex_Bool})
       bits |= uint64_t{1} << type;
     if (ours.has(TG_CAP_FLOAT64))
       for (auto type : {c10::kIndex_Double, c10::kIndex_ComplexDouble}) bits |= uint64_t{1} << type;
@@ -55,9 +56,10 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeDevice(const c10::DeviceIndex index) const override { synchronize_device(index); }
   bool isStreamCapturing(const c10::Stream&) const override { return false; }
 
-  // An event is made when it is first recorded, on the device of that stream; until then its pointer is null, and waiting for it is
-  // waiting for nothing.
-  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag flag) const override {
+  // An event is made when it is first recorded, on the device of that stream; until then its pointer is null, and
+  // waiting for it is waiting for nothing.
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
+              const c10::EventFlag flag) const override {
     if (!*event) {
       EventPtr created(create_event(stream.device_index(), flag == c10::EventFlag::BACKEND_DEFAULT));
       record_event(*created, stream);

@@ -31,7 +31,8 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   c10::Allocator* getPinnedMemoryAllocator() const override { return host_allocator(); }
   c10::Device getDeviceFromPtr(void* data) const override {
     c10::DeviceIndex index = device_of_address(data);
-    TORCH_CHECK(index >= 0, "the address ", data, " does not belong to memory allocated on a device of ", backend_name());
+    TORCH_CHECK(index >= 0, "the address ", data, " does not belong to memory allocated on a device of ",
+                backend_name());
     return {c10::DeviceType::PrivateUse1, index};
   }
 

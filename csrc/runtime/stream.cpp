@@ -11,8 +11,8 @@
 namespace torchgraft {
 namespace {
 
-// Stream ids: 0 is the default stream; then a pool of kPoolStreams for each of kPriorities. torch.Stream objects do not own what
-// they name, so streams are handed out in turn from the pools and never destroyed.
+// Stream ids: 0 is the default stream; then a pool of kPoolStreams for each of kPriorities. torch.Stream objects do not
+// own what they name, so streams are handed out in turn from the pools and never destroyed.
 constexpr int kPoolStreams = 32;
 constexpr int kPriorities = 3;  // -1 urgent, 0 default, 1 background
 static_assert(kMaxStreams == 1 + kPriorities * kPoolStreams);
@@ -28,7 +28,8 @@ int priority_of(c10::StreamId id) { return id == 0 ? 0 : static_cast<int>(id - 1
 
 tg_stream create_stream(c10::DeviceIndex index, c10::StreamId id) {
   Device& device = get_device(index);
-  TORCH_CHECK(id >= 0 && id < kMaxStreams, backend_name(), ":", static_cast<int>(index), ": there is no stream with id ", id);
+  TORCH_CHECK(id >= 0 && id < kMaxStreams, backend_name(), ":", static_cast<int>(index),
+              ": there is no stream with id ", id);
   tg_stream created = nullptr;
   check(device, device.driver->stream_create(device.driver->context, device.ordinal, priority_of(id), &created),
         "creating a stream");
@@ -111,7 +112,8 @@ bool query_stream(c10::Stream stream) {
 void synchronize_stream(c10::Stream stream) {
   Device& device = get_device(stream.device_index());
   tg_stream handle = stream_handle(device.index, stream.id());
-  check(device, device.driver->stream_synchronize(device.driver->context, device.ordinal, handle), "waiting for a stream");
+  check(device, device.driver->stream_synchronize(device.driver->context, device.ordinal, handle),
+        "waiting for a stream");
   raise_reported_errors(device.index, handle);
 }
 

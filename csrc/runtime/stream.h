@@ -11,7 +11,7 @@ inline constexpr int kMaxStreams = 97;  // of one device; see stream.cpp for wha
 
 // Thread-local current device and stream, as the guard sees them.
 c10::DeviceIndex current_device();
-void set_current_device(c10::DeviceIndex index);  // throws if there is no such device
+void set_current_device(c10::DeviceIndex index);           // throws if there is no such device
 c10::DeviceIndex exchange_device(c10::DeviceIndex index);  // a negative index changes nothing
 void set_current_device_unchecked(c10::DeviceIndex index) noexcept;
 

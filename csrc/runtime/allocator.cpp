@@ -1,0 +1,681 @@
+#include "allocator.h"
+
+#include <c10/core/AllocatorConfig.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <limits>
+#include <map>
+#include <memory>
+#include <set>
+#include <shared_mutex>
+#include <vector>
+
+#include "event.h"
+#include "stream.h"
+
+// Memory comes from the driver in segments, which are cut into blocks. A free block belongs to the stream it was first
+// used on: that stream's order makes it safe to hand out again at once. Small blocks wait in bins of exactly their
+// size, uncoalesced, which makes the usual case a list's pop; when a size runs out, the bins are emptied into the
+// best-fit sets and neighbours join.
+//
+// The mutex of a heap is never held across a call of the driver, since a driver in Python takes the GIL, and a thread
+// with the GIL may be freeing a tensor.
+
+namespace torchgraft {
+namespace {
+
+using c10::CachingAllocator::AcceleratorAllocatorConfig;
+using c10::CachingAllocator::format_size;
+using c10::CachingAllocator::Stat;
+using c10::CachingAllocator::StatArray;
+using c10::CachingDeviceAllocator::DeviceStats;
+
+constexpr size_t kGranule = 512;
+constexpr size_t kSmallLimit = size_t{1} << 20;
+constexpr size_t kSmallSegment = size_t{2} << 20;
+constexpr size_t kSegmentGranule = size_t{2} << 20;
+constexpr size_t kBins = kSmallLimit / kGranule;
+
+enum Pool : uint8_t { kSmallPool = 1, kLargePool = 2 };  // also the index into a StatArray
+
+struct StreamPools;
+
+struct Block {
+  Block(char* address, size_t size, StreamPools* owner, c10::DeviceIndex device, Pool pool)
+      : address(address), size(size), owner(owner), device(device), pool(pool) {}
+
+  char* address;
+  size_t size;
+  size_t requested = 0;
+  StreamPools* owner;
+  c10::DeviceIndex device;
+  Pool pool;
+  bool free = false;          // in its owner's set; a block in a bin is not, so that neighbours leave it alone
+  Block* previous = nullptr;  // neighbours in the segment
+  Block* next = nullptr;
+  Block* next_in_bin = nullptr;
+  std::vector<c10::Stream> used_on;  // streams other than the owner
+  int pending = 0;                   // events to wait for
+
+  bool whole() const { return !previous && !next; }
+};
+
+struct BySize {
+  using is_transparent = void;
+  bool operator()(const Block* a, const Block* b) const {
+    return a->size != b->size ? a->size < b->size : a->address < b->address;
+  }
+  bool operator()(const Block* a, size_t size) const { return a->size < size; }
+};
+
+// The free blocks of one stream.
+struct StreamPools {
+  std::array<Block*, kBins> bins{};  // by size / kGranule
+  size_t binned = 0;
+  std::set<Block*, BySize> sets[2];
+
+  std::set<Block*, BySize>& set_of(const Block* block) { return sets[block->pool - 1]; }
+};
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+void increase(StatArray& stat, Pool pool, size_t amount) {
+  stat[0].increase(amount);
+  stat[pool].increase(amount);
+}
+void decrease(StatArray& stat, Pool pool, size_t amount) {
+  stat[0].decrease(amount);
+  stat[pool].decrease(amount);
+}
+
+// Blocks that the user's settings say are never split.
+bool oversize(const Block* block) {
+  return block->pool == kLargePool && block->size >= AcceleratorAllocatorConfig::max_split_size();
+}
+
+void free_block(void* context);
+
+// What the profiler is told, read under the lock and reported outside it.
+struct Usage {
+  size_t allocated;
+  size_t reserved;
+};
+
+class Heap {
+ public:
+  explicit Heap(Device& device) : device_(device) {}
+
+  Block* allocate(size_t bytes, c10::StreamId stream) {
+    TORCH_CHECK(bytes < std::numeric_limits<size_t>::max() / 2, name(), ": cannot allocate ", bytes, " bytes");
+    size_t size = round_up(bytes, kGranule);
+    Block* block;
+    Usage usage;
+    {
+      std::lock_guard lock(mutex_);
+      block = take(pools_of(stream), size);
+      if (block) [[likely]]
+        usage = hand_out(block, bytes);
+    }
+    if (!block) [[unlikely]]
+      return allocate_slowly(bytes, size, stream);
+    report(block->address, static_cast<int64_t>(block->size), usage);
+    return block;
+  }
+
+  void free(Block* block) noexcept {
+    Usage usage;
+    std::vector<c10::Stream> used_on;
+    char* address = block->address;
+    auto size = static_cast<int64_t>(block->size);
+    {
+      std::lock_guard lock(mutex_);
+      decrease(stats_.allocation, block->pool, 1);
+      decrease(stats_.allocated_bytes, block->pool, block->size);
+      decrease(stats_.requested_bytes, block->pool, block->requested);
+      usage = current_usage();
+      if (block->used_on.empty()) [[likely]]
+        put_back(block);
+      else
+        used_on.swap(block->used_on);
+    }
+    report(address, -size, usage);  // the block may be in another thread's hands by now
+    if (!used_on.empty()) [[unlikely]]
+      free_after(block, used_on);
+  }
+
+  void record_stream(Block* block, c10::Stream stream) {
+    std::lock_guard lock(mutex_);
+    if (stream.device_index() == block->device && block->owner == pools_[stream.id()].get()) return;
+    auto& used_on = block->used_on;
+    if (std::find(used_on.begin(), used_on.end(), stream) == used_on.end()) used_on.push_back(stream);
+  }
+
+  // Puts blocks back whose events have passed; with `wait`, all.
+  void collect_pending(bool wait) {
+    std::deque<std::pair<EventPtr, Block*>> pending;
+    {
+      std::lock_guard lock(mutex_);
+      if (pending_.empty()) return;
+      pending.swap(pending_);
+      if (wait) ++stats_.num_sync_all_streams;
+    }
+    std::deque<std::pair<EventPtr, Block*>> later;
+    std::vector<Block*> done;
+    std::exception_ptr failure;  // of the driver; the blocks stay pending then
+    for (auto& entry : pending) {
+      auto& [event, block] = entry;
+      try {
+        if (wait && !failure) synchronize_event(*event);
+        if (!failure && query_event(*event)) {
+          done.push_back(block);
+          continue;
+        }
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      later.push_back(std::move(entry));
+    }
+    {
+      std::lock_guard lock(mutex_);
+      for (Block* block : done)
+        if (--block->pending == 0) put_back(block);
+      for (auto& entry : later) pending_.push_back(std::move(entry));
+    }
+    if (failure) std::rethrow_exception(failure);
+  }
+
+  // Gives unused segments back to the driver. Returns whether there were any.
+  bool release_cached() {
+    collect_pending(/*wait=*/true);
+    std::vector<Block*> segments;
+    {
+      std::lock_guard lock(mutex_);
+      for (auto& pools : pools_) {
+        if (!pools) continue;
+        empty_bins(*pools);
+        for (auto& set : pools->sets)
+          for (auto it = set.begin(); it != set.end();) {
+            Block* block = *it++;
+            if (!block->whole()) continue;
+            remove_free(block);
+            segments.push_back(block);
+          }
+      }
+    }
+    if (segments.empty()) return false;
+    // Blocks are free for their stream's next work, not for the driver's taking.
+    const tg_driver* driver = device_.driver;
+    tg_status status = driver->device_synchronize(driver->context, device_.ordinal);
+    if (status != TG_OK) {
+      std::lock_guard lock(mutex_);
+      for (Block* block : segments) add_free(block);
+    }
+    check(device_, status, "waiting for the device before freeing its memory");
+    size_t failed = 0;
+    for (Block* block : segments) {
+      {
+        std::lock_guard lock(mutex_);
+        segments_.erase(block->address);
+        decrease(stats_.segment, block->pool, 1);
+        decrease(stats_.reserved_bytes, block->pool, block->size);
+        if (oversize(block)) stats_.oversize_segments.decrease(1);
+        ++stats_.num_device_free;
+      }
+      if (driver->deallocate(driver->context, device_.ordinal, block->address) != TG_OK) ++failed;
+      delete block;
+    }
+    if (failed) raise_status(device_, TG_ERROR, "freeing memory");
+    return true;
+  }
+
+  DeviceStats stats() {
+    std::lock_guard lock(mutex_);
+    stats_.max_split_size = static_cast<int64_t>(AcceleratorAllocatorConfig::max_split_size());
+    return stats_;
+  }
+  template <class Reset>
+  void reset(Reset reset) {
+    std::lock_guard lock(mutex_);
+    for (StatArray* array :
+         {&stats_.allocation, &stats_.segment, &stats_.active, &stats_.inactive_split, &stats_.allocated_bytes,
+          &stats_.reserved_bytes, &stats_.active_bytes, &stats_.inactive_split_bytes, &stats_.requested_bytes})
+      for (Stat& stat : *array) reset(stat);
+    reset(stats_.oversize_allocations);
+    reset(stats_.oversize_segments);
+  }
+  void reset_counters() {
+    std::lock_guard lock(mutex_);
+    stats_.num_alloc_retries = stats_.num_ooms = stats_.num_sync_all_streams = 0;
+    stats_.num_device_alloc = stats_.num_device_free = 0;
+  }
+
+  void set_limit(uint64_t bytes) {
+    std::lock_guard lock(mutex_);
+    limit_ = bytes;
+  }
+
+  // The block that covers `address`, or NULL.
+  Block* find(const void* address) {
+    std::lock_guard lock(mutex_);
+    auto* wanted = static_cast<const char*>(address);
+    auto segment = segments_.upper_bound(wanted);
+    if (segment == segments_.begin()) return nullptr;
+    for (Block* block = std::prev(segment)->second; block; block = block->next)
+      if (wanted >= block->address && wanted < block->address + block->size) return block;
+    return nullptr;
+  }
+
+ private:
+  std::string name() const { return backend_name() + ":" + std::to_string(device_.index); }
+  c10::Device torch_device() const { return {c10::DeviceType::PrivateUse1, device_.index}; }
+  Usage current_usage() const {
+    return {static_cast<size_t>(stats_.allocated_bytes[0].current),
+            static_cast<size_t>(stats_.reserved_bytes[0].current)};
+  }
+  void report(char* address, int64_t change, Usage usage) const {
+    c10::reportMemoryUsageToProfiler(address, change, usage.allocated, usage.reserved, torch_device());
+  }
+
+  StreamPools& pools_of(c10::StreamId stream) {
+    auto& pools = pools_[stream];
+    if (!pools) [[unlikely]]
+      pools = std::make_unique<StreamPools>();
+    return *pools;
+  }
+
+  // Everything below is called with the mutex held, down to the slow path.
+
+  void count_inactive(const Block* block, bool more) {
+    if (block->whole()) return;
+    auto change = more ? increase : decrease;
+    change(stats_.inactive_split, block->pool, 1);
+    change(stats_.inactive_split_bytes, block->pool, block->size);
+  }
+  void add_free(Block* block) {
+    block->free = true;
+    block->owner->set_of(block).insert(block);
+    count_inactive(block, true);
+  }
+  void remove_free(Block* block) {
+    count_inactive(block, false);
+    block->owner->set_of(block).erase(block);
+    block->free = false;
+  }
+
+  // Joins a block that is in no set with its free neighbours, and puts the whole into the set.
+  void coalesce(Block* block) {
+    if (Block* left = block->previous; left && left->free) {
+      remove_free(left);
+      block->address = left->address;
+      block->size += left->size;
+      block->previous = left->previous;
+      if (left->previous)
+        left->previous->next = block;
+      else
+        segments_[block->address] = block;
+      delete left;
+    }
+    if (Block* right = block->next; right && right->free) {
+      remove_free(right);
+      block->size += right->size;
+      block->next = right->next;
+      if (right->next) right->next->previous = block;
+      delete right;
+    }
+    add_free(block);
+  }
+
+  void empty_bins(StreamPools& pools) {
+    if (pools.binned == 0) return;
+    for (Block*& head : pools.bins)
+      while (head) {
+        Block* block = head;
+        head = block->next_in_bin;
+        count_inactive(block, false);
+        coalesce(block);
+      }
+    pools.binned = 0;
+  }
+
+  // A block that nothing uses any more.
+  void put_back(Block* block) {
+    decrease(stats_.active, block->pool, 1);
+    decrease(stats_.active_bytes, block->pool, block->size);
+    if (oversize(block)) [[unlikely]]
+      stats_.oversize_allocations.decrease(1);
+    if (block->pool == kSmallPool && block->size < kSmallLimit) {
+      StreamPools& pools = *block->owner;
+      Block*& head = pools.bins[block->size / kGranule];
+      block->next_in_bin = head;
+      head = block;
+      ++pools.binned;
+      count_inactive(block, true);
+    } else {
+      coalesce(block);
+    }
+  }
+
+  Usage hand_out(Block* block, size_t requested) {
+    block->requested = requested;
+    increase(stats_.allocation, block->pool, 1);
+    increase(stats_.allocated_bytes, block->pool, block->size);
+    increase(stats_.active, block->pool, 1);
+    increase(stats_.active_bytes, block->pool, block->size);
+    increase(stats_.requested_bytes, block->pool, requested);
+    if (oversize(block)) [[unlikely]]
+      stats_.oversize_allocations.increase(1);
+    return current_usage();
+  }
+
+  // Keeps `size` bytes of a block that is in no set; the rest becomes a free block of its own.
+  void split(Block* block, size_t size) {
+    size_t rest = block->size - size;
+    if (block->pool == kSmallPool ? rest < kGranule : rest <= kSmallLimit || oversize(block)) return;
+    auto* remainder = new Block(block->address + size, rest, block->owner, block->device, block->pool);
+    remainder->previous = block;
+    remainder->next = block->next;
+    if (block->next) block->next->previous = remainder;
+    block->next = remainder;
+    block->size = size;
+    add_free(remainder);
+  }
+
+  // A free block of the stream for `size` bytes, or NULL.
+  Block* take(StreamPools& pools, size_t size) {
+    Pool pool = size < kSmallLimit ? kSmallPool : kLargePool;
+    if (pool == kSmallPool) {
+      Block*& head = pools.bins[size / kGranule];
+      if (Block* block = head) [[likely]] {
+        head = block->next_in_bin;
+        --pools.binned;
+        count_inactive(block, false);
+        return block;
+      }
+    }
+    if (Block* block = best_fit(pools, pool, size)) return block;
+    if (pool == kLargePool || pools.binned == 0) return nullptr;
+    empty_bins(pools);
+    return best_fit(pools, pool, size);
+  }
+
+  Block* best_fit(StreamPools& pools, Pool pool, size_t size) {
+    auto& set = pools.sets[pool - 1];
+    auto it = set.lower_bound(size);
+    if (it == set.end()) return nullptr;
+    Block* block = *it;
+    // Blocks above the split limit are kept whole, for requests of about their size.
+    size_t limit = AcceleratorAllocatorConfig::max_split_size();
+    if (block->size >= limit &&
+        (size < limit || block->size - size > AcceleratorAllocatorConfig::max_non_split_rounding_size()))
+      return nullptr;
+    remove_free(block);
+    split(block, size);
+    return block;
+  }
+
+  // Takes the lock itself, like everything below.
+
+  Block* allocate_slowly(size_t bytes, size_t size, c10::StreamId stream) {
+    Pool pool = size < kSmallLimit ? kSmallPool : kLargePool;
+    collect_pending(/*wait=*/false);
+    Block* block = retry(bytes, size, stream);
+    if (block) return block;
+
+    size_t comfortable = size;
+    if (pool == kSmallPool)
+      comfortable = kSmallSegment;
+    else if (size < AcceleratorAllocatorConfig::large_segment_size() / 2)
+      comfortable = AcceleratorAllocatorConfig::large_segment_size();
+    else
+      comfortable = round_up(size, kSegmentGranule);
+    if (uint64_t largest = device_.properties.max_allocation; largest && comfortable > largest)
+      comfortable = std::max<size_t>(size, largest / kGranule * kGranule);
+
+    std::string reason;
+    block = new_segment(bytes, size, comfortable, pool, stream, reason);
+    if (!block) {
+      {
+        std::lock_guard lock(mutex_);
+        ++stats_.num_alloc_retries;
+      }
+      if (release_cached()) block = new_segment(bytes, size, comfortable, pool, stream, reason);
+      if (!block && comfortable > size) block = new_segment(bytes, size, size, pool, stream, reason);
+    }
+    if (!block) block = retry(bytes, size, stream);  // what other threads have freed meanwhile
+    if (!block) raise_out_of_memory(bytes, reason);
+    return block;
+  }
+
+  Block* retry(size_t bytes, size_t size, c10::StreamId stream) {
+    Usage usage;
+    Block* block;
+    {
+      std::lock_guard lock(mutex_);
+      block = take(pools_of(stream), size);
+      if (!block) return nullptr;
+      usage = hand_out(block, bytes);
+    }
+    report(block->address, static_cast<int64_t>(block->size), usage);
+    return block;
+  }
+
+  // Asks the driver for a segment and cuts the block from it. NULL, and the driver's reason, when there is no memory.
+  Block* new_segment(size_t bytes, size_t size, size_t segment, Pool pool, c10::StreamId stream, std::string& reason) {
+    {
+      std::lock_guard lock(mutex_);
+      if (static_cast<uint64_t>(stats_.reserved_bytes[0].current) + segment > limit_) {
+        reason = "the memory limit of this process is " + format_size(limit_);
+        return nullptr;
+      }
+      // Counted beforehand, so that threads together stay below the limit.
+      increase(stats_.reserved_bytes, pool, segment);
+    }
+    void* address = nullptr;
+    const tg_driver* driver = device_.driver;
+    tg_status status = driver->allocate(driver->context, device_.ordinal, segment, &address);
+    if (status != TG_OK || !address) {
+      std::string message = status == TG_OK ? "the driver returned no address" : driver->last_error(driver->context);
+      {
+        std::lock_guard lock(mutex_);
+        decrease(stats_.reserved_bytes, pool, segment);
+      }
+      if (status != TG_OK && status != TG_ERROR_OUT_OF_MEMORY) raise_status(device_, status, "allocating memory");
+      reason = message;
+      return nullptr;
+    }
+    Block* block;
+    Usage usage;
+    {
+      std::lock_guard lock(mutex_);
+      block = new Block(static_cast<char*>(address), segment, &pools_of(stream), device_.index, pool);
+      segments_[block->address] = block;
+      increase(stats_.segment, pool, 1);
+      ++stats_.num_device_alloc;
+      if (oversize(block)) stats_.oversize_segments.increase(1);
+      split(block, size);
+      usage = hand_out(block, bytes);
+    }
+    report(block->address, static_cast<int64_t>(block->size), usage);
+    return block;
+  }
+
+  [[noreturn]] void raise_out_of_memory(size_t bytes, const std::string& reason) {
+    uint64_t free_bytes = 0, total = device_.properties.total_memory;
+    device_.driver->memory_info(device_.driver->context, device_.ordinal, &free_bytes, &total);
+    Usage usage;
+    {
+      std::lock_guard lock(mutex_);
+      ++stats_.num_ooms;
+      usage = current_usage();
+    }
+    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), usage.allocated, usage.reserved, torch_device());
+    std::string text = name() + ": tried to allocate " + format_size(bytes) + "; total " + format_size(total) +
+                       ", free " + format_size(free_bytes) + ", allocated by tensors " + format_size(usage.allocated) +
+                       ", reserved but unallocated " + format_size(usage.reserved - usage.allocated) + "; try torch." +
+                       backend_name() + ".empty_cache() or smaller batches";
+    if (uint64_t largest = device_.properties.max_allocation; largest && bytes > largest)
+      text += "; one allocation has at most " + format_size(largest) + " on this device";
+    if (!reason.empty()) text += " (" + reason + ")";
+    throw c10::OutOfMemoryError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
+  }
+
+  // Called by a deleter, so it must not throw: a block whose events cannot be recorded is waited for, or lost.
+  void free_after(Block* block, const std::vector<c10::Stream>& streams) noexcept {
+    try {
+      std::vector<EventPtr> events;
+      for (c10::Stream stream : streams) {
+        events.emplace_back(create_event(stream.device_index(), /*timing=*/false));
+        record_event(*events.back(), stream);
+      }
+      std::lock_guard lock(mutex_);
+      block->pending = static_cast<int>(events.size());
+      for (EventPtr& event : events) pending_.emplace_back(std::move(event), block);
+    } catch (const std::exception& e) {
+      TORCH_WARN(name(), ": memory that was used on another stream is not reused: ", e.what());
+    }
+  }
+
+  Device& device_;
+  std::mutex mutex_;
+  std::array<std::unique_ptr<StreamPools>, kMaxStreams> pools_;
+  std::map<const char*, Block*> segments_;  // the first block of each, by address
+  std::deque<std::pair<EventPtr, Block*>> pending_;
+  DeviceStats stats_;
+  uint64_t limit_ = std::numeric_limits<uint64_t>::max();
+};
+
+constinit std::array<std::atomic<Heap*>, kMaxDevices> heaps{};
+
+Heap& create_heap(c10::DeviceIndex index) {
+  auto* created = new Heap(get_device(index));
+  Heap* expected = nullptr;
+  if (heaps[index].compare_exchange_strong(expected, created)) return *created;
+  delete created;
+  return *expected;
+}
+
+// Throws in a forked child, before any lock.
+Heap& heap_of(c10::DeviceIndex index) {
+  Device& device = get_device(index);
+  Heap* heap = heaps[device.index].load(std::memory_order_acquire);
+  return heap ? *heap : create_heap(index);
+}
+
+void free_block(void* context) {
+  // In a forked child the mutex may be locked for ever, and the memory is the parent's.
+  if (!context || in_bad_fork()) return;
+  auto* block = static_cast<Block*>(context);
+  heaps[block->device].load(std::memory_order_relaxed)->free(block);
+}
+
+Block* block_of(const c10::DataPtr& data) {
+  if (auto* block = data.cast_context<Block>(&free_block)) return block;
+  // Wrapped by another owner, as copy-on-write storages are.
+  if (!data.device().is_privateuseone() || !data.device().has_index()) return nullptr;
+  return heap_of(data.device().index()).find(data.get());
+}
+
+class Allocator final : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override { return torchgraft::allocate(current_device(), bytes); }
+  bool is_simple_data_ptr(const c10::DataPtr& data) const override { return data.get_deleter() == &free_block; }
+
+  void copy_data(void* destination, const void* source, size_t bytes) const override {
+    if (bytes == 0) return;
+    c10::DeviceIndex to = device_of_address(destination), from = device_of_address(source);
+    TORCH_CHECK(to >= 0 && from >= 0, "copy_data: both addresses must come from the allocator of ", backend_name());
+    Device& device = get_device(to);
+    const tg_driver* driver = device.driver;
+    tg_stream stream = current_stream_handle(to);
+    if (from == to) {
+      check(device,
+            driver->copy(driver->context, device.ordinal, stream, destination, source, bytes, TG_COPY_DEVICE_TO_DEVICE,
+                         0),
+            "copying on the device");
+      return;
+    }
+    Device& other = get_device(from);
+    if (driver == other.driver && driver->copy_peer) {
+      synchronize_stream(current_stream(from));
+      check(device,
+            driver->copy_peer(driver->context, device.ordinal, destination, other.ordinal, source, bytes, stream),
+            "copying from another device");
+      return;
+    }
+    std::vector<char> staging(bytes);
+    check(other,
+          other.driver->copy(other.driver->context, other.ordinal, current_stream_handle(from), staging.data(), source,
+                             bytes, TG_COPY_DEVICE_TO_HOST, /*blocking=*/1),
+          "copying to another device");
+    check(device,
+          driver->copy(driver->context, device.ordinal, stream, destination, staging.data(), bytes,
+                       TG_COPY_HOST_TO_DEVICE, /*blocking=*/1),
+          "copying from another device");
+  }
+
+  bool initialized() override { return devices_opened(); }
+
+  void emptyCache(c10::MempoolId_t) override {
+    raise_if_forked();
+    for (auto& heap : heaps)
+      if (Heap* used = heap.load()) used->release_cached();
+  }
+
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    if (!data.get()) return;
+    Block* block = block_of(data);
+    if (block) heap_of(block->device).record_stream(block, stream);
+  }
+
+  DeviceStats getDeviceStats(c10::DeviceIndex index) override { return heap_of(index).stats(); }
+  void resetAccumulatedStats(c10::DeviceIndex index) override {
+    heap_of(index).reset([](Stat& stat) { stat.reset_accumulated(); });
+    heap_of(index).reset_counters();
+  }
+  void resetPeakStats(c10::DeviceIndex index) override {
+    heap_of(index).reset([](Stat& stat) { stat.reset_peak(); });
+  }
+
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override {
+    Device& device = get_device(index);
+    uint64_t free_bytes = 0, total = 0;
+    check(device, device.driver->memory_info(device.driver->context, device.ordinal, &free_bytes, &total),
+          "asking for the memory of the device");
+    return {free_bytes, total};
+  }
+};
+
+}  // namespace
+
+c10::DeviceAllocator* device_allocator() {
+  static auto* instance = new Allocator;  // used until the process ends
+  return instance;
+}
+
+c10::DataPtr allocate(c10::DeviceIndex index, size_t bytes) {
+  if (index < 0) index = current_device();
+  c10::Device device(c10::DeviceType::PrivateUse1, index);
+  if (bytes == 0) {
+    get_device(index);
+    return {nullptr, device};
+  }
+  Heap& heap = heap_of(index);
+  Block* block = heap.allocate(bytes, current_stream(index).id());
+  return {block->address, block, &free_block, device};
+}
+
+c10::DeviceIndex device_of_address(const void* address) {
+  raise_if_forked();
+  for (c10::DeviceIndex index = 0; index < kMaxDevices; ++index)
+    if (Heap* heap = heaps[index].load(); heap && heap->find(address)) return index;
+  return -1;
+}
+
+void set_memory_limit(c10::DeviceIndex index, uint64_t bytes) { heap_of(index).set_limit(bytes); }
+
+void register_allocator() { c10::SetAllocator(c10::DeviceType::PrivateUse1, device_allocator(), /*priority=*/0); }
+
+}  // namespace torchgraft

@@ -1,0 +1,361 @@
+#include "python_driver.h"
+
+#include <pybind11/stl.h>
+
+#include <cstring>
+#include <string>
+
+namespace py = pybind11;
+
+namespace torchgraft {
+namespace {
+
+struct PythonDriver {
+  tg_driver table{};
+  PyObject* object = nullptr;  // never released: the interpreter may end before the last use of the table
+  std::string name;
+};
+
+thread_local std::string last_error;
+thread_local std::string compile_log;
+
+tg_status fail(tg_status status, std::string message) {
+  last_error = std::move(message);
+  return status;
+}
+
+// "ValueError: no such thing (in allocate, my_driver.py:12)"
+std::string describe(const py::error_already_set& error) {
+  std::string text = py::str(error.type().attr("__name__"));
+  if (std::string message = py::str(error.value()); !message.empty()) text += ": " + message;
+  if (py::object trace = error.trace(); trace && !trace.is_none()) {
+    while (!trace.attr("tb_next").is_none()) trace = trace.attr("tb_next");
+    py::object code = trace.attr("tb_frame").attr("f_code");
+    text += " (in " + std::string(py::str(code.attr("co_name"))) + ", " +
+            std::string(py::str(code.attr("co_filename"))) + ":" + std::string(py::str(trace.attr("tb_lineno"))) + ")";
+  }
+  return text;
+}
+
+tg_status translate(py::error_already_set& error) {
+  tg_status status = TG_ERROR;
+  if (error.matches(PyExc_KeyboardInterrupt))
+    PyErr_SetInterrupt();  // the main thread raises it when the call of torch has returned
+  else if (error.matches(PyExc_MemoryError))
+    status = TG_ERROR_OUT_OF_MEMORY;
+  else if (error.matches(PyExc_NotImplementedError))
+    status = TG_ERROR_UNSUPPORTED;
+  else if (py::hasattr(error.type(), "torchgraft_status"))
+    status = static_cast<tg_status>(error.type().attr("torchgraft_status").cast<int>());
+  if (status == TG_ERROR_COMPILE) compile_log = py::str(error.value());
+  return fail(status, describe(error));
+}
+
+// While the interpreter ends only the thread that ends it may run Python; another would be stopped for ever.
+bool python_may_run() {
+  if (!Py_IsInitialized()) return false;
+#if PY_VERSION_HEX >= 0x030D0000
+  bool ending = Py_IsFinalizing();
+#else
+  bool ending = _Py_IsFinalizing();
+#endif
+  return !ending || PyGILState_Check();
+}
+
+// Runs `body(object)` with the GIL; whatever it throws becomes a status. An exception that the thread is already
+// handling (a tensor freed while a traceback unwinds) is kept.
+template <class Body>
+tg_status call(void* context, Body body) noexcept {
+  if (!python_may_run()) return fail(TG_ERROR, "the Python interpreter has ended");
+  py::gil_scoped_acquire gil;
+  py::error_scope pending;
+  try {
+    auto* driver = static_cast<PythonDriver*>(context);
+    if constexpr (std::is_same_v<decltype(body(py::handle())), tg_status>) {
+      return body(py::handle(driver->object));
+    } else {
+      body(py::handle(driver->object));
+      return TG_OK;
+    }
+  } catch (py::error_already_set& error) {
+    try {
+      return translate(error);
+    } catch (const std::exception& again) {
+      return fail(TG_ERROR, std::string("an exception that cannot be described: ") + again.what());
+    }
+  } catch (const std::exception& error) {
+    return fail(TG_ERROR, error.what());
+  }
+}
+
+uintptr_t number(const void* address) { return reinterpret_cast<uintptr_t>(address); }
+void* address(const py::object& number) { return reinterpret_cast<void*>(number.cast<uintptr_t>()); }
+
+// A handle is an owned reference to any Python object.
+template <class Handle>
+Handle to_handle(py::object object) {
+  return reinterpret_cast<Handle>(object.release().ptr());
+}
+template <class Handle>
+py::handle from_handle(Handle handle) {
+  return py::handle(reinterpret_cast<PyObject*>(handle));
+}
+
+// Calls the method that destroys the object, and lets go of it even if that fails.
+template <class Handle, class Body>
+tg_status destroy(void* context, Handle handle, Body body) {
+  return call(context, [&](py::handle driver) {
+    py::object owned = py::reinterpret_steal<py::object>(from_handle(handle));
+    body(driver, owned);
+  });
+}
+
+template <size_t N>
+void put_text(char (&field)[N], const std::string& text) {
+  std::strncpy(field, text.c_str(), N - 1);
+  field[N - 1] = '\0';
+}
+
+const char* get_last_error(void*) { return last_error.c_str(); }
+
+tg_status device_count(void* context, int32_t* count) {
+  last_error.clear();
+  return call(context, [&](py::handle driver) { *count = driver.attr("device_count")().cast<int32_t>(); });
+}
+
+tg_status device_properties(void* context, int32_t device, tg_device_properties* out) {
+  return call(context, [&](py::handle driver) {
+    py::object p = driver.attr("device_properties")(device);
+    uint32_t struct_size = out->struct_size;
+    *out = {};
+    out->struct_size = struct_size;
+    out->kind = p.attr("kind").cast<uint32_t>();
+    out->capabilities = p.attr("capabilities").cast<uint64_t>();
+    out->total_memory = p.attr("total_memory").cast<uint64_t>();
+    out->max_allocation = p.attr("max_allocation").cast<uint64_t>();
+    if (out->max_allocation == 0) out->max_allocation = out->total_memory;
+    out->local_memory = p.attr("local_memory").cast<uint64_t>();
+    out->compute_units = p.attr("compute_units").cast<uint32_t>();
+    out->max_work_group_size = p.attr("max_work_group_size").cast<uint32_t>();
+    out->simd_width = p.attr("simd_width").cast<uint32_t>();
+    out->address_align = p.attr("address_align").cast<uint32_t>();
+    out->clock_mhz = p.attr("clock_mhz").cast<uint32_t>();
+    put_text(out->name, py::str(p.attr("name")));
+    put_text(out->vendor, py::str(p.attr("vendor")));
+    put_text(out->driver_version, py::str(p.attr("driver_version")));
+    put_text(out->platform, py::str(p.attr("platform")));
+    put_text(out->dialect, py::str(p.attr("dialect")));
+    put_text(out->uuid, py::str(p.attr("uuid")));
+  });
+}
+
+tg_status device_synchronize(void* context, int32_t device) {
+  return call(context, [&](py::handle driver) { driver.attr("device_synchronize")(device); });
+}
+
+tg_status memory_info(void* context, int32_t device, uint64_t* free_bytes, uint64_t* total_bytes) {
+  return call(context, [&](py::handle driver) {
+    std::tie(*free_bytes, *total_bytes) = driver.attr("memory_info")(device).cast<std::pair<uint64_t, uint64_t>>();
+  });
+}
+
+tg_status allocate(void* context, int32_t device, uint64_t bytes, void** out) {
+  return call(context, [&](py::handle driver) { *out = address(driver.attr("allocate")(device, bytes)); });
+}
+tg_status deallocate(void* context, int32_t device, void* memory) {
+  return call(context, [&](py::handle driver) { driver.attr("deallocate")(device, number(memory)); });
+}
+tg_status host_allocate(void* context, int32_t device, uint64_t bytes, void** out) {
+  return call(context, [&](py::handle driver) { *out = address(driver.attr("host_allocate")(device, bytes)); });
+}
+tg_status host_deallocate(void* context, int32_t device, void* memory) {
+  return call(context, [&](py::handle driver) { driver.attr("host_deallocate")(device, number(memory)); });
+}
+
+tg_status copy(void* context, int32_t device, tg_stream stream, void* destination, const void* source, uint64_t bytes,
+               tg_copy_kind kind, int32_t blocking) {
+  return call(context, [&](py::handle driver) {
+    driver.attr("copy")(device, from_handle(stream), number(destination), number(source), bytes, static_cast<int>(kind),
+                        blocking != 0);
+  });
+}
+tg_status copy_peer(void* context, int32_t destination_device, void* destination, int32_t source_device,
+                    const void* source, uint64_t bytes, tg_stream stream) {
+  return call(context, [&](py::handle driver) {
+    driver.attr("copy_peer")(destination_device, number(destination), source_device, number(source), bytes,
+                             from_handle(stream));
+  });
+}
+tg_status fill(void* context, int32_t device, tg_stream stream, void* destination, const void* pattern,
+               uint32_t pattern_bytes, uint64_t bytes) {
+  return call(context, [&](py::handle driver) {
+    driver.attr("fill")(device, from_handle(stream), number(destination),
+                        py::bytes(static_cast<const char*>(pattern), pattern_bytes), bytes);
+  });
+}
+
+tg_status stream_create(void* context, int32_t device, int32_t priority, tg_stream* out) {
+  return call(context,
+              [&](py::handle driver) { *out = to_handle<tg_stream>(driver.attr("stream_create")(device, priority)); });
+}
+tg_status stream_destroy(void* context, int32_t device, tg_stream stream) {
+  return destroy(context, stream,
+                 [&](py::handle driver, py::object& object) { driver.attr("stream_destroy")(device, object); });
+}
+tg_status stream_synchronize(void* context, int32_t device, tg_stream stream) {
+  return call(context, [&](py::handle driver) { driver.attr("stream_synchronize")(device, from_handle(stream)); });
+}
+tg_status stream_query(void* context, int32_t device, tg_stream stream) {
+  return call(context, [&](py::handle driver) {
+    return driver.attr("stream_query")(device, from_handle(stream)).cast<bool>() ? TG_OK : TG_NOT_READY;
+  });
+}
+
+tg_status event_create(void* context, int32_t device, int32_t timing, tg_event* out) {
+  return call(context,
+              [&](py::handle driver) { *out = to_handle<tg_event>(driver.attr("event_create")(device, timing != 0)); });
+}
+tg_status event_destroy(void* context, int32_t device, tg_event event) {
+  return destroy(context, event,
+                 [&](py::handle driver, py::object& object) { driver.attr("event_destroy")(device, object); });
+}
+tg_status event_record(void* context, int32_t device, tg_event event, tg_stream stream) {
+  return call(context,
+              [&](py::handle driver) { driver.attr("event_record")(device, from_handle(event), from_handle(stream)); });
+}
+tg_status event_wait(void* context, int32_t device, tg_event event, tg_stream stream) {
+  return call(context,
+              [&](py::handle driver) { driver.attr("event_wait")(device, from_handle(event), from_handle(stream)); });
+}
+tg_status event_query(void* context, int32_t device, tg_event event) {
+  return call(context, [&](py::handle driver) {
+    return driver.attr("event_query")(device, from_handle(event)).cast<bool>() ? TG_OK : TG_NOT_READY;
+  });
+}
+tg_status event_synchronize(void* context, int32_t device, tg_event event) {
+  return call(context, [&](py::handle driver) { driver.attr("event_synchronize")(device, from_handle(event)); });
+}
+tg_status event_elapsed(void* context, int32_t device, tg_event start, tg_event end, double* milliseconds) {
+  return call(context, [&](py::handle driver) {
+    *milliseconds = driver.attr("event_elapsed")(device, from_handle(start), from_handle(end)).cast<double>();
+  });
+}
+
+// Sets *log to what the compiler said, whether it succeeded or not.
+template <class Body>
+tg_status compile(void* context, const char** log, Body body) {
+  compile_log.clear();
+  tg_status status = call(context, body);
+  if (log) *log = compile_log.empty() ? nullptr : compile_log.c_str();
+  return status;
+}
+
+tg_status module_compile(void* context, int32_t device, const char* source, uint64_t source_bytes, const char* options,
+                         tg_module* out, const char** log) {
+  return compile(context, log, [&](py::handle driver) {
+    *out = to_handle<tg_module>(
+        driver.attr("module_compile")(device, py::str(source, source_bytes), py::str(options ? options : "")));
+  });
+}
+tg_status module_load(void* context, int32_t device, const void* binary, uint64_t bytes, tg_module* out,
+                      const char** log) {
+  return compile(context, log, [&](py::handle driver) {
+    *out = to_handle<tg_module>(driver.attr("module_load")(device, py::bytes(static_cast<const char*>(binary), bytes)));
+  });
+}
+tg_status module_binary(void* context, tg_module module, void* buffer, uint64_t* bytes) {
+  return call(context, [&](py::handle driver) {
+    std::string binary = driver.attr("module_binary")(from_handle(module)).cast<py::bytes>();
+    if (buffer) std::memcpy(buffer, binary.data(), std::min<size_t>(*bytes, binary.size()));
+    *bytes = binary.size();
+  });
+}
+tg_status module_destroy(void* context, tg_module module) {
+  return destroy(context, module,
+                 [&](py::handle driver, py::object& object) { driver.attr("module_destroy")(object); });
+}
+tg_status kernel_create(void* context, tg_module module, const char* name, tg_kernel* out) {
+  return call(context, [&](py::handle driver) {
+    *out = to_handle<tg_kernel>(driver.attr("kernel_create")(from_handle(module), name));
+  });
+}
+tg_status kernel_destroy(void* context, tg_kernel kernel) {
+  return destroy(context, kernel,
+                 [&](py::handle driver, py::object& object) { driver.attr("kernel_destroy")(object); });
+}
+tg_status launch(void* context, int32_t device, tg_stream stream, const tg_launch* launch) {
+  return call(context, [&](py::handle driver) {
+    py::tuple groups(launch->dims), local(launch->dims);
+    for (uint32_t d = 0; d < launch->dims; ++d) {
+      groups[d] = launch->groups[d];
+      local[d] = launch->local[d];
+    }
+    py::list args;
+    for (uint32_t i = 0; i < launch->arg_count; ++i) {
+      const tg_arg& arg = launch->args[i];
+      if (arg.is_pointer)
+        args.append(number(arg.value.pointer));
+      else
+        args.append(py::bytes(reinterpret_cast<const char*>(arg.value.bytes), arg.size));
+    }
+    driver.attr("launch")(device, from_handle(stream), from_handle(launch->kernel), groups, local, args);
+  });
+}
+
+// Whether the object's class has a method of its own, not the base class's that only says "I cannot".
+bool provides(const py::object& driver, const char* method) {
+  py::object found = py::getattr(py::type::of(driver), method, py::none());
+  return !found.is_none() && !py::hasattr(found, "__torchgraft_optional__");
+}
+
+}  // namespace
+
+const tg_driver* wrap_python_driver(py::object object) {
+  auto* driver = new PythonDriver;
+  driver->name = py::str(py::getattr(object, "name", py::str("python")));
+  tg_driver& t = driver->table;
+  t.abi_version = TG_DRIVER_ABI;
+  t.struct_size = sizeof(tg_driver);
+  t.name = driver->name.c_str();
+  t.context = driver;
+  t.last_error = get_last_error;
+
+#define TG_METHOD(member) \
+  if (provides(object, #member)) t.member = member
+  TG_METHOD(device_count);
+  TG_METHOD(device_properties);
+  TG_METHOD(device_synchronize);
+  TG_METHOD(memory_info);
+  TG_METHOD(allocate);
+  TG_METHOD(deallocate);
+  TG_METHOD(host_allocate);
+  TG_METHOD(host_deallocate);
+  TG_METHOD(copy);
+  TG_METHOD(copy_peer);
+  TG_METHOD(fill);
+  TG_METHOD(stream_create);
+  TG_METHOD(stream_destroy);
+  TG_METHOD(stream_synchronize);
+  TG_METHOD(stream_query);
+  TG_METHOD(event_create);
+  TG_METHOD(event_destroy);
+  TG_METHOD(event_record);
+  TG_METHOD(event_wait);
+  TG_METHOD(event_query);
+  TG_METHOD(event_synchronize);
+  TG_METHOD(event_elapsed);
+#undef TG_METHOD
+  if (py::getattr(object, "has_compiler", py::bool_(false)).cast<bool>()) {
+    t.module_compile = module_compile;
+    t.module_load = module_load;
+    t.module_binary = module_binary;
+    t.module_destroy = module_destroy;
+    t.kernel_create = kernel_create;
+    t.kernel_destroy = kernel_destroy;
+    t.launch = launch;
+  }
+  driver->object = object.release().ptr();
+  return &t;
+}
+
+}  // namespace torchgraft

@@ -1,0 +1,177 @@
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Generator.h>
+
+#include <limits>
+
+#include "allocator.h"
+#include "assertions.h"
+#include "generator.h"
+#include "guard.h"
+#include "hooks.h"
+#include "host_allocator.h"
+#include "python_driver.h"
+#include "runtime.h"
+#include "stream.h"
+
+namespace py = pybind11;
+
+namespace torchgraft {
+namespace {
+
+py::dict properties_dict(c10::DeviceIndex index) {
+  const Device& device = get_device(index);
+  const tg_device_properties& p = device.properties;
+  py::dict d;
+  d["driver"] = device.driver->name;
+  d["ordinal"] = device.ordinal;
+  d["index"] = static_cast<int>(device.index);
+  d["kind"] = p.kind;
+  d["capabilities"] = p.capabilities;
+  d["total_memory"] = p.total_memory;
+  d["max_allocation"] = p.max_allocation;
+  d["local_memory"] = p.local_memory;
+  d["compute_units"] = p.compute_units;
+  d["max_work_group_size"] = p.max_work_group_size;
+  d["simd_width"] = p.simd_width;
+  d["address_align"] = p.address_align;
+  d["clock_mhz"] = p.clock_mhz;
+  d["name"] = p.name;
+  d["vendor"] = p.vendor;
+  d["driver_version"] = p.driver_version;
+  d["platform"] = p.platform;
+  d["dialect"] = p.dialect;
+  d["uuid"] = p.uuid;
+  return d;
+}
+
+void set_memory_fraction(c10::DeviceIndex index, double fraction) {
+  TORCH_CHECK_VALUE(fraction >= 0 && fraction <= 1, "the memory fraction must be between 0 and 1, not ", fraction);
+  auto total = device_allocator()->getMemoryInfo(index).second;
+  // All of the memory is no limit: the driver's own word counts then.
+  set_memory_limit(index, fraction == 1 ? std::numeric_limits<uint64_t>::max()
+                                        : static_cast<uint64_t>(static_cast<double>(total) * fraction));
+}
+
+// For tests: what a kernel does that finds an error, done by the host.
+void report_error_as_kernel(c10::DeviceIndex index, int32_t code, int64_t position) {
+  const Device& device = get_device(index);
+  void* words = error_words(index);
+  int32_t report[4] = {code, static_cast<int32_t>(position), static_cast<int32_t>(position >> 32), 0};
+  note_checked_launch(index);
+  check(device,
+        device.driver->copy(device.driver->context, device.ordinal, current_stream_handle(index), words, report,
+                            sizeof(report), TG_COPY_HOST_TO_DEVICE, /*blocking=*/1),
+        "writing the error words");
+}
+
+py::object generator_object(c10::DeviceIndex index) {
+  return py::reinterpret_steal<py::object>(THPGenerator_Wrap(default_generator(index)));
+}
+
+const tg_driver* driver_of(const py::object& table) {
+  if (py::isinstance<py::capsule>(table)) {
+    auto capsule = py::reinterpret_borrow<py::capsule>(table);
+    return capsule.get_pointer<const tg_driver>();
+  }
+  return reinterpret_cast<const tg_driver*>(table.cast<uintptr_t>());
+}
+
+}  // namespace
+
+void install_runtime() {
+  static bool installed = [] {
+    register_hooks();  // first: it is the one that refuses when the place is taken
+    register_guard();
+    register_allocator();
+    at::setHostAllocator(c10::DeviceType::PrivateUse1, host_allocator());
+    watch_forks();
+    return true;
+  }();
+  (void)installed;
+}
+
+void bind_runtime(py::module_& m) {
+  // Functions that may wait let the GIL go; the others keep it.
+  auto def = [&m](const char* name, auto function, const char* doc) {
+    m.def(name, torch::wrap_pybind_function(function), doc);
+  };
+  auto def_waiting = [&m](const char* name, auto function, const char* doc) {
+    m.def(name, torch::wrap_pybind_function_no_gil(function), doc);
+  };
+
+  def("install_runtime", [] { install_runtime(); }, "Takes PyTorch's place for out-of-tree devices. Idempotent.");
+  def(
+      "add_python_driver", [](py::object driver) { add_driver(wrap_python_driver(std::move(driver))); },
+      "Adds a torchgraft.Driver.");
+  def(
+      "load_driver",
+      [](const std::string& path, const std::string& symbol) {
+        return reinterpret_cast<uintptr_t>(load_driver(path, symbol));
+      },
+      "The address of the driver table that a shared library exports.");
+  def(
+      "add_driver", [](const py::object& table) { add_driver(driver_of(table)); },
+      "Adds a driver table, given by its address or a capsule of it.");
+  def("set_backend_name", [](const std::string& name) { set_backend_name(name); }, "The name used in messages.");
+
+  def_waiting("device_count", [] { return static_cast<int>(device_count()); }, "Opens the drivers at the first call.");
+  def_waiting("device_errors", [] { return device_errors(); }, "Why devices are missing, or ''.");
+  def("devices_opened", [] { return devices_opened(); }, "Whether the drivers have been opened.");
+  def(
+      "device_properties", [](int index) { return properties_dict(static_cast<c10::DeviceIndex>(index)); },
+      "The properties of a device.");
+  def("in_bad_fork", [] { return in_bad_fork(); }, "Whether this is a forked child of a process that used devices.");
+  def("raise_if_forked", [] { raise_if_forked(); }, "Raises in such a child.");
+  def("current_device", [] { return static_cast<int>(current_device()); }, "The thread's current device.");
+  def_waiting(
+      "exchange_device",
+      [](int index) { return static_cast<int>(exchange_device(static_cast<c10::DeviceIndex>(index))); },
+      "Sets the thread's current device (a negative index changes nothing) and returns the one before.");
+  def_waiting(
+      "synchronize", [](int index) { synchronize_device(static_cast<c10::DeviceIndex>(index)); },
+      "Waits for all work of a device; raises what its kernels have reported.");
+  def_waiting(
+      "stream_handle",
+      [](int index, int64_t id) {
+        return reinterpret_cast<uintptr_t>(stream_handle(static_cast<c10::DeviceIndex>(index), id));
+      },
+      "The driver's handle of a stream.");
+
+  def_waiting(
+      "memory_info", [](int index) { return device_allocator()->getMemoryInfo(static_cast<c10::DeviceIndex>(index)); },
+      "(free, total) bytes.");
+  def_waiting(
+      "set_memory_fraction",
+      [](int index, double fraction) { set_memory_fraction(static_cast<c10::DeviceIndex>(index), fraction); },
+      "Limits what this process takes of a device's memory.");
+  def(
+      "set_memory_limit",
+      [](int index, uint64_t bytes) { set_memory_limit(static_cast<c10::DeviceIndex>(index), bytes); },
+      "The same in bytes.");
+
+  def(
+      "default_generator", [](int index) { return generator_object(static_cast<c10::DeviceIndex>(index)); },
+      "The torch.Generator that a device uses when none is given.");
+
+  def_waiting(
+      "error_words",
+      [](int index) { return reinterpret_cast<uintptr_t>(error_words(static_cast<c10::DeviceIndex>(index))); },
+      "The device address where kernels report errors.");
+  def("error_code", [](const std::string& message) { return error_code(message); }, "The code of a message.");
+  def(
+      "note_checked_launch", [](int index) { note_checked_launch(static_cast<c10::DeviceIndex>(index)); },
+      "Tells that a kernel that may report has been launched.");
+  def_waiting(
+      "raise_reported_errors", [](int index) { raise_reported_errors(static_cast<c10::DeviceIndex>(index)); },
+      "Raises what kernels have reported.");
+  def_waiting(
+      "_report_error_as_kernel",
+      [](int index, int32_t code, int64_t position) {
+        report_error_as_kernel(static_cast<c10::DeviceIndex>(index), code, position);
+      },
+      "For tests: writes the error words as a kernel would.");
+}
+
+}  // namespace torchgraft

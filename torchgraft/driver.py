@@ -1,0 +1,254 @@
+"""`torchgraft.Driver`: a device written in Python.
+
+A subclass is the same contract as ``torchgraft/driver.h``, method for function, and is wrapped for the C++ core by
+``torchgraft._C.add_python_driver``. A device starts life here; what becomes hot moves to C with the same names.
+
+What every method may rely on, and must keep to:
+
+* It is called with the GIL held, from any thread. While it waits for the device it should let the GIL go (``ctypes``
+  does).
+* ``device`` is the number of the device within this driver. Addresses are integers; an address inside an allocation is
+  as good as its start. Streams, events, modules and kernels are whatever objects the methods that create them return;
+  they are kept alive until they are destroyed.
+* Failing is raising: `MemoryError` makes torchgraft free its cache, try again and raise ``torch.OutOfMemoryError``;
+  `NotImplementedError` stays one; `InvalidArgument` becomes ``RuntimeError``; `CompileError` carries the compiler's
+  log; anything else becomes ``torch.AcceleratorError``. A failed call changes nothing.
+* Work submitted to one stream runs in the order of submission.
+* It makes no tensors of its own device.
+
+Four methods are enough for one device that has done its work when a call returns: `device_properties`, `allocate`,
+`deallocate` and `copy`. The others have forms here that suit such a device; one whose streams run on their own
+overrides all the methods of streams and events.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+__all__ = ["Capability", "CompileError", "CopyKind", "DeviceKind", "DeviceProperties", "Driver", "InvalidArgument"]
+
+
+class DeviceKind(enum.IntEnum):
+    CPU = 1
+    GPU = 2
+    ACCELERATOR = 3
+
+
+class Capability(enum.IntFlag):
+    """What a device can do."""
+
+    NONE = 0
+    UNIFIED_MEMORY = 1 << 0  #: the host may use device addresses whenever no submitted work does
+    COMPILER = 1 << 1  #: `Driver.module_compile` and `Driver.launch` work
+    FLOAT64 = 1 << 2  #: kernels may compute in float64
+    FLOAT16 = 1 << 3  #: kernels may compute in float16 (storing it is always possible)
+    ATOMIC_INT64 = 1 << 4
+    EVENT_TIMING = 1 << 5  #: `Driver.event_elapsed` works
+    BASE_OFFSET_POINTERS = 1 << 6  #: kernels take an allocation and an offset for each pointer
+    SUBGROUPS = 1 << 7
+
+
+class CopyKind(enum.IntEnum):
+    HOST_TO_DEVICE = 1
+    DEVICE_TO_HOST = 2
+    DEVICE_TO_DEVICE = 3
+
+
+class InvalidArgument(ValueError):
+    """An argument is out of range; the user sees RuntimeError."""
+
+    torchgraft_status = 3
+
+
+class CompileError(RuntimeError):
+    """A kernel's source was refused; the message is the compiler's log."""
+
+    torchgraft_status = 5
+
+
+@dataclass
+class DeviceProperties:
+    """What is known of a device before it is used."""
+
+    name: str
+    total_memory: int  #: bytes
+    kind: DeviceKind = DeviceKind.ACCELERATOR
+    capabilities: Capability = Capability.NONE
+    max_allocation: int = 0  #: bytes, of one allocation; 0: all of the memory
+    local_memory: int = 0  #: bytes of a work-group's local memory
+    compute_units: int = 1
+    max_work_group_size: int = 1
+    simd_width: int = 1  #: of float32
+    address_align: int = 64  #: bytes; every allocation starts at a multiple
+    clock_mhz: int = 0
+    vendor: str = ""
+    driver_version: str = ""  #: everything that decides what the compiler makes of a source
+    platform: str = ""
+    dialect: str = ""  #: the kernel language; empty without a compiler
+    uuid: str = ""  #: equal for the same physical device
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _optional(method: _Method) -> _Method:
+    """Marks a method that need not exist: where a subclass does not override it, torchgraft does without."""
+    method.__torchgraft_optional__ = True  # type: ignore[attr-defined]
+    return method
+
+
+class Driver:
+    """The base class of devices written in Python."""
+
+    #: Of the driver, for messages.
+    name: str = "python"
+    #: Whether the methods under "Kernels" are there; properties then carry `Capability.COMPILER`.
+    has_compiler: bool = False
+
+    # Devices
+
+    def device_count(self) -> int:
+        """How many devices there are. Called once, at the first use: open the devices here, not in the constructor."""
+        return 1
+
+    def device_properties(self, device: int) -> DeviceProperties:
+        raise NotImplementedError("device_properties")
+
+    def device_synchronize(self, device: int) -> None:
+        """Waits for all work on all streams of the device."""
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """Free and total bytes. The form here knows of no use but its own total."""
+        total = self.device_properties(device).total_memory
+        return total, total
+
+    # Memory
+
+    def allocate(self, device: int, nbytes: int) -> int:
+        """The address of new memory; `nbytes` is never 0. Raises MemoryError where there is none."""
+        raise NotImplementedError("allocate")
+
+    def deallocate(self, device: int, address: int) -> None:
+        """Called only when no submitted work uses the memory."""
+        raise NotImplementedError("deallocate")
+
+    @_optional
+    def host_allocate(self, device: int, nbytes: int) -> int:
+        """Pinned host memory. Without it, ordinary host memory serves."""
+        raise NotImplementedError("host_allocate")
+
+    @_optional
+    def host_deallocate(self, device: int, address: int) -> None:
+        raise NotImplementedError("host_deallocate")
+
+    def copy(
+        self, device: int, stream: Any, destination: int, source: int, nbytes: int, kind: CopyKind | int, blocking: bool
+    ) -> None:
+        """Copies on `stream`; with `blocking` it returns when the copy is done."""
+        raise NotImplementedError("copy")
+
+    @_optional
+    def copy_peer(
+        self, destination_device: int, destination: int, source_device: int, source: int, nbytes: int, stream: Any
+    ) -> None:
+        """Copies between two devices of this driver, ordered on `stream` of the destination's device.
+
+        Without it such copies go by way of the host.
+        """
+        raise NotImplementedError("copy_peer")
+
+    def fill(self, device: int, stream: Any, destination: int, pattern: bytes, nbytes: int) -> None:
+        """Repeats a pattern of 1, 2, 4, 8 or 16 bytes; `nbytes` is a multiple of its length.
+
+        The form here copies from the host.
+        """
+        repeated = pattern * (nbytes // len(pattern))
+        source = ctypes.cast(ctypes.c_char_p(repeated), ctypes.c_void_p).value
+        assert source is not None
+        self.copy(device, stream, destination, source, nbytes, CopyKind.HOST_TO_DEVICE, True)
+
+    # Streams. The forms here are those of a device that has done the work when a call returns.
+
+    def stream_create(self, device: int, priority: int) -> Any:
+        """A queue of work. Lower priorities are more urgent, 0 is the default; a hint."""
+        return object()
+
+    def stream_destroy(self, device: int, stream: Any) -> None:
+        pass
+
+    def stream_synchronize(self, device: int, stream: Any) -> None:
+        """Waits for all work of the stream."""
+
+    def stream_query(self, device: int, stream: Any) -> bool:
+        """Whether the stream has nothing left to do."""
+        return True
+
+    # Events
+
+    def event_create(self, device: int, timing: bool) -> Any:
+        return [0.0]
+
+    def event_destroy(self, device: int, event: Any) -> None:
+        pass
+
+    def event_record(self, device: int, event: Any, stream: Any) -> None:
+        """Marks the present end of the stream. An event may be recorded again; the last time counts."""
+        event[0] = time.perf_counter()
+
+    def event_wait(self, device: int, event: Any, stream: Any) -> None:
+        """Later work of `stream` waits for the event; the host does not."""
+
+    def event_query(self, device: int, event: Any) -> bool:
+        """Whether the event has passed."""
+        return True
+
+    def event_synchronize(self, device: int, event: Any) -> None:
+        """The host waits for the event."""
+
+    def event_elapsed(self, device: int, start: Any, end: Any) -> float:
+        """Milliseconds between two recorded events; asked only of devices with `Capability.EVENT_TIMING`."""
+        return float(end[0] - start[0]) * 1e3
+
+    # Kernels: used if `has_compiler`
+
+    def module_compile(self, device: int, source: str, options: str) -> Any:
+        """Makes a module of a source in the dialect that the properties name. Raises `CompileError`."""
+        raise NotImplementedError("module_compile")
+
+    def module_load(self, device: int, binary: bytes) -> Any:
+        """Makes a module of what `module_binary` returned."""
+        raise NotImplementedError("module_load")
+
+    def module_binary(self, module: Any) -> bytes:
+        """The module in a form that `module_load` takes; NotImplementedError where there is none."""
+        raise NotImplementedError("module_binary")
+
+    def module_destroy(self, module: Any) -> None:
+        pass
+
+    def kernel_create(self, module: Any, name: str) -> Any:
+        raise NotImplementedError("kernel_create")
+
+    def kernel_destroy(self, kernel: Any) -> None:
+        pass
+
+    def launch(
+        self,
+        device: int,
+        stream: Any,
+        kernel: Any,
+        groups: tuple[int, ...],
+        local: tuple[int, ...],
+        args: list[int | bytes],
+    ) -> None:
+        """Runs `groups` work-groups of `local` work-items each.
+
+        An argument is an address (int; 0 for one that the kernel will not use) or the bytes of a scalar in the host's
+        order.
+        """
+        raise NotImplementedError("launch")
