@@ -8,7 +8,6 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
-#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/alias.h>
@@ -22,6 +21,7 @@
 #include <cstring>
 
 #include "../runtime/assertions.h"
+#include "../runtime/host_allocator.h"
 #include "../runtime/stream.h"
 #include "dispatch.h"
 
@@ -44,13 +44,10 @@ void driver_copy(const Device& device, void* destination, const void* source, si
         what);
 }
 
-bool is_pinned(const at::Tensor& host) { return host.is_pinned(); }
-
 // The block of pinned memory must not be handed out again before the stream is through with it.
 void keep_pinned_until_done(const at::Tensor& host, c10::DeviceIndex index) {
-  at::getHostAllocator(c10::DeviceType::PrivateUse1)
-      ->record_event(const_cast<void*>(host.storage().data()), host.storage().data_ptr().get_context(),
-                     current_stream(index));
+  host_allocator()->record_event(const_cast<void*>(host.storage().data()), host.storage().data_ptr().get_context(),
+                                 current_stream(index));
 }
 
 bool same_strides(const at::Tensor& a, const at::Tensor& b) {
@@ -150,7 +147,7 @@ void copy_to_device(const at::Tensor& self, const at::Tensor& dst, bool non_bloc
   }
   if (is_plain(self, dst)) {
     // The driver may still read pageable memory after a call that does not block; the caller may change it then.
-    const bool asynchronous = non_blocking && is_pinned(self);
+    const bool asynchronous = non_blocking && is_pinned(self.const_data_ptr());
     driver_copy(device, dst.data_ptr(), self.const_data_ptr(), dst.nbytes(), TG_COPY_HOST_TO_DEVICE, !asynchronous);
     if (asynchronous) keep_pinned_until_done(self, device.index);
     return;
@@ -180,7 +177,7 @@ void copy_to_device(const at::Tensor& self, const at::Tensor& dst, bool non_bloc
 void copy_to_host(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
   const Device& device = device_under(self);
   if (is_plain(self, dst)) {
-    const bool asynchronous = non_blocking && is_pinned(dst);
+    const bool asynchronous = non_blocking && is_pinned(dst.const_data_ptr());
     driver_copy(device, dst.data_ptr(), self.const_data_ptr(), dst.nbytes(), TG_COPY_DEVICE_TO_HOST, !asynchronous);
     if (asynchronous)
       keep_pinned_until_done(dst, device.index);

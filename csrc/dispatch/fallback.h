@@ -1,0 +1,38 @@
+// Ops without a kernel of ours run on the CPU: how that is permitted, announced and counted.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace torchgraft {
+
+enum class FallbackMode : int { Warn = 0, Silent = 1, Error = 2 };
+
+// Of the whole process, not of a thread: backward runs on autograd's threads and must obey what surrounds it.
+void set_fallback_mode(FallbackMode mode) noexcept;
+FallbackMode fallback_mode() noexcept;
+
+struct FallbackRecord {
+  std::string op;  // "aten::add.Tensor"
+  uint64_t calls = 0;
+  uint64_t bytes_to_host = 0, bytes_to_device = 0;  // copied; memory that the host reads in place does not count
+  double seconds = 0;
+  std::map<std::string, uint64_t> places;  // the user's lines, each with how often it was seen there
+};
+
+std::vector<FallbackRecord> fallback_report();
+// Forgets the counts; and with `warnings` also which ops have been warned of.
+void reset_fallback_report(bool warnings);
+// Whether to ask for the user's line at every call, not only at the first of each op.
+void record_fallback_places(bool every_call) noexcept;
+
+struct FallbackHooks {
+  std::function<std::string()> place;            // the user's line, "train.py:42"; empty where there is none
+  std::function<void(const std::string&)> warn;  // may throw
+};
+void set_fallback_hooks(FallbackHooks hooks);
+
+}  // namespace torchgraft

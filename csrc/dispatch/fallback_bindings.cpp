@@ -1,0 +1,44 @@
+// What torchgraft/fallback.py needs of the fallback.
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "fallback.h"
+
+namespace torchgraft {
+
+void bind_fallback(pybind11::module_& m) {
+  namespace py = pybind11;
+
+  m.def("fallback_set_mode", [](int mode) { set_fallback_mode(static_cast<FallbackMode>(mode)); }, py::arg("mode"));
+  m.def("fallback_mode", [] { return static_cast<int>(fallback_mode()); });
+  m.def("fallback_report", [] {
+    py::list rows;
+    for (FallbackRecord& record : fallback_report())
+      rows.append(py::make_tuple(record.op, record.calls, record.bytes_to_host, record.bytes_to_device, record.seconds,
+                                 record.places));
+    return rows;
+  });
+  m.def("fallback_reset", &reset_fallback_report, py::arg("warnings"));
+  m.def("fallback_record_places", &record_fallback_places, py::arg("every_call"));
+  m.def(
+      "fallback_set_hooks",
+      [](const py::object& place, const py::object& warn) {
+        // Kept for ever: the interpreter may be gone when C++ destroys its globals.
+        auto* held_place = new py::object(place);
+        auto* held_warn = new py::object(warn);
+        set_fallback_hooks({[held_place]() -> std::string {
+                              if (!Py_IsInitialized()) return {};
+                              py::gil_scoped_acquire gil;
+                              return py::cast<std::string>((*held_place)());
+                            },
+                            [held_warn](const std::string& message) {
+                              if (!Py_IsInitialized()) return;
+                              py::gil_scoped_acquire gil;
+                              (*held_warn)(message);
+                            }});
+      },
+      py::arg("place"), py::arg("warn"));
+}
+
+}  // namespace torchgraft

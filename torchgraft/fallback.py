@@ -1,0 +1,225 @@
+"""Ops that run on the CPU because the device has no kernel for them: whether that is permitted, and what it costs.
+
+    torchgraft.fallback.set_mode("error")           # from now on: an error instead of slow results
+    with torchgraft.fallback("silent"): ...         # for these lines
+    print(torchgraft.fallback_report())             # which ops, how often, bytes each way, seconds, and from where
+
+The environment variable TORCHGRAFT_FALLBACK (`warn`, `silent` or `error`) sets the mode at the start; without it, it is `warn`.
+
+The mode belongs to the process, not to a thread: backward runs on threads of autograd and obeys what surrounds the call of
+`backward()`. So a context entered by one thread holds for the others too, and of several that are open, the last one entered decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import FrameType, TracebackType
+from typing import Literal, get_args
+
+import torch
+
+from torchgraft import _C
+
+__all__ = ["FallbackReport", "FallbackRow", "Mode", "fallback", "fallback_report", "reset_fallback_report"]
+
+Mode = Literal["warn", "silent", "error"]
+
+_MODES: tuple[str, ...] = get_args(Mode)
+_LIBRARIES = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__))
+
+_lock = threading.Lock()
+_default: str = "warn"
+_open: list[fallback] = []  # contexts, in the order in which they were entered
+
+
+def _check(mode: str) -> str:
+    if mode not in _MODES:
+        raise ValueError(f"the fallback mode is one of {', '.join(map(repr, _MODES))}, not {mode!r}")
+    return mode
+
+
+def _apply() -> None:
+    mode = _open[-1].mode if _open else _default
+    _C.fallback_set_mode(_MODES.index(mode))
+    _C.fallback_record_places(any(context.places for context in _open))
+
+
+class fallback(contextlib.ContextDecorator):
+    """A context manager, or decorator, within which ops without a kernel of the device
+
+    * `"warn"`: run on the CPU, with one UserWarning for each op that names your line;
+    * `"silent"`: run on the CPU;
+    * `"error"`: raise NotImplementedError.
+
+    With `places=True` the report tells from which lines *every* call came, instead of the first call of each op (slower).
+    """
+
+    def __init__(self, mode: Mode, *, places: bool = False) -> None:
+        self.mode: str = _check(mode)
+        self.places = places
+
+    def __enter__(self) -> fallback:
+        with _lock:
+            _open.append(self)
+            _apply()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with _lock:
+            # Not always the last one: another thread may have entered its own in the meantime.
+            last = max(i for i, context in enumerate(_open) if context is self)
+            del _open[last]
+            _apply()
+
+    @staticmethod
+    def set_mode(mode: Mode) -> None:
+        """Sets the mode that holds outside of all contexts."""
+        global _default
+        with _lock:
+            _default = _check(mode)
+            _apply()
+
+    @staticmethod
+    def get_mode() -> str:
+        """The mode that holds now."""
+        return _MODES[_C.fallback_mode()]
+
+
+# ---- the report ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FallbackRow:
+    """What one op has cost."""
+
+    op: str
+    calls: int
+    bytes_to_host: int
+    """Copied for the CPU. Memory that the host reads in place costs nothing and is not counted."""
+    bytes_to_device: int
+    """Copied back: results and written arguments."""
+    seconds: float
+    places: dict[str, int] = field(default_factory=dict)
+    """Your lines from which it was called ("train.py:42"), each with how often it was seen there."""
+
+
+@dataclass(frozen=True)
+class FallbackReport:
+    """The ops that ran on the CPU, the most expensive first. Printed, it is a table."""
+
+    rows: tuple[FallbackRow, ...]
+
+    def __iter__(self) -> Iterator[FallbackRow]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __contains__(self, op: object) -> bool:
+        return any(row.op == op for row in self.rows)
+
+    def __getitem__(self, op: str) -> FallbackRow:
+        for row in self.rows:
+            if row.op == op:
+                return row
+        raise KeyError(f"{op} has not run on the CPU")
+
+    @property
+    def calls(self) -> int:
+        return sum(row.calls for row in self.rows)
+
+    @property
+    def seconds(self) -> float:
+        return sum(row.seconds for row in self.rows)
+
+    def __str__(self) -> str:
+        if not self.rows:
+            return "no op has run on the CPU for lack of a kernel"
+        lines = [("op", "calls", "to host", "to device", "time", "called at")]
+        for row in self.rows:
+            seen = sorted(row.places.items(), key=lambda item: -item[1])
+            more = f" and {len(seen) - 1} more" if len(seen) > 1 else ""
+            place = seen[0][0] + more if seen else ""
+            lines.append(
+                (row.op, str(row.calls), _bytes(row.bytes_to_host), _bytes(row.bytes_to_device), _time(row.seconds), place)
+            )
+        widths = [max(len(line[i]) for line in lines) for i in range(6)]
+        table = [
+            "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, 5)), line[5]]).rstrip()
+            for line in lines
+        ]
+        table.append(f"{len(self.rows)} ops, {self.calls} calls, {_time(self.seconds)}")
+        return "\n".join(table)
+
+
+def _bytes(number: int) -> str:
+    amount = float(number)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} GiB"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def fallback_report() -> FallbackReport:
+    """What has run on the CPU since the start, or since `reset_fallback_report()`."""
+    rows = [FallbackRow(*row) for row in _C.fallback_report()]
+    return FallbackReport(tuple(sorted(rows, key=lambda row: (-row.seconds, row.op))))
+
+
+def reset_fallback_report(*, warnings: bool = False) -> None:
+    """Counts from zero again. With `warnings`, each op is warned of once more, too."""
+    _C.fallback_reset(warnings)
+
+
+# ---- what the C++ core asks ---------------------------------------------------------------------------------------------------
+
+
+def _user_frame() -> FrameType | None:
+    """The innermost frame that is neither torch's nor ours; there is none on autograd's threads."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(_LIBRARIES) and not path.startswith("<frozen "):
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def _place() -> str:
+    frame = _user_frame()
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _warn(message: str) -> None:
+    frame = _user_frame()
+    if frame is None:
+        warnings.warn(message, UserWarning, stacklevel=1)
+    else:
+        warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno)
+
+
+def _set_up() -> None:
+    _C.fallback_set_hooks(_place, _warn)
+    chosen = os.environ.get("TORCHGRAFT_FALLBACK", "warn").strip().lower() or "warn"
+    if chosen in _MODES:
+        fallback.set_mode(chosen)  # type: ignore[arg-type]
+    else:  # not an error: this runs while torch itself is imported
+        warnings.warn(f"TORCHGRAFT_FALLBACK is {chosen!r}, but must be one of {', '.join(_MODES)}; 'warn' holds", stacklevel=2)
+
+
+_set_up()
