@@ -4,10 +4,12 @@
     with torchgraft.fallback("silent"): ...         # for these lines
     print(torchgraft.fallback_report())             # which ops, how often, bytes each way, seconds, and from where
 
-The environment variable TORCHGRAFT_FALLBACK (`warn`, `silent` or `error`) sets the mode at the start; without it, it is `warn`.
+The environment variable TORCHGRAFT_FALLBACK (`warn`, `silent` or `error`) sets the mode at the start; without it, it is
+`warn`.
 
-The mode belongs to the process, not to a thread: backward runs on threads of autograd and obeys what surrounds the call of
-`backward()`. So a context entered by one thread holds for the others too, and of several that are open, the last one entered decides.
+The mode belongs to the process, not to a thread: backward runs on threads of autograd and obeys what surrounds the call
+of `backward()`. So a context entered by one thread holds for the others too, and of several that are open, the last one
+entered decides.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class fallback(contextlib.ContextDecorator):
     * `"silent"`: run on the CPU;
     * `"error"`: raise NotImplementedError.
 
-    With `places=True` the report tells from which lines *every* call came, instead of the first call of each op (slower).
+    With `places=True` the report tells from which lines *every* call came, not only the first of each op (slower).
     """
 
     def __init__(self, mode: Mode, *, places: bool = False) -> None:
@@ -93,7 +95,7 @@ class fallback(contextlib.ContextDecorator):
         return _MODES[_C.fallback_mode()]
 
 
-# ---- the report ---------------------------------------------------------------------------------------------------------------
+# ---- the report ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -148,9 +150,8 @@ class FallbackReport:
             seen = sorted(row.places.items(), key=lambda item: -item[1])
             more = f" and {len(seen) - 1} more" if len(seen) > 1 else ""
             place = seen[0][0] + more if seen else ""
-            lines.append(
-                (row.op, str(row.calls), _bytes(row.bytes_to_host), _bytes(row.bytes_to_device), _time(row.seconds), place)
-            )
+            moved = (_bytes(row.bytes_to_host), _bytes(row.bytes_to_device))
+            lines.append((row.op, str(row.calls), *moved, _time(row.seconds), place))
         widths = [max(len(line[i]) for line in lines) for i in range(6)]
         table = [
             "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, 5)), line[5]]).rstrip()
@@ -186,7 +187,7 @@ def reset_fallback_report(*, warnings: bool = False) -> None:
     _C.fallback_reset(warnings)
 
 
-# ---- what the C++ core asks ---------------------------------------------------------------------------------------------------
+# ---- what the C++ core asks ------------------------------------------------------------------------------------------
 
 
 def _user_frame() -> FrameType | None:
@@ -219,7 +220,9 @@ def _set_up() -> None:
     if chosen in _MODES:
         fallback.set_mode(chosen)  # type: ignore[arg-type]
     else:  # not an error: this runs while torch itself is imported
-        warnings.warn(f"TORCHGRAFT_FALLBACK is {chosen!r}, but must be one of {', '.join(_MODES)}; 'warn' holds", stacklevel=2)
+        warnings.warn(
+            f"TORCHGRAFT_FALLBACK is {chosen!r}, but must be one of {', '.join(_MODES)}; 'warn' holds", stacklevel=2
+        )
 
 
 _set_up()

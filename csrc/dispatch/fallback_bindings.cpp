@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "../bindings.h"
 #include "fallback.h"
 
 namespace torchgraft {
