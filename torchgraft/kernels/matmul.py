@@ -1,0 +1,737 @@
+"""Matrix multiplication: `C[b] = alpha * A[b] @ B[b] + beta * D[b]`.
+
+Three families of kernels, each for every dtype and every layout:
+
+* `block_kernel`, the CPU form: a work-item owns a block of C, copies the part of B that it needs into panels of a few
+  vectors' width and the rows of A into tiles, in its private memory, and multiplies tile by panel with all
+  accumulators in registers. There is no barrier, and nothing but the copies depends on dtype or layout.
+* `dot_kernel` and `axpy_kernel`, the CPU form for one to four rows, which read B once and straight: such products are
+  bound by memory.
+* `tile_kernel`, the GPU form: a work-group shares tiles of A and B in local memory.
+
+Sizes and strides are run-time arguments, in elements; so a new shape needs no new kernel. What is fixed in the text is
+the dtype, which stride of an operand is one, and whether there is a D. The `*_launch` functions give the groups and
+the arguments, in the order of the kernel's parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.types import BY_NAME
+
+# Which stride of an operand is one: along k, along the other dimension ("outer": rows of A, columns of B), or neither.
+Unit = Literal["k", "outer", "none"]
+# D, the addend: absent, with unit stride along the columns, or anything (a broadcast column, a transposed matrix).
+Addend = Literal["none", "row", "any"]
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How a storage type is computed with in vectors.
+
+    Attributes:
+        storage: the storage type's name.
+        scalar: the C type of one accumulator, of a complex number's parts for the complex types.
+        width: elements of the vectors used.
+        value: the type of `alpha` and `beta`, an element type's name.
+    """
+
+    storage: str
+    scalar: str
+    width: int
+    value: str
+
+    @property
+    def vector(self) -> str:
+        return f"{self.scalar}{self.width}"
+
+    @property
+    def is_complex(self) -> bool:
+        return self.storage in ("c64", "c128")
+
+    @property
+    def is_float(self) -> bool:
+        return self.storage in ("f16", "bf16", "f32", "f64")
+
+    @property
+    def pointer(self) -> str:
+        return f"GLOBAL {BY_NAME[self.storage].storage}*"
+
+    @property
+    def const_pointer(self) -> str:
+        return f"GLOBAL const {BY_NAME[self.storage].storage}*"
+
+    def load(self, pointer: str, index: str) -> str:
+        if self.is_complex or self.is_float:
+            return f"load_{self.storage}({pointer}, {index})"
+        return f"({self.scalar})load_{self.storage}({pointer}, {index})"
+
+    def load_vector(self, pointer: str, index: str, width: int | None = None) -> str:
+        width = width or self.width
+        if self.is_float:
+            return f"load_{self.storage}x{width}({pointer}, {index})"
+        return f"convert_{self.scalar}{width}(vload{width}(0, ({pointer}) + ({index})))"
+
+    def store(self, pointer: str, index: str, value: str) -> str:
+        return f"store_{self.storage}({pointer}, {index}, {value})"
+
+    def store_vector(self, pointer: str, index: str, value: str) -> str:
+        if self.is_float:
+            return f"store_{self.storage}x{self.width}({pointer}, {index}, {value})"
+        storage = BY_NAME[self.storage].storage
+        return f"vstore{self.width}(convert_{storage}{self.width}({value}), 0, ({pointer}) + ({index}))"
+
+    def multiply_add(self, a: str, b: str, c: str) -> str:
+        """a*b + c for vectors or scalars, real."""
+        return f"fma({a}, {b}, {c})" if self.is_float or self.is_complex else f"({a} * {b} + {c})"
+
+
+@cache
+def arithmetic(storage: str, simd_width: int = 16) -> Arithmetic:
+    """The arithmetic of a storage type on a device whose registers hold `simd_width` float32.
+
+    Small integers are summed in int32: sums that wrap agree in their low bits whatever the width they are kept in.
+    """
+    wide = max(2, simd_width // 2)
+    match storage:
+        case "f32" | "f16" | "bf16":
+            return Arithmetic(storage, "float", simd_width, "f32")
+        case "f64":
+            return Arithmetic(storage, "double", wide, "f64")
+        case "i32" | "i16" | "i8" | "u8" | "b8":
+            return Arithmetic(storage, "int", simd_width, "i32")
+        case "i64":
+            return Arithmetic(storage, "long", wide, "i64")
+        case "c64":
+            return Arithmetic(storage, "float", simd_width, "c64")
+        case "c128":
+            return Arithmetic(storage, "double", wide, "c128")
+    raise ValueError(f"no matrix product for elements of type {storage}")
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Shapes of the CPU form: registers hold `rows` x `vectors` accumulators; a private panel is `depth` deep; a work-item's
+    block has at most `max_rows` x `max_columns` elements."""
+
+    rows: int
+    vectors: int
+    depth: int
+    max_rows: int
+    max_columns: int
+
+
+def block_tile(math: Arithmetic, narrow: bool = False) -> Tile:
+    """The tile for a dtype: 16 accumulators where there are 32 registers, 12 where there are 16 (AVX2).
+
+    All panels of a block take 256 KiB, a part of the second-level cache. `narrow` is for products of at most one vector's
+    width.
+    """
+    registers_32 = math.width * {"float": 4, "int": 4}.get(math.scalar, 8) >= 64
+    rows, vectors = (8, 2) if registers_32 else (6, 2)
+    if math.is_complex:
+        rows //= 2
+    if narrow:
+        rows, vectors = 2 * rows, 1
+    element = (8 if math.scalar in ("double", "long") else 4) * (2 if math.is_complex else 1)
+    return Tile(rows, vectors, 256, 8 * rows if narrow else 16 * rows, max(math.width * vectors, 1024 // element))
+
+
+def transpose_registers(width: int, vector: str) -> str:
+    """Statements that transpose the square matrix of the vectors r0, r1, ...: log2(width) rounds of exchanges of halves."""
+    lanes = "0123456789abcdef"
+    lines = []
+    half = 1
+    while half < width:
+        for i in (i for i in range(width) if not i & half):
+            j = i + half
+            low = ", ".join(f"r{j}.s{lanes[e - half]}" if e & half else f"r{i}.s{lanes[e]}" for e in range(width))
+            high = ", ".join(f"r{j}.s{lanes[e]}" if e & half else f"r{i}.s{lanes[e + half]}" for e in range(width))
+            lines.append(f"{{ const {vector} low = ({vector})({low}); r{j} = ({vector})({high}); r{i} = low; }}")
+        half *= 2
+    return "\n".join(lines)
+
+
+# --- The CPU form's pieces. Names they share: the block's A, B, C, `rows` and `columns` left from the block's origin, the slice
+# of k that begins at `kb` and has `kc` steps, the tile's first row `m`, the panel's first column `n`.
+
+
+def pack_b(math: Arithmetic, tile: Tile, unit: Unit) -> str:
+    """Copies a slice of B into panels: `panels[n / NR][k][NR]`, NR the panel's width. Columns past the edge hold anything."""
+    width, panel = math.width, math.width * tile.vectors
+    if math.is_complex:
+        # A panel's row: the real parts, then the imaginary ones.
+        return f"""
+for (int n = 0; n < columns; ++n) {{
+  {math.scalar}* to = ({math.scalar}*)panels + (n / {panel}) * {2 * tile.depth * panel} + n % {panel};
+  {math.const_pointer} b = B + n * b_cs + kb * b_rs;
+  for (int k = 0; k < kc; ++k, b += b_rs, to += {2 * panel}) {{
+    const {math.scalar}2 value = load_{math.storage}(b, 0);
+    to[0] = value.x;
+    to[{panel}] = value.y;
+  }}
+}}"""
+    if unit == "outer":
+        copies = " ".join(f"to[{v}] = {math.load_vector('b', str(v * width))};" for v in range(tile.vectors))
+        return f"""
+for (int n = 0; n < columns; n += {panel}) {{
+  {math.vector}* to = panels + (n / {panel}) * {tile.depth * tile.vectors};
+  {math.const_pointer} b = B + n + kb * b_rs;
+  if (n + {panel} <= columns) {{
+    for (int k = 0; k < kc; ++k, b += b_rs, to += {tile.vectors}) {{ {copies} }}
+  }} else {{
+    for (int k = 0; k < kc; ++k, b += b_rs, to += {tile.vectors})
+      for (int j = 0; j < columns - n; ++j) (({math.scalar}*)to)[j] = {math.load("b", "j")};
+  }}
+}}"""
+    if unit == "k":
+        offsets = " ".join(f"const long o{i} = min({i}, columns - n - 1) * b_cs;" for i in range(width))
+        loads = "\n".join(f"{math.vector} r{i} = {math.load_vector('b', f'o{i} + k')};" for i in range(width))
+        stores = "\n".join(f"*({math.vector}*)(to + (k + {i}) * {panel}) = r{i};" for i in range(width))
+        return f"""
+for (int n = 0; n < columns; n += {width}) {{
+  {math.scalar}* to = ({math.scalar}*)panels + (n / {panel}) * {tile.depth * panel} + n % {panel};
+  {math.const_pointer} b = B + n * b_cs + kb;
+  {offsets}
+  int k = 0;
+  for (; k + {width} <= kc; k += {width}) {{
+    {loads}
+    {transpose_registers(width, math.vector)}
+    {stores}
+  }}
+  for (; k < kc; ++k)
+    for (int j = 0; j < min({width}, columns - n); ++j) to[k * {panel} + j] = {math.load("b", "j * b_cs + k")};
+}}"""
+    return f"""
+for (int n = 0; n < columns; ++n) {{
+  {math.scalar}* to = ({math.scalar}*)panels + (n / {panel}) * {tile.depth * panel} + n % {panel};
+  {math.const_pointer} b = B + n * b_cs + kb * b_rs;
+  for (int k = 0; k < kc; ++k, b += b_rs, to += {panel}) to[0] = {math.load("b", "0")};
+}}"""
+
+
+# Rows of a tile of A are this much further apart than they are long, so that they do not all fall into the same set of the cache.
+_PADDING = 16
+
+
+def a_tile_elements(math: Arithmetic, tile: Tile) -> int:
+    return tile.rows * (tile.depth + _PADDING) * (2 if math.is_complex else 1)
+
+
+def pack_a(math: Arithmetic, tile: Tile, unit: Unit) -> str:
+    """Copies the tile's rows of a slice of A: `a_tile[row][k]`, or `a_tile[k][row]` where that is how A lies (see `a_element`)."""
+    pitch = tile.depth + _PADDING
+    if math.is_complex:
+        return f"""
+for (int i = 0; i < {tile.rows}; ++i) {{
+  {math.const_pointer} a = A + min(m + i, rows - 1) * a_rs + kb * a_cs;
+  {math.scalar}* to = a_tile + i * {2 * pitch};
+  for (int k = 0; k < kc; ++k, a += a_cs) {{
+    const {math.scalar}2 value = load_{math.storage}(a, 0);
+    to[k] = value.x;
+    to[{pitch} + k] = value.y;
+  }}
+}}"""
+    if unit == "outer":
+        pieces, done = [], 0
+        while done < tile.rows:
+            piece = 1 << (min(16, tile.rows - done).bit_length() - 1)
+            if piece >= 4:
+                load = math.load_vector("a", str(done), piece)
+                pieces.append(f"vstore{piece}({load}, 0, to + {done});")
+            else:
+                pieces += [f"to[{done + i}] = {math.load('a', str(done + i))};" for i in range(piece)]
+            done += piece
+        return f"""
+{{
+  {math.const_pointer} a = A + m + kb * a_cs;
+  {math.scalar}* to = a_tile;
+  if (m + {tile.rows} <= rows) {{
+    for (int k = 0; k < kc; ++k, a += a_cs, to += {tile.rows}) {{ {" ".join(pieces)} }}
+  }} else {{
+    for (int k = 0; k < kc; ++k, a += a_cs, to += {tile.rows})
+      for (int i = 0; i < rows - m; ++i) to[i] = {math.load("a", "i")};
+  }}
+}}"""
+    vector_part = ""
+    if unit == "k":
+        vector_part = (
+            f"for (; k + {math.width} <= kc; k += {math.width}) *({math.vector}*)(to + k) = {math.load_vector('a', 'k')};"
+        )
+    step = "k" if unit == "k" else "k * a_cs"
+    return f"""
+for (int i = 0; i < {tile.rows}; ++i) {{
+  {math.const_pointer} a = A + min(m + i, rows - 1) * a_rs + kb * a_cs;
+  {math.scalar}* to = a_tile + i * {pitch};
+  int k = 0;
+  {vector_part}
+  for (; k < kc; ++k) to[k] = {math.load("a", step)};
+}}"""
+
+
+def a_element(math: Arithmetic, tile: Tile, unit: Unit, row: int, part: int = 0) -> str:
+    """The element of row `row` at `k` in the tile that `pack_a` filled; `part` 1 is the imaginary part."""
+    pitch = tile.depth + _PADDING
+    if math.is_complex:
+        return f"a_tile[{(2 * row + part) * pitch} + k]"
+    return f"a_tile[k * {tile.rows} + {row}]" if unit == "outer" else f"a_tile[{row * pitch} + k]"
+
+
+def multiply_tile(math: Arithmetic, tile: Tile, unit: Unit) -> str:
+    """Adds the product of the tile of A and the panel at `n` to the accumulators `sums`, which start anew when `kb` is zero."""
+    parts = 2 if math.is_complex else 1
+    vectors = tile.vectors * parts
+    names = [[f"c{i}_{v}" for v in range(vectors)] for i in range(tile.rows)]
+    everything = [name for row in names for name in row]
+    loads = " ".join(f"const {math.vector} b{v} = b[{v}];" for v in range(vectors))
+    rows = []
+    for i, row in enumerate(names):
+        updates = []
+        if math.is_complex:
+            # b0.. are the real parts, the second half the imaginary ones; accumulators likewise.
+            n = tile.vectors
+            for v in range(n):
+                updates += [f"{row[v]} = fma(re, b{v}, {row[v]});", f"{row[n + v]} = fma(re, b{n + v}, {row[n + v]});"]
+            for v in range(n):
+                updates += [f"{row[v]} = fma(-im, b{n + v}, {row[v]});", f"{row[n + v]} = fma(im, b{v}, {row[n + v]});"]
+            names_a = (
+                f"const {math.vector} re = {a_element(math, tile, unit, i)}, im = {a_element(math, tile, unit, i, 1)};"
+            )
+        else:
+            names_a = f"const {math.vector} a = {a_element(math, tile, unit, i)};"
+            updates = [f"{name} = {math.multiply_add('a', f'b{v}', name)};" for v, name in enumerate(row)]
+        rows.append(f"{{ {names_a} {' '.join(updates)} }}")
+    return f"""
+{math.vector}* const sums = accumulators + (m * {tile.max_columns // math.width * parts} + n / {math.width} * {tile.rows * parts});
+{{
+  const {math.vector}* b = panels + (n / {math.width}) * {tile.depth * parts};
+  {math.vector} {", ".join(everything)};
+  if (kb == 0) {{ {" ".join(f"{name} = 0;" for name in everything)} }}
+  else {{ {" ".join(f"{name} = sums[{i}];" for i, name in enumerate(everything))} }}
+  for (int k = 0; k < kc; ++k, b += {vectors}) {{
+    {loads}
+    {chr(10).join(rows)}
+  }}
+  {" ".join(f"sums[{i}] = {name};" for i, name in enumerate(everything))}
+}}"""
+
+
+def finish_scalar(math: Arithmetic, addend: Addend, value: str, d_index: str, c_index: str) -> str:
+    """Stores alpha * value + beta * D at one place; with beta zero D is not read, so that what it holds cannot matter."""
+    add = ""
+    if math.is_complex:
+        value = f"({math.scalar}2)({value}.x * alpha.x - {value}.y * alpha.y, {value}.x * alpha.y + {value}.y * alpha.x)"
+        if addend != "none":
+            add = f"""if (beta.x != 0 || beta.y != 0) {{
+              const {math.scalar}2 e = load_{math.storage}(d, {d_index});
+              r += ({math.scalar}2)(e.x * beta.x - e.y * beta.y, e.x * beta.y + e.y * beta.x); }}"""
+        return f"{{ {math.scalar}2 r = {value}; {add} {math.store('c', c_index, 'r')}; }}"
+    if addend != "none":
+        add = f"if (beta != 0) r += beta * {math.load('d', d_index)};"
+    return f"{{ {math.scalar} r = alpha * {value}; {add} {math.store('c', c_index, 'r')}; }}"
+
+
+def _finish_block(math: Arithmetic, tile: Tile, addend: Addend) -> str:
+    """Stores the tile's sums: whole vectors inside C, single elements at its right edge."""
+    panel = math.width * tile.vectors
+    d = f"{math.const_pointer} d = D + (m + i) * d_rs + n * d_cs;" if addend != "none" else ""
+    if math.is_complex:
+        edge = finish_scalar(math, addend, "value", "j * d_cs", "j * c_cs")
+        return f"""
+for (int i = 0; i < min({tile.rows}, rows - m); ++i) {{
+  {math.pointer} c = C + (m + i) * c_rs + n * c_cs;
+  {d}
+  const {math.scalar}* from = (const {math.scalar}*)(sums + i * {2 * tile.vectors});
+  for (int j = 0; j < min({panel}, columns - n); ++j) {{
+    const {math.scalar}2 value = ({math.scalar}2)(from[j], from[j + {panel}]);
+    {edge}
+  }}
+}}"""
+    whole = ""
+    if addend != "any":
+        stores = []
+        for v in range(tile.vectors):
+            add = f"if (beta != 0) r += beta * {math.load_vector('d', str(v * math.width))};" if addend == "row" else ""
+            stores.append(
+                f"{{ {math.vector} r = alpha * from[{v}]; {add} {math.store_vector('c', str(v * math.width), 'r')}; }}"
+            )
+        whole = f"if (c_cs == 1 && n + {panel} <= columns) {{ {' '.join(stores)} continue; }}"
+    edge = finish_scalar(math, addend, f"(({math.scalar}*)from)[j]", "j * d_cs", "j * c_cs")
+    return f"""
+for (int i = 0; i < min({tile.rows}, rows - m); ++i) {{
+  {math.pointer} c = C + (m + i) * c_rs + n * c_cs;
+  {d}
+  const {math.vector}* from = sums + i * {tile.vectors};
+  {whole}
+  for (int j = 0; j < min({panel}, columns - n); ++j) {edge}
+}}"""
+
+
+def block_loop(math: Arithmetic, tile: Tile, fill_panels: str, fill_tile: str, unit_a: Unit, finish: str) -> str:
+    """The CPU form's loops about their pieces; the names above and `K` must be in scope."""
+    parts = 2 if math.is_complex else 1
+    per_row = tile.max_columns // math.width * parts
+    return f"""
+{math.vector} panels[{tile.depth * per_row}];
+{math.vector} accumulators[{tile.max_rows * per_row}];
+{math.scalar} a_tile[{a_tile_elements(math, tile)}] __attribute__((aligned(64)));
+for (int kb = 0;; kb += {tile.depth}) {{
+  const int kc = min({tile.depth}, K - kb);
+  const bool last = kb + {tile.depth} >= K;
+  {fill_panels}
+  for (int m = 0; m < rows; m += {tile.rows}) {{
+    {fill_tile}
+    for (int n = 0; n < columns; n += {math.width * tile.vectors}) {{
+      {multiply_tile(math, tile, unit_a)}
+      if (last) {{ {finish} }}
+    }}
+  }}
+  if (last) break;
+}}"""
+
+
+def _operands(math: Arithmetic, addend: Addend, sizes: Sequence[str]) -> tuple[Parameter, ...]:
+    """C, A, B, [D,] sizes, strides (row, column, batch) of each, alpha [, beta]."""
+    pointers = [Pointer("C", math.storage), Pointer("A", math.storage, True), Pointer("B", math.storage, True)]
+    scalars = [Value("alpha", math.value)]
+    if addend != "none":
+        pointers.append(Pointer("D", math.storage, True))
+        scalars.append(Value("beta", math.value))
+    strides = [Value(f"{p.name.lower()}_{s}", "i64") for p in pointers for s in ("rs", "cs", "bs")]
+    return (*pointers, *(Value(size, "i32") for size in sizes), *strides, *scalars)
+
+
+@cache
+def block_kernel(
+    storage: str, unit_a: Unit, unit_b: Unit, addend: Addend, narrow: bool = False, simd_width: int = 16
+) -> Kernel:
+    """The CPU form for products of some size. Launch with `block_launch`."""
+    math = arithmetic(storage, simd_width)
+    tile = block_tile(math, narrow)
+    body = f"""
+const long batch = GROUP_ID(2);
+const int m0 = GROUP_ID(1) * block_rows, n0 = GROUP_ID(0) * block_columns;
+const int rows = min(block_rows, M - m0), columns = min(block_columns, N - n0);
+A += batch * a_bs + m0 * a_rs;
+B += batch * b_bs + n0 * b_cs;
+C += batch * c_bs + m0 * c_rs + n0 * c_cs;
+{"D += batch * d_bs + m0 * d_rs + n0 * d_cs;" if addend != "none" else ""}
+{block_loop(math, tile, pack_b(math, tile, unit_b), pack_a(math, tile, unit_a), unit_a, _finish_block(math, tile, addend))}"""
+    return Kernel("matmul_block", _operands(math, addend, ("M", "N", "K", "block_rows", "block_columns")), body)
+
+
+def block_shape(math: Arithmetic, tile: Tile, m: int, n: int, batch: int, units: int) -> tuple[int, int]:
+    """Rows and columns of a work-item's block: as large as leaves a few blocks for each of `units` cores, since a block
+    copies its part of B once for all its rows."""
+
+    def round_up(value: int, step: int) -> int:
+        return -(-value // step) * step
+
+    panel = math.width * tile.vectors
+    rows, columns = min(tile.max_rows, round_up(m, tile.rows)), min(tile.max_columns, round_up(n, panel))
+    wanted = 1 if units == 1 else 3 * units
+    while -(-m // rows) * -(-n // columns) * batch < wanted:
+        if columns > panel and columns >= rows:
+            columns = round_up(columns // 2, panel)
+        elif rows > 2 * tile.rows:
+            rows = round_up(rows // 2, tile.rows)
+        elif columns > panel:
+            columns = round_up(columns // 2, panel)
+        else:
+            break
+    return rows, columns
+
+
+# --- Few rows: every element of B is used once or a few times, so it is read in place.
+
+
+def _horizontal_sum(math: Arithmetic, vector: str) -> str:
+    """Folds a vector to a scalar by halves."""
+    steps, width, name = [], math.width, vector
+    while width > 2:
+        width //= 2
+        steps.append(f"const {math.scalar}{width} {vector}_{width} = {name}.lo + {name}.hi;")
+        name = f"{vector}_{width}"
+    return " ".join(steps) + f" {math.scalar} {vector}_sum = {name}.x + {name}.y;"
+
+
+@cache
+def dot_kernel(storage: str, rows: int, addend: Addend, simd_width: int = 16) -> Kernel:
+    """At most `rows` (1 or 4) rows of A with unit stride along k, times a B with unit stride along k: one dot product for each
+    element, several columns at a time for the sake of the memory. Launch with `matmul_launch`."""
+    math = arithmetic(storage, simd_width)
+    together = 8 if rows == 1 else 4
+    pairs = [(i, j) for i in range(rows) for j in range(together)]
+    body = f"""
+const long batch = GROUP_ID(1);
+const int begin = GROUP_ID(0) * block_columns, end = min(N, begin + block_columns);
+A += batch * a_bs;
+B += batch * b_bs;
+C += batch * c_bs;
+{"D += batch * d_bs;" if addend != "none" else ""}
+{" ".join(f"{math.const_pointer} a{i} = A + min({i}, M - 1) * a_rs;" for i in range(rows))}
+for (int n = begin; n < end; n += {together}) {{
+  {" ".join(f"{math.const_pointer} b{j} = B + min(n + {j}, N - 1) * b_cs;" for j in range(together))}
+  {math.vector} {", ".join(f"s{i}_{j} = 0" for i, j in pairs)};
+  int k = 0;
+  for (; k + {math.width} <= K; k += {math.width}) {{
+    {" ".join(f"const {math.vector} u{i} = {math.load_vector(f'a{i}', 'k')};" for i in range(rows))}
+    {" ".join(f"const {math.vector} v{j} = {math.load_vector(f'b{j}', 'k')};" for j in range(together))}
+    {" ".join(f"s{i}_{j} = {math.multiply_add(f'u{i}', f'v{j}', f's{i}_{j}')};" for i, j in pairs)}
+  }}
+  {" ".join(_horizontal_sum(math, f"s{i}_{j}") for i, j in pairs)}
+  for (; k < K; ++k) {{
+    {" ".join(f"s{i}_{j}_sum += {math.load(f'a{i}', 'k')} * {math.load(f'b{j}', 'k')};" for i, j in pairs)}
+  }}
+  const {math.scalar} sums[{rows * together}] = {{{", ".join(f"s{i}_{j}_sum" for i, j in pairs)}}};
+  for (int i = 0; i < min({rows}, M); ++i)
+    for (int j = 0; j < min({together}, end - n); ++j) {{
+      {math.pointer} c = C + i * c_rs + (n + j) * c_cs;
+      {"" if addend == "none" else f"{math.const_pointer} d = D + i * d_rs + (n + j) * d_cs;"}
+      {finish_scalar(math, addend, f"sums[i * {together} + j]", "0", "0")}
+    }}
+}}"""
+    return Kernel("matmul_dot", _operands(math, addend, ("M", "N", "K", "block_columns")), body)
+
+
+@cache
+def axpy_kernel(storage: str, rows: int, addend: Addend, simd_width: int = 16) -> Kernel:
+    """At most `rows` (1 or 4) rows of A times a B with unit stride along the columns: a work-item sums rows of B, over a stretch of
+    columns that stays in registers. Launch with `matmul_launch`."""
+    math = arithmetic(storage, simd_width)
+    vectors = axpy_columns(math, rows) // math.width
+    pairs = [(i, v) for i in range(rows) for v in range(vectors)]
+
+    def loop(names: list[tuple[int, int]], count: int) -> str:
+        loads = " ".join(f"const {math.vector} b{v} = {math.load_vector('b', str(v * math.width))};" for v in range(count))
+        scalars = " ".join(f"const {math.vector} a{i} = {math.load('A', f'{i} * last_row + k * a_cs')};" for i in range(rows))
+        updates = " ".join(f"s{i}_{v} = {math.multiply_add(f'a{i}', f'b{v}', f's{i}_{v}')};" for i, v in names)
+        return f"""{math.vector} {", ".join(f"s{i}_{v} = 0" for i, v in names)};
+          {math.const_pointer} b = B + n;
+          for (int k = 0; k < K; ++k, b += b_rs) {{ {loads} {scalars} {updates} }}
+          const {math.vector} sums[{rows * count}] = {{{", ".join(f"s{i}_{v}" for i, v in names)}}};"""
+
+    def finish(count: str, width: int, source: str) -> str:
+        return f"""for (int i = 0; i < min({rows}, M); ++i)
+          for (int j = 0; j < {count}; ++j) {{
+            {math.pointer} c = C + i * c_rs + (n + j) * c_cs;
+            {"" if addend == "none" else f"{math.const_pointer} d = D + i * d_rs + (n + j) * d_cs;"}
+            {finish_scalar(math, addend, source, "0", "0")}
+          }}"""
+
+    body = f"""
+const long batch = GROUP_ID(1);
+int n = GROUP_ID(0) * {vectors * math.width};
+A += batch * a_bs;
+B += batch * b_bs;
+C += batch * c_bs;
+{"D += batch * d_bs;" if addend != "none" else ""}
+const int end = min(N, n + {vectors * math.width});
+// Rows that are not there are read as the last one.
+ROWS
+if (n + {vectors * math.width} <= N) {{
+  {loop(pairs, vectors)}
+  {finish(str(vectors * math.width), math.width, f"((const {math.scalar}*)sums)[i * {vectors * math.width} + j]")}
+  return;
+}}
+for (; n + {math.width} <= end; n += {math.width}) {{
+  {loop([(i, 0) for i in range(rows)], 1)}
+  {finish(str(math.width), math.width, f"((const {math.scalar}*)sums)[i * {math.width} + j]")}
+}}
+for (; n < end; ++n)
+  for (int i = 0; i < min({rows}, M); ++i) {{
+    {math.scalar} sum = 0;
+    for (int k = 0; k < K; ++k) sum += {math.load("A", "i * a_rs + k * a_cs")} * {math.load("B", "n + k * b_rs")};
+    {math.pointer} c = C + i * c_rs + n * c_cs;
+    {"" if addend == "none" else f"{math.const_pointer} d = D + i * d_rs + n * d_cs;"}
+    {finish_scalar(math, addend, "sum", "0", "0")}
+  }}
+"""
+    for i in range(rows):
+        body = body.replace(f"{i} * last_row", f"row{i}")
+    body = body.replace("ROWS", " ".join(f"const long row{i} = min({i}, M - 1) * a_rs;" for i in range(rows)))
+    return Kernel("matmul_axpy", _operands(math, addend, ("M", "N", "K")), body)
+
+
+def axpy_columns(math: Arithmetic, rows: int) -> int:
+    """Columns of one work-item of `axpy_kernel`."""
+    return math.width * (8 if rows == 1 else 4)
+
+
+# --- The GPU form.
+
+_TILE, _TILE_DEPTH, _GROUP, _ITEM = 64, 16, 16, 4
+
+
+@cache
+def tile_kernel(storage: str, unit_a: Unit, unit_b: Unit, addend: Addend) -> Kernel:
+    """The GPU form: a group of 16x16 work-items computes 64x64 elements, each work-item 4x4 that lie 16 apart. Slices of A and B
+    pass through local memory, read in the direction in which they lie."""
+    math = arithmetic(storage)
+    value = f"{math.scalar}2" if math.is_complex else math.scalar
+    zero = f"({value})(0)"
+
+    def fill(name: str, outer_limit: str, outer_origin: str, outer_stride: str, k_stride: str, unit: Unit) -> str:
+        # Consecutive work-items take consecutive addresses.
+        if unit == "k":
+            split = f"const int k = index % {_TILE_DEPTH}, o = index / {_TILE_DEPTH};"
+        else:
+            split = f"const int o = index % {_TILE}, k = index / {_TILE};"
+        source = f"({outer_origin} + o) * {outer_stride} + (long)(kb + k) * {k_stride}"
+        return f"""
+  for (int index = item; index < {_TILE * _TILE_DEPTH}; index += {_GROUP * _GROUP}) {{
+    {split}
+    tile_{name}[k][o] = {outer_origin} + o < {outer_limit} && kb + k < K ? {math.load(name, source)} : {zero};
+  }}"""
+
+    if math.is_complex:
+        update = f"""
+          sums[i][j].x = fma(a[i].x, b.x, fma(-a[i].y, b.y, sums[i][j].x));
+          sums[i][j].y = fma(a[i].x, b.y, fma(a[i].y, b.x, sums[i][j].y));"""
+    else:
+        update = f"sums[i][j] = {math.multiply_add('a[i]', 'b', 'sums[i][j]')};"
+    body = f"""
+LOCAL {value} tile_A[{_TILE_DEPTH}][{_TILE + 1}];
+LOCAL {value} tile_B[{_TILE_DEPTH}][{_TILE + 1}];
+const long batch = GROUP_ID(2);
+const int x = LOCAL_ID(0), y = LOCAL_ID(1), item = y * {_GROUP} + x;
+const int m0 = GROUP_ID(1) * {_TILE}, n0 = GROUP_ID(0) * {_TILE};
+A += batch * a_bs;
+B += batch * b_bs;
+C += batch * c_bs;
+{"D += batch * d_bs;" if addend != "none" else ""}
+{value} sums[{_ITEM}][{_ITEM}];
+for (int i = 0; i < {_ITEM}; ++i)
+  for (int j = 0; j < {_ITEM}; ++j) sums[i][j] = {zero};
+for (int kb = 0; kb < K; kb += {_TILE_DEPTH}) {{
+  {fill("A", "M", "m0", "a_rs", "a_cs", unit_a)}
+  {fill("B", "N", "n0", "b_cs", "b_rs", unit_b)}
+  BARRIER;
+  for (int k = 0; k < {_TILE_DEPTH}; ++k) {{
+    {value} a[{_ITEM}];
+    for (int i = 0; i < {_ITEM}; ++i) a[i] = tile_A[k][y + i * {_GROUP}];
+    for (int j = 0; j < {_ITEM}; ++j) {{
+      const {value} b = tile_B[k][x + j * {_GROUP}];
+      for (int i = 0; i < {_ITEM}; ++i) {{ {update} }}
+    }}
+  }}
+  BARRIER;
+}}
+for (int i = 0; i < {_ITEM}; ++i) {{
+  const int m = m0 + y + i * {_GROUP};
+  for (int j = 0; j < {_ITEM}; ++j) {{
+    const int n = n0 + x + j * {_GROUP};
+    if (m < M && n < N) {{
+      {math.pointer} c = C + m * c_rs + n * c_cs;
+      {"" if addend == "none" else f"{math.const_pointer} d = D + m * d_rs + n * d_cs;"}
+      {finish_scalar(math, addend, "sums[i][j]", "0", "0")}
+    }}
+  }}
+}}"""
+    return Kernel("matmul_tile", _operands(math, addend, ("M", "N", "K")), body, local=(_GROUP, _GROUP))
+
+
+# --- Launches.
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """An operand: whatever the launcher takes for a pointer, and the strides of rows, columns and batches in elements."""
+
+    pointer: object
+    row: int
+    column: int
+    batch: int = 0
+
+    @property
+    def transposed(self) -> Matrix:
+        return Matrix(self.pointer, self.column, self.row, self.batch)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel, its groups in each dimension and its arguments in the order of its parameters."""
+
+    kernel: Kernel
+    groups: tuple[int, ...]
+    args: tuple[object, ...]
+
+
+def _unit(k_stride: int, outer_stride: int, k: int, outer: int) -> Unit:
+    # A dimension of one element has any stride.
+    if outer_stride == 1 or (outer == 1 and k_stride != 1):
+        return "outer"
+    return "k" if k_stride == 1 or k == 1 else "none"
+
+
+def matmul_launch(
+    storage: str,
+    sizes: tuple[int, int, int, int],
+    c: Matrix,
+    a: Matrix,
+    b: Matrix,
+    d: Matrix | None = None,
+    alpha: object = 1,
+    beta: object = 1,
+    *,
+    form: str = "cpu",
+    units: int = 1,
+    simd_width: int = 16,
+) -> Launch:
+    """The launch for C = alpha * A @ B + beta * D.
+
+    Args:
+        storage: the element type of all four.
+        sizes: batches, rows (M), columns (N) and length of the sums (K); K may be 0.
+        d: strides of 0 broadcast it.
+        alpha, beta: numbers or whatever the launcher takes for one.
+        form: "cpu" or "gpu".
+        units: the device's compute units.
+        simd_width: float32 elements of its vector registers.
+    """
+    batch, m, n, k = sizes
+    math = arithmetic(storage, simd_width)
+    if n == 1 and m > 1:
+        # A matrix times a column, as a row times a matrix.
+        m, n = n, m
+        a, b, c, d = b.transposed, a.transposed, c.transposed, d.transposed if d else None
+    unit_a, unit_b = _unit(a.column, a.row, k, m), _unit(b.row, b.column, k, n)
+    addend: Addend = "none" if d is None else "row" if d.column == 1 or n == 1 else "any"
+    operands = [c, a, b] + ([d] if d else [])
+    pointers = tuple(x.pointer for x in operands)
+    tail = (*(stride for x in operands for stride in (x.row, x.column, x.batch)), alpha, *((beta,) if d else ()))
+
+    if form != "cpu":
+        kernel = tile_kernel(storage, unit_a, unit_b, addend)
+        return Launch(kernel, (-(-n // _TILE), -(-m // _TILE), batch), (*pointers, m, n, k, *tail))
+    if m <= 4 and not math.is_complex:
+        rows = 1 if m == 1 else 4
+        if unit_b == "k" and a.column == 1 and k >= math.width:
+            columns = max(8, min(64, -(-n // (4 * units) // 8 * 8)))
+            return Launch(
+                dot_kernel(storage, rows, "any" if d else "none", simd_width),
+                (-(-n // columns), batch),
+                (*pointers, m, n, k, columns, *tail),
+            )
+        if unit_b == "outer":
+            return Launch(
+                axpy_kernel(storage, rows, "any" if d else "none", simd_width),
+                (-(-n // axpy_columns(math, rows)), batch),
+                (*pointers, m, n, k, *tail),
+            )
+    narrow = n <= math.width
+    tile = block_tile(math, narrow)
+    rows, columns = block_shape(math, tile, m, n, batch, units)
+    if math.is_complex:
+        unit_a = unit_b = "none"
+        addend = "none" if d is None else "any"
+    return Launch(
+        block_kernel(storage, unit_a, unit_b, addend, narrow, simd_width),
+        (-(-n // columns), -(-m // rows), batch),
+        (*pointers, m, n, k, rows, columns, *tail),
+    )
