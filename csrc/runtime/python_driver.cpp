@@ -38,17 +38,18 @@ std::string describe(const py::error_already_set& error) {
 }
 
 tg_status translate(py::error_already_set& error) {
-  tg_status status = TG_ERROR;
-  if (error.matches(PyExc_KeyboardInterrupt))
-    PyErr_SetInterrupt();  // the main thread raises it when the call of torch has returned
-  else if (error.matches(PyExc_MemoryError))
-    status = TG_ERROR_OUT_OF_MEMORY;
-  else if (error.matches(PyExc_NotImplementedError))
-    status = TG_ERROR_UNSUPPORTED;
-  else if (py::hasattr(error.type(), "torchgraft_status"))
-    status = static_cast<tg_status>(error.type().attr("torchgraft_status").cast<int>());
+  fail(TG_ERROR, describe(error));
+  if (error.matches(PyExc_MemoryError)) return TG_ERROR_OUT_OF_MEMORY;
+  if (error.matches(PyExc_NotImplementedError)) return TG_ERROR_UNSUPPORTED;
+  // The main thread raises it once more, when the call of torch has returned.
+  if (error.matches(PyExc_KeyboardInterrupt)) {
+    PyErr_SetInterrupt();
+    return TG_ERROR;
+  }
+  if (!py::hasattr(error.type(), "torchgraft_status")) return TG_ERROR;
+  auto status = static_cast<tg_status>(error.type().attr("torchgraft_status").cast<int>());
   if (status == TG_ERROR_COMPILE) compile_log = py::str(error.value());
-  return fail(status, describe(error));
+  return status;
 }
 
 // While the interpreter ends only the thread that ends it may run Python; another would be stopped for ever.

@@ -60,8 +60,7 @@ void set_current_device_unchecked(c10::DeviceIndex index) noexcept {
 
 c10::Stream current_stream(c10::DeviceIndex index) {
   if (index < 0) index = device_of_thread;
-  if (index >= kMaxDevices) [[unlikely]]
-    get_device(index);  // throws
+  TORCH_CHECK(index < kMaxDevices, backend_name(), ":", static_cast<int>(index), ": there is no such device");
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::PrivateUse1, index), stream_of_thread[index]);
 }
 
