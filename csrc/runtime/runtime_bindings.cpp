@@ -33,6 +33,7 @@ py::dict properties_dict(c10::DeviceIndex index) {
   d["max_allocation"] = p.max_allocation;
   d["local_memory"] = p.local_memory;
   d["compute_units"] = p.compute_units;
+  d["multi_processor_count"] = p.compute_units;  // the name that torch.cuda gave it
   d["max_work_group_size"] = p.max_work_group_size;
   d["simd_width"] = p.simd_width;
   d["address_align"] = p.address_align;
@@ -43,6 +44,10 @@ py::dict properties_dict(c10::DeviceIndex index) {
   d["platform"] = p.platform;
   d["dialect"] = p.dialect;
   d["uuid"] = p.uuid;
+  d["unified_memory"] = device.has(TG_CAP_UNIFIED_MEMORY);
+  d["has_compiler"] = device.has(TG_CAP_COMPILER);
+  d["has_float64"] = device.has(TG_CAP_FLOAT64);
+  d["has_float16"] = device.has(TG_CAP_FLOAT16);
   return d;
 }
 
@@ -144,7 +149,7 @@ void bind_runtime(py::module_& m) {
       "(free, total) bytes.");
   def_waiting(
       "set_memory_fraction",
-      [](int index, double fraction) { set_memory_fraction(static_cast<c10::DeviceIndex>(index), fraction); },
+      [](double fraction, int index) { set_memory_fraction(static_cast<c10::DeviceIndex>(index), fraction); },
       "Limits what this process takes of a device's memory.");
   def(
       "set_memory_limit",
