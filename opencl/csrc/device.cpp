@@ -1,0 +1,313 @@
+#include "device.h"
+
+#include <strings.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "error.h"
+#include "stream.h"
+
+namespace ocl {
+namespace {
+
+std::string fallback_libraries;
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::stringstream stream(text);
+  for (std::string part; std::getline(stream, part, separator);) {
+    const size_t first = part.find_first_not_of(" \t");
+    if (first == std::string::npos) continue;
+    parts.push_back(part.substr(first, part.find_last_not_of(" \t") - first + 1));
+  }
+  return parts;
+}
+
+std::string environment(const char* name) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? text : "";
+}
+
+// Absent properties read as zero: an older device does not know the newer names.
+template <class T>
+T number(const Device& device, cl_uint name) {
+  T value{};
+  if (device.api->clGetDeviceInfo(device.id, name, sizeof value, &value, nullptr) != CL_SUCCESS) return T{};
+  return value;
+}
+
+template <class Get>
+std::string text_of(Get get) {
+  size_t size = 0;
+  if (get(0, nullptr, &size) != CL_SUCCESS || size == 0) return "";
+  std::string text(size, '\0');
+  if (get(size, text.data(), nullptr) != CL_SUCCESS) return "";
+  text.resize(std::strlen(text.c_str()));
+  const size_t first = text.find_first_not_of(' ');
+  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(' ') - first + 1);
+}
+
+std::string text(const Device& device, cl_uint name) {
+  return text_of([&](size_t size, void* value, size_t* needed) {
+    return device.api->clGetDeviceInfo(device.id, name, size, value, needed);
+  });
+}
+
+std::string platform_text(const Device& device, cl_uint name) {
+  return text_of([&](size_t size, void* value, size_t* needed) {
+    return device.api->clGetPlatformInfo(device.platform, name, size, value, needed);
+  });
+}
+
+template <size_t N>
+void store(char (&field)[N], const std::string& value) {
+  const size_t length = std::min(value.size(), N - 1);
+  std::memcpy(field, value.data(), length);
+  field[length] = '\0';
+}
+
+std::string unique_name(const Device& device, const std::string& extensions) {
+  char name[64];
+  if (device.is_cpu) return "host-cpu";  // whatever its implementations call it, there is one
+  if (extensions.find("cl_khr_device_uuid") != std::string::npos) {
+    unsigned char uuid[16] = {};
+    if (device.api->clGetDeviceInfo(device.id, CL_DEVICE_UUID_KHR, sizeof uuid, uuid, nullptr) == CL_SUCCESS) {
+      std::string printed;
+      for (unsigned char byte : uuid) {
+        std::snprintf(name, sizeof name, "%02x", byte);
+        printed += name;
+      }
+      return printed;
+    }
+  }
+  if (extensions.find("cl_khr_pci_bus_info") != std::string::npos) {
+    cl_uint bus[4] = {};  // domain, bus, device, function
+    if (device.api->clGetDeviceInfo(device.id, CL_DEVICE_PCI_BUS_INFO_KHR, sizeof bus, bus, nullptr) == CL_SUCCESS) {
+      std::snprintf(name, sizeof name, "pci-%04x:%02x:%02x.%x", bus[0], bus[1], bus[2], bus[3]);
+      return name;
+    }
+  }
+  return "";
+}
+
+// The memory this process may use on the host, less what the rest of the system needs. Implementations on a CPU say
+// much less (PoCL has answered 5 GiB of 23), because they must guess; ours is allocated by the driver itself.
+uint64_t usable_host_memory() {
+  uint64_t bytes = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    uint64_t limit = 0;
+    if (std::ifstream(path) >> limit && limit > 0) bytes = std::min(bytes, limit);
+  }
+  return bytes - std::min<uint64_t>(bytes / 4, uint64_t{2} << 30);
+}
+
+MemoryModel choose_memory(const Device& device, cl_bitfield svm, bool& unified) {
+  const Api& api = *device.api;
+  const bool has_svm = (svm & CL_DEVICE_SVM_COARSE_GRAIN_BUFFER) != 0 && api.clSVMAlloc != nullptr &&
+                       api.clSVMFree != nullptr && api.clEnqueueSVMMemcpy != nullptr &&
+                       api.clEnqueueSVMMemFill != nullptr && api.clSetKernelArgSVMPointer != nullptr;
+  // PoCL does not claim that any host address will do on its CPU device, but every version so far passes it through.
+  const bool pocl = std::string_view(device.properties.platform) == "Portable Computing Language";
+  const bool has_host = has_svm && device.is_cpu && ((svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0 || pocl);
+  const bool fine = has_svm && (svm & CL_DEVICE_SVM_FINE_GRAIN_BUFFER) != 0 &&
+                    (device.is_cpu || number<cl_bool>(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0);
+
+  MemoryModel model = has_host ? MemoryModel::kHost : has_svm ? MemoryModel::kSvm : MemoryModel::kBuffer;
+  unified = has_host || fine;
+  const std::string wish = environment("TORCHGRAFT_OPENCL_MEMORY");
+  if (wish == "host" && has_host) return model;
+  if (wish == "svm" && has_svm) {
+    unified = fine;
+    return MemoryModel::kSvm;
+  }
+  if (wish == "coarse" && has_svm) {
+    unified = false;
+    return MemoryModel::kSvm;
+  }
+  if (wish == "buffer") {
+    unified = false;
+    return MemoryModel::kBuffer;
+  }
+  if (!wish.empty() && wish != "host" && wish != "svm" && wish != "coarse") {
+    fail_invalid("TORCHGRAFT_OPENCL_MEMORY is '" + wish + "': it may be host, svm, coarse or buffer");
+  }
+  return model;  // a wish that this device cannot grant is one for other devices
+}
+
+int rank(const Device& device) {
+  switch (device.properties.kind) {
+    case TG_DEVICE_GPU:
+      return 0;
+    case TG_DEVICE_ACCELERATOR:
+      return 1;
+    default:
+      return 2;
+  }
+}
+
+bool contains_ignoring_case(const char* text, const std::string& part) { return strcasestr(text, part.c_str()); }
+
+bool matches(const Device& device, const std::string& wish) {
+  static const char* const kinds[] = {"", "cpu", "gpu", "accelerator"};
+  for (uint32_t kind = TG_DEVICE_CPU; kind <= TG_DEVICE_ACCELERATOR; ++kind) {
+    if (strcasecmp(wish.c_str(), kinds[kind]) == 0) return device.properties.kind == kind;
+  }
+  return contains_ignoring_case(device.properties.name, wish) ||
+         contains_ignoring_case(device.properties.platform, wish);
+}
+
+// TORCHGRAFT_OPENCL_DEVICES: a list of indices, kinds and parts of names; its order becomes the devices' order.
+Devices select(Devices found, const std::string& wishes) {
+  Devices chosen;
+  for (const std::string& wish : split(wishes, ',')) {
+    const bool is_index = std::all_of(wish.begin(), wish.end(), [](unsigned char c) { return std::isdigit(c); });
+    for (size_t i = 0; i < found.size(); ++i) {
+      if (found[i] == nullptr) continue;  // chosen already
+      if (is_index ? std::to_string(i) == wish : matches(*found[i], wish)) chosen.push_back(std::move(found[i]));
+    }
+  }
+  return chosen;
+}
+
+void add_devices(const std::vector<Platform>& platforms, Devices& devices) {
+  for (const Platform& platform : platforms) {
+    cl_uint count = 0;
+    if (platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, 0, nullptr, &count) != CL_SUCCESS) continue;
+    std::vector<cl_device_id> ids(count);
+    if (count == 0 ||
+        platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, count, ids.data(), nullptr) != CL_SUCCESS) {
+      continue;
+    }
+    for (cl_device_id id : ids) devices.push_back(std::make_unique<Device>(platform, id));
+  }
+}
+
+// PoCL compiles a kernel's machine code when it is first launched, and by default once for each local size, small and
+// large grids apart: tens of milliseconds each, on its worker thread, in the middle of a computation; and reading a
+// program's binary then compiles every kernel once more. Without this specialisation there is one version of each
+// kernel. It is measured as quick (within 2 %), and binaries cost nothing. Must be set before PoCL runs; a user's own
+// setting stays.
+void prepare_pocl() { setenv("POCL_WORK_GROUP_SPECIALIZATION", "0", /*overwrite=*/0); }
+
+}  // namespace
+
+Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), platform(platform.id), id(id) {
+  tg_device_properties& p = properties;
+  p.struct_size = sizeof p;
+  const cl_bitfield type = number<cl_bitfield>(*this, CL_DEVICE_TYPE);
+  is_cpu = (type & CL_DEVICE_TYPE_CPU) != 0;
+  p.kind = is_cpu ? TG_DEVICE_CPU : (type & CL_DEVICE_TYPE_GPU) != 0 ? TG_DEVICE_GPU : TG_DEVICE_ACCELERATOR;
+
+  const std::string platform_name = platform_text(*this, CL_PLATFORM_NAME);
+  store(p.name, text(*this, CL_DEVICE_NAME));
+  store(p.vendor, text(*this, CL_DEVICE_VENDOR));
+  store(p.platform, platform_name);
+  store(p.driver_version, text(*this, CL_DRIVER_VERSION) + "; " + text(*this, CL_DEVICE_VERSION) + "; " +
+                              platform_name + "; " + platform_text(*this, CL_PLATFORM_VERSION));
+  const std::string extensions = text(*this, CL_DEVICE_EXTENSIONS);
+  const auto has = [&](const char* name) { return extensions.find(name) != std::string::npos; };
+  store(p.uuid, unique_name(*this, extensions));
+
+  p.total_memory = number<cl_ulong>(*this, CL_DEVICE_GLOBAL_MEM_SIZE);
+  p.max_allocation = number<cl_ulong>(*this, CL_DEVICE_MAX_MEM_ALLOC_SIZE);
+  p.local_memory = number<cl_ulong>(*this, CL_DEVICE_LOCAL_MEM_SIZE);
+  p.compute_units = number<cl_uint>(*this, CL_DEVICE_MAX_COMPUTE_UNITS);
+  p.max_work_group_size = static_cast<uint32_t>(number<size_t>(*this, CL_DEVICE_MAX_WORK_GROUP_SIZE));
+  p.simd_width = std::max<cl_uint>(1, number<cl_uint>(*this, CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT));
+  p.clock_mhz = number<cl_uint>(*this, CL_DEVICE_MAX_CLOCK_FREQUENCY);
+
+  has_native_kernels =
+      is_cpu && (number<cl_bitfield>(*this, CL_DEVICE_EXECUTION_CAPABILITIES) & CL_EXEC_NATIVE_KERNEL) != 0;
+  has_priorities = api->clCreateCommandQueueWithProperties != nullptr && has("cl_khr_priority_hints");
+
+  bool unified = false;
+  const MemoryModel model = choose_memory(*this, number<cl_bitfield>(*this, CL_DEVICE_SVM_CAPABILITIES), unified);
+  if (model == MemoryModel::kHost) {
+    p.total_memory = p.max_allocation = usable_host_memory();
+  }
+  // Ours are multiples of 128 bytes (of a page in two models): the width of OpenCL's largest type, double16.
+  p.address_align = std::max<cl_uint>(Memory::kAlign, number<cl_uint>(*this, CL_DEVICE_MEM_BASE_ADDR_ALIGN) / 8);
+  memory = std::make_unique<Memory>(*this, model);
+
+  p.capabilities = TG_CAP_EVENT_TIMING;
+  if (unified) p.capabilities |= TG_CAP_UNIFIED_MEMORY;
+  if (model == MemoryModel::kBuffer) p.capabilities |= TG_CAP_BASE_OFFSET_POINTERS;
+  if (number<cl_bool>(*this, CL_DEVICE_COMPILER_AVAILABLE) != 0) {
+    p.capabilities |= TG_CAP_COMPILER;
+    store(p.dialect, "opencl-c");
+  }
+  if (number<cl_bitfield>(*this, CL_DEVICE_DOUBLE_FP_CONFIG) != 0) p.capabilities |= TG_CAP_FLOAT64;
+  if (has("cl_khr_fp16")) p.capabilities |= TG_CAP_FLOAT16;
+  if (has("cl_khr_int64_base_atomics")) p.capabilities |= TG_CAP_ATOMIC_INT64;
+  if (has("cl_khr_subgroups") || has("cl_intel_subgroups")) p.capabilities |= TG_CAP_SUBGROUPS;
+}
+
+cl_context Device::context() {
+  std::call_once(context_once_, [this] {
+    const intptr_t platform_property[] = {0x1084 /* CL_CONTEXT_PLATFORM */, reinterpret_cast<intptr_t>(platform), 0};
+    cl_int status = CL_SUCCESS;
+    context_ = api->clCreateContext(platform_property, 1, &id, nullptr, nullptr, &status);
+    if (status != CL_SUCCESS) fail_call("clCreateContext", status, properties.name);
+  });
+  return context_;
+}
+
+tg_stream Device::transfer_stream() {
+  std::call_once(transfer_once_, [this] { transfer_ = create_stream(*this, 0); });
+  return transfer_;
+}
+
+void set_fallback_libraries(const std::string& paths) { fallback_libraries = paths; }
+
+Devices discover(std::string& why) {
+  prepare_pocl();
+  const std::string wanted_libraries = environment("TORCHGRAFT_OPENCL_LIBRARY");
+  const std::string wanted_devices = environment("TORCHGRAFT_OPENCL_DEVICES");
+  const bool named = !wanted_libraries.empty();
+
+  Devices devices;
+  std::string problems;
+  const auto open = [&](const std::string& path) {
+    std::vector<Platform> platforms;
+    const std::string problem = open_library(path, platforms);
+    if (!problem.empty()) problems += "\n  " + problem;
+    add_devices(platforms, devices);
+    return platforms.empty() ? false : true;
+  };
+
+  if (named) {
+    for (const std::string& path : split(wanted_libraries, ':')) open(path);
+  } else {
+    if (!open("libOpenCL.so.1")) open("libOpenCL.so");
+    for (const std::string& path : split(fallback_libraries, ':')) {
+      if (devices.empty()) open(path);
+    }
+  }
+  if (devices.empty()) {
+    why = named
+              ? "The libraries that TORCHGRAFT_OPENCL_LIBRARY names offer no OpenCL device."
+              : "No OpenCL device was found. A GPU's comes with its driver; for the CPU install PoCL (Debian, Ubuntu: "
+                "apt-get install pocl-opencl-icd), or without root Intel's runtime (pip install intel-opencl-rt "
+                "intel-cmplr-lib-rt).";
+    why += problems;
+    return devices;
+  }
+
+  std::stable_sort(devices.begin(), devices.end(), [](const auto& a, const auto& b) { return rank(*a) < rank(*b); });
+  if (wanted_devices.empty()) return devices;
+  std::string names;
+  for (size_t i = 0; i < devices.size(); ++i) {
+    names += "\n  " + std::to_string(i) + ": " + devices[i]->properties.name + ", " + devices[i]->properties.platform;
+  }
+  devices = select(std::move(devices), wanted_devices);
+  if (devices.empty()) why = "TORCHGRAFT_OPENCL_DEVICES='" + wanted_devices + "' selects none of these:" + names;
+  return devices;
+}
+
+}  // namespace ocl

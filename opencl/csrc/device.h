@@ -1,0 +1,57 @@
+// The OpenCL devices of this machine: found in all platforms, put in a stable order, described.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "memory.h"
+#include "opencl_api.h"
+#include "torchgraft/driver.h"
+
+namespace ocl {
+
+struct Device {
+  Device(const Platform& platform, cl_device_id id);
+
+  // One context for each device, created at its first use: asking for properties is cheap.
+  cl_context context();
+
+  // An internal stream for transfers that have no stream of their own on this device. The caller holds no lock.
+  tg_stream transfer_stream();
+
+  const Api* api;
+  cl_platform_id platform;
+  cl_device_id id;
+  tg_device_properties properties{};
+
+  bool is_cpu = false;
+  bool has_native_kernels = false;  // host functions can be queued
+  bool has_priorities = false;
+  // The host may use device addresses.
+  bool unified() const { return (properties.capabilities & TG_CAP_UNIFIED_MEMORY) != 0; }
+
+  std::unique_ptr<Memory> memory;
+
+  std::mutex streams_mutex;
+  std::set<tg_stream> streams;  // for device_synchronize
+
+ private:
+  std::once_flag context_once_, transfer_once_;
+  cl_context context_ = nullptr;
+  tg_stream transfer_ = nullptr;
+};
+
+using Devices = std::vector<std::unique_ptr<Device>>;
+
+// All devices that TORCHGRAFT_OPENCL_LIBRARY and TORCHGRAFT_OPENCL_DEVICES allow: GPUs, then accelerators, then CPUs.
+// The same device seen through two platforms is there twice, with one uuid. Where there are none, `why` says what to
+// do.
+Devices discover(std::string& why);
+
+// Libraries, separated by ':', to be tried when no other has a device and the user named none.
+void set_fallback_libraries(const std::string& paths);
+
+}  // namespace ocl

@@ -1,0 +1,30 @@
+// Events: points in a stream, for other streams and the host to wait for, and to measure time between.
+#pragma once
+
+#include <mutex>
+
+#include "device.h"
+#include "stream.h"
+
+// The opaque type of the driver's contract.
+struct tg_event_ {
+  tg_event_(ocl::Device& device, bool timing) : device(&device), timing(timing) {}
+
+  ocl::Device* const device;
+  const bool timing;
+
+  std::mutex mutex;                 // guards what follows
+  ocl::cl_event command = nullptr;  // the point; NULL where nothing has to be waited for. Owned.
+};
+
+namespace ocl {
+
+tg_event create_event(Device& device, bool timing);
+void destroy_event(tg_event event);
+void record(tg_event_& event, tg_stream_& stream);
+void make_wait(tg_stream_& stream, tg_event_& event);
+bool is_done(tg_event_& event);
+void wait(tg_event_& event);
+double elapsed_milliseconds(tg_event_& start, tg_event_& end);
+
+}  // namespace ocl

@@ -1,0 +1,62 @@
+// A device's memory: how an address, which torchgraft treats as a number, becomes something OpenCL accepts.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <shared_mutex>
+
+#include "opencl_api.h"
+
+namespace ocl {
+
+struct Device;
+
+enum class MemoryModel {
+  kHost,    // a CPU that takes any host address: the driver's own pages, huge ones where they help
+  kSvm,     // shared virtual memory
+  kBuffer,  // cl_mem objects behind reserved addresses: nothing is mapped there, they only tell the buffers apart
+};
+
+class Memory {
+ public:
+  static constexpr uint32_t kAlign = 128;
+
+  // Where an address lies; `buffer` is NULL for the address NULL.
+  struct Place {
+    cl_mem buffer;
+    size_t offset;
+  };
+
+  Memory(Device& device, MemoryModel model) : model(model), device_(device) {}
+
+  void* allocate(uint64_t bytes);
+  void deallocate(void* address);
+  uint64_t allocated() const { return allocated_.load(std::memory_order_relaxed); }
+
+  // Only in the model kBuffer: the buffer of an address inside an allocation of which `bytes` bytes follow.
+  Place find(const void* address, uint64_t bytes = 1) const;
+
+  // Host memory from which the device copies quickly and without blocking.
+  void* allocate_pinned(uint64_t bytes);
+  void deallocate_pinned(void* address);
+
+  const MemoryModel model;
+
+ private:
+  struct Allocation {
+    uint64_t bytes;
+    cl_mem buffer;
+  };
+  using Table = std::map<uintptr_t, Allocation>;
+
+  void reserve(uint64_t bytes);
+  Allocation take(Table& table, void* address);
+
+  Device& device_;
+  std::atomic<uint64_t> allocated_ = 0;
+  mutable std::shared_mutex mutex_;
+  Table device_allocations_, pinned_allocations_;  // under mutex_
+};
+
+}  // namespace ocl

@@ -1,0 +1,153 @@
+#include "program.h"
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+namespace ocl {
+namespace {
+
+std::string build_log(const Device& device, cl_program program) {
+  size_t size = 0;
+  const Api& api = *device.api;
+  if (api.clGetProgramBuildInfo(program, device.id, CL_PROGRAM_BUILD_LOG, 0, nullptr, &size) != CL_SUCCESS) return "";
+  std::string log(size, '\0');
+  if (api.clGetProgramBuildInfo(program, device.id, CL_PROGRAM_BUILD_LOG, size, log.data(), nullptr) != CL_SUCCESS)
+    return "";
+  log.resize(std::strlen(log.c_str()));
+  return log;
+}
+
+tg_module build(Device& device, cl_program program, const char* options, std::string& log) {
+  const Api& api = *device.api;
+  const cl_int status = api.clBuildProgram(program, 1, &device.id, options, nullptr, nullptr);
+  log = build_log(device, program);
+  if (status != CL_SUCCESS) {
+    api.clReleaseProgram(program);
+    fail_call("clBuildProgram", status);
+  }
+  return new tg_module_{&device, program};
+}
+
+}  // namespace
+
+tg_module compile(Device& device, const std::string& source, const char* options, std::string& log) {
+  const char* text = source.c_str();
+  const size_t length = source.size();
+  cl_int status = CL_SUCCESS;
+  cl_program program = device.api->clCreateProgramWithSource(device.context(), 1, &text, &length, &status);
+  check(status, "clCreateProgramWithSource");
+  return build(device, program, options, log);
+}
+
+tg_module load(Device& device, const void* binary, size_t bytes, std::string& log) {
+  const unsigned char* data = static_cast<const unsigned char*>(binary);
+  cl_int status = CL_SUCCESS, binary_status = CL_SUCCESS;
+  cl_program program =
+      device.api->clCreateProgramWithBinary(device.context(), 1, &device.id, &bytes, &data, &binary_status, &status);
+  if (status != CL_SUCCESS || binary_status != CL_SUCCESS) {
+    if (program != nullptr) device.api->clReleaseProgram(program);
+    // Whatever the status, the remedy is to compile again.
+    throw Failure(TG_ERROR_COMPILE,
+                  "clCreateProgramWithBinary: " + status_name(status != CL_SUCCESS ? status : binary_status));
+  }
+  return build(device, program, "", log);
+}
+
+void destroy_module(tg_module module) {
+  const std::unique_ptr<tg_module_> owner(module);
+  check(module->device->api->clReleaseProgram(module->program), "clReleaseProgram");
+}
+
+void read_binary(const tg_module_& module, void* buffer, uint64_t& bytes) {
+  const Api& api = *module.device->api;
+  size_t size = 0;
+  check(api.clGetProgramInfo(module.program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, nullptr), "clGetProgramInfo");
+  if (size == 0) throw Failure(TG_ERROR_UNSUPPORTED, "the device gives no binaries");
+  if (buffer != nullptr) {
+    if (bytes < size) fail_invalid("the buffer is smaller than the binary");
+    unsigned char* data = static_cast<unsigned char*>(buffer);
+    check(api.clGetProgramInfo(module.program, CL_PROGRAM_BINARIES, sizeof data, &data, nullptr), "clGetProgramInfo");
+  }
+  bytes = size;
+}
+
+tg_kernel create_kernel(const tg_module_& module, const char* name) {
+  const Api& api = *module.device->api;
+  cl_int status = CL_SUCCESS;
+  cl_kernel kernel = api.clCreateKernel(module.program, name, &status);
+  if (status != CL_SUCCESS) fail_call("clCreateKernel", status, std::string("kernel ") + name);
+  cl_uint arguments = 0;
+  status = api.clGetKernelInfo(kernel, CL_KERNEL_NUM_ARGS, sizeof arguments, &arguments, nullptr);
+  if (status != CL_SUCCESS) {
+    api.clReleaseKernel(kernel);
+    fail_call("clGetKernelInfo", status, std::string("kernel ") + name);
+  }
+  return new tg_kernel_{module.device, kernel, arguments, name, {}};
+}
+
+void destroy_kernel(tg_kernel kernel) {
+  const std::unique_ptr<tg_kernel_> owner(kernel);
+  check(kernel->device->api->clReleaseKernel(kernel->kernel), "clReleaseKernel");
+}
+
+namespace {
+
+[[noreturn]] void fail_argument(const tg_kernel_& kernel, const char* call, cl_int status, uint32_t index) {
+  fail_call(call, status, "argument " + std::to_string(index) + " of kernel " + kernel.name);
+}
+
+// Returns how many arguments of the OpenCL kernel were set.
+cl_uint set_arguments(const tg_kernel_& kernel, const tg_launch& launch) {
+  const Api& api = *kernel.device->api;
+  const bool addresses = kernel.device->memory->model != MemoryModel::kBuffer;
+  cl_uint next = 0;
+  for (uint32_t i = 0; i < launch.arg_count; ++i) {
+    const tg_arg& argument = launch.args[i];
+    cl_int status = CL_SUCCESS;
+    if (!argument.is_pointer) {
+      status = api.clSetKernelArg(kernel.kernel, next++, argument.size, argument.value.bytes);
+    } else if (addresses) {
+      status = api.clSetKernelArgSVMPointer(kernel.kernel, next++, argument.value.pointer);
+      if (status != CL_SUCCESS) [[unlikely]]
+        fail_argument(kernel, "clSetKernelArgSVMPointer", status, i);
+    } else {
+      const Memory::Place place = kernel.device->memory->find(argument.value.pointer);
+      const cl_ulong offset = place.offset;
+      status = api.clSetKernelArg(kernel.kernel, next++, sizeof place.buffer,
+                                  place.buffer != nullptr ? &place.buffer : nullptr);
+      if (status == CL_SUCCESS) status = api.clSetKernelArg(kernel.kernel, next++, sizeof offset, &offset);
+    }
+    if (status != CL_SUCCESS) [[unlikely]]
+      fail_argument(kernel, "clSetKernelArg", status, i);
+  }
+  return next;
+}
+
+}  // namespace
+
+void launch(tg_stream_& stream, const tg_launch& launch) {
+  tg_kernel_& kernel = *launch.kernel;
+  if (kernel.device != stream.device)
+    fail_invalid("kernel " + kernel.name + " belongs to another device than its stream");
+  if (launch.dims < 1 || launch.dims > 3) fail_invalid("a launch has one to three dimensions");
+  size_t global[3];
+  for (uint32_t d = 0; d < launch.dims; ++d) global[d] = launch.groups[d] * launch.local[d];
+
+  std::lock_guard lock(kernel.mutex);
+  const cl_uint given = set_arguments(kernel, launch);
+  if (given != kernel.arguments) [[unlikely]] {
+    fail_invalid("kernel " + kernel.name + " has " + std::to_string(kernel.arguments) + " arguments and was given " +
+                 std::to_string(given));
+  }
+  std::lock_guard stream_lock(stream.mutex);
+  cl_event event = nullptr;
+  const cl_int status =
+      kernel.device->api->clEnqueueNDRangeKernel(stream.queue, kernel.kernel, launch.dims, nullptr, global,
+                                                 launch.local, 0, nullptr, kernel.device->is_cpu ? &event : nullptr);
+  if (status != CL_SUCCESS) [[unlikely]]
+    fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);
+  note_submission(stream, event);
+}
+
+}  // namespace ocl

@@ -1,0 +1,37 @@
+// Programs, kernels and their launch.
+#pragma once
+
+#include <mutex>
+#include <string>
+
+#include "device.h"
+#include "stream.h"
+
+// The opaque types of the driver's contract.
+struct tg_module_ {
+  ocl::Device* const device;
+  const ocl::cl_program program;
+};
+
+struct tg_kernel_ {
+  ocl::Device* const device;
+  const ocl::cl_kernel kernel;
+  const ocl::cl_uint arguments;  // of the OpenCL kernel: a pointer is two where the device has no addresses
+  const std::string name;
+  std::mutex mutex;  // setting arguments and launching is one step
+};
+
+namespace ocl {
+
+// Both leave the compiler's messages in `log`, also when they throw.
+tg_module compile(Device& device, const std::string& source, const char* options, std::string& log);
+tg_module load(Device& device, const void* binary, size_t bytes, std::string& log);
+void destroy_module(tg_module module);
+// The first call, with `buffer` NULL, sets `bytes`; in the second it is the buffer's size.
+void read_binary(const tg_module_& module, void* buffer, uint64_t& bytes);
+
+tg_kernel create_kernel(const tg_module_& module, const char* name);
+void destroy_kernel(tg_kernel kernel);
+void launch(tg_stream_& stream, const tg_launch& launch);
+
+}  // namespace ocl

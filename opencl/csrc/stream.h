@@ -1,0 +1,67 @@
+// Streams: in-order command queues that know whether they are idle, so that waiting for nothing costs nothing.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+
+#include "device.h"
+#include "error.h"
+#include "opencl_api.h"
+#include "torchgraft/driver.h"
+
+// The opaque type of the driver's contract.
+struct tg_stream_ {
+  tg_stream_(ocl::Device& device, int32_t priority) : device(&device), priority(priority) {}
+
+  ocl::Device* const device;
+  const int32_t priority;
+
+  // False when all work is known to be done. Set after work was queued, so a reader without the lock can miss only work
+  // whose submission has not returned.
+  std::atomic<bool> busy = false;
+
+  std::mutex mutex;  // guards what follows
+  ocl::cl_command_queue queue = nullptr;
+  bool timed = false;            // the queue records times
+  ocl::cl_event tail = nullptr;  // of the last command, where known; owned
+  uint64_t submitted = 0;        // commands ever queued
+  uint32_t since_idle = 0;       // of them, those since the stream was last idle
+  uint32_t since_flush = 0;
+};
+
+namespace ocl {
+
+tg_stream create_stream(Device& device, int32_t priority);
+void destroy_stream(tg_stream stream);
+
+// Blocks until all work of the stream is done; throws if that work failed.
+void wait(tg_stream_& stream);
+// Whether all work is done. Never blocks.
+bool is_idle(tg_stream_& stream);
+
+// The last command's event, retained for the caller; NULL if the stream is idle. With `timed`, one whose time of
+// completion is recorded: then never NULL.
+cl_event last_event(tg_stream_& stream, bool timed);
+
+void flush(tg_stream_& stream);
+
+// Notes a command that was queued; `event` (perhaps NULL) becomes the tail. With the stream locked.
+void note_submission(tg_stream_& stream, cl_event event);
+
+// Queues one command: `enqueue(queue, event)` calls OpenCL with them and returns its status.
+//
+// A CPU's commands yield their events: 50 ns each, and then asking whether the stream is idle, recording an event and
+// waiting need no marker, which would be another command for the workers. A GPU's queue makes a marker when one is
+// asked for.
+template <class Enqueue>
+void submit(tg_stream_& stream, const char* call, Enqueue&& enqueue) {
+  std::lock_guard lock(stream.mutex);
+  cl_event event = nullptr;
+  const cl_int status = enqueue(stream.queue, stream.device->is_cpu ? &event : nullptr);
+  if (status != CL_SUCCESS) [[unlikely]]
+    fail_call(call, status);
+  note_submission(stream, event);
+}
+
+}  // namespace ocl

@@ -1,0 +1,160 @@
+#include "transfer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "host_memory.h"
+
+namespace ocl {
+namespace {
+
+// Up to this size the host does by itself, where it may, what would take a worker's wake-up to do asynchronously.
+constexpr uint64_t kInline = uint64_t{128} << 10;
+
+struct CopyJob {
+  void* destination;
+  const void* source;
+  uint64_t bytes;
+};
+
+struct FillJob {
+  void* destination;
+  uint64_t bytes;
+  uint32_t pattern_bytes;
+  unsigned char pattern[16];
+};
+
+// Runs a function of the host's in the stream's order. On a CPU that beats the implementation's own commands: PoCL
+// fills at 13 GB/s where both cores reach 27 to 100, and a built-in kernel would have to be compiled first.
+template <class Job>
+void submit_native(tg_stream_& stream, NativeKernel run, Job job) {
+  submit(stream, "clEnqueueNativeKernel", [&](cl_command_queue queue, cl_event* event) {
+    return stream.device->api->clEnqueueNativeKernel(queue, run, &job, sizeof job, 0, nullptr, nullptr, 0, nullptr,
+                                                     event);
+  });
+}
+
+void copy_svm(tg_stream_& stream, void* destination, const void* source, uint64_t bytes) {
+  submit(stream, "clEnqueueSVMMemcpy", [&](cl_command_queue queue, cl_event* event) {
+    return stream.device->api->clEnqueueSVMMemcpy(queue, CL_FALSE, destination, source, bytes, 0, nullptr, event);
+  });
+}
+
+void copy_unified(tg_stream_& stream, void* destination, const void* source, uint64_t bytes, bool blocking) {
+  if (blocking || (bytes <= kInline && is_idle(stream))) {
+    wait(stream);
+    host_copy(destination, source, bytes);
+  } else if (stream.device->has_native_kernels) {
+    submit_native(
+        stream,
+        [](void* argument) {
+          const CopyJob& job = *static_cast<const CopyJob*>(argument);
+          host_copy(job.destination, job.source, job.bytes);
+        },
+        CopyJob{destination, source, bytes});
+  } else {
+    copy_svm(stream, destination, source, bytes);
+  }
+}
+
+void copy_buffer(tg_stream_& stream, void* destination, const void* source, uint64_t bytes, tg_copy_kind kind) {
+  const Api& api = *stream.device->api;
+  const Memory& memory = *stream.device->memory;
+  const Memory::Place to = kind == TG_COPY_DEVICE_TO_HOST ? Memory::Place{} : memory.find(destination, bytes);
+  const Memory::Place from = kind == TG_COPY_HOST_TO_DEVICE ? Memory::Place{} : memory.find(source, bytes);
+  switch (kind) {
+    case TG_COPY_HOST_TO_DEVICE:
+      submit(stream, "clEnqueueWriteBuffer", [&](cl_command_queue queue, cl_event* event) {
+        return api.clEnqueueWriteBuffer(queue, to.buffer, CL_FALSE, to.offset, bytes, source, 0, nullptr, event);
+      });
+      break;
+    case TG_COPY_DEVICE_TO_HOST:
+      submit(stream, "clEnqueueReadBuffer", [&](cl_command_queue queue, cl_event* event) {
+        return api.clEnqueueReadBuffer(queue, from.buffer, CL_FALSE, from.offset, bytes, destination, 0, nullptr,
+                                       event);
+      });
+      break;
+    case TG_COPY_DEVICE_TO_DEVICE:
+      submit(stream, "clEnqueueCopyBuffer", [&](cl_command_queue queue, cl_event* event) {
+        return api.clEnqueueCopyBuffer(queue, from.buffer, to.buffer, from.offset, to.offset, bytes, 0, nullptr, event);
+      });
+      break;
+  }
+}
+
+}  // namespace
+
+void copy(tg_stream_& stream, void* destination, const void* source, uint64_t bytes, tg_copy_kind kind, bool blocking) {
+  if (kind < TG_COPY_HOST_TO_DEVICE || kind > TG_COPY_DEVICE_TO_DEVICE) fail_invalid("an unknown kind of copy");
+  if (destination == nullptr || source == nullptr) fail_invalid("a copy from or to the address 0");
+  if (stream.device->unified()) {
+    copy_unified(stream, destination, source, bytes, blocking);
+    return;
+  }
+  if (stream.device->memory->model == MemoryModel::kBuffer) {
+    copy_buffer(stream, destination, source, bytes, kind);
+  } else {
+    copy_svm(stream, destination, source, bytes);
+  }
+  if (blocking) wait(stream);
+}
+
+void copy_peer(tg_stream_& stream, void* destination, Device& source_device, const void* source, uint64_t bytes) {
+  if (&source_device == stream.device) {
+    copy(stream, destination, source, bytes, TG_COPY_DEVICE_TO_DEVICE, false);
+  } else if (source_device.unified()) {
+    copy(stream, destination, source, bytes, TG_COPY_HOST_TO_DEVICE, false);
+  } else {
+    // Through the host, a piece at a time.
+    constexpr uint64_t kPiece = uint64_t{16} << 20;
+    std::vector<char> piece(std::min(bytes, kPiece));
+    tg_stream_& source_stream = *source_device.transfer_stream();
+    for (uint64_t done = 0; done < bytes; done += kPiece) {
+      const uint64_t size = std::min(kPiece, bytes - done);
+      copy(source_stream, piece.data(), static_cast<const char*>(source) + done, size, TG_COPY_DEVICE_TO_HOST, true);
+      copy(stream, static_cast<char*>(destination) + done, piece.data(), size, TG_COPY_HOST_TO_DEVICE, true);
+    }
+  }
+}
+
+void fill(tg_stream_& stream, void* destination, const void* pattern, uint32_t pattern_bytes, uint64_t bytes) {
+  if (pattern_bytes == 0 || pattern_bytes > 16 || (pattern_bytes & (pattern_bytes - 1)) != 0 ||
+      bytes % pattern_bytes != 0) {
+    fail_invalid("a fill of " + std::to_string(bytes) + " bytes with a pattern of " + std::to_string(pattern_bytes));
+  }
+  if (destination == nullptr) fail_invalid("a fill of the address 0");
+  const Device& device = *stream.device;
+  if (device.unified() && bytes <= kInline && is_idle(stream)) {
+    host_fill(destination, static_cast<const unsigned char*>(pattern), pattern_bytes, bytes);
+    return;
+  }
+  if (device.unified() && device.has_native_kernels) {
+    FillJob job{destination, bytes, pattern_bytes, {}};
+    std::memcpy(job.pattern, pattern, pattern_bytes);
+    submit_native(
+        stream,
+        [](void* argument) {
+          const FillJob& job = *static_cast<const FillJob*>(argument);
+          host_fill(job.destination, job.pattern, job.pattern_bytes, job.bytes);
+        },
+        job);
+    return;
+  }
+  if (reinterpret_cast<uintptr_t>(destination) % pattern_bytes != 0) {
+    fail_invalid("a fill of an address that is no multiple of the pattern's size");
+  }
+  if (device.memory->model == MemoryModel::kBuffer) {
+    const Memory::Place place = device.memory->find(destination, bytes);
+    submit(stream, "clEnqueueFillBuffer", [&](cl_command_queue queue, cl_event* event) {
+      return device.api->clEnqueueFillBuffer(queue, place.buffer, pattern, pattern_bytes, place.offset, bytes, 0,
+                                             nullptr, event);
+    });
+  } else {
+    submit(stream, "clEnqueueSVMMemFill", [&](cl_command_queue queue, cl_event* event) {
+      return device.api->clEnqueueSVMMemFill(queue, destination, pattern, pattern_bytes, bytes, 0, nullptr, event);
+    });
+  }
+}
+
+}  // namespace ocl
