@@ -44,8 +44,7 @@ ArgumentKind kind_of(const c10::Argument& argument) {
       c10::TypePtr element = type->castRaw<c10::ListType>()->getElementType();
       if (auto optional = element->cast<c10::OptionalType>()) element = optional->getElementType();
       if (element->kind() == c10::TypeKind::TensorType) return ArgumentKind::TensorList;
-      if (element->kind() == c10::TypeKind::NumberType || element->kind() == c10::TypeKind::FloatType)
-        return ArgumentKind::ScalarList;
+      if (element->kind() == c10::TypeKind::NumberType) return ArgumentKind::ScalarList;
       return ArgumentKind::Static;
     }
     default:
@@ -163,10 +162,14 @@ struct Call {
       case ArgumentKind::Scalar:
         if (!value.isNone()) scalars.push_back(&value);
         break;
+      case ArgumentKind::ScalarList:
+        if (!value.isNone())
+          for (const c10::IValue& item : value.toListRef()) scalars.push_back(&item);
+        break;
       case ArgumentKind::Generator:
         generator = &value;
         break;
-      default:
+      case ArgumentKind::Static:
         break;
     }
   }
@@ -288,9 +291,16 @@ struct Call {
           if (value.isNone())
             key.push_back(~uint64_t(0));
           else
-            add_scalar(key, value, touched >> std::min<uint64_t>(scalar++, kLastTouchBit) & 1);
+            add_scalar(key, value, is_touched(touched, scalar++));
           break;
         case ArgumentKind::ScalarList:
+          if (value.isNone()) {
+            key.push_back(~uint64_t(0));
+            break;
+          }
+          key.push_back(value.toListRef().size());
+          for (const c10::IValue& item : value.toListRef()) add_scalar(key, item, is_touched(touched, scalar++));
+          break;
         case ArgumentKind::Static:
           add_static(key, value);
           break;
@@ -299,6 +309,10 @@ struct Call {
       }
     }
     return key;
+  }
+
+  static bool is_touched(uint64_t touched, size_t scalar) {
+    return touched >> std::min<uint64_t>(scalar, kLastTouchBit) & 1;
   }
 
   void add_tensor(Key& key, const at::Tensor& tensor) const {

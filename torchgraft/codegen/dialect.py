@@ -11,7 +11,7 @@ import re
 
 from torchgraft.codegen.kernel import Kernel, Pointer, Value
 from torchgraft.codegen.types import BY_NAME, value_ctype
-from torchgraft.kernels import math as math_kernels
+from torchgraft.kernels import HELPERS
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -199,7 +199,7 @@ class OpenCL(Dialect):
 #define VECTORIZE _Pragma("clang loop vectorize(assume_safety) vectorize_width(16)")
 """
     definitions = {
-        **math_kernels.HELPERS,
+        **HELPERS,
         **_opencl_accesses(),
         "tg_report": _REPORT,
         "tg_philox": _PHILOX,

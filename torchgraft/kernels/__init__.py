@@ -1,0 +1,10 @@
+"""Kernel texts.
+
+`HELPERS` has every function that kernels may call, by name; a dialect includes those that a kernel names.
+"""
+
+from torchgraft.kernels import arithmetic, math
+
+HELPERS: dict[str, str] = {**math.HELPERS, **arithmetic.HELPERS}
+
+__all__ = ["HELPERS"]

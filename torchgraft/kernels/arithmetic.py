@@ -1,0 +1,79 @@
+"""Division, remainders and powers with Python's and torch's rules.
+
+Integer division by zero and of the smallest number by -1 trap on CPUs: here they give 0 and the wrapped negation, so a bad divisor spoils
+one element and not the process.
+"""
+
+from __future__ import annotations
+
+HELPERS: dict[str, str] = {}
+
+_INTEGERS = {"i64": "long", "i32": "int", "i16": "short", "i8": "char", "u8": "uchar", "b8": "uchar"}
+
+_DIV_TRUNC = """\
+inline {t} tg_div_trunc_{s}({t} a, {t} b) {{
+  {t} safe = b == 0 ? ({t})1 : b;
+  {t} quotient = safe == ({t})-1 && ({t})-1 < 0 ? ({t})(0 - a) : ({t})(a / safe);
+  return b == 0 ? ({t})0 : quotient;
+}}"""
+
+_FMOD = """\
+inline {t} tg_fmod_{s}({t} a, {t} b) {{
+  {t} safe = b == 0 || (b == ({t})-1 && ({t})-1 < 0) ? ({t})1 : b;
+  return ({t})(a % safe);
+}}"""
+
+_REMAINDER = """\
+inline {t} tg_remainder_{s}({t} a, {t} b) {{
+  {t} r = tg_fmod_{s}(a, b);
+  return r != 0 && (r < 0) != (b < 0) ? ({t})(r + b) : r;
+}}"""
+
+_DIV_FLOOR = """\
+inline {t} tg_div_floor_{s}({t} a, {t} b) {{
+  {t} quotient = tg_div_trunc_{s}(a, b);
+  {t} r = tg_fmod_{s}(a, b);
+  return r != 0 && (r < 0) != (b < 0) ? ({t})(quotient - 1) : quotient;
+}}"""
+
+_POW = """\
+inline {t} tg_ipow_{s}({t} base, {t} exponent) {{
+  if (exponent < 0) return base == 1 ? ({t})1 : base == ({t})-1 ? (exponent & 1 ? ({t})-1 : ({t})1) : ({t})0;
+  {t} result = 1;
+  for (; exponent != 0; exponent >>= 1) {{
+    if (exponent & 1) result = ({t})(result * base);
+    base = ({t})(base * base);
+  }}
+  return result;
+}}"""
+
+for _suffix, _ctype in _INTEGERS.items():
+    for _name, _text in (
+        ("div_trunc", _DIV_TRUNC),
+        ("fmod", _FMOD),
+        ("remainder", _REMAINDER),
+        ("div_floor", _DIV_FLOOR),
+        ("ipow", _POW),
+    ):
+        HELPERS[f"tg_{_name}_{_suffix}"] = _text.format(t=_ctype, s=_suffix)
+
+_FLOAT_REMAINDER = """\
+inline {t} tg_remainder_{s}({t} a, {t} b) {{
+  {t} r = fmod(a, b);
+  return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}}"""
+
+_FLOAT_DIV_FLOOR = """\
+inline {t} tg_floor_divide_{s}({t} a, {t} b) {{
+  if (b == 0) return a / b;
+  {t} r = fmod(a, b);
+  {t} quotient = (a - r) / b;
+  if (r != 0 && (r < 0) != (b < 0)) quotient -= 1;
+  if (quotient == 0) return copysign(({t})0, a / b);
+  {t} whole = floor(quotient);
+  return quotient - whole > ({t})0.5 ? whole + 1 : whole;
+}}"""
+
+for _suffix, _ctype in (("f32", "float"), ("f64", "double")):
+    HELPERS[f"tg_remainder_{_suffix}"] = _FLOAT_REMAINDER.format(t=_ctype, s=_suffix)
+    HELPERS[f"tg_floor_divide_{_suffix}"] = _FLOAT_DIV_FLOOR.format(t=_ctype, s=_suffix)

@@ -1,0 +1,230 @@
+"""The table of pointwise ops.
+
+One row an op: its functional overloads and its expression. See `table.row` for what a row says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchgraft.ops.table import Kind, row
+
+INT_TO_FLOAT = Kind.INT_TO_FLOAT
+ALWAYS_BOOL = Kind.ALWAYS_BOOL
+COMPLEX_TO_FLOAT = Kind.COMPLEX_TO_FLOAT
+
+# ---- arithmetic ----
+
+row("add.Tensor", "self + alpha * other", boolean="self || (alpha && other)", complex="self + @mul(alpha, other)")
+row("sub.Tensor", "self - alpha * other", complex="self - @mul(alpha, other)")
+row("rsub.Tensor", "other - alpha * self", complex="other - @mul(alpha, self)")
+row("mul.Tensor", "self * other", boolean="self && other", complex="@mul(self, other)")
+row("div.Tensor", "self / other", kind=INT_TO_FLOAT, complex="@div(self, other)", cost=2)
+
+
+def _rounded(rounding_mode: str | None = None, **_: Any) -> str:
+    return {None: "self / other", "trunc": "@trunc(self / other)", "floor": "@floor_divide(self, other)"}[rounding_mode]
+
+
+def _rounded_integer(rounding_mode: str | None = None, **_: Any) -> str:
+    return "@div_trunc(self, other)" if rounding_mode == "trunc" else "@div_floor(self, other)"
+
+
+row(
+    "div.Tensor_mode",
+    _rounded,
+    integer=_rounded_integer,
+    kind=lambda rounding_mode=None, **_: INT_TO_FLOAT if rounding_mode is None else Kind.DEFAULT,
+    cost=4,
+)
+row("floor_divide", "@floor_divide(self, other)", integer="@div_floor(self, other)", cost=4)
+row("remainder.Tensor", "@remainder(self, other)", integer="@remainder(self, other)", cost=4)
+row("fmod.Tensor", "@fmod(self, other)", integer="@fmod(self, other)", cost=4)
+row("addcmul", "self + value * tensor1 * tensor2", complex="self + @mul(value, @mul(tensor1, tensor2))")
+row("addcdiv", "self + value * (tensor1 / tensor2)", integer="self", complex="self + @mul(value, @div(tensor1, tensor2))", cost=2)
+# As torch computes it: from the nearer end.
+row(
+    "lerp.Scalar lerp.Tensor",
+    "@abs(weight) < 0.5 ? self + weight * (end - self) : end - (end - self) * (1 - weight)",
+    cost=2,
+)
+row("neg", "-self", complex="-self")
+row("abs", "@abs(self)", kind=COMPLEX_TO_FLOAT, integer="self < 0 ? -self : self", boolean="self", complex="@abs(self)")
+row("sign", "(T)(self > 0) - (T)(self < 0)", boolean="self")
+row("sgn", "(T)(self > 0) - (T)(self < 0)", boolean="self", complex="@sgn(self)")
+row("reciprocal", "1 / self", kind=INT_TO_FLOAT, complex="@reciprocal(self)", cost=2)
+row("sqrt", "sqrt(self)", kind=INT_TO_FLOAT, complex="@sqrt(self)", cost=2)
+row("rsqrt", "@rsqrt(self)", kind=INT_TO_FLOAT, complex="@reciprocal(@sqrt(self))", cost=2)
+row("conj_physical", "self", complex="@conj(self)")
+
+# ---- powers ----
+
+
+def _power_of_scalar(exponent: Any = None, **_: Any) -> str:
+    """Common exponents are products, as in torch; reading the exponent gives each of them its own plan."""
+    known = {2: "self * self", 3: "self * self * self", 0.5: "sqrt(self)", -1: "1 / self", -0.5: "@rsqrt(self)", -2: "1 / (self * self)"}
+    value = exponent.value if hasattr(exponent, "value") else exponent
+    return known.get(value, "@pow(self, exponent)")
+
+
+def _integer_power_of_scalar(exponent: Any = None, **_: Any) -> str:
+    value = exponent.value if hasattr(exponent, "value") else exponent
+    return {2: "self * self", 3: "self * self * self"}.get(value, "@ipow(self, exponent)")
+
+
+row(
+    "pow.Tensor_Scalar",
+    _power_of_scalar,
+    integer=_integer_power_of_scalar,
+    complex="@pow(self, exponent)",
+    promote=("exponent",),
+    cost=4,
+)
+row("pow.Tensor_Tensor", "@pow(self, exponent)", integer="@ipow(self, exponent)", complex="@pow(self, exponent)", cost=16)
+row("pow.Scalar", "@pow(self, exponent)", integer="@ipow(self, exponent)", complex="@pow(self, exponent)", promote=("self",), cost=16)
+
+# ---- the larger and the smaller; NaN wins, but in fmax and fmin ----
+
+row("maximum", "self != self ? self : (self < other ? other : (other != other ? other : self))", integer="max(self, other)")
+row("minimum", "self != self ? self : (self > other ? other : (other != other ? other : self))", integer="min(self, other)")
+row("fmax", "self != self ? other : (self < other ? other : self)", integer="max(self, other)")
+row("fmin", "self != self ? other : (self > other ? other : self)", integer="min(self, other)")
+
+_AT_LEAST = "self != self ? self : (self < {0} ? {0} : ({0} != {0} ? {0} : self))"
+_AT_MOST = "self != self ? self : (self > {0} ? {0} : ({0} != {0} ? {0} : self))"
+
+
+def _clamp(min: Any = None, max: Any = None, **_: Any) -> str:
+    """The bounds that are there; torch applies the upper one last."""
+    if min is None:
+        return _AT_MOST.format("max")
+    if max is None:
+        return _AT_LEAST.format("min")
+    lower = "(self < min ? min : self)"
+    return f"self != self ? self : min != min ? min : max != max ? max : ({lower} > max ? max : {lower})"
+
+
+row("clamp clamp.Tensor", _clamp, promote=("min", "max"))
+row("clamp_min clamp_min.Tensor", _AT_LEAST.format("min"), promote=("min",))
+row("clamp_max clamp_max.Tensor", _AT_MOST.format("max"), promote=("max",))
+
+# ---- comparisons and logic ----
+
+for _name, _sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
+    _complex = {"eq": "self.x == other.x && self.y == other.y", "ne": "self.x != other.x || self.y != other.y"}.get(_name)
+    row(f"{_name}.Tensor {_name}.Scalar", f"self {_sign} other", kind=ALWAYS_BOOL, complex=_complex, promote=("other",))
+
+_TRUE = "({0}.x != 0 || {0}.y != 0)"
+_SELF, _OTHER = _TRUE.format("self"), _TRUE.format("other")
+row("logical_and", "self != 0 && other != 0", kind=ALWAYS_BOOL, complex=f"{_SELF} && {_OTHER}")
+row("logical_or", "self != 0 || other != 0", kind=ALWAYS_BOOL, complex=f"{_SELF} || {_OTHER}")
+row("logical_xor", "(self != 0) != (other != 0)", kind=ALWAYS_BOOL, complex=f"{_SELF} != {_OTHER}")
+row("logical_not", "self == 0", kind=ALWAYS_BOOL, complex=f"!{_SELF}")
+row("bitwise_and.Tensor", "self & other")
+row("bitwise_or.Tensor", "self | other")
+row("bitwise_xor.Tensor", "self ^ other")
+row("bitwise_not", "~self", boolean="!self")
+row("bitwise_left_shift.Tensor", "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)0 : (T)(self << other)")
+row("bitwise_right_shift.Tensor", "self >> (other < 0 || other >= (T)(sizeof(T) * 8) ? (T)(sizeof(T) * 8 - 1) : other)")
+row("isnan", "self != self", kind=ALWAYS_BOOL, integer="0", complex="self.x != self.x || self.y != self.y")
+row("isposinf", "self == INFINITY", kind=ALWAYS_BOOL, integer="0")
+row("isneginf", "self == -INFINITY", kind=ALWAYS_BOOL, integer="0")
+row("signbit", "@signbit(self)", kind=ALWAYS_BOOL, integer="self < 0", boolean="0")
+row("where.self", "condition ? self : other", complex="condition ? self : other", keep=("condition",))
+row(
+    "masked_fill.Scalar masked_fill.Tensor",
+    "mask ? value : self",
+    complex="mask ? value : self",
+    keep=("mask",),
+)
+row("heaviside", "self != self ? self : self == 0 ? values : (T)(self > 0)")
+row("copysign.Tensor", "@copysign(self, other)", kind=INT_TO_FLOAT)
+
+# ---- rounding ----
+
+for _name in ("floor", "ceil", "trunc"):
+    row(_name, f"@{_name}(self)", integer="self")
+row("round", "rint(self)", integer="self")
+row("frac", "self - @trunc(self)")
+
+# ---- transcendental ----
+
+for _name in ("exp", "log", "sin", "cos", "tan", "tanh", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "sigmoid"):
+    row(_name, f"@{_name}(self)", kind=INT_TO_FLOAT, complex=f"@{_name}(self)", cost=4)
+for _name in ("exp2", "expm1", "log2", "log10", "log1p", "erf", "erfc", "lgamma", "digamma"):
+    row(_name, f"@{_name}(self)", kind=INT_TO_FLOAT, cost=4)
+row("atan2", "@atan2(self, other)", kind=INT_TO_FLOAT, cost=8)
+row("hypot", "@hypot(self, other)", cost=4)
+row("logaddexp", "@logaddexp(self, other)", cost=8)
+row("logaddexp2", "@logaddexp2(self, other)", cost=8)
+row("xlogy.Tensor", "other != other ? other : self == 0 ? (T)0 : self * @log(other)", kind=INT_TO_FLOAT, cost=4)
+row("angle", "self != self ? self : self < 0 ? (T)3.141592653589793 : (T)0", kind=COMPLEX_TO_FLOAT, complex="@angle(self)", cost=4)
+
+# ---- activations ----
+
+row("relu", "self != self ? self : (self > 0 ? self : (T)0)")
+row("silu", "@silu(self)", kind=INT_TO_FLOAT, cost=4)
+row("mish", "@mish(self)", cost=8)
+row("hardswish", "self * (self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6")
+row("hardsigmoid", "(self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6")
+row("hardtanh", "self != self ? self : self < min_val ? min_val : self > max_val ? max_val : self")
+row("leaky_relu", "self > 0 ? self : self * negative_slope")
+row("elu", "self > 0 ? self * scale : @expm1(self * input_scale) * (alpha * scale)", cost=4)
+row("threshold", "self <= threshold ? value : self")
+row("softplus", "self * beta > threshold ? self : @log1p(@exp(self * beta)) / beta", cost=8)
+row("softshrink", "self > lambd ? self - lambd : self < -lambd ? self + lambd : self * 0")
+row("hardshrink", "self >= -lambd && self <= lambd ? (T)0 : self")
+row("_prelu_kernel", "self > 0 ? self : weight * self")
+row("gelu", lambda approximate="none", **_: "@gelu(self)" if approximate == "none" else "@gelu_tanh(self)", cost=4)
+row("logit", lambda eps=None, **_: _logit(eps), kind=INT_TO_FLOAT, cost=4)
+
+
+def _logit(eps: Any) -> str:
+    if eps is None:
+        return "@log(self / (1 - self))"
+    bounded = "(self < eps ? eps : self > 1 - eps ? 1 - eps : self)"
+    return f"@log({bounded} / (1 - {bounded}))"
+
+
+# ---- backwards of activations ----
+
+row("threshold_backward", "self <= threshold ? (T)0 : grad_output")
+row("sigmoid_backward", "grad_output * (1 - output) * output")
+row("tanh_backward", "grad_output * (1 - output * output)")
+row("silu_backward", "@silu_backward(grad_output, self)", cost=4)
+row("mish_backward", "@mish_backward(grad_output, self)", cost=8)
+row("hardswish_backward", "self <= -3 ? (T)0 : self < 3 ? grad_output * (self / 3 + 0.5) : grad_output")
+row("hardsigmoid_backward", "self > -3 && self < 3 ? grad_output / 6 : (T)0")
+row("hardtanh_backward", "self <= min_val || self >= max_val ? (T)0 : grad_output")
+row("leaky_relu_backward", "self > 0 ? grad_output : grad_output * negative_slope")
+row(
+    "elu_backward",
+    lambda is_result=False, **_: (
+        "self_or_result <= 0 ? grad_output * input_scale * (self_or_result + alpha * scale) : grad_output * scale"
+        if is_result
+        else "self_or_result <= 0 ? grad_output * input_scale * (alpha * scale) * @exp(self_or_result * input_scale) : grad_output * scale"
+    ),
+    cost=4,
+)
+row("softplus_backward", "self * beta > threshold ? grad_output : grad_output * @sigmoid(self * beta)", cost=4)
+row("softshrink_backward", "self >= -lambd && self <= lambd ? (T)0 : grad_output")
+row("hardshrink_backward", "self >= -lambd && self <= lambd ? (T)0 : grad_out")
+row(
+    "gelu_backward",
+    lambda approximate="none", **_: (
+        "@gelu_backward(grad_output, self)" if approximate == "none" else "@gelu_tanh_backward(grad_output, self)"
+    ),
+    cost=8,
+)
+row(
+    "_prelu_kernel_backward",
+    {"0": "self > 0 ? grad_output : weight * grad_output", "1": "self > 0 ? (T)0 : self * grad_output"},
+)
+row("log_sigmoid_forward", {"0": "@log_sigmoid(self)"}, cost=8)
+row("log_sigmoid_backward", "grad_output * @sigmoid(-self)", cost=4)
+
+
+# ---- fills ----
+
+row("fill_.Scalar fill_.Tensor", "value", complex="value")
+row("zero_", "0", complex="(T)(0, 0)")

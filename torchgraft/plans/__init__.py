@@ -1,0 +1,79 @@
+"""Plans: what the core does for a call, decided once in Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchgraft import _C
+from torchgraft.codegen.compiler import counts as _kernel_counts
+from torchgraft.plans.builder import DeviceTraits, PlanBuilder, Unsupported
+from torchgraft.plans.registry import ENTRIES, planner
+from torchgraft.plans.scalar import Scalar
+from torchgraft.plans.trace import decomposition
+
+__all__ = [
+    "ENTRIES",
+    "DeviceTraits",
+    "PlanBuilder",
+    "Scalar",
+    "Stats",
+    "Unsupported",
+    "clear",
+    "decomposition",
+    "planner",
+    "show",
+    "stats",
+]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What the plan engine has done in this process.
+
+    Attributes:
+        plans: plans kept now.
+        hits: calls served by a plan that was there.
+        misses: calls for which Python made a plan.
+        kernels_compiled: kernels compiled from source.
+        kernels_loaded: kernels read from the cache on disk.
+    """
+
+    plans: int
+    hits: int
+    misses: int
+    kernels_compiled: int
+    kernels_loaded: int
+
+
+def stats() -> Stats:
+    """Counts over all ops."""
+    counts = _C.plan_counts()
+    return Stats(
+        plans=sum(c[1] for c in counts),
+        hits=sum(c[2] for c in counts),
+        misses=sum(c[3] for c in counts),
+        kernels_compiled=_kernel_counts.compiled,
+        kernels_loaded=_kernel_counts.loaded,
+    )
+
+
+def show(op: str, source: bool = False) -> str:
+    """The plans of an op as text.
+
+    Args:
+        op: an overload's name, such as "aten::add.Tensor"; "add" stands for all overloads.
+        source: with the source of their kernels.
+
+    Raises:
+        ValueError: no planned op has that name.
+    """
+    wanted = op if "::" in op else f"aten::{op}"
+    names = [name for name, *_ in _C.plan_counts() if name == wanted or name.split(".")[0] == wanted]
+    if not names:
+        raise ValueError(f"no planned op is called {op}")
+    return "".join(plan.describe(source) for name in names for plan in _C.plans_of(name))
+
+
+def clear() -> None:
+    """Forgets all plans; kernels stay compiled."""
+    _C.clear_plans()

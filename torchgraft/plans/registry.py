@@ -1,0 +1,482 @@
+"""Which op is planned by what, and how a call becomes a plan."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from torchgraft import _C
+from torchgraft.codegen.types import UnsupportedDtype, element_type
+from torchgraft.plans.builder import PlanBuilder, Unsupported, device_traits, kernel_form
+from torchgraft.plans.scalar import Scalar
+
+Planner = Callable[..., None]
+
+# c10::ScalarType by number, as dtypes arrive in boxed calls.
+_DTYPES: list[torch.dtype | None] = [
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+    torch.bool,
+    torch.qint8,
+    torch.quint8,
+    torch.qint32,
+    torch.bfloat16,
+]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a planner wants to be called; see `planner`."""
+
+    contiguous: bool = False
+    inplace_safe: bool = False
+    pointwise: bool = False
+    casts: bool = False
+    cpu_tensors: str = "upload"
+    meta: Callable[..., Any] | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One overload and its planner.
+
+    Attributes:
+        op: the overload that the dispatcher calls.
+        functional: the overload whose arguments the planner takes.
+        kind: "functional", "inplace" or "out".
+    """
+
+    op: torch._ops.OpOverload
+    functional: torch._ops.OpOverload
+    kind: str
+    plan: Planner
+    options: Options
+
+
+ENTRIES: dict[str, Entry] = {}
+"""Every planned overload by name ("aten::add.out")."""
+
+
+def _argument_signature(schema: torch.FunctionSchema) -> list[tuple[str, str]]:
+    return [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
+
+
+def _writes(schema: torch.FunctionSchema) -> list[Any]:
+    return [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+@functools.cache
+def _packet(namespace: str, name: str) -> list[torch._ops.OpOverload]:
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    if packet is None:
+        return []
+    return [getattr(packet, overload) for overload in packet.overloads()]
+
+
+def variants(op: torch._ops.OpOverload) -> Iterator[tuple[torch._ops.OpOverload, str]]:
+    """The overloads that do the same as a functional one: itself, in place, and with `out=`, found by comparing schemas."""
+    namespace, name = op._schema.name.split("::")
+    signature = _argument_signature(op._schema)
+    kind = "functional" if not _writes(op._schema) else "inplace"
+    yield op, kind
+    if kind == "inplace":
+        return
+    names = [a for a, _ in signature]
+    for other in [*_packet(namespace, name), *_packet(namespace, f"{name}_")]:
+        if other is op:
+            continue
+        written = _writes(other._schema)
+        if not written or _argument_signature(other._schema) != signature:
+            continue
+        if all(a.is_out for a in written):
+            yield other, "out"
+        elif other._schema.name.endswith("_") and [a.name for a in written] == names[: len(written)]:
+            yield other, "inplace"
+        else:
+            raise RuntimeError(f"{other} writes {[a.name for a in written]}: torchgraft knows no rule for that")
+
+
+def resolve(name: str) -> torch._ops.OpOverload:
+    """The overload of a name: "mm", "sum.dim_IntList", "aten::add.Tensor", "mylib::op"."""
+    qualified = name if "::" in name else f"aten::{name}"
+    namespace, rest = qualified.split("::")
+    base, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    if packet is None or (overload or "default") not in packet.overloads():
+        raise ValueError(f"there is no op {qualified}")
+    op: torch._ops.OpOverload = getattr(packet, overload or "default")
+    return op
+
+
+def register(name: str, plan: Planner, options: Options) -> None:
+    """Enters an op and its in-place and out= forms in `ENTRIES`."""
+    op = resolve(name)
+    for overload, kind in variants(op):
+        key = overload._schema.name + (f".{overload._overloadname}" if overload._overloadname != "default" else "")
+        if key in ENTRIES:
+            raise ValueError(f"{key} has a planner already")
+        ENTRIES[key] = Entry(overload, op, kind, plan, options)
+
+
+def planner(
+    *names: str,
+    contiguous: bool = False,
+    inplace_safe: bool = False,
+    cpu_tensors: str = "upload",
+    meta: Callable[..., Any] | None = None,
+) -> Callable[[Planner], Planner]:
+    """Declares a function as the planner of ops.
+
+    The function is called once for each new key with the plan under construction, the results' specs and the functional overload's arguments: see
+    docs/architecture.md, "Planners".
+
+    Args:
+        names: functional overloads ("mm", "sum.dim_IntList"); their in-place and out= overloads are found by their schemas.
+        contiguous: tensors arrive contiguous, copied where they are not.
+        inplace_safe: a result may be one of the inputs; otherwise such calls get a temporary and a copy.
+        cpu_tensors: CPU tensors among the arguments: "upload" copies zero-dim ones to the device, "upload_all" any.
+        meta: gives the results' specs for ops without a meta kernel in torch.
+    """
+
+    def declare(plan: Planner) -> Planner:
+        for name in names:
+            register(name, plan, Options(contiguous, inplace_safe, False, False, cpu_tensors, meta))
+        return plan
+
+    return declare
+
+
+def install(dispatch: bool = True) -> None:
+    """Registers every entry with the dispatcher. Called once, when the ops are set up."""
+    _C.set_planner(plan_call)
+    for name, entry in ENTRIES.items():
+        internal = name == "aten::_copy_from"  # reached from the copy kernel, not from the dispatcher
+        _C.register_planned_op(name, entry.options.cpu_tensors, entry.options.pointwise, dispatch and not internal)
+
+
+# ---- from a call to a plan ----
+
+
+@dataclass
+class _Reads:
+    """Which scalars a planner has read."""
+
+    mask: int = 0
+
+    def __call__(self, index: int) -> None:
+        self.mask |= 1 << min(index, 63)
+
+
+def plan_call(
+    name: str, arguments: list[Any], device: int, contiguous: bool, full_overlap: bool, partial_overlap: bool
+) -> tuple[_C.Plan, int]:
+    """Makes the plan of a call; the core calls this for each new key.
+
+    Args:
+        name: the overload.
+        arguments: the call's arguments, in the schema's order. Tensors are looked at, their data is not.
+        device: index of the device.
+        contiguous: the plan must serve any shape; see PlanBuilder.any_shape.
+        full_overlap: a written tensor is also an input.
+        partial_overlap: a written tensor shares some of its elements with an input.
+
+    Returns:
+        The plan, and a mask of the scalars whose values it depends on.
+    """
+    entry = ENTRIES[name]
+    reads = _Reads()
+    with ExitStack() as stack:
+        stack.enter_context(torch._C.DisableTorchFunction())
+        if torch._C._len_torch_dispatch_stack() > 0:
+            stack.enter_context(_disable_current_modes())
+        try:
+            traits = device_traits(device)
+            if not traits.has_compiler:
+                raise Unsupported("the device has no kernel compiler")
+            p = PlanBuilder(traits, kernel_form(device), name, contiguous)
+            return _Call(entry, p, arguments, reads).plan(full_overlap, partial_overlap), reads.mask
+        except (Unsupported, UnsupportedDtype) as reason:
+            return _C.Plan({"op": name, "fallback": str(reason)}), reads.mask
+
+
+def check_dtype(p: PlanBuilder, dtype: torch.dtype) -> None:
+    """Raises Unsupported where the device's kernels cannot compute in a dtype."""
+    element_type(dtype)
+    if dtype in (torch.float64, torch.complex128) and not p.device.float64:
+        raise Unsupported(f"{p.device.name} cannot compute in {dtype}")
+
+
+class _Call:
+    """The conversion of one call's arguments to specs, and of its results to a plan."""
+
+    def __init__(self, entry: Entry, p: PlanBuilder, arguments: list[Any], reads: _Reads) -> None:
+        self.entry, self.p, self.reads = entry, p, reads
+        self.tensors = 0
+        self.scalars = 0
+        self.specs: list[torch.Tensor | None] = []  # by slot
+        self.first: int | None = None
+        self.arguments = {
+            a.name: self._convert(a, value) for a, value in zip(entry.op._schema.arguments, arguments, strict=True)
+        }
+
+    # arguments
+
+    def _convert(self, argument: Any, value: Any) -> Any:
+        kind = str(argument.type)
+        if kind in ("Tensor", "Optional[Tensor]"):
+            return self._tensor(value)
+        if value is None:
+            return None
+        if kind in ("List[Tensor]", "List[Optional[Tensor]]", "Optional[List[Tensor]]"):
+            return [self._tensor(item) for item in value]
+        if kind in ("number", "float", "Optional[number]", "Optional[float]"):
+            return self._scalar(value)
+        if kind in ("List[number]", "Optional[List[number]]"):
+            return [self._scalar(item) for item in value]
+        if "Generator" in kind:
+            return None
+        if argument.name in ("dtype", "out_dtype") and isinstance(value, int):
+            return _DTYPES[value]
+        return value
+
+    def _scalar(self, value: complex) -> Scalar:
+        self.scalars += 1
+        return Scalar(value, self.scalars - 1, self.reads)
+
+    def _tensor(self, value: torch.Tensor | None) -> torch.Tensor | None:
+        slot = self.tensors
+        self.tensors += 1
+        if value is None:
+            self.specs.append(None)
+            return None
+        on_cpu = value.device.type == "cpu"
+        if not on_cpu:  # a number from the CPU takes whatever type the kernel wants
+            check_dtype(self.p, value.dtype)
+        spec = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        self.p.adopt(spec, "cpu scalar" if on_cpu else "argument", slot)
+        if not on_cpu and self.first is None:
+            self.first = slot
+        if _C.is_wrapped_number(value):
+            _C.set_wrapped_number(spec)
+        if value.is_conj():
+            spec = spec.conj()
+        if value.is_neg():
+            spec = torch._neg_view(spec)
+        self.specs.append(spec)
+        return spec
+
+    # results
+
+    def plan(self, full_overlap: bool, partial_overlap: bool) -> _C.Plan:
+        """Runs torch's meta kernel, then the planner, then numbers the memory."""
+        entry, p = self.entry, self.p
+        before = [None if spec is None else spec.shape for spec in self.specs]
+        returned = self._run_meta()
+        resizes = []
+        for slot, spec in enumerate(self.specs):
+            if spec is not None and spec.shape != before[slot]:
+                resizes.append((slot, list(spec.shape)))
+        _check_overlap(entry, self.arguments, partial_overlap)
+        outs = self._out_specs(returned)
+        for out in outs:
+            if isinstance(out, torch.Tensor):
+                check_dtype(p, out.dtype)
+        functional = {a.name: self.arguments[a.name] for a in entry.functional._schema.arguments}
+        run_planner(p, entry, outs, functional, full_overlap or partial_overlap)
+        outputs, results = self._describe(returned)
+        return p.finish(outputs, results, self.tensors, resizes)
+
+    def _run_meta(self) -> tuple[Any, ...]:
+        entry = self.entry
+        plain = tree_map(lambda x: x.peek() if isinstance(x, Scalar) else x, self.arguments)
+        if "device" in plain and plain["device"] is not None:
+            plain["device"] = torch.device("meta")
+        if entry.options.meta is not None:
+            if entry.kind != "functional":
+                raise RuntimeError(f"{entry.op}: a planner with its own meta function serves functional overloads only")
+            result = entry.options.meta(**plain)
+        else:
+            positional = [plain[a.name] for a in entry.op._schema.arguments if not a.kwarg_only]
+            keyword = {a.name: plain[a.name] for a in entry.op._schema.arguments if a.kwarg_only}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a resized out= is warned of when it is resized
+                result = entry.op(*positional, **keyword)
+        if result is None:
+            return ()
+        return tuple(result) if isinstance(result, (tuple, list)) and _returns_several(entry.op) else (result,)
+
+    def _out_specs(self, returned: tuple[Any, ...]) -> list[Any]:
+        """What the planner writes: new results, or the arguments that the overload writes."""
+        if self.entry.kind == "functional":
+            for item in returned:
+                for spec in item if isinstance(item, (list, tuple)) else [item]:
+                    if isinstance(spec, torch.Tensor) and spec.untyped_storage()._cdata not in self.p._memory:
+                        self.p.adopt(spec, "result")
+            return list(returned)
+        return [self.arguments[a.name] for a in _writes(self.entry.op._schema)]
+
+    def _describe(self, returned: tuple[Any, ...]) -> tuple[list[tuple[Any, ...]], list[torch.Tensor]]:
+        results: list[torch.Tensor] = []
+
+        def describe(item: Any) -> tuple[Any, ...]:
+            if item is None:
+                return ("undefined",)
+            if isinstance(item, (list, tuple)):
+                return ("list", [describe(part) for part in item])
+            if not isinstance(item, torch.Tensor):
+                return ("constant", item)
+            for slot, spec in enumerate(self.specs):
+                if spec is item:
+                    return ("argument", slot)
+            memory = self.p.memory(item)
+            if memory.kind == "argument":
+                return ("view", memory.argument, list(item.shape), list(item.stride()), item.storage_offset())
+            results.append(item)
+            memory.kind = "result"
+            if self.p.any_shape and self.first is not None:
+                first = self.specs[self.first]
+                if first is not None and first.shape == item.shape:
+                    return ("like", item, self.first, item.dtype)
+            return ("new", item, list(item.shape), list(item.stride()), item.dtype)
+
+        return [describe(item) for item in returned], results
+
+
+def _returns_several(op: torch._ops.OpOverload) -> bool:
+    returns = op._schema.returns
+    return len(returns) != 1
+
+
+def _check_overlap(entry: Entry, arguments: dict[str, Any], partial_overlap: bool) -> None:
+    """Refuses what torch's CPU refuses: a result that lies over itself, or half over an input."""
+    if not entry.options.pointwise:
+        return
+    for argument in _writes(entry.op._schema):
+        spec = arguments[argument.name]
+        if isinstance(spec, torch.Tensor) and any(s == 0 and n > 1 for s, n in zip(spec.stride(), spec.shape, strict=True)):
+            raise RuntimeError(
+                "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+                "Please clone() the tensor before performing the operation."
+            )
+    if partial_overlap:
+        raise RuntimeError(
+            "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory "
+            "location. Please clone() the tensor before performing the operation."
+        )
+
+
+def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[str, Any], overlap: bool) -> None:
+    """Calls a planner with results and arguments as it wants them, and copies back what had to be elsewhere."""
+    options = entry.options
+    if options.contiguous:
+        arguments = {
+            name: tree_map(lambda x: p.contiguous(x) if isinstance(x, torch.Tensor) else x, value)
+            for name, value in arguments.items()
+        }
+    wanted = list(outs)
+    backs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    if not options.pointwise:
+        dtypes = _result_dtypes(entry, arguments, outs) if entry.kind == "out" else [None] * len(outs)
+        in_memory = {p.memory(t) for t in _tensors(arguments)}
+        for i, out in enumerate(outs):
+            if not isinstance(out, torch.Tensor):
+                continue
+            dtype = dtypes[i] if not options.casts and dtypes[i] is not None else out.dtype
+            shared = not options.inplace_safe and (overlap or p.memory(out) in in_memory)
+            if shared or dtype != out.dtype or (options.contiguous and not out.is_contiguous()):
+                wanted[i] = p.empty(out.shape, dtype)
+                backs.append((out, wanted[i]))
+    schema = entry.functional._schema.arguments
+    positional = [arguments[a.name] for a in schema if not a.kwarg_only]
+    keyword = {a.name: arguments[a.name] for a in schema if a.kwarg_only}
+    entry.plan(p, wanted[0] if len(wanted) == 1 else tuple(wanted), *positional, **keyword)
+    for out, temporary in backs:
+        p.copy(out, temporary)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    return [t for item in value for t in _tensors(item)]
+
+
+def _result_dtypes(entry: Entry, arguments: dict[str, Any], outs: Sequence[Any]) -> list[torch.dtype | None]:
+    """The dtypes that the functional overload would give: an out= of another dtype is filled by conversion."""
+    plain = tree_map(lambda x: x.peek() if isinstance(x, Scalar) else x, arguments)
+    schema = entry.functional._schema.arguments
+    positional = [plain[a.name] for a in schema if not a.kwarg_only]
+    keyword = {a.name: plain[a.name] for a in schema if a.kwarg_only}
+    result = entry.functional(*positional, **keyword)
+    items = list(result) if isinstance(result, (tuple, list)) else [result]
+    dtypes: list[torch.dtype | None] = []
+    for item, out in zip(items, outs, strict=True):
+        dtype = item.dtype if isinstance(item, torch.Tensor) else None
+        if dtype is not None and not torch.can_cast(dtype, out.dtype):
+            raise RuntimeError(f"result type {_name(dtype)} can't be cast to the desired output type {_name(out.dtype)}")
+        dtypes.append(dtype)
+    return dtypes
+
+
+def _name(dtype: torch.dtype) -> str:
+    """As torch's messages call it: "Float", "Long"."""
+    names = {torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.int64: "Long", torch.int32: "Int"}
+    names |= {torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte", torch.bool: "Bool", torch.bfloat16: "BFloat16"}
+    names |= {torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble"}
+    return names.get(dtype, str(dtype))
+
+
+def plan_nested(p: PlanBuilder, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+    """Plans an op on specs as part of a plan; see PlanBuilder.call and call_out."""
+    from torchgraft.plans.trace import trace
+
+    name = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
+    entry = ENTRIES.get(name)
+    if entry is None or entry.kind != "functional":
+        result = trace(p, op, args, kwargs)
+        if out is not None:
+            for to, by in zip(_tensors(out), _tensors(result), strict=True):
+                p.copy(to, by)
+        return result
+    schema = op._schema.arguments
+    arguments: dict[str, Any] = {a.name: a.default_value if a.has_default_value() else None for a in schema}
+    for argument, value in zip(schema, args, strict=False):
+        arguments[argument.name] = value
+    arguments.update(kwargs)
+    any_shape, p.any_shape = p.any_shape, False
+    plain = tree_map(lambda x: x.peek() if isinstance(x, Scalar) else x, arguments)
+    if out is None:
+        if entry.options.meta is not None:
+            out = entry.options.meta(**plain)
+        else:
+            positional = [plain[a.name] for a in schema if not a.kwarg_only]
+            keyword = {a.name: plain[a.name] for a in schema if a.kwarg_only}
+            with torch.utils._python_dispatch._disable_current_modes():
+                out = op(*positional, **keyword)
+    outs = list(out) if isinstance(out, (tuple, list)) else [out]
+    for spec in outs:
+        if isinstance(spec, torch.Tensor):
+            check_dtype(p, spec.dtype)
+    run_planner(p, entry, outs, arguments, False)
+    p.any_shape = any_shape
+    return out

@@ -1,0 +1,166 @@
+"""Plans of ops that are defined by other ops: decompositions, traced on specs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from torchgraft.plans.builder import PlanBuilder, Unsupported
+from torchgraft.plans.registry import ENTRIES, Options, plan_nested, register
+from torchgraft.plans.scalar import Scalar
+
+aten = torch.ops.aten
+
+
+def _is_view(op: torch._ops.OpOverload) -> bool:
+    """Returns an alias of an argument and writes nothing."""
+    returns = op._schema.returns
+    aliased = any(r.alias_info is not None for r in returns)
+    return aliased and not any(a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments)
+
+
+class _Trace(TorchDispatchMode):
+    """Turns each op that runs on specs into steps of a plan."""
+
+    def __init__(self, p: PlanBuilder) -> None:
+        super().__init__()
+        self.p = p
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.plan(func, args, kwargs or {})
+
+    def plan(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _is_view(func):
+            return func(*args, **kwargs)
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(self.p, func, args, kwargs)
+        name = func._schema.name + (f".{func._overloadname}" if func._overloadname != "default" else "")
+        entry = ENTRIES.get(name)
+        if entry is not None:
+            if entry.kind == "functional":
+                return plan_nested(self.p, func, args, kwargs, None)
+            return self._plan_writing(func, entry, args, kwargs)
+        decomposition = torch._decomp.decomposition_table.get(func)
+        if decomposition is not None:
+            with self:
+                return decomposition(*args, **kwargs)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            with self:
+                return func.decompose(*args, **kwargs)
+        raise Unsupported(f"{func} has neither a planner nor a decomposition")
+
+    def _plan_writing(self, func: torch._ops.OpOverload, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An in-place or out= op: torch's meta kernel checks it, the functional form's planner writes into its targets."""
+        result = func(*args, **kwargs)
+        schema = func._schema.arguments
+        named = {a.name: value for a, value in zip(schema, args, strict=False)} | kwargs
+        targets = [named[a.name] for a in schema if a.alias_info is not None and a.alias_info.is_write]
+        functional = {a.name: named[a.name] for a in entry.functional._schema.arguments if a.name in named}
+        plan_nested(self.p, entry.functional, (), functional, targets[0] if len(targets) == 1 else tuple(targets))
+        return result
+
+
+def _empty(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **{**kwargs, "device": "meta"})
+
+
+def _full(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
+    out = func(*args, **{**kwargs, "device": "meta"})
+    packet = func.overloadpacket
+    if packet in (aten.zeros, aten.zeros_like, aten.new_zeros):
+        value: Any = 0
+    elif packet in (aten.ones, aten.ones_like, aten.new_ones):
+        value = 1
+    else:
+        value = args[0] if packet is aten.scalar_tensor else (args[1] if packet is not aten.new_full else args[2])
+    p.fill(out, value)
+    return out
+
+
+def _copy(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
+    p.copy(args[0], args[1])
+    return args[0]
+
+
+def _clone(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
+    if kwargs.get("device") is not None:
+        kwargs = {**kwargs, "device": torch.device("meta")}
+    out = func(*args, **kwargs)
+    p.copy(out, args[0])
+    return out
+
+
+_SPECIAL: dict[Any, Callable[[PlanBuilder, Any, Any, Any], Any]] = {
+    **{
+        op: _empty
+        for op in (
+            aten.empty.memory_format,
+            aten.empty_strided.default,
+            aten.empty_like.default,
+            aten.new_empty.default,
+            aten.new_empty_strided.default,
+        )
+    },
+    **{
+        op: _full
+        for op in (
+            aten.zeros.default,
+            aten.zeros_like.default,
+            aten.new_zeros.default,
+            aten.ones.default,
+            aten.ones_like.default,
+            aten.new_ones.default,
+            aten.full.default,
+            aten.full_like.default,
+            aten.new_full.default,
+            aten.scalar_tensor.default,
+        )
+    },
+    aten.copy_.default: _copy,
+    aten.clone.default: _clone,
+    aten._to_copy.default: _clone,
+}
+
+
+def trace(p: PlanBuilder, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs an op on specs, planning every op that it comes down to.
+
+    Raises:
+        Unsupported: it comes down to an op that has no planner.
+    """
+    args, kwargs = tree_map(lambda x: x.value if isinstance(x, Scalar) else x, (args, kwargs))
+    return _Trace(p).plan(op, args, kwargs)
+
+
+def decomposition(*names: str, function: Callable[..., Any] | None = None) -> None:
+    """Declares ops as planned by tracing: torch's own decomposition, or `function` with the functional overload's arguments.
+
+    Scalars of such an op are part of its key.
+    """
+    for name in names:
+        from torchgraft.plans.registry import resolve
+
+        op = resolve(name)
+        definition = function or torch._decomp.decomposition_table.get(op)
+        if definition is None and not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+            raise ValueError(f"torch has no decomposition of {name}; give one as `function`")
+        register(name, _planner_of(op, definition), Options())
+
+
+def _planner_of(op: torch._ops.OpOverload, definition: Callable[..., Any] | None) -> Callable[..., None]:
+    def plan(p: PlanBuilder, out: Any, *args: Any, **kwargs: Any) -> None:
+        args, kwargs = tree_map(lambda x: x.value if isinstance(x, Scalar) else x, (args, kwargs))
+        with _Trace(p):
+            result = definition(*args, **kwargs) if definition is not None else op.decompose(*args, **kwargs)
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        outs = list(out) if isinstance(out, (tuple, list)) else [out]
+        for to, by in zip(outs, results, strict=True):
+            if isinstance(to, torch.Tensor) and to is not by:
+                p.copy(to, by)
+
+    return plan
