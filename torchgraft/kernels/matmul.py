@@ -425,7 +425,7 @@ C += batch * c_bs + m0 * c_rs + n0 * c_cs;
     return Kernel("matmul_block", _operands(math, addend, ("M", "N", "K", "block_rows", "block_columns")), body)
 
 
-def block_shape(math: Arithmetic, tile: Tile, m: int, n: int, batch: int, units: int) -> tuple[int, int]:
+def block_shape(math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int, units: int) -> tuple[int, int]:
     """Rows and columns of a work-item's block: as large as leaves a few blocks for each of `units` cores, since a block
     copies its part of B once for all its rows."""
 
@@ -434,7 +434,8 @@ def block_shape(math: Arithmetic, tile: Tile, m: int, n: int, batch: int, units:
 
     panel = math.width * tile.vectors
     rows, columns = min(tile.max_rows, round_up(m, tile.rows)), min(tile.max_columns, round_up(n, panel))
-    wanted = 1 if units == 1 else 3 * units
+    # A block worth less than some microseconds is not worth a core's waking up.
+    wanted = 1 if units == 1 else min(3 * units, 1 + m * n * k * batch // 250_000)
     while -(-m // rows) * -(-n // columns) * batch < wanted:
         if columns > panel and columns >= rows:
             columns = round_up(columns // 2, panel)
@@ -499,68 +500,64 @@ for (int n = begin; n < end; n += {together}) {{
     return Kernel("matmul_dot", _operands(math, addend, ("M", "N", "K", "block_columns")), body)
 
 
+def axpy_columns(rows: int) -> int:
+    """The most columns of one work-item of `axpy_kernel`: their sums stay in the first-level cache."""
+    return 2048 // rows
+
+
 @cache
 def axpy_kernel(storage: str, rows: int, addend: Addend, simd_width: int = 16) -> Kernel:
-    """At most `rows` (1 or 4) rows of A times a B with unit stride along the columns: a work-item sums rows of B, over a stretch of
-    columns that stays in registers. Launch with `matmul_launch`."""
+    """At most `rows` (1 or 4) rows of A times a B with unit stride along the columns: a work-item adds up a long stretch of B's
+    rows, several at a time, so that memory is read in few long streams. Launch with `matmul_launch`."""
     math = arithmetic(storage, simd_width)
-    vectors = axpy_columns(math, rows) // math.width
-    pairs = [(i, v) for i in range(rows) for v in range(vectors)]
+    together = 8 if rows == 1 else 4
+    pitch = axpy_columns(rows)
+    pairs = [(i, t) for i in range(rows) for t in range(together)]
 
-    def loop(names: list[tuple[int, int]], count: int) -> str:
-        loads = " ".join(f"const {math.vector} b{v} = {math.load_vector('b', str(v * math.width))};" for v in range(count))
-        scalars = " ".join(f"const {math.vector} a{i} = {math.load('A', f'{i} * last_row + k * a_cs')};" for i in range(rows))
-        updates = " ".join(f"s{i}_{v} = {math.multiply_add(f'a{i}', f'b{v}', f's{i}_{v}')};" for i, v in names)
-        return f"""{math.vector} {", ".join(f"s{i}_{v} = 0" for i, v in names)};
-          {math.const_pointer} b = B + n;
-          for (int k = 0; k < K; ++k, b += b_rs) {{ {loads} {scalars} {updates} }}
-          const {math.vector} sums[{rows * count}] = {{{", ".join(f"s{i}_{v}" for i, v in names)}}};"""
-
-    def finish(count: str, width: int, source: str) -> str:
-        return f"""for (int i = 0; i < min({rows}, M); ++i)
-          for (int j = 0; j < {count}; ++j) {{
-            {math.pointer} c = C + i * c_rs + (n + j) * c_cs;
-            {"" if addend == "none" else f"{math.const_pointer} d = D + i * d_rs + (n + j) * d_cs;"}
-            {finish_scalar(math, addend, source, "0", "0")}
-          }}"""
+    def add_rows(count: int) -> str:
+        scalars = " ".join(
+            f"const {math.scalar} a{i}_{t} = {math.load('A', f'min({i}, M - 1) * a_rs + (k + {t}) * a_cs')};"
+            for i, t in pairs
+            if t < count
+        )
+        pointers = " ".join(f"{math.const_pointer} b{t} = B + (k + {t}) * b_rs + begin;" for t in range(count))
+        loads = " ".join(f"const {math.vector} v{t} = {math.load_vector(f'b{t}', 'n')};" for t in range(count))
+        updates, singles = "", ""
+        for i in range(rows):
+            updates += f"{math.vector} s{i} = *({math.vector}*)(sums + {i * pitch} + n);"
+            singles += f"{math.scalar} s{i} = sums[{i * pitch} + n];"
+            for t in range(count):
+                updates += f"s{i} = {math.multiply_add(f'({math.vector})a{i}_{t}', f'v{t}', f's{i}')};"
+                singles += f"s{i} += a{i}_{t} * {math.load(f'b{t}', 'n')};"
+            updates += f"*({math.vector}*)(sums + {i * pitch} + n) = s{i};"
+            singles += f"sums[{i * pitch} + n] = s{i};"
+        return f"""
+    {scalars}
+    {pointers}
+    int n = 0;
+    for (; n + {math.width} <= columns; n += {math.width}) {{ {loads} {updates} }}
+    for (; n < columns; ++n) {{ {singles} }}"""
 
     body = f"""
 const long batch = GROUP_ID(1);
-int n = GROUP_ID(0) * {vectors * math.width};
+const int begin = GROUP_ID(0) * block_columns, columns = min(block_columns, N - begin);
 A += batch * a_bs;
 B += batch * b_bs;
 C += batch * c_bs;
 {"D += batch * d_bs;" if addend != "none" else ""}
-const int end = min(N, n + {vectors * math.width});
-// Rows that are not there are read as the last one.
-ROWS
-if (n + {vectors * math.width} <= N) {{
-  {loop(pairs, vectors)}
-  {finish(str(vectors * math.width), math.width, f"((const {math.scalar}*)sums)[i * {vectors * math.width} + j]")}
-  return;
-}}
-for (; n + {math.width} <= end; n += {math.width}) {{
-  {loop([(i, 0) for i in range(rows)], 1)}
-  {finish(str(math.width), math.width, f"((const {math.scalar}*)sums)[i * {math.width} + j]")}
-}}
-for (; n < end; ++n)
-  for (int i = 0; i < min({rows}, M); ++i) {{
-    {math.scalar} sum = 0;
-    for (int k = 0; k < K; ++k) sum += {math.load("A", "i * a_rs + k * a_cs")} * {math.load("B", "n + k * b_rs")};
-    {math.pointer} c = C + i * c_rs + n * c_cs;
-    {"" if addend == "none" else f"{math.const_pointer} d = D + i * d_rs + n * d_cs;"}
-    {finish_scalar(math, addend, "sum", "0", "0")}
-  }}
-"""
-    for i in range(rows):
-        body = body.replace(f"{i} * last_row", f"row{i}")
-    body = body.replace("ROWS", " ".join(f"const long row{i} = min({i}, M - 1) * a_rs;" for i in range(rows)))
-    return Kernel("matmul_axpy", _operands(math, addend, ("M", "N", "K")), body)
-
-
-def axpy_columns(math: Arithmetic, rows: int) -> int:
-    """Columns of one work-item of `axpy_kernel`."""
-    return math.width * (8 if rows == 1 else 4)
+{math.scalar} sums[{rows * pitch}] __attribute__((aligned(64)));
+for (int i = 0; i < {rows}; ++i)
+  for (int n = 0; n < columns; ++n) sums[i * {pitch} + n] = 0;
+int k = 0;
+for (; k + {together} <= K; k += {together}) {{ {add_rows(together)} }}
+for (; k < K; ++k) {{ {add_rows(1)} }}
+for (int i = 0; i < min({rows}, M); ++i)
+  for (int n = 0; n < columns; ++n) {{
+    {math.pointer} c = C + i * c_rs + (begin + n) * c_cs;
+    {"" if addend == "none" else f"{math.const_pointer} d = D + i * d_rs + (begin + n) * d_cs;"}
+    {finish_scalar(math, addend, f"sums[i * {pitch} + n]", "0", "0")}
+  }}"""
+    return Kernel("matmul_axpy", _operands(math, addend, ("M", "N", "K", "block_columns")), body)
 
 
 # --- The GPU form.
@@ -719,14 +716,15 @@ def matmul_launch(
                 (*pointers, m, n, k, columns, *tail),
             )
         if unit_b == "outer":
+            columns = min(axpy_columns(rows), max(64, -(-n // (2 * units) // 64 * 64)))
             return Launch(
                 axpy_kernel(storage, rows, "any" if d else "none", simd_width),
-                (-(-n // axpy_columns(math, rows)), batch),
-                (*pointers, m, n, k, *tail),
+                (-(-n // columns), batch),
+                (*pointers, m, n, k, columns, *tail),
             )
     narrow = n <= math.width
     tile = block_tile(math, narrow)
-    rows, columns = block_shape(math, tile, m, n, batch, units)
+    rows, columns = block_shape(math, tile, m, n, k, batch, units)
     if math.is_complex:
         unit_a = unit_b = "none"
         addend = "none" if d is None else "any"
