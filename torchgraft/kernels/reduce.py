@@ -39,6 +39,8 @@ class Reduction:
         index: element type of indices; "" if `step` does not need ``i``.
         cascade: sums of sums: accumulators are emptied into others after some steps, so that rounding errors grow with
             the logarithm of the length rather than with the length.
+        others: (name, element type, kind) of more inputs, whose values `step` uses by name. Kind "same": shaped and
+            strided like the input; "kept": one value for each output, contiguous.
         helpers: text before the kernels.
     """
 
@@ -50,6 +52,7 @@ class Reduction:
     values: tuple[tuple[str, str], ...] = ()
     index: str = ""
     cascade: bool = False
+    others: tuple[tuple[str, str, str], ...] = ()
     helpers: str = ""
 
     def declare(self, prefix: str, count: int = 0) -> str:
@@ -70,9 +73,31 @@ class Reduction:
         template = re.sub(r"\bA\.(\w+)", rf"{a}_\1{at}", template)
         return re.sub(r"\bB\.(\w+)", rf"{b}_\1{b_at}", template)
 
-    def step_at(self, a: str, at: str, value: str, index: str) -> str:
+    def step_at(self, a: str, at: str, input_type: str, base: str, element: str, index: str, kept: str) -> str:
+        """A block that takes an element into accumulator `a`.
+
+        Args:
+            a, at: the accumulator.
+            input_type: element type of the input.
+            base: name of the pointer that `element` is an index of; those of the others end in their names.
+            element: index of the element.
+            index: its reduced index.
+            kept: index of the output.
+        """
         declared = f"const {value_ctype(self.index)} i = ({value_ctype(self.index)})({index}); " if self.index else ""
-        return "{ " + declared + f"const TG_X x = {value}; " + self.text(self.step, a, at) + " }"
+        declared += f"const {value_ctype(input_type)} x = load_{input_type}({base}, {element}); "
+        for name, type_, kind in self.others:
+            source = f"{base}_{name}, {element}" if kind == "same" else f"in_{name}, {kept}"
+            declared += f"const {value_ctype(type_)} {name} = load_{type_}({source}); "
+        return "{ " + declared + self.text(self.step, a, at) + " }"
+
+    def pointers(self, name: str, base: str, offset: str, input_type: str) -> str:
+        """Declares pointer `name` as `base` + `offset`, and those of the others likewise."""
+        out = [f"const GLOBAL {BY_NAME[input_type].storage}* {name} = {base} + {offset};"]
+        for other, type_, kind in self.others:
+            if kind == "same":
+                out.append(f"const GLOBAL {BY_NAME[type_].storage}* {name}_{other} = {base}_{other} + {offset};")
+        return " ".join(out)
 
     def combine_at(self, a: str, at: str, b: str, b_at: str) -> str:
         return "{ " + self.text(self.combine, a, at, b, b_at) + " }"
@@ -99,11 +124,8 @@ def _params(r: Reduction, input_type: str, parts: bool) -> tuple[Parameter, ...]
     else:
         outs = [Pointer(f"out{n}", type_) for n, (type_, _) in enumerate(r.results)]
     values: list[Parameter] = [Value(name, type_) for name, type_ in r.values]
-    return (Pointer("in", input_type, const=True), *outs, *(Value(name, "i64") for name in SHAPE), *values)
-
-
-def _helpers(r: Reduction, input_type: str) -> str:
-    return f"#define TG_X {value_ctype(input_type)}\n{r.helpers}"
+    others = [Pointer(f"in_{name}", type_, const=True) for name, type_, _ in r.others]
+    return (Pointer("in", input_type, const=True), *others, *outs, *(Value(name, "i64") for name in SHAPE), *values)
 
 
 # Every kernel starts with the part of the reduced range that the work-group has.
@@ -131,8 +153,7 @@ def row_kernel(r: Reduction, input_type: str, lanes: int, parts: bool, unit: boo
         parts: stores accumulators of parts instead of results.
         unit: rs1 is 1.
     """
-    load = f"load_{input_type}(row, (j + {{at}}){'' if unit else ' * rs1'})"
-    step = r.step_at("a", "[j]", load.format(at="r"), "first + r + j")
+    step = r.step_at("a", "[j]", input_type, "row", f"(r + j){'' if unit else ' * rs1'}", "first + r + j", "k")
     levels = ["a", "b", "c"] if r.cascade else ["a"]
     flush = ""
     if r.cascade:
@@ -165,7 +186,7 @@ def row_kernel(r: Reduction, input_type: str, lanes: int, parts: bool, unit: boo
     long r0 = begin / inner, r1 = begin - r0 * inner;
     for (long at = begin; at < end;) {{
       const long rest = inner - r1 < end - at ? inner - r1 : end - at;
-      const GLOBAL TG_STORAGE* row = in + k0 * ks0 + k1 * ks1 + r0 * rs0 + r1 * rs1;
+      {r.pointers("row", "in", "k0 * ks0 + k1 * ks1 + r0 * rs0 + r1 * rs1", input_type)}
       const long first = at;
       long r = 0;
       for (; r + {lanes} <= rest; r += {lanes}) {{
@@ -190,10 +211,7 @@ def row_kernel(r: Reduction, input_type: str, lanes: int, parts: bool, unit: boo
 def _kernel(
     name: str, r: Reduction, input_type: str, parts: bool, body: str, local: tuple[int, ...] = (1, 1)
 ) -> Kernel:
-    pointer = _params(r, input_type, parts)[0]
-    assert isinstance(pointer, Pointer)
-    helpers = f"#define TG_STORAGE {BY_NAME[input_type].storage}\n{_helpers(r, input_type)}"
-    return Kernel(name, _params(r, input_type, parts), body, helpers, local)
+    return Kernel(name, _params(r, input_type, parts), body, r.helpers, local)
 
 
 @functools.cache
@@ -209,7 +227,7 @@ def column_kernel(r: Reduction, input_type: str, width: int, parts: bool, unit: 
         parts: stores accumulators of parts instead of results.
         unit: ks1 is 1.
     """
-    step = r.step_at("a", "[j]", f"load_{input_type}(row, j{'' if unit else ' * ks1'})", "at")
+    step = r.step_at("a", "[j]", input_type, "row", f"shift + j{'' if unit else ' * ks1'}", "at", "k + j")
     levels = ["a", "b", "c"] if r.cascade else ["a"]
     flush = ""
     if r.cascade:
@@ -236,22 +254,22 @@ def column_kernel(r: Reduction, input_type: str, width: int, parts: bool, unit: 
   const long blocks_in_row = (kept1 + chunk - 1) / chunk;
   const long k0 = GROUP_ID(0) / blocks_in_row, k1 = (GROUP_ID(0) - k0 * blocks_in_row) * chunk;
   const int m = (int)(kept1 - k1 < chunk ? kept1 - k1 : chunk);
-  const GLOBAL TG_STORAGE* column = in + k0 * ks0 + k1 * ks1;
+  const long k = k0 * kept1 + k1;
+  {r.pointers("column", "in", "k0 * ks0 + k1 * ks1", input_type)}
   {" ".join(r.declare(level, width) for level in levels)}
   VECTORIZE for (int j = 0; j < m; ++j) {{ {" ".join(r.reset(level, "[j]") for level in levels)} }}
   {"int steps = 0, blocks = 0;" if r.cascade else ""}
   long r0 = begin / inner, r1 = begin - r0 * inner;
   for (long at = begin; at < end;) {{
     const long stop = at + (inner - r1 < end - at ? inner - r1 : end - at);
-    const GLOBAL TG_STORAGE* row = column + r0 * rs0 + r1 * rs1;
-    for (; at < stop; ++at, row += rs1) {{
+    {r.pointers("row", "column", "r0 * rs0 + r1 * rs1", input_type)}
+    for (long shift = 0; at < stop; ++at, shift += rs1) {{
       VECTORIZE for (int j = 0; j < m; ++j) {step}{flush}
     }}
     r1 = 0;
     ++r0;
   }}
-  {gather}const long k = k0 * kept1 + k1;
-  VECTORIZE for (int j = 0; j < m; ++j) {{ {_store(r, "a", "[j]", "k + j", "k0 * os0 + (k1 + j) * os1", parts)} }}
+  {gather}VECTORIZE for (int j = 0; j < m; ++j) {{ {_store(r, "a", "[j]", "k + j", "k0 * os0 + (k1 + j) * os1", parts)} }}
 """
     return _kernel(f"column_{r.name}_{input_type}", r, input_type, parts, body)
 
@@ -275,12 +293,12 @@ def _local_fields(r: Reduction, size: int) -> str:
 @functools.cache
 def row_kernel_gpu(r: Reduction, input_type: str, parts: bool) -> Kernel:
     """GPU form of `row_kernel`: a work-group of 256 for each output and part. Groups: (outputs, parts); no chunk."""
-    step = r.step_at("a", "", f"load_{input_type}(row, r0 * rs0 + (at - r0 * inner) * rs1)", "at")
+    step = r.step_at("a", "", input_type, "row", "r0 * rs0 + (at - r0 * inner) * rs1", "at", "k")
     body = f"""{_PART}
   {_local_fields(r, 256)}
   const int lane = LOCAL_ID(0);
   const long k = GROUP_ID(0), k0 = k / kept1, k1 = k - k0 * kept1;
-  const GLOBAL TG_STORAGE* row = in + k0 * ks0 + k1 * ks1;
+  {r.pointers("row", "in", "k0 * ks0 + k1 * ks1", input_type)}
   {r.declare("a")}
   for (long at = begin + lane; at < end; at += 256) {{
     const long r0 = at / inner;
@@ -295,14 +313,14 @@ def row_kernel_gpu(r: Reduction, input_type: str, parts: bool) -> Kernel:
 @functools.cache
 def column_kernel_gpu(r: Reduction, input_type: str, parts: bool) -> Kernel:
     """GPU form of `column_kernel`: 32 outputs by 8 reduced elements. Groups: (kept / 32, parts); no chunk."""
-    step = r.step_at("a", "", f"load_{input_type}(column, r0 * rs0 + (at - r0 * inner) * rs1)", "at")
+    step = r.step_at("a", "", input_type, "column", "r0 * rs0 + (at - r0 * inner) * rs1", "at", "k")
     body = f"""{_PART}
   {_local_fields(r, 256)}
   const int lane = LOCAL_ID(1) * 32 + LOCAL_ID(0);
   const long k = GROUP_ID(0) * 32 + LOCAL_ID(0), k0 = k / kept1, k1 = k - k0 * kept1;
   {r.declare("a")}
   if (k < kept) {{
-    const GLOBAL TG_STORAGE* column = in + k0 * ks0 + k1 * ks1;
+    {r.pointers("column", "in", "k0 * ks0 + k1 * ks1", input_type)}
     for (long at = begin + LOCAL_ID(1); at < end; at += 8) {{
       const long r0 = at / inner;
       {step}
