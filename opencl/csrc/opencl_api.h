@@ -159,14 +159,14 @@ using NativeKernel = void (*)(void*);
 
 // Those of OpenCL 2.0: NULL where the library is older. A device's properties say whether it has what they do.
 #define OCL_OPTIONAL_FUNCTIONS(X)                                                                                    \
-  X(clCreateCommandQueueWithProperties, 127, cl_command_queue, (cl_context, cl_device_id, const cl_ulong*, cl_int*)) \
-  X(clSVMAlloc, 130, void*, (cl_context, cl_bitfield, size_t, cl_uint))                                              \
-  X(clSVMFree, 131, void, (cl_context, void*))                                                                       \
-  X(clEnqueueSVMMemcpy, 133, cl_int,                                                                                 \
+  X(clCreateCommandQueueWithProperties, 123, cl_command_queue, (cl_context, cl_device_id, const cl_ulong*, cl_int*)) \
+  X(clSVMAlloc, 126, void*, (cl_context, cl_bitfield, size_t, cl_uint))                                              \
+  X(clSVMFree, 127, void, (cl_context, void*))                                                                       \
+  X(clEnqueueSVMMemcpy, 129, cl_int,                                                                                 \
     (cl_command_queue, cl_bool, void*, const void*, size_t, cl_uint, const cl_event*, cl_event*))                    \
-  X(clEnqueueSVMMemFill, 134, cl_int,                                                                                \
+  X(clEnqueueSVMMemFill, 130, cl_int,                                                                                \
     (cl_command_queue, void*, const void*, size_t, size_t, cl_uint, const cl_event*, cl_event*))                     \
-  X(clSetKernelArgSVMPointer, 138, cl_int, (cl_kernel, cl_uint, const void*))
+  X(clSetKernelArgSVMPointer, 134, cl_int, (cl_kernel, cl_uint, const void*))
 
 struct Api {
 #define OCL_DECLARE(name, slot, result, parameters) result(*name) parameters = nullptr;
