@@ -1,0 +1,118 @@
+"""Planners of the matrix products."""
+
+from __future__ import annotations
+
+import torch
+
+from torchgraft.codegen import element_type
+from torchgraft.kernels.matmul import Matrix, matmul_launch
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+
+Number = Scalar | int
+
+
+def _matrix(spec: torch.Tensor) -> Matrix:
+    """A spec of two dimensions, or of three with the batch first."""
+    row, column = spec.stride()[-2:]
+    return Matrix(spec, row, column, spec.stride(0) if spec.dim() == 3 else 0)
+
+
+def plan_product(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    addend: torch.Tensor | None = None,
+    beta: Number = 1,
+    alpha: Number = 1,
+) -> None:
+    """Plans `out = alpha * a @ b + beta * addend` for matrices or batches of matrices, whatever their strides."""
+    storage = element_type(out.dtype).name
+    if storage == "b8":
+        raise Unsupported("torch has no matrix product of bool")
+    # The kernels read memory: what is conjugated only by a flag has to be written out first.
+    a, b = (p.contiguous(x) if x.is_conj() or x.is_neg() else x for x in (a, b))
+    if addend is not None:
+        if addend.is_conj() or addend.is_neg():
+            addend = p.contiguous(addend)
+        addend = addend.expand(out.shape)
+    batch = out.shape[0] if out.dim() == 3 else 1
+    launch = matmul_launch(
+        storage,
+        (batch, out.shape[-2], out.shape[-1], a.shape[-1]),
+        _matrix(out),
+        _matrix(a),
+        _matrix(b),
+        _matrix(addend) if addend is not None else None,
+        alpha,
+        beta,
+        form=p.form,
+        units=p.device.compute_units,
+    )
+    p.launch(launch.kernel, launch.groups, launch.args)
+
+
+@planner("mm", "bmm")
+def _mm(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, mat2: torch.Tensor) -> None:
+    plan_product(p, out, self, mat2)
+
+
+@planner("addmm", "baddbmm")
+def _addmm(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    mat1: torch.Tensor,
+    mat2: torch.Tensor,
+    *,
+    beta: Number,
+    alpha: Number,
+) -> None:
+    plan_product(p, out, mat1, mat2, self, beta, alpha)
+
+
+@planner("addbmm")
+def _addbmm(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    batch1: torch.Tensor,
+    batch2: torch.Tensor,
+    *,
+    beta: Number,
+    alpha: Number,
+) -> None:
+    # The sum over batches of products is one product of matrices that stand side by side.
+    batches, n, k = batch1.shape
+    left = p.contiguous(batch1.permute(1, 0, 2)).view(n, batches * k)
+    right = p.contiguous(batch2).view(batches * k, batch2.shape[2])
+    plan_product(p, out, left, right, self, beta, alpha)
+
+
+@planner("mv")
+def _mv(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, vec: torch.Tensor) -> None:
+    plan_product(p, out.unsqueeze(1), self, vec.unsqueeze(1))
+
+
+@planner("addmv")
+def _addmv(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    mat: torch.Tensor,
+    vec: torch.Tensor,
+    *,
+    beta: Number,
+    alpha: Number,
+) -> None:
+    plan_product(p, out.unsqueeze(1), mat, vec.unsqueeze(1), self.expand(out.shape).unsqueeze(1), beta, alpha)
+
+
+@planner("dot")
+def _dot(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, tensor: torch.Tensor) -> None:
+    plan_product(p, out.view(1, 1), self.unsqueeze(0), tensor.unsqueeze(1))
+
+
+@planner("vdot")
+def _vdot(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, other: torch.Tensor) -> None:
+    plan_product(p, out.view(1, 1), self.conj().unsqueeze(0), other.unsqueeze(1))
