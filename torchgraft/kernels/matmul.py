@@ -26,8 +26,8 @@ from torchgraft.codegen.types import BY_NAME
 
 # Which stride of an operand is one: along k, along the other dimension ("outer": rows of A, columns of B), or neither.
 Unit = Literal["k", "outer", "none"]
-# D, the addend: absent, with unit stride along the columns, or anything (a broadcast column, a transposed matrix).
-Addend = Literal["none", "row", "any"]
+# D, the addend: absent, with unit stride along the columns, one value for each row, or anything (a transposed matrix).
+Addend = Literal["none", "row", "column", "any"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,11 @@ class Arithmetic:
     @property
     def vector(self) -> str:
         return f"{self.scalar}{self.width}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of one scalar."""
+        return 8 if self.scalar in ("double", "long") else 4
 
     @property
     def is_complex(self) -> bool:
@@ -132,13 +137,13 @@ def block_tile(math: Arithmetic, narrow: bool = False) -> Tile:
     All panels of a block take 256 KiB, a part of the second-level cache. `narrow` is for products of at most one vector's
     width.
     """
-    registers_32 = math.width * {"float": 4, "int": 4}.get(math.scalar, 8) >= 64
+    registers_32 = math.width * math.size >= 64
     rows, vectors = (8, 2) if registers_32 else (6, 2)
     if math.is_complex:
         rows //= 2
     if narrow:
         rows, vectors = 2 * rows, 1
-    element = (8 if math.scalar in ("double", "long") else 4) * (2 if math.is_complex else 1)
+    element = math.size * (2 if math.is_complex else 1)
     return Tile(rows, vectors, 256, 8 * rows if narrow else 16 * rows, max(math.width * vectors, 1024 // element))
 
 
@@ -282,10 +287,20 @@ def a_element(math: Arithmetic, tile: Tile, unit: Unit, row: int, part: int = 0)
     return f"a_tile[k * {tile.rows} + {row}]" if unit == "outer" else f"a_tile[{row * pitch} + k]"
 
 
-def multiply_tile(math: Arithmetic, tile: Tile, unit: Unit) -> str:
-    """Adds the product of the tile of A and the panel at `n` to the accumulators `sums`, which start anew when `kb` is zero."""
+def row_vectors(math: Arithmetic, tile: Tile) -> int:
+    """Vectors in a row of B in memory where the slice of B is kept in rows: one more than needed, so that a vector that overhangs
+    the end of one row leaves the next alone."""
+    return tile.max_columns // math.width + 1
+
+
+def multiply_tile(math: Arithmetic, tile: Tile, unit: Unit, in_rows: bool = False) -> str:
+    """Adds the product of the tile of A and the panel at `n` to the accumulators `sums`, which start anew when `kb` is zero.
+
+    With `in_rows` the slice of B is not in panels but in rows of `row_vectors` vectors.
+    """
     parts = 2 if math.is_complex else 1
     vectors = tile.vectors * parts
+    panel_step, k_step = (1, row_vectors(math, tile)) if in_rows else (tile.depth * parts, vectors)
     names = [[f"c{i}_{v}" for v in range(vectors)] for i in range(tile.rows)]
     everything = [name for row in names for name in row]
     loads = " ".join(f"const {math.vector} b{v} = b[{v}];" for v in range(vectors))
@@ -309,11 +324,11 @@ def multiply_tile(math: Arithmetic, tile: Tile, unit: Unit) -> str:
     return f"""
 {math.vector}* const sums = accumulators + (m * {tile.max_columns // math.width * parts} + n / {math.width} * {tile.rows * parts});
 {{
-  const {math.vector}* b = panels + (n / {math.width}) * {tile.depth * parts};
+  const {math.vector}* b = panels + (n / {math.width}) * {panel_step};
   {math.vector} {", ".join(everything)};
   if (kb == 0) {{ {" ".join(f"{name} = 0;" for name in everything)} }}
   else {{ {" ".join(f"{name} = sums[{i}];" for i, name in enumerate(everything))} }}
-  for (int k = 0; k < kc; ++k, b += {vectors}) {{
+  for (int k = 0; k < kc; ++k, b += {k_step}) {{
     {loads}
     {chr(10).join(rows)}
   }}
@@ -356,7 +371,10 @@ for (int i = 0; i < min({tile.rows}, rows - m); ++i) {{
     if addend != "any":
         stores = []
         for v in range(tile.vectors):
-            add = f"if (beta != 0) r += beta * {math.load_vector('d', str(v * math.width))};" if addend == "row" else ""
+            add = ""
+            if addend != "none":
+                value = math.load_vector("d", str(v * math.width)) if addend == "row" else math.load("d", "0")
+                add = f"if (beta != 0) r += beta * {value};"
             stores.append(
                 f"{{ {math.vector} r = alpha * from[{v}]; {add} {math.store_vector('c', str(v * math.width), 'r')}; }}"
             )
@@ -372,12 +390,14 @@ for (int i = 0; i < min({tile.rows}, rows - m); ++i) {{
 }}"""
 
 
-def block_loop(math: Arithmetic, tile: Tile, fill_panels: str, fill_tile: str, unit_a: Unit, finish: str) -> str:
+def block_loop(
+    math: Arithmetic, tile: Tile, fill_panels: str, fill_tile: str, unit_a: Unit, finish: str, in_rows: bool = False
+) -> str:
     """The CPU form's loops about their pieces; the names above and `K` must be in scope."""
     parts = 2 if math.is_complex else 1
     per_row = tile.max_columns // math.width * parts
     return f"""
-{math.vector} panels[{tile.depth * per_row}];
+{math.vector} panels[{tile.depth * (row_vectors(math, tile) if in_rows else per_row)}];
 {math.vector} accumulators[{tile.max_rows * per_row}];
 {math.scalar} a_tile[{a_tile_elements(math, tile)}] __attribute__((aligned(64)));
 for (int kb = 0;; kb += {tile.depth}) {{
@@ -387,7 +407,7 @@ for (int kb = 0;; kb += {tile.depth}) {{
   for (int m = 0; m < rows; m += {tile.rows}) {{
     {fill_tile}
     for (int n = 0; n < columns; n += {math.width * tile.vectors}) {{
-      {multiply_tile(math, tile, unit_a)}
+      {multiply_tile(math, tile, unit_a, in_rows)}
       if (last) {{ {finish} }}
     }}
   }}
@@ -698,7 +718,7 @@ def matmul_launch(
         m, n = n, m
         a, b, c, d = b.transposed, a.transposed, c.transposed, d.transposed if d else None
     unit_a, unit_b = _unit(a.column, a.row, k, m), _unit(b.row, b.column, k, n)
-    addend: Addend = "none" if d is None else "row" if d.column == 1 or n == 1 else "any"
+    addend: Addend = "none" if d is None else {0: "column", 1: "row"}.get(d.column, "any")  # type: ignore[assignment]
     operands = [c, a, b] + ([d] if d else [])
     pointers = tuple(x.pointer for x in operands)
     tail = (*(stride for x in operands for stride in (x.row, x.column, x.batch)), alpha, *((beta,) if d else ()))

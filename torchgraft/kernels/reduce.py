@@ -401,32 +401,28 @@ def _is_float(type_: str) -> bool:
 
 
 @functools.cache
-def total(acc: str, out: str, scaled: bool = False, absolute: bool = False, nonzero: bool = False) -> Reduction:
-    """Sum in accumulator type `acc`; divided by ``count`` if `scaled`; of absolute values; or the number of non-zeros."""
-    value = "x != 0" if nonzero else f"({value_ctype(acc)})x"
-    if nonzero and acc == "i64":
-        value = "(long)(x != 0)"
-    if absolute:
-        value = "fabs(x)"
-    result = "A.sum"
-    if scaled:
-        ctype = value_ctype(acc).removesuffix("2")
-        result = f"A.sum / ({ctype})count"
-    zero = "(" + value_ctype(acc) + ")(0)"
+def total(acc: str, out: str, mean: bool = False, skip_nan: bool = False) -> Reduction:
+    """Sum in accumulator type `acc`, divided by ``count`` if `mean`; of what is not NaN with `skip_nan`."""
+    ctype = value_ctype(acc)
+    value = f"({ctype})x"
+    if skip_nan:
+        value = f"(x != x ? 0 : {value})"
     return Reduction(
-        f"{'mean' if scaled else 'sum'}_{acc}",
-        (("sum", acc, zero),),
+        f"{'mean' if mean else 'sum'}_{acc}",
+        (("sum", acc, f"({ctype})(0)"),),
         f"A.sum += {value};",
         "A.sum += B.sum;",
-        ((out, result),),
+        ((out, f"A.sum / ({ctype.removesuffix('2')})count" if mean else "A.sum"),),
         cascade=acc in ("f32", "c64"),
     )
 
 
 @functools.cache
-def nonzero_complex() -> Reduction:
+def nonzeros(complex_input: bool) -> Reduction:
+    """The number of elements that are not zero."""
+    value = "x.x != 0 || x.y != 0" if complex_input else "x != 0"
     return Reduction(
-        "nonzero", (("sum", "i64", "0"),), "A.sum += (long)(x.x != 0 || x.y != 0);", "A.sum += B.sum;", (("i64", "A.sum"),)
+        "nonzeros", (("sum", "i64", "0"),), f"A.sum += (long)({value});", "A.sum += B.sum;", (("i64", "A.sum"),)
     )
 
 
@@ -489,16 +485,10 @@ def extreme_index(type_: str, out: str, greater: bool, index: str, with_value: b
 
     An index type as wide as the value keeps loops vectorised.
     """
-    ctype = value_ctype(index)
     highest = {"i32": "INT_MAX", "i64": "LONG_MAX"}[index]
-    # Accumulators see their indices in ascending order, so a step takes only what is better; the first index wins
-    # when accumulators combine.
-    take = "(A.at == HIGHEST || BETTER)" if not _is_float(type_) else "BETTER"
-    better = _better(type_, "A.best", "x", greater)
-    if _is_float(type_):
-        # the identity is infinite: an element equal to it must still give its index
-        better = f"({better} || (A.at == {highest} && x == A.best))"
-    take = take.replace("HIGHEST", highest).replace("BETTER", better)
+    # An accumulator meets its elements in ascending order, so a step takes only what is better; the first element it
+    # takes in any case, since it may equal the identity. Where accumulators combine the lower index wins.
+    better = f"({_better(type_, 'A.best', 'x', greater)} || (A.at == {highest} && x == A.best))"
     b_better = _better(type_, "A.best", "B.best", greater)
     same = "A.best == B.best"
     if _is_float(type_):
@@ -509,9 +499,9 @@ def extreme_index(type_: str, out: str, greater: bool, index: str, with_value: b
     return Reduction(
         f"arg{'max' if greater else 'min'}_{type_}",
         (("best", type_, (_LOWEST if greater else _HIGHEST)[type_]), ("at", index, highest)),
-        f"const int t = {take}; A.best = t ? x : A.best; A.at = t ? i : A.at;",
+        f"const int t = {better}; A.best = t ? x : A.best; A.at = t ? i : A.at;",
         f"const int t = {b_better} || ({same} && B.at < A.at); "
-        f"A.best = t ? B.best : A.best; A.at = t ? B.at : A.at;".replace("ctype", ctype),
+        f"A.best = t ? B.best : A.best; A.at = t ? B.at : A.at;",
         results,
         index=index,
     )
@@ -532,7 +522,7 @@ def truth(every: bool, complex_input: bool, out: str = "b8") -> Reduction:
 
 
 @functools.cache
-def variance(acc: str, out: str, root: bool, with_mean: bool, complex_input: bool = False) -> Reduction:
+def variance(acc: str, out: str, root: bool, with_mean: bool) -> Reduction:
     """Variance (or its root) by Welford's method, and the mean. The divisor is count - correction, not below 0."""
     ctype = value_ctype(acc)
     zero = "0"
@@ -565,7 +555,7 @@ def norm(kind: str, acc: str, out: str, complex_input: bool) -> Reduction:
         return Reduction(
             f"norm_inf_{acc}",
             (("best", acc, identity),),
-            f"const {ctype} v = {x}; " + base.step.replace("x", "v").replace("vv", "v"),
+            f"const {ctype} v = {x}; " + re.sub(r"\bx\b", "v", base.step),
             base.combine,
             base.results,
         )

@@ -1,0 +1,303 @@
+"""Convolution: forward, with respect to the input (which is also transposed convolution), with respect to the weight.
+
+Everything is three-dimensional here; fewer dimensions are leading ones of extent 1. Tensors are contiguous, channels before pixels.
+
+The CPU form is the blocked matrix product of `kernels.matmul`, where one operand, the patches of the image, exists only a slice
+at a time: a work-item copies the pixels that a slice needs, row by row of the image, into its private memory.
+
+* `block_kernel` computes images from images: rows are channels of the result, columns its pixels (of all images in the
+  batch, one after the other), and k runs over (channel of the source, tap of the filter). Forward, pixel j of the result
+  reads pixel j * stride - padding + tap * dilation of the source. Backward with a stride, only some taps meet a given pixel, and
+  which ones depends on the pixel modulo the stride, its *phase*; the pixels of a phase are again like those of an ordinary
+  convolution with stride one. So each phase is a product of its own, without a multiplication by zero.
+* `weight_kernel` computes the weight's gradient: rows are (channel, tap), columns the channels of the result, and k runs over all pixels.
+* `depthwise_*` serve groups of one channel, which are bound by memory.
+
+The GPU form, `tile_kernel`, is one implicit product for all three in local memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.kernels.matmul import (
+    Arithmetic,
+    Launch,
+    Tile,
+    arithmetic,
+    block_loop,
+    block_shape,
+    block_tile,
+    pack_a,
+    row_vectors,
+    transpose_registers,
+)
+
+Triple = tuple[int, int, int]
+Direction = Literal["forward", "backward"]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution's sizes. `image` is what a forward convolution reads, `result` what it gives."""
+
+    batch: int
+    groups: int
+    image_channels: int
+    result_channels: int
+    image: Triple
+    result: Triple
+    taps: Triple
+    stride: Triple
+    padding: Triple
+    dilation: Triple
+
+
+_AXES = ("z", "y", "x")
+
+
+def _sizes(*names: str) -> tuple[Parameter, ...]:
+    return tuple(Value(f"{name}_{axis}", "i32") for name in names for axis in _AXES)
+
+
+# Extents of the source and the target image, of the filter, and the convolution's parameters.
+_GEOMETRY = _sizes("source", "target", "taps", "stride", "padding", "dilation")
+
+
+def _geometry(g: Geometry, source: Triple, target: Triple) -> tuple[int, ...]:
+    return (*source, *target, *g.taps, *g.stride, *g.padding, *g.dilation)
+
+
+_FIRST_PIXELS = """
+// Of this phase: the first pixel on each axis, and how many there are.
+const int phases = stride_z * stride_y * stride_x;
+const int phase = GROUP_ID(2) % phases, group = GROUP_ID(2) / phases;
+const int first_x = phase % stride_x, first_y = phase / stride_x % stride_y, first_z = phase / (stride_x * stride_y);
+const int pixels_x = (target_x - first_x + stride_x - 1) / stride_x;
+const int pixels_y = (target_y - first_y + stride_y - 1) / stride_y;
+const int pixels_z = (target_z - first_z + stride_z - 1) / stride_z;
+"""
+
+
+def _meets(axis: str) -> str:
+    """Whether a tap meets this phase's pixels, going backward."""
+    return f"(first_{axis} + padding_{axis} - k{axis} * dilation_{axis}) % stride_{axis} == 0"
+
+
+def _copy_row(math: Arithmetic, step: str) -> str:
+    """Statements that put elements `from .. to` of a row of patches into `row`: pixel i lies at S[at + i * step].
+
+    Whole vectors are copied while that stays inside the source; what they write too much is overwritten by the next row, or
+    lies past the row's end."""
+    one = f"for (; i < to; ++i) row[i] = {math.load('S', f'at + (long)i * {step}')};"
+    whole = f"*(tg_unaligned*)(row + i) = {math.load_vector('S', 'at + i')};"
+    single = f"for (; i < to && at + i + {math.width} <= source_end; i += {math.width}) {whole}"
+    first, second = math.load_vector("S", "at + 2 * i"), math.load_vector("S", f"at + 2 * i + {math.width}")
+    pair = f"""for (; i < to && at + 2 * i + {2 * math.width} <= source_end; i += {math.width})
+      *(tg_unaligned*)(row + i) = ({math.vector})({first}.even, {second}.even);"""
+    return f"""
+{{
+  int i = from;
+  if ({step} == 1) {{ {single} }}
+  else if ({step} == 2) {{ {pair} }}
+  {one}
+}}"""
+
+
+def _unaligned(math: Arithmetic) -> str:
+    """A vector in private memory that may lie anywhere; vstore takes several instructions on some compilers."""
+    return f"typedef {math.vector} tg_unaligned __attribute__((aligned({math.size})));"
+
+
+@cache
+def block_kernel(storage: str, direction: Direction, bias: bool, simd_width: int = 16) -> Kernel:
+    """The CPU form of images from images. Launch with `convolution_launch`."""
+    math = arithmetic(storage, simd_width)
+    tile = block_tile(math)
+    pitch = row_vectors(math, tile) * math.width
+    forward = direction == "forward"
+    if forward:
+        setup = """
+const int group = GROUP_ID(2);
+const int pixels_x = target_x, pixels_y = target_y, pixels_z = target_z;
+const int K = channels * taps_z * taps_y * taps_x;
+#define STEP(axis) stride_##axis
+"""
+        advance = """
+if (++kx == taps_x) { kx = 0; if (++ky == taps_y) { ky = 0; if (++kz == taps_z) { kz = 0; ++channel; } } }"""
+        start = ""
+        offsets = "const int dz = kz * dilation_z - padding_z, dy = ky * dilation_y - padding_y, dx = kx * dilation_x - padding_x;"
+        target = "((long)jz * target_y + jy) * target_x + jx"
+        fill_tile = pack_a(math, tile, "k")
+        filters = "F + ((long)group * M + m0) * K"
+        tap_index = ""
+    else:
+        counts = "\n".join(
+            f"int meeting_{a} = 0; for (int k{a} = 0; k{a} < taps_{a}; ++k{a}) meeting_{a} += {_meets(a)};" for a in _AXES
+        )
+        setup = f"""
+{_FIRST_PIXELS}
+{counts}
+const int K = channels * meeting_z * meeting_y * meeting_x;
+const int taps = taps_z * taps_y * taps_x;
+#define STEP(axis) 1
+"""
+        advance = f"""
+do {{
+  if (++kx == taps_x) {{ kx = 0; if (++ky == taps_y) {{ ky = 0; if (++kz == taps_z) {{ kz = 0; ++channel; }} }} }}
+}} while (channel < channels && !({_meets("z")} && {_meets("y")} && {_meets("x")}));"""
+        start = f"kx = -1; {advance}"
+        offsets = "const int " + ", ".join(
+            f"d{a} = (first_{a} + padding_{a} - k{a} * dilation_{a}) / stride_{a}" for a in _AXES
+        )
+        offsets += ";"
+        target = (
+            "((long)(first_z + jz * stride_z) * target_y + first_y + jy * stride_y) * target_x + first_x + jx * stride_x"
+        )
+        # Rows of the filter's transpose: neighbouring rows are `taps` apart, and the taps of a slice anywhere.
+        fill_tile = f"""
+for (int k = 0; k < kc; ++k)
+  for (int i = 0; i < {tile.rows}; ++i) a_tile[k * {tile.rows} + i] = {math.load("A", f"tap_at[k] + min(m + i, rows - 1) * taps")};"""
+        filters = "F + ((long)group * channels * M + m0) * taps"
+        tap_index = "tap_at[k] = (long)channel * M * taps + (kz * taps_y + ky) * taps_x + kx;"
+
+    fill_panels = f"""
+// What the slice's steps read: tap_at[k] of the filter; patch_at[k] of the source, relative to a pixel's place; on_z, on_y, which rows of
+// the image relative to the pixel's; and the pixels of a row, from low to high, for which the column exists.
+for (int k = 0; k < kc; ++k) {{
+  {offsets}
+  {tap_index}
+  patch_at[k] = (((long)channel * source_z + dz) * source_y + dy) * source_x + dx;
+  on_z[k] = dz;
+  on_y[k] = dy;
+  low[k] = dx >= 0 ? 0 : (-dx + STEP(x) - 1) / STEP(x);
+  high[k] = source_x > dx ? (source_x - dx - 1) / STEP(x) + 1 : 0;
+  {advance}
+}}
+for (int k = 0; k < kc; ++k) {{
+  {math.scalar}* const panel_row = ({math.scalar}*)panels + k * {pitch};
+  for (int run = 0; run < runs; ++run) {{
+    {math.scalar}* const row = panel_row + run_column[run];
+    const int length = run_column[run + 1] - run_column[run];
+    const int z = run_z[run] + on_z[k], y = run_y[run] + on_y[k];
+    const bool inside = (uint)z < (uint)source_z && (uint)y < (uint)source_y;
+    const int from = inside ? clamp(low[k] - run_x[run], 0, length) : length;
+    const int to = clamp(high[k] - run_x[run], from, length);
+    const long at = run_at[run] + patch_at[k];
+    for (int i = 0; i < from; ++i) row[i] = 0;
+    {_copy_row(math, "STEP(x)")}
+    for (int i = to; i < length; ++i) row[i] = 0;
+  }}
+}}"""
+    panel = math.width * tile.vectors
+    bias_value = math.load("E", "group * M + m0 + m + i") if bias else ""
+    bias_vector = f"r += {bias_value};" if bias else ""
+    stores = " ".join(
+        f"{{ {math.vector} r = from[{v}]; {bias_vector} {math.store_vector('t', str(v * math.width), 'r')}; }}"
+        for v in range(tile.vectors)
+    )
+    finish = f"""
+for (int i = 0; i < min({tile.rows}, rows - m); ++i) {{
+  {math.pointer} const target_row = T + ((long)group * M + m0 + m + i) * target_pixels;
+  const {math.vector}* from = sums + i * {tile.vectors};
+  if (n + {panel} <= columns && column_at[n + {panel - 1}] == column_at[n] + {panel - 1}) {{
+    {math.pointer} const t = target_row + column_at[n];
+    {stores}
+    continue;
+  }}
+  for (int j = 0; j < min({panel}, columns - n); ++j) {{
+    {math.scalar} r = (({math.scalar}*)from)[j];
+    {bias_vector}
+    {math.store("target_row", "column_at[n + j]", "r")};
+  }}
+}}"""
+    depth, widest = tile.depth, tile.max_columns
+    body = f"""
+{setup}
+const int n0 = GROUP_ID(0) * block_columns, m0 = GROUP_ID(1) * block_rows;
+const int image_pixels = pixels_z * pixels_y * pixels_x;
+const int columns = min((long)block_columns, (long)batch * image_pixels - n0), rows = min(block_rows, M - m0);
+if (columns <= 0) return;
+const long source_pixels = (long)source_z * source_y * source_x, target_pixels = (long)target_z * target_y * target_x;
+const int groups = NUM_GROUPS(2) / {"1" if forward else "phases"};
+const long source_end = source_pixels * channels * groups * batch;
+{math.const_pointer} A = {filters};
+{"const long a_rs = K, a_cs = 1;" if forward else ""}
+
+// The block's columns: runs of pixels that are neighbours on a row of one image, and each column's place in the target.
+long column_at[{widest}], run_at[{widest}];
+int run_column[{widest} + 1], run_z[{widest}], run_y[{widest}], run_x[{widest}];
+int runs = 0;
+{{
+  int jx = n0 % pixels_x, jy = n0 / pixels_x % pixels_y, jz = n0 / (pixels_x * pixels_y) % pixels_z, image = n0 / image_pixels;
+  for (int n = 0; n < columns;) {{
+    const int length = min(pixels_x - jx, columns - n);
+    run_column[runs] = n;
+    run_z[runs] = jz * STEP(z);
+    run_y[runs] = jy * STEP(y);
+    run_x[runs] = jx;
+    run_at[runs] = ((long)image * groups + group) * channels * source_pixels +
+                   ((long)run_z[runs] * source_y + run_y[runs]) * source_x + jx * STEP(x);
+    ++runs;
+    const int after = n + length;
+    for (; n < after; ++n, ++jx) column_at[n] = (long)image * groups * M * target_pixels + {target};
+    jx = 0;
+    if (++jy == pixels_y) {{ jy = 0; if (++jz == pixels_z) {{ jz = 0; ++image; }} }}
+  }}
+  run_column[runs] = columns;
+}}
+
+long tap_at[{depth}], patch_at[{depth}];
+int on_z[{depth}], on_y[{depth}], low[{depth}], high[{depth}];
+int channel = 0, kz = 0, ky = 0, kx = 0;
+{start}
+{block_loop(math, tile, fill_panels, fill_tile, "k" if forward else "outer", finish, in_rows=True)}"""
+    pointers = [Pointer("T", storage), Pointer("S", storage, True), Pointer("F", storage, True)]
+    if bias:
+        pointers.append(Pointer("E", storage, True))
+    sizes = tuple(Value(name, "i32") for name in ("batch", "M", "channels", "block_rows", "block_columns"))
+    return Kernel(f"convolution_{direction}", (*pointers, *sizes, *_GEOMETRY), body, helpers=_unaligned(math))
+
+
+def _ceil(value: int, step: int) -> int:
+    return -(-value // step)
+
+
+def convolution_launch(
+    storage: str,
+    g: Geometry,
+    direction: Direction,
+    target: object,
+    source: object,
+    weight: object,
+    bias: object | None = None,
+    *,
+    form: str = "cpu",
+    units: int = 1,
+    simd_width: int = 16,
+) -> Launch:
+    """Forward: target is the result, source the image. Backward: target is the image (its gradient, or what a transposed convolution gives),
+    source the result (its gradient)."""
+    forward = direction == "forward"
+    source_size, target_size = (g.image, g.result) if forward else (g.result, g.image)
+    channels, rows = (g.image_channels, g.result_channels) if forward else (g.result_channels, g.image_channels)
+    channels, rows = channels // g.groups, rows // g.groups
+    pointers = (target, source, weight, *((bias,) if bias is not None else ()))
+    geometry = _geometry(g, source_size, target_size)
+    math = arithmetic(storage, simd_width)
+    phases = 1 if forward else g.stride[0] * g.stride[1] * g.stride[2]
+    pixels = 1
+    for extent, stride in zip(target_size, g.stride, strict=True):
+        pixels *= extent if forward else _ceil(extent, stride)
+    taps = g.taps[0] * g.taps[1] * g.taps[2]
+    columns = g.batch * pixels
+    tile = block_tile(math)
+    block_rows, block_columns = block_shape(math, tile, rows, columns, channels * taps // phases, g.groups * phases, units)
+    return Launch(
+        block_kernel(storage, direction, bias is not None, simd_width),
+        (_ceil(columns, block_columns), _ceil(rows, block_rows), g.groups * phases),
+        (*pointers, g.batch, rows, channels, block_rows, block_columns, *geometry),
+    )
