@@ -11,6 +11,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
 #include <ATen/ops/alias.h>
+#include <ATen/ops/conj_physical.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/strides.h>
@@ -73,8 +74,9 @@ at::Tensor without_lazy_bits(const at::Tensor& tensor) {
   return raw;
 }
 
-void apply_lazy_bits(const at::Tensor& raw, bool conjugate, bool negate) {
-  if (conjugate && raw.is_complex()) raw.conj_physical_();
+void apply_lazy_bits(at::Tensor raw, bool conjugate, bool negate) {
+  if (conjugate && raw.is_complex())
+    at::conj_physical_outf(raw, raw);  // conj_physical_ would look for a kernel of PyTorch
   if (negate) raw.neg_();
 }
 
