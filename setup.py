@@ -1,10 +1,10 @@
 """Builds the C++ core, `torchgraft._C`.
 
-The build is one small ninja file: every csrc/**/*.cpp, compiled against the headers of the installed torch and linked with its
-libraries. Most of the time of such a build goes into parsing torch's headers, once for each source; a precompiled header saves
-about two thirds of it. With ccache the precompiled header is left out, because each would only hinder the other.
+The build is one small ninja file: every csrc/**/*.cpp, compiled against the headers of the installed torch and linked
+with its libraries. Most of the time of such a build goes into parsing torch's headers, once for each source; a
+precompiled header saves about two thirds of it. With ccache it is left out, because each would only hinder the other.
 
-Environment: CXX, CXXFLAGS (appended), MAX_JOBS, TORCHGRAFT_PYTHON_INCLUDE (Python's headers, where they are not installed).
+Environment: CXX, CXXFLAGS (appended), LDFLAGS, MAX_JOBS, TORCHGRAFT_PYTHON_INCLUDE (the folder of Python.h).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def torch_directory() -> Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit(
-            "torchgraft is compiled against the torch it will run with, and there is no torch here. Install torch first, "
-            "then torchgraft with: pip install --no-build-isolation torchgraft"
+            "torchgraft is compiled against the torch it will run with, and there is no torch here. Install torch "
+            "first, then torchgraft: pip install --no-build-isolation torchgraft"
         )
     return Path(spec.submodule_search_locations[0])
 
@@ -63,7 +63,7 @@ class NinjaBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Objects stay in one place whatever pip's temporary directories are: an editable reinstall then compiles only what changed.
+        # Objects stay in one place whatever pip's temporary directories are, so that only what changed is compiled.
         objects = ROOT / "build" / f"core-{sysconfig.get_platform()}-{sysconfig.get_config_var('py_version_nodot')}"
         objects.mkdir(parents=True, exist_ok=True)
         (objects / "build.ninja").write_text(self.ninja_file(ext, objects, target))
@@ -94,8 +94,8 @@ class NinjaBuild(build_ext):
                 for path in (torch / "include", torch / "include/torch/csrc/api/include", *python_include())
             ),
         ]
-        flags = "-std=c++20 -O2 -g0 -fPIC -fvisibility=hidden -Wall -Wno-unused-function -DNDEBUG -D_GLIBCXX_USE_CXX11_ABI=1"
-        flags += f" -DTORCH_EXTENSION_NAME=_C {os.environ.get('CXXFLAGS', '')}"
+        flags = "-std=c++20 -O2 -g0 -fPIC -fvisibility=hidden -Wall -Wno-unused-function -DNDEBUG"
+        flags += f" -D_GLIBCXX_USE_CXX11_ABI=1 -DTORCH_EXTENSION_NAME=_C {os.environ.get('CXXFLAGS', '')}"
         libraries = f"-L{torch / 'lib'} " + " ".join(f"-l{name}" for name in LIBRARIES)
         precompile = "g++" in cxx and "ccache" not in cxx
 

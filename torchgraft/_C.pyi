@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-# ---- runtime ------------------------------------------------------------------------------------------------------------------
+# ---- runtime ----
 
 def load_driver(path: str, symbol: str = "torchgraft_driver") -> Any: ...
 def add_driver(table: Any) -> None: ...

@@ -1,4 +1,4 @@
-"""The one backend of this process: its name, whether its devices have been opened, and how a device is named in arguments."""
+"""The one backend of this process: its name, whether its devices are open, and how a device is named in arguments."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ DeviceLike: TypeAlias = torch.device | str | int | None
 
 _lock = threading.RLock()
 _opened = False
+_opening = False
 _waiting: list[Callable[[], None]] = []
 
 
@@ -32,24 +33,27 @@ def open_devices() -> None:
 
     Importing and registering never come here, so a program that does not use the device never pays for it.
     """
-    global _opened
+    global _opened, _opening
     if is_opened():
         return
     if _C.in_bad_fork():
         raise RuntimeError(
-            f"Cannot use device '{name()}' in this forked process, because its parent has used it already. With multiprocessing, "
-            'start processes by the "spawn" or "forkserver" method; in a DataLoader, let the workers make CPU tensors only and '
-            "move them in the main process."
+            f"Cannot use device '{name()}' in this forked process, because its parent has used it already. With "
+            'multiprocessing, start processes by the "spawn" or "forkserver" method; in a DataLoader, let the workers '
+            "make CPU tensors only and move them in the main process."
         )
     with _lock:
-        if _opened:
+        if _opened or _opening:  # by another thread while this one waited; or what opening does calls back here
             return
         if _C.device_count() == 0:
             raise RuntimeError(f"No device '{name()}' is available: {_C.device_errors() or 'its driver found none'}")
-        _opened = True
-        for call in _waiting:
-            call()
-        _waiting.clear()
+        _opening = True
+        try:
+            while _waiting:
+                _waiting.pop(0)()
+            _opened = True
+        finally:
+            _opening = False
 
 
 def when_opened(call: Callable[[], None]) -> None:
@@ -57,12 +61,12 @@ def when_opened(call: Callable[[], None]) -> None:
     with _lock:
         if not _opened:
             _waiting.append(call)
-            return
-    call()
+        else:
+            call()
 
 
 def device_index(device: DeviceLike = None) -> int:
-    """The number of a device given in any of the usual ways; the current device for None and for a name without number."""
+    """The number of a device given in any usual way; the current device for None and for a name without number."""
     if isinstance(device, int) and not isinstance(device, bool):
         index: int | None = device
     elif device is None:

@@ -31,7 +31,7 @@ def empty_cache() -> None:
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
-    """The allocator's statistics, by the same keys as `torch.cuda.memory_stats`; empty before the device's first use."""
+    """The allocator's statistics, by `torch.cuda.memory_stats`' keys; empty before the device's first use."""
     if not _backend.is_opened():
         return {}
     return dict(torch.accelerator.memory_stats(_backend.device_index(device)))
@@ -103,9 +103,8 @@ def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
         values = (int(stats.get(f"{key}.all.{column}", 0)) for column in columns)
         in_bytes = key.endswith("bytes")
         lines.append(f"{label:18}" + "".join(f"{_readable(value) if in_bytes else value:>14}" for value in values))
-    lines.append(
-        f"out of memory: {stats.get('num_ooms', 0)}, freed the cache and tried again: {stats.get('num_alloc_retries', 0)}"
-    )
+    retries, failures = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
+    lines.append(f"freed the cache and tried again: {retries}; out of memory: {failures}")
     return "\n".join(lines)
 
 

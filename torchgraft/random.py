@@ -1,7 +1,7 @@
 """Random numbers: one Philox generator for each device.
 
-Seeding before the device's first use is remembered, not done: `torch.manual_seed(0)` in a program that only uses the CPU opens
-no device.
+Seeding before the device's first use is remembered, not done: `torch.manual_seed(0)` in a program that only uses the
+CPU opens no device.
 """
 
 from __future__ import annotations

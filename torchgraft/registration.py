@@ -13,16 +13,16 @@ from typing import TypeVar
 
 import torch
 
-from torchgraft import _C
+from torchgraft import _C, _backend
 from torchgraft.device_module import make_device_module
 from torchgraft.driver import Driver
 
 __all__ = ["SharedLibrary", "register"]
 
 # Names that torch's device parser or its compiler give a meaning of their own.
-RESERVED_NAMES = frozenset(
-    "cpu cuda hip mps xpu mtia mkldnn opengl opencl ideep ve fpga maia xla lazy vulkan meta hpu ipu ort privateuseone "
-    "privateuse1 tpu any".split()
+RESERVED_NAMES = set(
+    "any cpu cuda fpga hip hpu ideep ipu lazy maia meta mkldnn mps mtia opencl opengl ort privateuse1 privateuseone "
+    "tpu ve vulkan xla xpu".split()
 )
 UNNAMED = "privateuseone"
 
@@ -111,15 +111,15 @@ def _check_name(name: str) -> None:
         raise ValueError(f"{name!r} cannot name a device: torch itself uses this name; choose another")
     if _registered is not None:
         raise RegistrationError(
-            f"the backend '{_registered}' is registered already, and a process can have only one: pass all drivers to that one "
-            "call of torchgraft.register, or start another process (if it was torch that imported it, TORCH_DEVICE_BACKEND_AUTOLOAD=0 "
-            "in the environment prevents that)"
+            f"the backend '{_registered}' is registered already, and a process can have only one: pass all drivers to "
+            "that one call of torchgraft.register, or start another process (if torch imported it by itself, "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 in the environment prevents that)"
         )
     taken = torch._C._get_privateuse1_backend_name()
     if taken != UNNAMED:
         raise RegistrationError(
-            f"another extension has named torch's PrivateUse1 '{taken}' in this process, and that can be done once: keep one of the "
-            "two from being imported (TORCH_DEVICE_BACKEND_AUTOLOAD=0 stops those that torch imports by itself)"
+            f"another extension has named torch's PrivateUse1 '{taken}' in this process, and that can be done once: "
+            "keep one of the two from being imported (TORCH_DEVICE_BACKEND_AUTOLOAD=0 stops those torch imports itself)"
         )
     owners = {"torch": vars(torch), "torch.Tensor": dir(torch.Tensor), "torch.nn.Module": dir(torch.nn.Module)}
     owners |= {
@@ -138,9 +138,9 @@ def _check_drivers(name: str, drivers: Sequence[Driver | SharedLibrary]) -> None
         raise ValueError(f"the backend '{name}' needs at least one driver")
     for driver in drivers:
         if not isinstance(driver, Driver | SharedLibrary):
+            advice = ": pass an instance, not the class" if isinstance(driver, type) else ""
             raise TypeError(
-                f"a driver is an instance of torchgraft.Driver or a torchgraft.SharedLibrary, not {type(driver).__name__}"
-                + (": pass an instance, not the class" if isinstance(driver, type) else "")
+                f"a driver is a torchgraft.Driver or a torchgraft.SharedLibrary, not {type(driver).__name__}{advice}"
             )
 
 
@@ -153,4 +153,12 @@ def _load(driver: Driver | SharedLibrary) -> Callable[[], None]:
 
 
 def _install_kernels() -> None:
+    """The core's kernels now; the op library, which takes longer, when the device is first used."""
     _C.install_kernels()
+    _backend.when_opened(_install_ops)
+
+
+def _install_ops() -> None:
+    from torchgraft import ops
+
+    ops.install()

@@ -1,13 +1,13 @@
 """PyTorch on OpenCL: importing this makes `torch.device("ocl")` and `torch.ocl` work.
 
-`import torch` imports it by itself, except beside a CUDA or ROCm device: torch has room for one accelerator, and yours should not
-change because a package was installed. There, `import torchgraft_opencl` chooses OpenCL.
+`import torch` imports it by itself, except beside a CUDA or ROCm device: torch has room for one accelerator, and yours
+should not change because a package was installed. There, `import torchgraft_opencl` chooses OpenCL.
 
-Nothing is opened at import: the OpenCL library is loaded at the device's first use. Where there is none, `torch.ocl.is_available()`
-is False and using the device says what to install.
+Nothing is opened at import: the OpenCL library is loaded at the device's first use. Where there is none,
+`torch.ocl.is_available()` is False and using the device says what to install.
 """
 
-# torch calls `autoload` while it is being imported, perhaps by the last lines of this file: so nothing above them imports torch.
+# torch calls `autoload` while it is imported, perhaps by this file's last lines: nothing above them imports torch.
 from __future__ import annotations
 
 from pathlib import Path
@@ -29,7 +29,10 @@ def driver_library() -> Path:
 
 
 def register() -> ModuleType:
-    """Registers the device and returns `torch.ocl`. Importing this package has called it; calling it again shows what went wrong."""
+    """Registers the device and returns `torch.ocl`.
+
+    Importing this package has called it already; calling it again shows what went wrong then.
+    """
     global _module
     if _module is None:
         from torchgraft.registration import SharedLibrary
@@ -40,7 +43,7 @@ def register() -> ModuleType:
 
 
 def autoload() -> None:
-    """What `import torch` calls, by the entry point. An exception here would make torch itself unusable, so none leaves it."""
+    """What `import torch` calls, by the entry point. No exception leaves it: that would make torch itself unusable."""
     if not _has_other_accelerator():
         _register_quietly()
 

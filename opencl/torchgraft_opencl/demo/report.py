@@ -55,7 +55,7 @@ class Work:
             misses=stats.misses,
             kernels_compiled=stats.kernels_compiled,
             kernels_loaded=stats.kernels_loaded,
-            fallbacks=torchgraft.fallback_report().total_count,
+            fallbacks=torchgraft.fallback_report().calls,
         )
 
 
@@ -95,9 +95,8 @@ def complaints(comparisons: list[Comparison], work: Work | None) -> list[str]:
                 f"{each.task.name}: the loss curves differ by {difference:.1e}; at most {AGREEMENT:.0e} is rounding"
             )
         if each.device.accuracy < each.task.least_accuracy:
-            found.append(
-                f"{each.task.name}: accuracy is {each.device.accuracy:.2%}, and should be {each.task.least_accuracy:.0%} or more"
-            )
+            least = f"{each.task.least_accuracy:.0%}"
+            found.append(f"{each.task.name}: accuracy is {each.device.accuracy:.2%}, and should be {least} or more")
     if work is not None and work.fallbacks:
         found.append(f"{work.fallbacks} operations fell back to the CPU; torchgraft.fallback_report() tells which")
     return found
