@@ -2,7 +2,6 @@
 
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/python_headers.h>
 
 #include <pybind11/functional.h>
@@ -306,14 +305,6 @@ void bind_plans(py::module_& m) {
   });
   m.def("register_planned_op", [](const std::string& name, const std::string& cpu, bool pointwise, bool dispatch) {
     register_planned_op(name, cpu_tensors(cpu), pointwise, dispatch);
-  });
-  m.def("set_wrapped_number", [](py::handle tensor) {
-    TORCH_CHECK_TYPE(THPVariable_Check(tensor.ptr()), "expected a tensor");
-    THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl()->set_wrapped_number(true);
-  });
-  m.def("is_wrapped_number", [](py::handle tensor) {
-    TORCH_CHECK_TYPE(THPVariable_Check(tensor.ptr()), "expected a tensor");
-    return THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl()->is_wrapped_number();
   });
   m.def("set_plan_epoch", &set_plan_epoch);
   m.def("set_plan_capacity", &set_plan_capacity);

@@ -11,11 +11,10 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from torch._prims_common import elementwise_dtypes
 
-from torchgraft import _C
 from torchgraft.codegen import UnsupportedDtype, element_type, pointwise
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.plans.builder import PlanBuilder
-from torchgraft.plans.registry import Options, check_dtype, register, resolve
+from torchgraft.plans.registry import Options, check_dtype, number_like, register, resolve
 from torchgraft.plans.scalar import Scalar
 
 __all__ = ["Kind", "row"]
@@ -86,7 +85,7 @@ class _RowPlanner:
         scalars = {n: a for n, a in arguments.items() if isinstance(a, Scalar) or _is_number_operand(n, a, self)}
         static = {n: a for n, a in arguments.items() if n not in tensors}
         kind = self.kind(**static) if callable(self.kind) else self.kind
-        compute = self._compute_dtype(tensors, scalars, kind)
+        compute = self._compute_dtype(p, tensors, scalars, kind)
         check_dtype(p, compute)
         element = element_type(compute)
         texts = self._texts(element.name, static)
@@ -129,12 +128,14 @@ class _RowPlanner:
         )
         pointwise.plan_loop(p, loop, outs[: len(results)], specs, values)
 
-    def _compute_dtype(self, tensors: dict[str, torch.Tensor], scalars: dict[str, Any], kind: Kind) -> torch.dtype:
+    def _compute_dtype(
+        self, p: PlanBuilder, tensors: dict[str, torch.Tensor], scalars: dict[str, Any], kind: Kind
+    ) -> torch.dtype:
         operands: list[Any] = []
         for name, spec in tensors.items():
             if name in self.keep:
                 continue
-            operands.append(_number_like(spec) if _C.is_wrapped_number(spec) else spec)
+            operands.append(number_like(spec) if p.is_wrapped_number(spec) else spec)
         for name, scalar in scalars.items():
             if name in self.promote or not isinstance(scalar, Scalar):
                 operands.append(scalar.python_type(1) if isinstance(scalar, Scalar) else scalar)
@@ -176,14 +177,6 @@ def _names_value(name: str, planner: _RowPlanner) -> bool:
     texts: list[Any] = [planner.text, planner.integer, planner.boolean, planner.complex, planner.statements]
     texts += list(planner.text.values()) if isinstance(planner.text, Mapping) else []
     return any(isinstance(t, str) and re.search(rf"\b{name}\b", t) for t in texts)
-
-
-def _number_like(spec: torch.Tensor) -> complex:
-    if spec.dtype == torch.bool:
-        return True
-    if spec.is_complex():
-        return 1j
-    return 1.0 if spec.is_floating_point() else 1
 
 
 def _resolve(text: Text, compute: str, static: dict[str, Any]) -> str:

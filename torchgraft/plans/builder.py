@@ -72,7 +72,7 @@ def kernel_form(index: int) -> str:
 class Memory:
     """What specs point into: a tensor argument, a new result or a temporary."""
 
-    kind: str  # "argument", "cpu scalar", "result", "temporary"
+    kind: str  # "argument", "cpu scalar" or "number" (one that torch wrapped as such), "result", "temporary"
     holder: torch.Tensor  # keeps the meta storage, whose address is the key, alive
     argument: int = -1
     slot: int = -1
@@ -163,7 +163,11 @@ class PlanBuilder:
 
     def is_cpu_scalar(self, spec: torch.Tensor) -> bool:
         """True of a zero-dim CPU tensor, whose value is read when the plan is run."""
-        return self.memory(spec).kind == "cpu scalar"
+        return self.memory(spec).kind in ("cpu scalar", "number")
+
+    def is_wrapped_number(self, spec: torch.Tensor) -> bool:
+        """True of a Python number that arrives as a tensor, and counts as a number in type promotion."""
+        return self.memory(spec).kind == "number"
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> torch.Tensor:
         """A temporary, uninitialised."""
@@ -287,7 +291,7 @@ class PlanBuilder:
             resizes: (argument, sizes) of out= tensors whose shape changes.
         """
         for memory in self._memory.values():
-            if memory.kind in ("argument", "cpu scalar"):
+            if memory.kind in ("argument", "cpu scalar", "number"):
                 memory.slot = memory.argument
         for number, spec in enumerate(results):
             self.memory(spec).slot = arguments + number

@@ -41,6 +41,9 @@ _DTYPES: list[torch.dtype | None] = [
 ]
 
 
+_WRAPPED = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
 @dataclass(frozen=True)
 class Options:
     """How a planner wants to be called; see `planner`."""
@@ -260,12 +263,16 @@ class _Call:
         self.scalars += 1
         return Scalar(value, self.scalars - 1, self.reads)
 
-    def _tensor(self, value: torch.Tensor | None) -> torch.Tensor | None:
+    def _tensor(self, value: torch.Tensor | complex | None) -> torch.Tensor | None:
         slot = self.tensors
         self.tensors += 1
         if value is None:
             self.specs.append(None)
             return None
+        if not isinstance(value, torch.Tensor):  # a number that torch has wrapped as a zero-dim CPU tensor
+            spec = self.p.adopt(torch.empty((), dtype=_WRAPPED[type(value)], device="meta"), "number", slot)
+            self.specs.append(spec)
+            return spec
         on_cpu = value.device.type == "cpu"
         if not on_cpu:  # a number from the CPU takes whatever type the kernel wants
             check_dtype(self.p, value.dtype)
@@ -273,8 +280,6 @@ class _Call:
         self.p.adopt(spec, "cpu scalar" if on_cpu else "argument", slot)
         if not on_cpu and self.first is None:
             self.first = slot
-        if _C.is_wrapped_number(value):
-            _C.set_wrapped_number(spec)
         if value.is_conj():
             spec = spec.conj()
         if value.is_neg():
@@ -305,7 +310,7 @@ class _Call:
 
     def _run_meta(self) -> tuple[Any, ...]:
         entry = self.entry
-        plain = tree_map(lambda x: x.peek() if isinstance(x, Scalar) else x, self.arguments)
+        plain = plain_arguments(self.p, self.arguments)
         if "device" in plain and plain["device"] is not None:
             plain["device"] = torch.device("meta")
         if entry.options.meta is not None:
@@ -359,6 +364,28 @@ class _Call:
         return [describe(item) for item in returned], results
 
 
+def plain_arguments(p: PlanBuilder, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments as torch's meta kernels take them: numbers as numbers."""
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, Scalar):
+            return x.peek()
+        if isinstance(x, torch.Tensor) and p.is_wrapped_number(x):
+            return number_like(x)
+        return x
+
+    return {name: tree_map(plain, value) for name, value in arguments.items()}
+
+
+def number_like(spec: torch.Tensor) -> complex:
+    """Some number of the Python type that a wrapped number's dtype stands for."""
+    if spec.dtype == torch.bool:
+        return True
+    if spec.is_complex():
+        return 1j
+    return 1.0 if spec.is_floating_point() else 1
+
+
 def _returns_several(op: torch._ops.OpOverload) -> bool:
     returns = op._schema.returns
     return len(returns) != 1
@@ -393,7 +420,7 @@ def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[s
     wanted = list(outs)
     backs: list[tuple[torch.Tensor, torch.Tensor]] = []
     if not options.pointwise:
-        dtypes = _result_dtypes(entry, arguments, outs) if entry.kind == "out" else [None] * len(outs)
+        dtypes = _result_dtypes(p, entry, arguments, outs) if entry.kind == "out" else [None] * len(outs)
         in_memory = {p.memory(t) for t in _tensors(arguments)}
         for i, out in enumerate(outs):
             if not isinstance(out, torch.Tensor):
@@ -421,9 +448,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [t for item in value for t in _tensors(item)]
 
 
-def _result_dtypes(entry: Entry, arguments: dict[str, Any], outs: Sequence[Any]) -> list[torch.dtype | None]:
+def _result_dtypes(p: PlanBuilder, entry: Entry, arguments: dict[str, Any], outs: Sequence[Any]) -> list[torch.dtype | None]:
     """The dtypes that the functional overload would give: an out= of another dtype is filled by conversion."""
-    plain = tree_map(lambda x: x.peek() if isinstance(x, Scalar) else x, arguments)
+    plain = plain_arguments(p, arguments)
     schema = entry.functional._schema.arguments
     positional = [plain[a.name] for a in schema if not a.kwarg_only]
     keyword = {a.name: plain[a.name] for a in schema if a.kwarg_only}
@@ -464,7 +491,7 @@ def plan_nested(p: PlanBuilder, op: torch._ops.OpOverload, args: tuple[Any, ...]
         arguments[argument.name] = value
     arguments.update(kwargs)
     any_shape, p.any_shape = p.any_shape, False
-    plain = tree_map(lambda x: x.peek() if isinstance(x, Scalar) else x, arguments)
+    plain = plain_arguments(p, arguments)
     if out is None:
         if entry.options.meta is not None:
             out = entry.options.meta(**plain)
