@@ -278,13 +278,15 @@ Devices discover(std::string& why) {
     const std::string problem = open_library(path, platforms);
     if (!problem.empty()) problems += "\n  " + problem;
     add_devices(platforms, devices);
-    return platforms.empty() ? false : true;
   };
 
   if (named) {
     for (const std::string& path : split(wanted_libraries, ':')) open(path);
   } else {
-    if (!open("libOpenCL.so.1")) open("libOpenCL.so");
+    // The system's loader; without one, what it would have loaded.
+    open(can_load("libOpenCL.so.1") ? "libOpenCL.so.1"
+         : can_load("libOpenCL.so") ? "libOpenCL.so"
+                                    : "/etc/OpenCL/vendors");
     for (const std::string& path : split(fallback_libraries, ':')) {
       if (devices.empty()) open(path);
     }

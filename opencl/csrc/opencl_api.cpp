@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 
 namespace ocl {
@@ -55,9 +58,31 @@ std::string open_icd(const std::string& path, void* library, std::vector<Platfor
   return "";
 }
 
+// What an ICD loader does, for systems that have a vendor's implementation and no loader.
+std::string open_folder(const std::string& folder, std::vector<Platform>& platforms) {
+  std::vector<std::filesystem::path> files;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    if (entry.path().extension() == ".icd") files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  std::string problems;
+  for (const auto& file : files) {
+    std::string library;
+    if (!(std::ifstream(file) >> library)) continue;
+    const std::string problem = open_library(library, platforms);
+    if (!problem.empty()) problems += (problems.empty() ? "" : "\n  ") + problem;
+  }
+  return files.empty() ? folder + " names no OpenCL implementation" : problems;
+}
+
 }  // namespace
 
+bool can_load(const char* library) { return dlopen(library, RTLD_LAZY | RTLD_LOCAL) != nullptr; }
+
 std::string open_library(const std::string& path, std::vector<Platform>& platforms) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) return open_folder(path, platforms);
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* reason = dlerror();

@@ -184,6 +184,8 @@ struct Platform {
 // threads may outlive every call of ours.
 std::string open_library(const std::string& path, std::vector<Platform>& platforms);
 
+bool can_load(const char* library);
+
 // "CL_OUT_OF_RESOURCES (-5)"
 std::string status_name(cl_int status);
 

@@ -1,16 +1,12 @@
 #include "stream.h"
 
-#include <chrono>
+#include <memory>
 
 namespace ocl {
 namespace {
 
 // A GPU's work is handed over in batches: at once when it was idle, otherwise after so many commands.
 constexpr uint32_t kBatch = 16;
-
-// How long a waiting thread asks before it sleeps, on a CPU device. Being woken costs 10-20 us, as much as a small
-// kernel.
-constexpr std::chrono::microseconds kPolling{30};
 
 cl_command_queue create_queue(Device& device, int32_t priority, bool timed) {
   const Api& api = *device.api;
@@ -75,25 +71,6 @@ void become_timed(tg_stream_& stream) {
   stream.timed = true;
 }
 
-void pause_briefly() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-bool completes_soon(const Api& api, cl_event event) {
-  const auto deadline = std::chrono::steady_clock::now() + kPolling;
-  do {
-    for (int i = 0; i < 16; ++i) {
-      if (event_status(api, event) <= CL_COMPLETE) return true;
-      pause_briefly();
-    }
-  } while (std::chrono::steady_clock::now() < deadline);
-  return false;
-}
-
 }  // namespace
 
 tg_stream create_stream(Device& device, int32_t priority) {
@@ -135,7 +112,6 @@ void wait(tg_stream_& stream) {
   cl_event tail = nullptr;
   cl_command_queue queue = nullptr;
   uint64_t submitted = 0;
-  uint32_t since_idle = 0;
   {
     std::lock_guard lock(stream.mutex);
     if (!stream.busy.load(std::memory_order_relaxed)) return;
@@ -143,16 +119,12 @@ void wait(tg_stream_& stream) {
     if (tail != nullptr) api.clRetainEvent(tail);
     queue = stream.queue;
     submitted = stream.submitted;
-    since_idle = stream.since_idle;
   }
-  cl_int status = CL_SUCCESS;
-  if (tail == nullptr) {
-    status = api.clFinish(queue);
-  } else {
-    if (stream.device->is_cpu && since_idle >= 1) completes_soon(api, tail);
-    status = api.clWaitForEvents(1, &tail);
-    api.clReleaseEvent(tail);
-  }
+  // Asking repeatedly instead of sleeping does not pay on a CPU: it takes a core from the workers (PoCL: no better with
+  // 2 cores, worse when they have other work), and Intel's runtime lends the waiting thread to the kernels (a launch
+  // and its wait: 3 us).
+  const cl_int status = tail != nullptr ? api.clWaitForEvents(1, &tail) : api.clFinish(queue);
+  if (tail != nullptr) api.clReleaseEvent(tail);
   {
     std::lock_guard lock(stream.mutex);
     if (stream.submitted == submitted) become_idle(stream);

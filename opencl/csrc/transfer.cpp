@@ -9,7 +9,8 @@
 namespace ocl {
 namespace {
 
-// Up to this size the host does by itself, where it may, what would take a worker's wake-up to do asynchronously.
+// Copies and fills up to this size in an idle stream are done by the calling thread, where memory is unified: it takes
+// less time than waking a worker.
 constexpr uint64_t kInline = uint64_t{128} << 10;
 
 struct CopyJob {

@@ -1,6 +1,7 @@
 """The driver's C table, torchgraft/driver.h, for tests: without torch, by ctypes.
 
-Every function of the table is a method with the C function's name and arguments, less the context; a failure raises `DriverError`.
+Functions are called by their names in the table, `driver.call("allocate", ...)`, without the context; a failure raises
+`DriverError`.
 """
 
 from __future__ import annotations
@@ -119,14 +120,16 @@ class DriverError(Exception):
 
 
 class Driver:
-    """One loaded driver. A copy of the library is loaded, so that each has its own state and reads the environment anew."""
+    """One loaded driver; by default a copy of the library, which has its own state and reads the environment anew."""
 
-    def __init__(self, folder: Path, **environment: str) -> None:
-        copy = Path(shutil.copy(LIBRARY, folder / f"driver-{len(list(folder.iterdir()))}.so"))
+    def __init__(self, folder: Path, copy: bool = True, **environment: str) -> None:
+        path = LIBRARY
+        if copy:
+            path = Path(shutil.copy(LIBRARY, folder / f"driver-{len(list(folder.iterdir()))}.so"))
         saved = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)
         try:
-            self.library = ctypes.CDLL(str(copy))
+            self.library = ctypes.CDLL(str(path))
             self.library.torchgraft_driver.restype = ctypes.POINTER(Table)
             self.table: Table = self.library.torchgraft_driver().contents
             self.count_message = ""
@@ -212,7 +215,9 @@ class Driver:
         self.call("launch", 0, stream, ctypes.byref(launch))
 
     def write(self, stream: int, address: int, data: bytes, blocking: bool = True) -> None:
-        self.call("copy", 0, stream, address, ctypes.cast(c_char_p(data), c_void_p), len(data), TO_DEVICE, int(blocking))
+        self.call(
+            "copy", 0, stream, address, ctypes.cast(c_char_p(data), c_void_p), len(data), TO_DEVICE, int(blocking)
+        )
 
     def read(self, stream: int, address: int, size: int) -> bytes:
         buffer = ctypes.create_string_buffer(size)

@@ -1,12 +1,16 @@
 """The OpenCL driver through its C table, without torch: in every memory model that the device has.
 
-One of them, "coarse", treats memory as a discrete GPU's, which the host cannot touch; "buffer" is OpenCL 1.2 without addresses.
+"coarse" treats memory as a discrete GPU's, which the host cannot touch; "buffer" is OpenCL 1.2, which has no addresses.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
+import os
 import struct
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -188,6 +192,45 @@ def test_an_implementation_without_a_loader(load: Callable[..., Driver]) -> None
     assert driver.read(stream, address, 64) == b"\xf0" * 64
 
 
+def test_a_folder_of_implementations(load: Callable[..., Driver], tmp_path: Path) -> None:
+    """What a loader would read, for systems that have an implementation and no loader."""
+    (tmp_path / "a.icd").write_text("/nowhere/libvendor.so\n")
+    (tmp_path / "readme.txt").write_text("not one")
+    driver = load(TORCHGRAFT_OPENCL_LIBRARY=str(tmp_path))
+    assert driver.count == 0
+    assert "/nowhere/libvendor.so: cannot open" in driver.count_message
+    (tmp_path / "b.icd").write_text("libpocl.so.2\n")
+    driver = load(TORCHGRAFT_OPENCL_LIBRARY=str(tmp_path))
+    assert driver.count >= 1 or "libpocl.so.2" in driver.count_message
+
+
+def test_fallback_libraries(tmp_path: Path) -> None:
+    """Libraries named by the program are used only where the system has no device."""
+    program = f"""if True:
+        import ctypes, sys
+        from pathlib import Path
+        from driver_table import LIBRARY, Driver
+        fallback = sys.argv[1]
+        ctypes.CDLL(str(LIBRARY)).torchgraft_opencl_fallback_libraries(fallback.encode())
+        driver = Driver(Path({str(tmp_path)!r}), copy=False)
+        print(driver.count, driver.count_message)"""
+
+    def run(fallback: str, **environment: str) -> str:
+        command = [sys.executable, "-c", program, fallback]
+        inherited = {name: value for name, value in os.environ.items() if name != "TORCHGRAFT_OPENCL_LIBRARY"}
+        folder = Path(__file__).parent
+        return subprocess.run(
+            command, env={**inherited, **environment}, cwd=folder, check=True, capture_output=True, text=True
+        ).stdout
+
+    nothing = run("/nowhere/libx.so", OCL_ICD_VENDORS="/nowhere")
+    assert nothing.startswith("0 No OpenCL device was found.")
+    assert "pip install intel-opencl-rt" in nothing
+    assert "/nowhere/libx.so: cannot open" in nothing
+    count = int(run("/nowhere/libx.so:libpocl.so.2", OCL_ICD_VENDORS="/nowhere").split()[0])
+    assert count == int(run("").split()[0]) == int(run("libpocl.so.2").split()[0]) >= 1
+
+
 def test_two_libraries(load: Callable[..., Driver]) -> None:
     both = load(TORCHGRAFT_OPENCL_LIBRARY="libOpenCL.so.1:/nowhere.so:libpocl.so.2")
     alone = load(TORCHGRAFT_OPENCL_LIBRARY="libOpenCL.so.1")
@@ -223,7 +266,7 @@ def test_allocate(driver: Driver, stream: int, size: int) -> None:
 def test_addresses_are_distinct(driver: Driver) -> None:
     sizes = [1, 5000, 128, 2 * MIB]
     spans = sorted((driver.created("allocate", 0, size), size) for size in sizes)
-    assert all(a + size <= b for (a, size), (b, _) in zip(spans, spans[1:], strict=False))
+    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
     for address, _ in spans:
         driver.call("deallocate", 0, address)
 
@@ -251,10 +294,9 @@ def test_total_is_never_exceeded(driver: Driver) -> None:
     """Memory that nobody has touched is counted, although the system would promise more."""
     p = driver.properties()
     piece = p.max_allocation // 2
-    held = []
+    held = [driver.created("allocate", 0, piece) for _ in range(p.total_memory // piece)]
     with pytest.raises(DriverError, match="are in use") as error:
-        for _ in range(p.total_memory // piece + 1):
-            held.append(driver.created("allocate", 0, piece))  # noqa: PERF401
+        driver.created("allocate", 0, piece)
     assert error.value.status == OUT_OF_MEMORY
     assert len(held) >= 1
     for address in held:
@@ -531,7 +573,9 @@ def test_launch_inside_allocations(driver: Driver, stream: int, add: int) -> Non
 
 
 def test_a_pointer_may_be_null(driver: Driver, stream: int) -> None:
-    source = f"__kernel void f({pointers(driver, 'p', 'q')}, uint use) {{ {offsets(driver, 'p')} p[0] = use ? q[0] : 3; }}"
+    source = (
+        f"__kernel void f({pointers(driver, 'p', 'q')}, uint use) {{ {offsets(driver, 'p')} p[0] = use ? q[0] : 3; }}"
+    )
     kernel = driver.kernel(source, "f")
     address = driver.created("allocate", 0, 4)
     driver.launch(stream, kernel, [1], [1], address, None, c_uint32(0))
@@ -547,7 +591,7 @@ def test_bad_launches(driver: Driver, stream: int, add: int) -> None:
     assert error.value.status == INVALID
     with pytest.raises(DriverError, match=r"clSetKernelArg: CL_INVALID_ARG_SIZE \(-51\), argument 3 of kernel add"):
         driver.launch(stream, add, [1], [1], *good[:3], ctypes.c_double(0), good[4])
-    with pytest.raises(DriverError, match="clEnqueueNDRangeKernel: CL_INVALID_WORK.*kernel add"):
+    with pytest.raises(DriverError, match=r"clEnqueueNDRangeKernel: CL_INVALID_WORK.*kernel add"):
         driver.launch(stream, add, [1], [1 << 20], *good)
     driver.launch(stream, add, [1], [1], *good)  # and it still works
     driver.call("stream_synchronize", 0, stream)
