@@ -1,0 +1,232 @@
+"""Copies between host and device, between devices, and on one: any dtypes, strides and sizes that broadcast."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dense": lambda x: x,
+    "transposed": lambda x: x.t(),
+    "strided": lambda x: x[1:4, ::2],
+    "column": lambda x: x[:, 3],
+    "expanded": lambda x: x[:1].expand(6, 8),
+    "zero-dim": lambda x: x[2, 3],
+    "empty": lambda x: x[:0],
+}
+WRITABLE = [name for name in SHAPES if name != "expanded"]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+]
+
+pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values to real")
+
+
+def values(dtype: torch.dtype) -> torch.Tensor:
+    numbers = torch.arange(48, dtype=torch.float32).view(6, 8) * 1.25 - 20
+    if dtype is torch.complex64:
+        return torch.complex(numbers, numbers.flip(0))
+    return numbers.abs().to(dtype)  # a negative number has no one meaning as uint8
+
+
+def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_to_the_device_and_back(device: torch.device, shape: str, dtype: torch.dtype) -> None:
+    host = SHAPES[shape](values(dtype))
+    moved = host.to(device)
+    assert moved.dtype == dtype
+    assert moved.stride() == torch.empty_like(host).stride()
+    same(moved, host)
+    same(SHAPES[shape](values(dtype).to(device)), host)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("source", DTYPES)
+def test_change_of_dtype(device: torch.device, shape: str, source: torch.dtype) -> None:
+    host = SHAPES[shape](values(source))
+    there = SHAPES[shape](values(source).to(device))
+    for target in DTYPES:
+        expected = host.to(target)
+        same(there.to(target), expected)
+        same(host.to(device, target), expected)
+        same(there.to("cpu", target), expected)
+
+
+@pytest.mark.parametrize("shape", WRITABLE)
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(torch.float32, torch.float32), (torch.uint8, torch.float32), (torch.float64, torch.bfloat16)],
+)
+def test_into_a_view(device: torch.device, shape: str, source: torch.dtype, target: torch.dtype) -> None:
+    view = SHAPES[shape]
+    expected = torch.zeros(6, 8, dtype=target)
+    view(expected).copy_(view(values(source)))
+    for origin, goal in itertools.product((device, "cpu"), (device, "cpu")):
+        actual = torch.zeros(6, 8, dtype=target).to(goal)
+        view(actual).copy_(view(values(source).to(origin)))
+        same(actual, expected)
+
+
+def test_sizes_broadcast(device: torch.device) -> None:
+    row = torch.arange(8.0)
+    for origin in (device, "cpu"):
+        target = torch.zeros(6, 8, device=device)
+        target.copy_(row.to(origin))
+        same(target, row.expand(6, 8))
+        target.copy_(torch.tensor(3, dtype=torch.int64).to(origin))
+        same(target, torch.full((6, 8), 3.0))
+        with pytest.raises(RuntimeError) as expected:
+            torch.zeros(6, 8).copy_(torch.zeros(7))
+        with pytest.raises(RuntimeError) as actual:
+            target.copy_(torch.zeros(7).to(origin))
+        assert str(actual.value) == str(expected.value)
+        with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+            target[0].copy_(torch.zeros(6, 8).to(origin))
+
+
+def test_overlapping_memory_is_refused(device: torch.device) -> None:
+    x = torch.arange(6.0, device=device)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        x[1:].copy_(x[:-1])
+    with pytest.raises(RuntimeError, match="single memory location"):
+        x[:1].expand(6).copy_(torch.arange(6.0))
+    assert x.copy_(x) is x
+
+
+LAZY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "conj": lambda z: z.conj(),
+    "transposed": lambda z: z.conj().t(),
+    "part": lambda z: z.mT.conj()[1:],
+    "imag": lambda z: z.conj().imag,
+    "neg": lambda z: torch._neg_view(z),
+    "neg of imag": lambda z: torch._neg_view(z.conj().imag),
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_lazy_conjugation_and_negation(device: torch.device, name: str) -> None:
+    view = LAZY[name]
+    host = torch.complex(torch.arange(20.0), torch.arange(20.0).flip(0) + 1).view(5, 4)
+    there, expected = view(host.to(device)), view(host)
+    same(there, expected)
+    same(there.clone(), expected)
+    same(there + 1, expected + 1)
+    same(view(host).to(device), expected)
+    wider = torch.complex128 if expected.is_complex() else torch.float64
+    same(there.to(wider), expected.to(wider))
+    assert there[1, 2].item() == expected[1, 2].item()
+    assert there.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_writing_to_lazy_views(device: torch.device, name: str) -> None:
+    view = LAZY[name]
+    source = torch.complex(torch.arange(20.0), torch.arange(20.0) - 7).view(5, 4)
+    target = torch.zeros(5, 4, dtype=torch.complex64)
+    numbers = source if view(target).is_complex() else source.imag
+    numbers = numbers.reshape(-1)[: view(target).numel()].view(view(target).shape)
+    view(target).copy_(numbers)
+    for origin, goal in itertools.product((device, "cpu"), (device, "cpu")):
+        actual = torch.zeros(5, 4, dtype=torch.complex64).to(goal)
+        view(actual).copy_(numbers.to(origin))
+        same(actual, target)
+        if numbers.is_complex():
+            actual.zero_()
+            view(actual).copy_(numbers.conj().resolve_conj().to(origin).conj())
+            same(actual, target)
+
+
+def test_pinned_memory_goes_asynchronously(device: torch.device) -> None:
+    host = torch.arange(1 << 16, dtype=torch.float32).pin_memory()
+    assert host.is_pinned()
+    there = host.to(device, non_blocking=True)
+    back = torch.empty_like(host).pin_memory()
+    back.copy_(there, non_blocking=True)
+    torch.accelerator.synchronize()
+    same(back, host)
+
+
+def test_pageable_memory_may_change_at_once(device: torch.device) -> None:
+    for _ in range(20):
+        host = torch.ones(1 << 16)
+        there = host.to(device, non_blocking=True)
+        host.zero_()
+        same(there, torch.ones(1 << 16))
+
+
+def test_pinned_memory_is_not_used_again_too_early(device: torch.device) -> None:
+    targets = []
+    for i in range(50):
+        host = torch.full((1 << 14,), float(i)).pin_memory()
+        targets.append(host.to(device, non_blocking=True))
+        del host
+    for i, target in enumerate(targets):
+        same(target, torch.full((1 << 14,), float(i)))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.complex128, torch.int16, torch.int32])
+def test_item(device: torch.device, dtype: torch.dtype) -> None:
+    host = values(torch.complex64 if dtype.is_complex else dtype).to(dtype)
+    there = host.to(device)
+    assert there[2, 3].item() == host[2, 3].item()
+    assert bool(there[5, 7]) == bool(host[5, 7])
+
+
+def test_between_devices(device: torch.device) -> None:
+    kind, count = torch.device(device).type, torch.accelerator.device_count()
+    if count < 2:
+        pytest.skip("one device")
+    for origin, goal in itertools.permutations(range(count), 2):
+        for shape in SHAPES.values():
+            host = shape(values(torch.float32))
+            moved = shape(values(torch.float32).to(f"{kind}:{origin}")).to(f"{kind}:{goal}")
+            assert moved.device.index == goal
+            same(moved, host)
+        target = torch.zeros(6, 8, dtype=torch.float64, device=f"{kind}:{goal}")
+        target.t().copy_(values(torch.int64).to(f"{kind}:{origin}").t())
+        same(target, values(torch.int64).double())
+
+
+def test_threads(device: torch.device) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for size in range(1, 60):
+                host = torch.full((size, 7), float(number))
+                same(host.to(device).t().double().to(torch.int32), host.t().int())
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_copies_are_differentiable(device: torch.device) -> None:
+    x = torch.ones(3, requires_grad=True)
+    (x.to(device).double().t().cpu() * 3).sum().backward()
+    same(x.grad, torch.full((3,), 3.0))
+    target = torch.zeros(2, 3, device=device)
+    y = torch.ones(3, device=device, requires_grad=True)
+    (target + 0).copy_(y).sum().backward()
+    same(y.grad, torch.full((3,), 2.0))
