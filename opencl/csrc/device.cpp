@@ -234,6 +234,7 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
   // Ours are multiples of 128 bytes (of a page in two models): the width of OpenCL's largest type, double16.
   p.address_align = std::max<cl_uint>(Memory::kAlign, number<cl_uint>(*this, CL_DEVICE_MEM_BASE_ADDR_ALIGN) / 8);
   memory = std::make_unique<Memory>(*this, model);
+  has_cheap_events = is_cpu && unified;
 
   p.capabilities = TG_CAP_EVENT_TIMING;
   if (unified) p.capabilities |= TG_CAP_UNIFIED_MEMORY;

@@ -30,6 +30,9 @@ struct Device {
   bool is_cpu = false;
   bool has_native_kernels = false;  // host functions can be queued
   bool has_priorities = false;
+  // Launches are asked for their events, and begin at once without a flush. Not so on GPUs, nor where a memory model
+  // makes a CPU behave like one (which is how that half of the driver is tested without a GPU).
+  bool has_cheap_events = false;
   // The host may use device addresses.
   bool unified() const { return (properties.capabilities & TG_CAP_UNIFIED_MEMORY) != 0; }
 

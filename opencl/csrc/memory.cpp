@@ -161,7 +161,7 @@ Memory::Place Memory::find(const void* address, uint64_t bytes) const {
 void* Memory::allocate_pinned(uint64_t bytes) {
   void* address = nullptr;
   cl_mem buffer = nullptr;
-  if (device_.is_cpu) {
+  if (device_.has_cheap_events) {  // a CPU: all its memory is the host's
     address = allocate_host(bytes);
     if (address == nullptr) fail_memory("the system has no " + mebibytes(bytes) + " left");
   } else {

@@ -142,9 +142,9 @@ void launch(tg_stream_& stream, const tg_launch& launch) {
   }
   std::lock_guard stream_lock(stream.mutex);
   cl_event event = nullptr;
-  const cl_int status =
-      kernel.device->api->clEnqueueNDRangeKernel(stream.queue, kernel.kernel, launch.dims, nullptr, global,
-                                                 launch.local, 0, nullptr, kernel.device->is_cpu ? &event : nullptr);
+  const cl_int status = kernel.device->api->clEnqueueNDRangeKernel(stream.queue, kernel.kernel, launch.dims, nullptr,
+                                                                   global, launch.local, 0, nullptr,
+                                                                   kernel.device->has_cheap_events ? &event : nullptr);
   if (status != CL_SUCCESS) [[unlikely]]
     fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);
   note_submission(stream, event);

@@ -97,8 +97,8 @@ void note_submission(tg_stream_& stream, cl_event event) {
   ++stream.submitted;
   ++stream.since_idle;
   stream.busy.store(true, std::memory_order_release);
-  // A CPU's implementation begins at once.
-  if (!stream.device->is_cpu && (++stream.since_flush >= kBatch || stream.since_idle == 1)) flush_locked(stream);
+  if (!stream.device->has_cheap_events && (++stream.since_flush >= kBatch || stream.since_idle == 1))
+    flush_locked(stream);
 }
 
 void flush(tg_stream_& stream) {

@@ -58,7 +58,7 @@ template <class Enqueue>
 void submit(tg_stream_& stream, const char* call, Enqueue&& enqueue) {
   std::lock_guard lock(stream.mutex);
   cl_event event = nullptr;
-  const cl_int status = enqueue(stream.queue, stream.device->is_cpu ? &event : nullptr);
+  const cl_int status = enqueue(stream.queue, stream.device->has_cheap_events ? &event : nullptr);
   if (status != CL_SUCCESS) [[unlikely]]
     fail_call(call, status);
   note_submission(stream, event);

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import itertools
 import os
 import struct
@@ -679,5 +680,21 @@ def test_messages_belong_to_threads(driver: Driver) -> None:
     assert "99" in driver.last_error()
 
 
-def test_path_of_the_library() -> None:
-    assert Path(__file__).parents[1].joinpath("torchgraft_opencl/libtorchgraft_opencl.so").exists()
+def test_packaged_implementations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library is found in whatever folder its package lies, by the package's own list of files."""
+    path = Path(__file__).parents[1] / "torchgraft_opencl" / "implementations.py"
+    spec = importlib.util.spec_from_file_location("implementations", path)  # without the package, which needs torch
+    assert spec is not None
+    assert spec.loader is not None
+    implementations = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(implementations)
+    library = tmp_path / "deep" / "libfake.so"
+    library.parent.mkdir()
+    library.write_text("")
+    info = tmp_path / "fake_rt-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake-rt\nVersion: 1.0\n")
+    (info / "RECORD").write_text("deep/libfake.so,,\ndeep/other.so,,\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(implementations, "PACKAGES", {"fake-rt": "libfake.so", "not-installed": "x.so"})
+    assert implementations.packaged_implementations() == [library.resolve()]
