@@ -18,20 +18,24 @@ The GPU form, `tile_kernel`, is one implicit product for all three in local memo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels.matmul import (
     Arithmetic,
     Launch,
     Tile,
+    A_TILE_PADDING,
     arithmetic,
     block_loop,
     block_shape,
     block_tile,
     pack_a,
+    pack_transposed,
     row_vectors,
     transpose_registers,
 )
@@ -158,9 +162,17 @@ do {{
             "((long)(first_z + jz * stride_z) * target_y + first_y + jy * stride_y) * target_x + first_x + jx * stride_x"
         )
         # Rows of the filter's transpose: neighbouring rows are `taps` apart, and the taps of a slice anywhere.
+        places = " ".join(f"const long o{i} = min(m + {i}, rows - 1) * taps;" for i in range(tile.rows))
+        loads = " ".join(f"to[{i}] = {math.load('a', f'o{i}')};" for i in range(tile.rows))
         fill_tile = f"""
-for (int k = 0; k < kc; ++k)
-  for (int i = 0; i < {tile.rows}; ++i) a_tile[k * {tile.rows} + i] = {math.load("A", f"tap_at[k] + min(m + i, rows - 1) * taps")};"""
+{{
+  {places}
+  {math.scalar}* to = a_tile;
+  for (int k = 0; k < kc; ++k, to += {tile.rows}) {{
+    {math.const_pointer} a = A + tap_at[k];
+    {loads}
+  }}
+}}"""
         filters = "F + ((long)group * channels * M + m0) * taps"
         tap_index = "tap_at[k] = (long)channel * M * taps + (kz * taps_y + ky) * taps_x + kx;"
 
@@ -301,3 +313,144 @@ def convolution_launch(
         (_ceil(columns, block_columns), _ceil(rows, block_rows), g.groups * phases),
         (*pointers, g.batch, rows, channels, block_rows, block_columns, *geometry),
     )
+
+
+# --- The weight's gradient.
+
+
+@cache
+def weight_kernel(storage: str, result: str, narrow: bool, simd_width: int = 16) -> Kernel:
+    """The CPU form of the weight's gradient, over a part of the pixels: parts are stored one after the other as elements of type
+    `result`. Launch with `weight_launches`."""
+    math = arithmetic(storage, simd_width)
+    tile = block_tile(math, narrow)
+    pitch = tile.depth + A_TILE_PADDING
+    fill_panels = f"""
+// The slice's steps: runs of pixels that are neighbours on a row of one image, and runs of those that are of one image.
+runs = 0;
+for (int k = 0; k < kc;) {{
+  const int in_image = kc - k < result_pixels - pixel ? kc - k : (int)(result_pixels - pixel);
+  {math.const_pointer} result = R + (((long)image * groups + group) * N + n0) * result_pixels + pixel - k;
+  {pack_transposed(math, tile, "result", "result_pixels", "k", "k + in_image")}
+  int jx = pixel % target_x, jy = pixel / target_x % target_y, jz = pixel / (target_x * target_y);
+  for (const int after = k + in_image; k < after;) {{
+    const int length = min(target_x - jx, after - k);
+    run_column[runs] = k;
+    run_z[runs] = jz * stride_z;
+    run_y[runs] = jy * stride_y;
+    run_x[runs] = jx;
+    run_at[runs] = ((long)image * groups + group) * channels * source_pixels +
+                   ((long)run_z[runs] * source_y + run_y[runs]) * source_x + jx * stride_x;
+    ++runs;
+    k += length;
+    jx = 0;
+    if (++jy == target_y) {{ jy = 0; ++jz; }}
+  }}
+  pixel += in_image;
+  if (pixel == result_pixels) {{ pixel = 0; ++image; }}
+}}
+run_column[runs] = kc;"""
+    fill_tile = f"""
+for (int i = 0; i < {tile.rows}; ++i) {{
+  const int tap = min(m0 + m + i, M - 1);
+  const int dx = tap % taps_x * dilation_x - padding_x, dy = tap / taps_x % taps_y * dilation_y - padding_y;
+  const int dz = tap / (taps_x * taps_y) % taps_z * dilation_z - padding_z, channel = tap / (taps_x * taps_y * taps_z);
+  const long patch = (((long)channel * source_z + dz) * source_y + dy) * source_x + dx;
+  const int low = dx >= 0 ? 0 : (-dx + stride_x - 1) / stride_x;
+  const int high = source_x > dx ? (source_x - dx - 1) / stride_x + 1 : 0;
+  for (int run = 0; run < runs; ++run) {{
+    {math.scalar}* const row = a_tile + i * {pitch} + run_column[run];
+    const int length = run_column[run + 1] - run_column[run];
+    const int z = run_z[run] + dz, y = run_y[run] + dy;
+    const bool inside = (uint)z < (uint)source_z && (uint)y < (uint)source_y;
+    const int from = inside ? clamp(low - run_x[run], 0, length) : length;
+    const int to = clamp(high - run_x[run], from, length);
+    const long at = run_at[run] + patch;
+    for (int j = 0; j < from; ++j) row[j] = 0;
+    {_copy_row(math, "stride_x")}
+    for (int j = to; j < length; ++j) row[j] = 0;
+  }}
+}}"""
+    panel = math.width * tile.vectors
+    finish = f"""
+for (int i = 0; i < min({tile.rows}, rows - m); ++i) {{
+  const {math.scalar}* from = (const {math.scalar}*)(sums + i * {tile.vectors});
+  for (int j = 0; j < min({panel}, columns - n); ++j) store_{result}(t, (long)(n + j) * M + m + i, from[j]);
+}}"""
+    body = f"""
+const int part = GROUP_ID(2) / groups, group = GROUP_ID(2) % groups;
+const int m0 = GROUP_ID(1) * block_rows, n0 = GROUP_ID(0) * block_columns;
+const int rows = min(block_rows, M - m0), columns = min(block_columns, N - n0);
+const long source_pixels = (long)source_z * source_y * source_x, result_pixels = (long)target_z * target_y * target_x;
+const long source_end = source_pixels * channels * groups * batch;
+const long begin = part * part_pixels;
+const int K = min(part_pixels, batch * result_pixels - begin);
+int image = begin / result_pixels;
+long pixel = begin % result_pixels;
+GLOBAL {BY_NAME[result].storage}* t = T + ((long)(part * groups + group) * N + n0) * M + m0;
+long run_at[{tile.depth}];
+int run_column[{tile.depth} + 1], run_z[{tile.depth}], run_y[{tile.depth}], run_x[{tile.depth}];
+int runs;
+{block_loop(math, tile, fill_panels, fill_tile, "k", finish)}"""
+    pointers = (Pointer("T", result), Pointer("S", storage, True), Pointer("R", storage, True))
+    sizes = tuple(Value(name, "i32") for name in ("batch", "groups", "M", "N", "channels", "block_rows", "block_columns"))
+    return Kernel(
+        "convolution_weight", (*pointers, *sizes, Value("part_pixels", "i64"), *_GEOMETRY), body, helpers=_unaligned(math)
+    )
+
+
+@cache
+def fold_kernel(parts_of: str, storage: str) -> Kernel:
+    """Adds up the parts of a result: out[i] = sum of from[part * count + i]."""
+    body = f"""
+const long i = GLOBAL_ID(0);
+if (i >= count) return;
+{BY_NAME[parts_of].storage} sum = 0;
+for (int part = 0; part < parts; ++part) sum += from[part * count + i];
+store_{storage}(out, i, sum);"""
+    params = (Pointer("out", storage), Pointer("from", parts_of, True), Value("count", "i64"), Value("parts", "i32"))
+    return Kernel("fold_parts", params, body, local=(64,))
+
+
+def weight_launches(
+    storage: str,
+    g: Geometry,
+    target: object,
+    image: object,
+    result: object,
+    temporary: Callable[[int, str], object],
+    *,
+    form: str = "cpu",
+    units: int = 1,
+    simd_width: int = 16,
+) -> list[Launch]:
+    """The launches that put into `target` the weight's gradient from the image and the result's gradient.
+
+    `temporary` makes a place for a number of elements of a type.
+    """
+    math = arithmetic(storage, simd_width)
+    channels, columns = g.image_channels // g.groups, g.result_channels // g.groups
+    rows = channels * g.taps[0] * g.taps[1] * g.taps[2]
+    pixels = g.batch * g.result[0] * g.result[1] * g.result[2]
+    narrow = columns <= math.width
+    tile = block_tile(math, narrow)
+    block_rows, block_columns = block_shape(math, tile, rows, columns, pixels, g.groups, 1)
+    # Large blocks, and for every core some: the pixels are divided, which costs a second pass over a few copies of the weight.
+    blocks = _ceil(rows, block_rows) * _ceil(columns, block_columns) * g.groups
+    parts = 1 if units == 1 else max(1, min(_ceil(3 * units, blocks), pixels // (8 * tile.depth)))
+    part_pixels = _ceil(_ceil(pixels, parts), tile.depth) * tile.depth
+    parts = max(1, _ceil(pixels, part_pixels))
+    count = rows * columns * g.groups
+    accumulator = math.value if parts > 1 else storage
+    place = temporary(parts * count, accumulator) if parts > 1 else target
+    launches = [
+        Launch(
+            weight_kernel(storage, accumulator, narrow, simd_width),
+            (_ceil(columns, block_columns), _ceil(rows, block_rows), g.groups * parts),
+            (place, image, result, g.batch, g.groups, rows, columns, channels, block_rows, block_columns, part_pixels)
+            + _geometry(g, g.image, g.result),
+        )
+    ]
+    if parts > 1:
+        launches.append(Launch(fold_kernel(accumulator, storage), (_ceil(count, 64),), (target, place, count, parts)))
+    return launches

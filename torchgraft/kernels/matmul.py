@@ -166,6 +166,28 @@ def transpose_registers(width: int, vector: str) -> str:
 # of k that begins at `kb` and has `kc` steps, the tile's first row `m`, the panel's first column `n`.
 
 
+def pack_transposed(math: Arithmetic, tile: Tile, base: str, stride: str, begin: str, end: str) -> str:
+    """Fills steps `begin .. end` of the panels from a B that lies along k: step k of column n is at base[n * stride + k]."""
+    width, panel = math.width, math.width * tile.vectors
+    offsets = " ".join(f"const long o{i} = min({i}, columns - n - 1) * {stride};" for i in range(width))
+    loads = "\n".join(f"{math.vector} r{i} = {math.load_vector('b', f'o{i} + step')};" for i in range(width))
+    stores = "\n".join(f"*({math.vector}*)(to + (step + {i}) * {panel}) = r{i};" for i in range(width))
+    return f"""
+for (int n = 0; n < columns; n += {width}) {{
+  {math.scalar}* to = ({math.scalar}*)panels + (n / {panel}) * {tile.depth * panel} + n % {panel};
+  {math.const_pointer} b = {base} + n * {stride};
+  {offsets}
+  int step = {begin};
+  for (; step + {width} <= {end}; step += {width}) {{
+    {loads}
+    {transpose_registers(width, math.vector)}
+    {stores}
+  }}
+  for (; step < {end}; ++step)
+    for (int j = 0; j < min({width}, columns - n); ++j) to[step * {panel} + j] = {math.load("b", f"j * {stride} + step")};
+}}"""
+
+
 def pack_b(math: Arithmetic, tile: Tile, unit: Unit) -> str:
     """Copies a slice of B into panels: `panels[n / NR][k][NR]`, NR the panel's width. Columns past the edge hold anything."""
     width, panel = math.width, math.width * tile.vectors
@@ -195,23 +217,7 @@ for (int n = 0; n < columns; n += {panel}) {{
   }}
 }}"""
     if unit == "k":
-        offsets = " ".join(f"const long o{i} = min({i}, columns - n - 1) * b_cs;" for i in range(width))
-        loads = "\n".join(f"{math.vector} r{i} = {math.load_vector('b', f'o{i} + k')};" for i in range(width))
-        stores = "\n".join(f"*({math.vector}*)(to + (k + {i}) * {panel}) = r{i};" for i in range(width))
-        return f"""
-for (int n = 0; n < columns; n += {width}) {{
-  {math.scalar}* to = ({math.scalar}*)panels + (n / {panel}) * {tile.depth * panel} + n % {panel};
-  {math.const_pointer} b = B + n * b_cs + kb;
-  {offsets}
-  int k = 0;
-  for (; k + {width} <= kc; k += {width}) {{
-    {loads}
-    {transpose_registers(width, math.vector)}
-    {stores}
-  }}
-  for (; k < kc; ++k)
-    for (int j = 0; j < min({width}, columns - n); ++j) to[k * {panel} + j] = {math.load("b", "j * b_cs + k")};
-}}"""
+        return pack_transposed(math, tile, "B + kb", "b_cs", "0", "kc")
     return f"""
 for (int n = 0; n < columns; ++n) {{
   {math.scalar}* to = ({math.scalar}*)panels + (n / {panel}) * {tile.depth * panel} + n % {panel};
@@ -221,16 +227,16 @@ for (int n = 0; n < columns; ++n) {{
 
 
 # Rows of a tile of A are this much further apart than they are long, so that they do not all fall into the same set of the cache.
-_PADDING = 16
+A_TILE_PADDING = 16
 
 
 def a_tile_elements(math: Arithmetic, tile: Tile) -> int:
-    return tile.rows * (tile.depth + _PADDING) * (2 if math.is_complex else 1)
+    return tile.rows * (tile.depth + A_TILE_PADDING) * (2 if math.is_complex else 1)
 
 
 def pack_a(math: Arithmetic, tile: Tile, unit: Unit) -> str:
     """Copies the tile's rows of a slice of A: `a_tile[row][k]`, or `a_tile[k][row]` where that is how A lies (see `a_element`)."""
-    pitch = tile.depth + _PADDING
+    pitch = tile.depth + A_TILE_PADDING
     if math.is_complex:
         return f"""
 for (int i = 0; i < {tile.rows}; ++i) {{
@@ -281,7 +287,7 @@ for (int i = 0; i < {tile.rows}; ++i) {{
 
 def a_element(math: Arithmetic, tile: Tile, unit: Unit, row: int, part: int = 0) -> str:
     """The element of row `row` at `k` in the tile that `pack_a` filled; `part` 1 is the imaginary part."""
-    pitch = tile.depth + _PADDING
+    pitch = tile.depth + A_TILE_PADDING
     if math.is_complex:
         return f"a_tile[{(2 * row + part) * pitch} + k]"
     return f"a_tile[k * {tile.rows} + {row}]" if unit == "outer" else f"a_tile[{row * pitch} + k]"
