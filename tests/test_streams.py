@@ -1,0 +1,206 @@
+"""Devices, streams and events, through torch's device-independent interface."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+acc = torch.accelerator
+
+
+def test_current_device(device: str) -> None:
+    assert acc.current_device_index() == 0
+    with acc.device_index(0):
+        assert acc.current_device_index() == 0
+    assert acc.device_count() >= 1
+
+
+@pytest.mark.parametrize("index", [63, 100])
+def test_a_device_that_is_not_there(device: str, index: int) -> None:
+    with pytest.raises(
+        RuntimeError, match=rf"{torch.device(device).type}:{index}: there is no such device, \d+ (is|are) available"
+    ):
+        acc.set_device_index(index)
+    assert acc.current_device_index() == 0
+
+
+def test_the_default_stream_has_id_0(device: str) -> None:
+    assert acc.current_stream().stream_id == 0
+    assert acc.current_stream().device.type == torch.device(device).type
+
+
+def test_a_stream_is_current_inside_with_and_only_there(device: str) -> None:
+    stream = torch.Stream(device=device)
+    before = acc.current_stream()
+    with stream:
+        assert acc.current_stream() == stream
+    assert acc.current_stream() == before
+
+
+def test_the_current_stream_belongs_to_the_thread(device: str) -> None:
+    seen = []
+    with torch.Stream(device=device):
+        thread = threading.Thread(target=lambda: seen.append(acc.current_stream().stream_id))
+        thread.start()
+        thread.join()
+    assert seen == [0]
+
+
+def test_streams_have_handles_of_their_own(device: str) -> None:
+    handles = {torch.Stream(device=device).native_handle for _ in range(8)}
+    assert len(handles) == 8
+    assert 0 not in handles
+
+
+def test_any_number_of_streams(device: str) -> None:
+    for priority in (-5, -1, 0, 1, 7):
+        streams = [torch.Stream(device=device, priority=priority) for _ in range(40)]
+        assert all(stream.query() for stream in streams)
+
+
+def test_work_on_a_stream_is_done_after_synchronize(device: str) -> None:
+    stream = torch.Stream(device=device)
+    source = torch.arange(100_000.0)
+    with stream:
+        there = source.to(device)
+        twice = there + there
+    stream.synchronize()
+    assert stream.query()
+    assert torch.equal(twice.cpu(), source * 2)
+
+
+def test_one_stream_waits_for_another(device: str) -> None:
+    first, second = torch.Stream(device=device), torch.Stream(device=device)
+    with first:
+        x = torch.ones(1 << 20, device=device)
+        for _ in range(10):
+            x = x + 1
+    second.wait_stream(first)
+    with second:
+        y = x + 1
+    second.synchronize()
+    assert y.cpu().unique().tolist() == [12.0]
+
+
+def test_events_order_streams(device: str) -> None:
+    first, second = torch.Stream(device=device), torch.Stream(device=device)
+    with first:
+        x = torch.full((1 << 18,), 3.0, device=device)
+        event = first.record_event()
+    second.wait_event(event)
+    with second:
+        y = x * x
+    second.synchronize()
+    assert y.cpu().unique().tolist() == [9.0]
+
+
+def test_an_event_that_was_never_recorded_has_passed(device: str) -> None:
+    event = torch.Event(device=device)
+    assert event.query()
+    event.synchronize()
+    event.wait()
+
+
+def test_an_event_can_be_recorded_again(device: str) -> None:
+    event = torch.Event(device=device)
+    for _ in range(3):
+        event.record()
+        event.synchronize()
+        assert event.query()
+
+
+def test_elapsed_time_in_milliseconds(device: str) -> None:
+    start, end = (torch.Event(device=device, enable_timing=True) for _ in range(2))
+    start.record()
+    start.synchronize()
+    time.sleep(0.02)
+    x = torch.ones(1000, device=device) + 1
+    end.record()
+    acc.synchronize()
+    del x
+    assert 10 < start.elapsed_time(end) < 5000
+
+
+def test_elapsed_time_needs_timing(device: str) -> None:
+    start, end = torch.Event(device=device), torch.Event(device=device)
+    start.record()
+    end.record()
+    acc.synchronize()
+    with pytest.raises(ValueError, match="enable_timing"):
+        start.elapsed_time(end)
+
+
+def test_synchronize_of_a_device_waits_for_all_its_streams(device: str) -> None:
+    streams = [torch.Stream(device=device) for _ in range(3)]
+    results = []
+    for stream in streams:
+        with stream:
+            results.append(torch.full((1 << 18,), 2.0, device=device) * 2)
+    acc.synchronize()
+    assert all(stream.query() for stream in streams)
+    assert all(result.cpu().unique().tolist() == [4.0] for result in results)
+
+
+def test_backward_on_a_side_stream(device: str) -> None:
+    stream = torch.Stream(device=device)
+    x = torch.ones(64, device=device, requires_grad=True)
+    stream.wait_stream(acc.current_stream())
+    with stream:
+        (x * 3).sum().backward()
+    stream.synchronize()
+    assert x.grad is not None
+    assert x.grad.cpu().unique().tolist() == [3.0]
+
+
+def test_streams_of_torch_device_module(device: str) -> None:
+    module = getattr(torch, torch.device(device).type)
+    stream = module.Stream()
+    with module.stream(stream):
+        assert module.current_stream() == stream
+    assert module.current_stream() == module.default_stream()
+    event = module.Event(enable_timing=True)
+    assert event.record() is event
+    event.synchronize()
+
+
+def test_capability(device: str) -> None:
+    supported = acc.get_device_capability()["supported_dtypes"]
+    assert {torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool} <= supported
+    module = getattr(torch, torch.device(device).type)
+    assert (torch.float64 in supported) == module.get_device_properties().has_float64
+
+
+class TestReportedErrors:
+    """What kernels find and the host raises later."""
+
+    def report(self, message: str, position: int) -> None:
+        from torchgraft import _C
+
+        _C._report_error_as_kernel(0, _C.error_code(message), position)
+
+    @pytest.mark.parametrize("position", [0, -1, 2**40, -(2**40)])
+    def test_synchronize_raises_it_once(self, device: str, position: int) -> None:
+        self.report("index {} is out of bounds", position)
+        with pytest.raises(IndexError, match=f"index {position} is out of bounds"):
+            acc.synchronize()
+        acc.synchronize()
+
+    def test_a_stream_raises_it(self, device: str) -> None:
+        self.report("bad value", 0)
+        with pytest.raises(IndexError, match="bad value"):
+            acc.current_stream().synchronize()
+
+    def test_reading_a_result_raises_it(self, device: str) -> None:
+        x = torch.ones(3, device=device)
+        self.report("index {} is out of bounds", 9)
+        with pytest.raises(IndexError, match="index 9"):
+            x.cpu()
+        assert x.cpu().tolist() == [1, 1, 1]
+
+    def test_equal_messages_share_a_code(self, device: str) -> None:
+        from torchgraft import _C
+
+        assert _C.error_code("one message") == _C.error_code("one message") != _C.error_code("another message")
