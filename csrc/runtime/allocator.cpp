@@ -626,6 +626,7 @@ class Allocator final : public c10::DeviceAllocator {
 
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
     if (!data.get()) return;
+    stream_handle(stream.device_index(), stream.id());  // throws if there is no such stream
     Block* block = block_of(data);
     if (block) heap_of(block->device).record_stream(block, stream);
   }
