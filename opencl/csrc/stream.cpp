@@ -97,7 +97,8 @@ void note_submission(tg_stream_& stream, cl_event event) {
   ++stream.submitted;
   ++stream.since_idle;
   stream.busy.store(true, std::memory_order_release);
-  if (!stream.device->has_cheap_events && (++stream.since_flush >= kBatch || stream.since_idle == 1))
+  ++stream.since_flush;
+  if (!stream.device->has_cheap_events && (stream.since_flush >= kBatch || stream.since_idle == 1))
     flush_locked(stream);
 }
 
@@ -136,12 +137,12 @@ bool is_idle(tg_stream_& stream) {
   if (!stream.busy.load(std::memory_order_acquire)) return true;
   std::lock_guard lock(stream.mutex);
   if (!stream.busy.load(std::memory_order_relaxed)) return true;
-  if (stream.tail == nullptr) {
-    add_marker(stream);
-    flush_locked(stream);
-  }
+  if (stream.tail == nullptr) add_marker(stream);
   const cl_int status = event_status(*stream.device->api, stream.tail);
-  if (status > CL_COMPLETE) return false;
+  if (status > CL_COMPLETE) {
+    if (stream.since_flush != 0) flush_locked(stream);  // or it might never begin
+    return false;
+  }
   become_idle(stream);
   if (status < CL_COMPLETE) fail_call("a command of the stream", status);
   return true;
