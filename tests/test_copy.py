@@ -31,7 +31,7 @@ DTYPES = [
     torch.complex64,
 ]
 
-pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values to real")
+pytestmark = pytest.mark.filterwarnings("ignore:Casting complex values to real", "ignore:.* runs on the CPU")
 
 
 def values(dtype: torch.dtype) -> torch.Tensor:
@@ -47,7 +47,7 @@ def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_to_the_device_and_back(device: torch.device, shape: str, dtype: torch.dtype) -> None:
+def test_to_the_device_and_back(device: str, shape: str, dtype: torch.dtype) -> None:
     host = SHAPES[shape](values(dtype))
     moved = host.to(device)
     assert moved.dtype == dtype
@@ -58,7 +58,7 @@ def test_to_the_device_and_back(device: torch.device, shape: str, dtype: torch.d
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("source", DTYPES)
-def test_change_of_dtype(device: torch.device, shape: str, source: torch.dtype) -> None:
+def test_change_of_dtype(device: str, shape: str, source: torch.dtype) -> None:
     host = SHAPES[shape](values(source))
     there = SHAPES[shape](values(source).to(device))
     for target in DTYPES:
@@ -73,7 +73,7 @@ def test_change_of_dtype(device: torch.device, shape: str, source: torch.dtype) 
     ("source", "target"),
     [(torch.float32, torch.float32), (torch.uint8, torch.float32), (torch.float64, torch.bfloat16)],
 )
-def test_into_a_view(device: torch.device, shape: str, source: torch.dtype, target: torch.dtype) -> None:
+def test_into_a_view(device: str, shape: str, source: torch.dtype, target: torch.dtype) -> None:
     view = SHAPES[shape]
     expected = torch.zeros(6, 8, dtype=target)
     view(expected).copy_(view(values(source)))
@@ -83,7 +83,7 @@ def test_into_a_view(device: torch.device, shape: str, source: torch.dtype, targ
         same(actual, expected)
 
 
-def test_sizes_broadcast(device: torch.device) -> None:
+def test_sizes_broadcast(device: str) -> None:
     row = torch.arange(8.0)
     for origin in (device, "cpu"):
         target = torch.zeros(6, 8, device=device)
@@ -100,7 +100,7 @@ def test_sizes_broadcast(device: torch.device) -> None:
             target[0].copy_(torch.zeros(6, 8).to(origin))
 
 
-def test_overlapping_memory_is_refused(device: torch.device) -> None:
+def test_overlapping_memory_is_refused(device: str) -> None:
     x = torch.arange(6.0, device=device)
     with pytest.raises(RuntimeError, match="single memory location"):
         x[1:].copy_(x[:-1])
@@ -120,7 +120,7 @@ LAZY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", LAZY)
-def test_lazy_conjugation_and_negation(device: torch.device, name: str) -> None:
+def test_lazy_conjugation_and_negation(device: str, name: str) -> None:
     view = LAZY[name]
     host = torch.complex(torch.arange(20.0), torch.arange(20.0).flip(0) + 1).view(5, 4)
     there, expected = view(host.to(device)), view(host)
@@ -135,7 +135,7 @@ def test_lazy_conjugation_and_negation(device: torch.device, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAZY)
-def test_writing_to_lazy_views(device: torch.device, name: str) -> None:
+def test_writing_to_lazy_views(device: str, name: str) -> None:
     view = LAZY[name]
     source = torch.complex(torch.arange(20.0), torch.arange(20.0) - 7).view(5, 4)
     target = torch.zeros(5, 4, dtype=torch.complex64)
@@ -152,7 +152,7 @@ def test_writing_to_lazy_views(device: torch.device, name: str) -> None:
             same(actual, target)
 
 
-def test_pinned_memory_goes_asynchronously(device: torch.device) -> None:
+def test_pinned_memory_goes_asynchronously(device: str) -> None:
     host = torch.arange(1 << 16, dtype=torch.float32).pin_memory()
     assert host.is_pinned()
     there = host.to(device, non_blocking=True)
@@ -162,7 +162,7 @@ def test_pinned_memory_goes_asynchronously(device: torch.device) -> None:
     same(back, host)
 
 
-def test_pageable_memory_may_change_at_once(device: torch.device) -> None:
+def test_pageable_memory_may_change_at_once(device: str) -> None:
     for _ in range(20):
         host = torch.ones(1 << 16)
         there = host.to(device, non_blocking=True)
@@ -170,7 +170,7 @@ def test_pageable_memory_may_change_at_once(device: torch.device) -> None:
         same(there, torch.ones(1 << 16))
 
 
-def test_pinned_memory_is_not_used_again_too_early(device: torch.device) -> None:
+def test_pinned_memory_is_not_used_again_too_early(device: str) -> None:
     targets = []
     for i in range(50):
         host = torch.full((1 << 14,), float(i)).pin_memory()
@@ -181,14 +181,14 @@ def test_pinned_memory_is_not_used_again_too_early(device: torch.device) -> None
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex128, torch.int16, torch.int32])
-def test_item(device: torch.device, dtype: torch.dtype) -> None:
+def test_item(device: str, dtype: torch.dtype) -> None:
     host = values(torch.complex64 if dtype.is_complex else dtype).to(dtype)
     there = host.to(device)
     assert there[2, 3].item() == host[2, 3].item()
     assert bool(there[5, 7]) == bool(host[5, 7])
 
 
-def test_between_devices(device: torch.device) -> None:
+def test_between_devices(device: str) -> None:
     kind, count = torch.device(device).type, torch.accelerator.device_count()
     if count < 2:
         pytest.skip("one device")
@@ -203,7 +203,7 @@ def test_between_devices(device: torch.device) -> None:
         same(target, values(torch.int64).double())
 
 
-def test_threads(device: torch.device) -> None:
+def test_threads(device: str) -> None:
     failures: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -222,7 +222,7 @@ def test_threads(device: torch.device) -> None:
     assert not failures
 
 
-def test_copies_are_differentiable(device: torch.device) -> None:
+def test_copies_are_differentiable(device: str) -> None:
     x = torch.ones(3, requires_grad=True)
     (x.to(device).double().t().cpu() * 3).sum().backward()
     same(x.grad, torch.full((3,), 3.0))

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* runs on the CPU")
+
 
 @pytest.fixture
 def deterministic() -> Iterator[None]:
@@ -24,14 +26,14 @@ def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64, torch.int64])
-def test_empty(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_empty(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x, expected = torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype)
     assert (x.shape, x.stride(), x.dtype) == (expected.shape, expected.stride(), dtype)
     assert x.device.type == torch.device(device).type
     assert x.untyped_storage().nbytes() == expected.untyped_storage().nbytes()
 
 
-def test_empty_takes_the_default_dtype(device: torch.device) -> None:
+def test_empty_takes_the_default_dtype(device: str) -> None:
     torch.set_default_dtype(torch.float64)
     try:
         assert torch.empty(1, device=device).dtype is torch.float64
@@ -39,7 +41,7 @@ def test_empty_takes_the_default_dtype(device: torch.device) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_memory_formats_and_strides(device: torch.device) -> None:
+def test_memory_formats_and_strides(device: str) -> None:
     for form in (torch.channels_last, torch.contiguous_format):
         made = torch.empty(2, 3, 4, 5, device=device, memory_format=form)
         assert made.stride() == torch.empty(2, 3, 4, 5, memory_format=form).stride()
@@ -48,7 +50,7 @@ def test_memory_formats_and_strides(device: torch.device) -> None:
     assert like.stride() == (1, 4)
 
 
-def test_refusals_say_what_to_do(device: torch.device) -> None:
+def test_refusals_say_what_to_do(device: str) -> None:
     with pytest.raises(RuntimeError, match="only dense CPU tensors can be pinned"):
         torch.empty(2, device=device, pin_memory=True)
     with pytest.raises(RuntimeError, match="negative dimension"):
@@ -59,7 +61,7 @@ def test_refusals_say_what_to_do(device: torch.device) -> None:
         torch.empty_strided((2, 3), (1,), device=device)
 
 
-def test_deterministic_algorithms_fill_new_memory(device: torch.device, deterministic: None) -> None:
+def test_deterministic_algorithms_fill_new_memory(device: str, deterministic: None) -> None:
     assert torch.empty(5, device=device).isnan().cpu().all()
     same(torch.empty(3, dtype=torch.int32, device=device), torch.full((3,), 2**31 - 1, dtype=torch.int32))
     assert torch.empty_strided((2, 2), (1, 2), device=device).isnan().cpu().all()
@@ -68,7 +70,7 @@ def test_deterministic_algorithms_fill_new_memory(device: torch.device, determin
     assert grown[2:].isnan().cpu().all()
 
 
-def test_resize_keeps_what_fits(device: torch.device) -> None:
+def test_resize_keeps_what_fits(device: str) -> None:
     x = torch.arange(6.0, device=device)
     base = x.untyped_storage().data_ptr()
     x.resize_(2, 2)
@@ -84,7 +86,7 @@ def test_resize_keeps_what_fits(device: torch.device) -> None:
     assert wide.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_storage_can_be_freed_and_come_back(device: torch.device) -> None:
+def test_a_storage_can_be_freed_and_come_back(device: str) -> None:
     x = torch.ones(8, device=device)
     x.untyped_storage().resize_(0)
     assert x.untyped_storage().nbytes() == 0
@@ -93,7 +95,7 @@ def test_a_storage_can_be_freed_and_come_back(device: torch.device) -> None:
     same(x, torch.full((8,), 2.0))
 
 
-def test_set(device: torch.device) -> None:
+def test_set(device: str) -> None:
     source = torch.arange(6.0, device=device)
     x = torch.empty(0, device=device)
     assert x.set_(source) is x
@@ -110,7 +112,7 @@ def test_set(device: torch.device) -> None:
         x.set_(torch.ones(2).untyped_storage(), 0, (2,), (1,))
 
 
-def test_copies_by_pickle_deepcopy_and_save(device: torch.device) -> None:
+def test_copies_by_pickle_deepcopy_and_save(device: str) -> None:
     x = torch.arange(12.0).view(3, 4).to(device)
     pair = {"whole": x, "row": x[1]}
     for made in (copy.deepcopy(pair), pickle.loads(pickle.dumps(pair))):
@@ -126,7 +128,7 @@ def test_copies_by_pickle_deepcopy_and_save(device: torch.device) -> None:
     assert torch.load(file, map_location="cpu")["row"].device.type == "cpu"
 
 
-def test_zero_tensors_of_forward_mode(device: torch.device) -> None:
+def test_zero_tensors_of_forward_mode(device: str) -> None:
     zero = torch._efficientzerotensor((3,), device=device)
     same(zero + 1, torch.ones(3))
     x = torch.ones(3, device=device)
