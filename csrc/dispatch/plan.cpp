@@ -311,6 +311,22 @@ struct Call {
     return key;
   }
 
+  double number(size_t scalar) const {
+    const c10::Scalar value = scalars[scalar]->toScalar();
+    return value.isComplex() ? value.toComplexDouble().real() : value.toDouble();
+  }
+
+  // The call's values are such as the plan was made for.
+  bool obeys(const std::vector<Guard>& guards) const {
+    auto bound = [this](const Guard::Bound& b) { return b.kind == Guard::Bound::Scalar ? number(b.index) : b.number; };
+    for (const Guard& guard : guards) {
+      double value = number(guard.scalar);
+      if (guard.low.kind != Guard::Bound::None && !(bound(guard.low) <= value)) return false;
+      if (guard.high.kind != Guard::Bound::None && !(value <= bound(guard.high))) return false;
+    }
+    return true;
+  }
+
   static bool is_touched(uint64_t touched, size_t scalar) {
     return touched >> std::min<uint64_t>(scalar, kLastTouchBit) & 1;
   }
@@ -591,13 +607,14 @@ void PlannedOp::run(torch::jit::Stack* stack) {
   raise_if_forked();
   Call call(*this, stack);
   std::shared_ptr<Plan> plan = find(call.key());
-  if (plan == nullptr) [[unlikely]] {
+  if (plan == nullptr || !call.obeys(plan->guards)) [[unlikely]] {
     plan = make(call, stack);
   } else {
     plan->hits.fetch_add(1, std::memory_order_relaxed);
   }
   plan->last_used.store(clock_ticks.fetch_add(1, std::memory_order_relaxed), std::memory_order_relaxed);
   if (plan->fallback) return cpu_fallback(op_, stack);
+  if (plan->eager) return plan->eager(op_, stack);
   Replay(*plan, call).run(stack);
 }
 
@@ -681,6 +698,10 @@ std::string Plan::describe(bool source) const {
   out << op;
   if (fallback) {
     out << ": CPU fallback: " << reason << "\n";
+    return out.str();
+  }
+  if (eager) {
+    out << ": runs other ops, " << hits.load() << " hits\n";
     return out.str();
   }
   out << ": " << steps.size() << " steps, " << temporaries.size() << " temporaries (" << arena_bytes << " bytes), " << hits.load()

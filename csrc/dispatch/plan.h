@@ -9,6 +9,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <shared_mutex>
@@ -99,6 +100,17 @@ struct Resize {
   std::vector<int64_t> sizes;
 };
 
+// For which values of a scalar the plan is made. Other values are planned anew, so that torch's own check may refuse them.
+struct Guard {
+  struct Bound {
+    enum Kind : uint8_t { None, Number, Scalar } kind = None;
+    uint16_t index = 0;
+    double number = 0;
+  };
+  uint16_t scalar = 0;
+  Bound low, high;
+};
+
 struct Plan {
   std::string op;
   std::vector<Output> outputs;
@@ -108,8 +120,11 @@ struct Plan {
   int64_t arena_bytes = 0;
   uint16_t slots = 0;
   uint64_t philox_count = 0;
+  std::vector<Guard> guards;
   bool fallback = false;  // this key goes to the CPU
   std::string reason;     // why
+  // Instead of steps: a function that runs other ops, for results whose shape depends on data. Replaces the arguments by the results.
+  std::function<void(const c10::OperatorHandle&, torch::jit::Stack*)> eager;
 
   std::atomic<uint64_t> hits{0};
   std::atomic<uint64_t> last_used{0};

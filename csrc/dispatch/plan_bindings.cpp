@@ -16,6 +16,7 @@ namespace py = pybind11;
 namespace torch::jit {
 // Declared in torch/csrc/jit/python/pybind_utils.h, which is the slowest header of all.
 TORCH_PYTHON_API py::object toPyObject(c10::IValue ivalue);
+TORCH_PYTHON_API c10::IValue toIValue(py::handle obj, const c10::TypePtr& type, std::optional<int32_t> N);
 }  // namespace torch::jit
 
 namespace torchgraft {
@@ -202,9 +203,63 @@ Output make_output(const py::tuple& description) {
   return output;
 }
 
+// As torch carries Python's exceptions through C++, so that autograd's threads hand them on too.
+[[noreturn]] void carry(py::error_already_set& error) {
+  error.restore();
+  python_error carried;
+  carried.persist();
+  throw carried;
+}
+
+// A Python function of the op's arguments in the place of a plan's steps.
+struct EagerFunction {
+  std::shared_ptr<py::object> function;
+
+  explicit EagerFunction(py::object callable)
+      : function(new py::object(std::move(callable)), [](py::object* owned) {
+          py::gil_scoped_acquire gil;
+          delete owned;
+        }) {}
+
+  void operator()(const c10::OperatorHandle& op, torch::jit::Stack* stack) const {
+    const c10::FunctionSchema& schema = op.schema();
+    size_t count = schema.arguments().size();
+    torch::jit::Stack results;
+    py::gil_scoped_acquire gil;
+    try {
+      py::tuple arguments(count);
+      for (size_t i = 0; i < count; ++i) arguments[i] = torch::jit::toPyObject(torch::jit::peek(*stack, i, count));
+      py::object answer = (*function)(*arguments);
+      const auto& returns = schema.returns();
+      if (returns.size() == 1) {
+        results.push_back(torch::jit::toIValue(answer, returns[0].type(), std::nullopt));
+      } else {
+        auto several = answer.cast<py::tuple>();
+        for (size_t i = 0; i < returns.size(); ++i)
+          results.push_back(torch::jit::toIValue(several[i], returns[i].type(), std::nullopt));
+      }
+    } catch (py::error_already_set& error) {
+      carry(error);
+    }
+    torch::jit::drop(*stack, count);
+    for (c10::IValue& result : results) stack->push_back(std::move(result));
+  }
+};
+
+Guard::Bound make_bound(py::handle description) {
+  if (description.is_none()) return {};
+  auto pair = description.cast<py::tuple>();
+  if (pair[0].cast<std::string>() == "scalar") return {Guard::Bound::Scalar, pair[1].cast<uint16_t>(), 0};
+  return {Guard::Bound::Number, 0, pair[1].cast<double>()};
+}
+
 std::shared_ptr<Plan> make_plan(const py::dict& description) {
   auto plan = std::make_shared<Plan>();
   plan->op = description["op"].cast<std::string>();
+  if (description.contains("eager")) {
+    plan->eager = EagerFunction(description["eager"]);
+    return plan;
+  }
   if (description.contains("fallback")) {
     plan->fallback = true;
     plan->reason = description["fallback"].cast<std::string>();
@@ -220,6 +275,10 @@ std::shared_ptr<Plan> make_plan(const py::dict& description) {
   plan->arena_bytes = description["arena_bytes"].cast<int64_t>();
   plan->slots = description["slots"].cast<uint16_t>();
   plan->philox_count = description["philox_count"].cast<uint64_t>();
+  for (py::handle item : description["guards"]) {
+    auto triple = item.cast<py::tuple>();
+    plan->guards.push_back({make_bound(triple[1]).index, make_bound(triple[0]), make_bound(triple[2])});
+  }
   return plan;
 }
 
@@ -271,11 +330,7 @@ std::pair<std::shared_ptr<Plan>, uint64_t> request_plan(const PlanRequest& reque
     auto pair = answer.cast<py::tuple>();
     return {pair[0].cast<std::shared_ptr<Plan>>(), pair[1].cast<uint64_t>()};
   } catch (py::error_already_set& error) {
-    // As torch carries Python's exceptions through C++, so that autograd's threads hand them on too.
-    error.restore();
-    python_error carried;
-    carried.persist();
-    throw carried;
+    carry(error);
   }
 }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torchgraft import _C
 from torchgraft.codegen.compiler import counts as _kernel_counts
 from torchgraft.plans.builder import DeviceTraits, PlanBuilder, Unsupported
-from torchgraft.plans.registry import ENTRIES, planner
+from torchgraft.plans.registry import ENTRIES, composite, planner
 from torchgraft.plans.scalar import Scalar
 from torchgraft.plans.trace import decomposition
 
@@ -19,6 +19,7 @@ __all__ = [
     "Stats",
     "Unsupported",
     "clear",
+    "composite",
     "decomposition",
     "planner",
     "show",

@@ -54,6 +54,7 @@ class Options:
     casts: bool = False
     cpu_tensors: str = "upload"
     meta: Callable[..., Any] | None = None
+    eager: Callable[[dict[str, Any]], Callable[..., Any] | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ def planner(
     inplace_safe: bool = False,
     cpu_tensors: str = "upload",
     meta: Callable[..., Any] | None = None,
+    eager: Callable[[dict[str, Any]], Callable[..., Any] | None] | None = None,
 ) -> Callable[[Planner], Planner]:
     """Declares a function as the planner of ops.
 
@@ -156,14 +158,33 @@ def planner(
         inplace_safe: a result may be one of the inputs; otherwise such calls get a temporary and a copy.
         cpu_tensors: CPU tensors among the arguments: "upload" copies zero-dim ones to the device, "upload_all" any.
         meta: gives the results' specs for ops without a meta kernel in torch.
+        eager: looks at a call's arguments by name (not at data); a function that it returns is run in place of a plan, for every such call.
+            It takes the functional overload's arguments and calls other ops.
     """
 
     def declare(plan: Planner) -> Planner:
         for name in names:
-            register(name, plan, Options(contiguous, inplace_safe, False, False, cpu_tensors, meta))
+            register(name, plan, Options(contiguous, inplace_safe, False, False, cpu_tensors, meta, eager))
         return plan
 
     return declare
+
+
+def composite(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declares a function of tensors as what ops do: for results whose shape depends on data.
+
+    The function is run for each call, takes the functional overload's arguments and calls other ops.
+    """
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        planner(*names, eager=lambda _: function)(_no_plan)
+        return function
+
+    return declare
+
+
+def _no_plan(p: PlanBuilder, *_: Any, **__: Any) -> None:
+    raise Unsupported(f"{p.op} reads data and cannot be part of a plan")
 
 
 def install(dispatch: bool = True) -> None:
@@ -211,12 +232,46 @@ def plan_call(
             stack.enter_context(_disable_current_modes())
         try:
             traits = device_traits(device)
+            eager = _eager(entry, arguments)
+            if eager is not None:
+                return _C.Plan({"op": name, "eager": eager}), 0
             if not traits.has_compiler:
                 raise Unsupported("the device has no kernel compiler")
             p = PlanBuilder(traits, kernel_form(device), name, contiguous)
             return _Call(entry, p, arguments, reads).plan(full_overlap, partial_overlap), reads.mask
         except (Unsupported, UnsupportedDtype) as reason:
             return _C.Plan({"op": name, "fallback": str(reason)}), reads.mask
+
+
+def _eager(entry: Entry, arguments: list[Any]) -> Callable[..., Any] | None:
+    """What is run in place of a plan: a function of the overload's own arguments."""
+    if entry.options.eager is None:
+        return None
+    schema = entry.op._schema.arguments
+    names = [a.name for a in schema]
+    dtypes = {a.name for a in schema if a.name in ("dtype", "out_dtype")}
+    function = entry.options.eager(dict(zip(names, arguments, strict=True)))
+    if function is None:
+        return None
+    functional = entry.functional._schema.arguments
+    written = [a.name for a in _writes(entry.op._schema)]
+
+    def run(*values: Any) -> Any:
+        named = dict(zip(names, values, strict=True))
+        for name in dtypes:
+            named[name] = _DTYPES[named[name]] if isinstance(named[name], int) else named[name]
+        positional = [named[a.name] for a in functional if not a.kwarg_only]
+        result = function(*positional, **{a.name: named[a.name] for a in functional if a.kwarg_only})
+        if entry.kind == "functional":
+            return result
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        targets = tuple(named[name] for name in written)
+        for target, by in zip(targets, results, strict=True):
+            if target is not by:
+                target.resize_(by.shape).copy_(by)
+        return targets[0] if len(targets) == 1 else targets
+
+    return run
 
 
 def check_dtype(p: PlanBuilder, dtype: torch.dtype) -> None:
