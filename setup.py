@@ -9,6 +9,7 @@ Environment: CXX, CXXFLAGS (appended), LDFLAGS, MAX_JOBS, TORCHGRAFT_PYTHON_INCL
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -66,10 +67,12 @@ class NinjaBuild(build_ext):
         # Objects stay in one place whatever pip's temporary directories are, so that only what changed is compiled.
         objects = ROOT / "build" / f"core-{sysconfig.get_platform()}-{sysconfig.get_config_var('py_version_nodot')}"
         objects.mkdir(parents=True, exist_ok=True)
-        (objects / "build.ninja").write_text(self.ninja_file(ext, objects, target))
         jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
         try:
-            subprocess.run([self.ninja(), "-C", str(objects), "-j", jobs], check=True)
+            with open(objects / "lock", "w") as lock:  # two builds in one folder would spoil ninja's records
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                (objects / "build.ninja").write_text(self.ninja_file(ext, target))
+                subprocess.run([self.ninja(), "-C", str(objects), "-j", jobs], check=True)
         except subprocess.CalledProcessError as error:
             raise SystemExit(
                 f"the C++ core did not compile (ninja ended with {error.returncode}); the messages are above"
@@ -84,7 +87,7 @@ class NinjaBuild(build_ext):
         return str(Path(ninja.BIN_DIR) / "ninja")
 
     @staticmethod
-    def ninja_file(ext: Extension, objects: Path, target: Path) -> str:
+    def ninja_file(ext: Extension, target: Path) -> str:
         torch = torch_directory()
         cxx = compiler()
         includes = [

@@ -41,7 +41,11 @@ def generator(device: DeviceLike = None) -> torch.Generator:
 def manual_seed(seed: int) -> None:
     """Seeds the current device's generator."""
     seed = int(seed)
-    _backend.when_opened(lambda: generator().manual_seed(seed) and None)
+
+    def apply() -> None:
+        generator().manual_seed(seed)
+
+    _backend.when_opened(apply)
 
 
 def manual_seed_all(seed: int) -> None:
@@ -57,7 +61,11 @@ def manual_seed_all(seed: int) -> None:
 
 def seed() -> None:
     """Seeds the current device's generator with a random number."""
-    _backend.when_opened(lambda: generator().seed() and None)
+
+    def apply() -> None:
+        generator().seed()
+
+    _backend.when_opened(apply)
 
 
 def seed_all() -> None:
@@ -91,7 +99,11 @@ def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
     """Puts a state got by `get_rng_state` back."""
     # Copied, because the caller may go on with his tensor before the device is opened.
     state = new_state.detach().to("cpu", torch.uint8, copy=True)
-    _backend.when_opened(lambda: generator(device).set_state(state) and None)
+
+    def apply() -> None:
+        generator(device).set_state(state)
+
+    _backend.when_opened(apply)
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import TypeVar
 
 import torch
+from torch.utils import backend_registration
 
 from torchgraft import _C, _backend
 from torchgraft.device_module import make_device_module
@@ -74,10 +75,10 @@ def register(
         _step("install the runtime", _C.install_runtime)
         _step("install the kernels", _install_kernels)
         module = _step("make the device module", lambda: make_device_module(name))
-        _step("rename torch's PrivateUse1", lambda: torch.utils.rename_privateuse1_backend(name))
+        _step("rename torch's PrivateUse1", lambda: backend_registration.rename_privateuse1_backend(name))
         _step(
             "generate methods",
-            lambda: torch.utils.generate_methods_for_privateuse1_backend(
+            lambda: backend_registration.generate_methods_for_privateuse1_backend(
                 for_tensor=True,
                 for_module=True,
                 for_packed_sequence=True,
@@ -85,7 +86,7 @@ def register(
                 unsupported_dtype=list(unsupported_dtype) if unsupported_dtype else None,
             ),
         )
-        _step("register the device module", lambda: torch._register_device_module(name, module))
+        _step("register the device module", lambda: torch._register_device_module(name, module))  # type: ignore[no-untyped-call]
         return module
 
 

@@ -7,10 +7,12 @@ from typing import Any, cast
 
 import torch
 
-from torchgraft import _backend
+from torchgraft import _C, _backend
 from torchgraft._backend import DeviceLike
 
 __all__ = ["Event", "Stream", "StreamContext", "current_stream", "default_stream", "set_stream", "stream"]
+
+DEVICE_TYPE = 20  # c10::DeviceType::PrivateUse1
 
 
 class Stream(torch.Stream):
@@ -23,10 +25,10 @@ class Stream(torch.Stream):
 
     def __new__(cls, device: DeviceLike = None, priority: int = 0, **ids: int) -> Stream:
         if ids:  # stream_id, device_index and device_type: an existing stream
-            return cast(Stream, super().__new__(cls, **ids))
+            return super().__new__(cls, **ids)
         _backend.open_devices()
         where = torch.device(_backend.name(), _backend.device_index(device))
-        return cast(Stream, super().__new__(cls, device=where, priority=priority))
+        return super().__new__(cls, device=where, priority=priority)
 
     def __repr__(self) -> str:
         return f"<torch.{_backend.name()}.Stream device={self.device} id={self.stream_id}>"
@@ -42,7 +44,7 @@ class Event(torch.Event):
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
         options = {"enable_timing": enable_timing, "blocking": blocking, "interprocess": interprocess}
-        return cast(Event, super().__new__(cls, device=_backend.name(), **options))
+        return super().__new__(cls, device=_backend.name(), **options)
 
     def record(self, stream: torch.Stream | None = None) -> Event:  # type: ignore[override]  # returns itself, as FSDP expects
         """Marks the present end of `stream` (by default the current one)."""
@@ -53,13 +55,14 @@ class Event(torch.Event):
         """Makes `stream` (by default the current one) wait for this event; the host goes on."""
         super().wait(current_stream() if stream is None else stream)
 
+    def elapsed_time(self, other: torch.Event) -> float:
+        """Milliseconds from this event to a later one; both are made with `enable_timing=True` and have passed."""
+        # torch's own refuses an `other` whose class is derived from torch.Event.
+        return _C.elapsed_time(self.event_id, other.event_id)
+
 
 def _stream(index: int, stream_id: int) -> Stream:
-    return Stream(stream_id=stream_id, device_index=index, device_type=_device_type())
-
-
-def _device_type() -> int:
-    return int(torch._C._autograd.DeviceType.PrivateUse1)  # type: ignore[call-overload]
+    return Stream(stream_id=stream_id, device_index=index, device_type=DEVICE_TYPE)
 
 
 def current_stream(device: DeviceLike = None) -> Stream:

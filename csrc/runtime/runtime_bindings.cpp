@@ -7,6 +7,7 @@
 
 #include "allocator.h"
 #include "assertions.h"
+#include "event.h"
 #include "generator.h"
 #include "guard.h"
 #include "hooks.h"
@@ -120,6 +121,7 @@ void bind_runtime(py::module_& m) {
       "add_driver", [](const py::object& table) { add_driver(driver_of(table)); },
       "Adds a driver table, given by its address or a capsule of it.");
   def("set_backend_name", [](const std::string& name) { set_backend_name(name); }, "The name used in messages.");
+  def("backend_name", [] { return backend_name(); }, "The same.");
 
   def_waiting("device_count", [] { return static_cast<int>(device_count()); }, "Opens the drivers at the first call.");
   def_waiting("device_errors", [] { return device_errors(); }, "Why devices are missing, or ''.");
@@ -143,6 +145,13 @@ void bind_runtime(py::module_& m) {
         return reinterpret_cast<uintptr_t>(stream_handle(static_cast<c10::DeviceIndex>(index), id));
       },
       "The driver's handle of a stream.");
+  def_waiting(
+      "elapsed_time",
+      [](uintptr_t start, uintptr_t end) {
+        TORCH_CHECK(start && end, "elapsed_time: both events must have been recorded");
+        return elapsed_time(*reinterpret_cast<Event*>(start), *reinterpret_cast<Event*>(end));
+      },
+      "Milliseconds between two events, given by their torch.Event.event_id.");
 
   def_waiting(
       "memory_info", [](int index) { return device_allocator()->getMemoryInfo(static_cast<c10::DeviceIndex>(index)); },

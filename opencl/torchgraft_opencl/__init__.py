@@ -71,6 +71,7 @@ def _register_quietly() -> None:
 def _explain_at_first_use(error: Exception) -> None:
     """Without the toolkit there is no device, but its name should still lead to the reason, not to "no such device"."""
     import torch
+    from torch.utils.backend_registration import rename_privateuse1_backend
 
     if torch._C._get_privateuse1_backend_name() != "privateuseone":
         return  # another backend has the place
@@ -82,8 +83,8 @@ def _explain_at_first_use(error: Exception) -> None:
     module.__dict__.update(
         is_available=lambda: False, device_count=lambda: 0, _lazy_init=refuse, _is_in_bad_fork=lambda: True
     )
-    torch.utils.rename_privateuse1_backend(NAME)
-    torch._register_device_module(NAME, module)
+    rename_privateuse1_backend(NAME)
+    torch._register_device_module(NAME, module)  # type: ignore[no-untyped-call]
 
 
 import torch as _torch  # noqa: E402, F401  # calls autoload(), unless that is switched off

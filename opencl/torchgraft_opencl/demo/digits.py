@@ -65,7 +65,7 @@ class Digits(Task):
         shuffle = torch.Generator().manual_seed(self.seed)
         for _ in range(self.epochs):
             order = torch.randperm(len(labels), generator=shuffle)
-            for chosen in order.split(BATCH):
+            for chosen in torch.split(order, BATCH):
                 if len(chosen) == BATCH:
                     yield images[chosen], labels[chosen]
 

@@ -1,0 +1,103 @@
+"""What all tests share: the device, random seeds that can be repeated, fallback forbidden where asked, scripts in a
+process of their own.
+
+Environment: TORCHGRAFT_TEST_DEVICE ("ocl" by default, "ocl:1", or "npy" for the driver in numpy_driver.py, which needs
+TORCH_DEVICE_BACKEND_AUTOLOAD=0 too), TORCHGRAFT_TEST_SEED (default: a new one for each run).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+import torchgraft
+
+TESTS = Path(__file__).parent
+SEED = int(os.environ.get("TORCHGRAFT_TEST_SEED") or random.SystemRandom().randrange(2**31))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "no_fallback: an op that falls back to the CPU fails the test")
+
+
+def pytest_report_header() -> str:
+    return f"torch {torch.__version__}; TORCHGRAFT_TEST_SEED={SEED} repeats this run's random numbers"
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """The device under test."""
+    name = os.environ.get("TORCHGRAFT_TEST_DEVICE", "ocl")
+    if name == "npy":
+        from numpy_driver import NumpyDriver
+
+        module = torchgraft.register(name, [NumpyDriver()])
+    else:
+        import torchgraft_opencl
+
+        module = torchgraft_opencl.register()  # shows why, should it have failed at import
+    module.init()
+    module.set_device(name)
+    return name
+
+
+@pytest.fixture(autouse=True)
+def seeded(request: pytest.FixtureRequest) -> int:
+    """Seeds every generator, differently for each test, whatever tests run beside it; the value is for its own use."""
+    seed = SEED ^ zlib.crc32(request.node.nodeid.encode())
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+    return seed
+
+
+@pytest.fixture(autouse=True)
+def _obey_marker(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("no_fallback") is None:
+        yield
+    else:
+        with torchgraft.fallback("error"):
+            yield
+
+
+@pytest.fixture
+def no_fallback() -> Iterator[None]:
+    """Makes an op that falls back to the CPU an error; `pytestmark = pytest.mark.no_fallback` does so for a file."""
+    with torchgraft.fallback("error"):
+        yield
+
+
+Script = Callable[..., str]
+
+
+@pytest.fixture
+def script() -> Script:
+    """Runs lines of Python in a new process and returns what they print; there no backend is registered by itself.
+
+    A process has one backend, so whatever registers another, or goes wrong on purpose, happens there.
+    """
+
+    def run(text: str, autoload: bool = False, timeout: float = 120, **environment: str) -> str:
+        path = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(text)],
+            env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "01"[autoload], "PYTHONPATH": path, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+        )
+        assert done.returncode == 0, f"exit status {done.returncode}:\n{done.stdout}"
+        return done.stdout
+
+    return run
