@@ -37,7 +37,9 @@ from torchgraft.kernels.matmul import (
     pack_a,
     pack_transposed,
     row_vectors,
-    transpose_registers,
+    tile_groups,
+    tile_loop,
+    TILE_LOCAL,
 )
 
 Triple = tuple[int, int, int]
@@ -278,43 +280,6 @@ def _ceil(value: int, step: int) -> int:
     return -(-value // step)
 
 
-def convolution_launch(
-    storage: str,
-    g: Geometry,
-    direction: Direction,
-    target: object,
-    source: object,
-    weight: object,
-    bias: object | None = None,
-    *,
-    form: str = "cpu",
-    units: int = 1,
-    simd_width: int = 16,
-) -> Launch:
-    """Forward: target is the result, source the image. Backward: target is the image (its gradient, or what a transposed convolution gives),
-    source the result (its gradient)."""
-    forward = direction == "forward"
-    source_size, target_size = (g.image, g.result) if forward else (g.result, g.image)
-    channels, rows = (g.image_channels, g.result_channels) if forward else (g.result_channels, g.image_channels)
-    channels, rows = channels // g.groups, rows // g.groups
-    pointers = (target, source, weight, *((bias,) if bias is not None else ()))
-    geometry = _geometry(g, source_size, target_size)
-    math = arithmetic(storage, simd_width)
-    phases = 1 if forward else g.stride[0] * g.stride[1] * g.stride[2]
-    pixels = 1
-    for extent, stride in zip(target_size, g.stride, strict=True):
-        pixels *= extent if forward else _ceil(extent, stride)
-    taps = g.taps[0] * g.taps[1] * g.taps[2]
-    columns = g.batch * pixels
-    tile = block_tile(math)
-    block_rows, block_columns = block_shape(math, tile, rows, columns, channels * taps // phases, g.groups * phases, units)
-    return Launch(
-        block_kernel(storage, direction, bias is not None, simd_width),
-        (_ceil(columns, block_columns), _ceil(rows, block_rows), g.groups * phases),
-        (*pointers, g.batch, rows, channels, block_rows, block_columns, *geometry),
-    )
-
-
 # --- The weight's gradient.
 
 
@@ -412,6 +377,305 @@ store_{storage}(out, i, sum);"""
     return Kernel("fold_parts", params, body, local=(64,))
 
 
+# --- Few channels: no product worth the name; the taps of a pixel are added up in place.
+
+
+def _patch(math: Arithmetic) -> str:
+    """tg_patch(S, at, i, step, width, end): the lanes S[at + i + lane * step] for which i + lane * step is in 0 .. width, others zero. S has
+    `end` elements; the row begins at `at`."""
+    lanes = ", ".join(str(lane) for lane in range(math.width))
+    index = f"int{math.width}"
+    whole = math.load_vector("S", "first")
+    first, second = math.load_vector("S", "first"), math.load_vector("S", f"first + {math.width}")
+    mask = "convert_long" + str(math.width) if math.size == 8 else ""
+    return f"""
+inline {math.vector} tg_patch({math.const_pointer} S, long at, int i, int step, int width, long end) {{
+  const long first = at + i;
+  const bool one = step == 1 && first >= 0 && first + {math.width} <= end;
+  const bool two = step == 2 && first >= 0 && first + {2 * math.width} <= end;
+  if (one && i >= 0 && i + {math.width} <= width) return {whole};
+  const {index} lane = i + ({index})({lanes}) * step;
+  const {index} inside = lane >= 0 & lane < width;
+  if (one) return select(({math.vector})0, {whole}, {mask}(inside));
+  if (two) return select(({math.vector})0, ({math.vector})({first}.even, {second}.even), {mask}(inside));
+  {math.scalar} out[{math.width}];
+  for (int l = 0; l < {math.width}; ++l)
+    out[l] = (uint)(i + l * step) < (uint)width ? {math.load("S", "first + (long)l * step")} : 0;
+  return vload{math.width}(0, out);
+}}"""
+
+
+@cache
+def direct_kernel(storage: str, direction: Direction, bias: bool, simd_width: int = 16) -> Kernel:
+    """The CPU form where a group has few channels: rows of the target, a vector of pixels at a time. Going backward, the pixels of a vector
+    are those of one phase. Launch with `convolution_launch`."""
+    math = arithmetic(storage, simd_width)
+    forward = direction == "forward"
+    if forward:
+        row = """
+        const int z = tz * stride_z - padding_z + kz * dilation_z, y = ty * stride_y - padding_y + ky * dilation_y;"""
+        meets_row, meets = "true", ""
+        place, step, phases = "x * stride_x - padding_x + kx * dilation_x", "stride_x", "1"
+        weight = "((target_channel * channels) + c) * taps"
+        pixel = "x"
+    else:
+        row = """
+        const int up_z = tz + padding_z - kz * dilation_z, up_y = ty + padding_y - ky * dilation_y;
+        const int z = up_z / stride_z, y = up_y / stride_y;"""
+        meets_row = "up_z % stride_z == 0 && up_y % stride_y == 0 && up_z >= 0 && up_y >= 0"
+        meets = f"if (!({_meets('x')})) continue;"
+        place, step, phases = "x + (first_x + padding_x - kx * dilation_x) / stride_x", "1", "stride_x"
+        weight = "((group * channels + c) * M + target_channel % M) * taps"
+        pixel = "(first_x + x * stride_x)"
+    body = f"""
+const long target_channel = GROUP_ID(0) % (groups * M), image = GROUP_ID(0) / (groups * M), group = target_channel / M;
+const int taps = taps_z * taps_y * taps_x;
+const long source_pixels = (long)source_z * source_y * source_x, end = source_pixels * channels * groups * batch;
+const int row_end = min(target_z * target_y, ((int)GROUP_ID(1) + 1) * block_rows);
+for (int row = GROUP_ID(1) * block_rows; row < row_end; ++row) {{
+  const int tz = row / target_y, ty = row % target_y;
+  {math.pointer} t = T + (((image * groups * M + target_channel) * target_z + tz) * target_y + ty) * target_x;
+  for (int first_x = 0; first_x < {phases}; ++first_x) {{
+    const int length = (target_x - first_x + {phases} - 1) / {phases};
+    for (int start = 0; start < length; start += {math.width}) {{
+      // The last vector moves back over the one before it rather than stick out.
+      const int x = start + {math.width} > length ? max(0, length - {math.width}) : start;
+      {math.vector} sum = {math.load("E", "target_channel") if bias else "0"};
+      for (int c = 0; c < channels; ++c) {{
+        const long plane = ((image * groups + group) * channels + c) * source_pixels;
+        {math.const_pointer} w = F + {weight};
+        for (int kz = 0; kz < taps_z; ++kz)
+          for (int ky = 0; ky < taps_y; ++ky) {{
+            {row}
+            if (!({meets_row}) || (uint)z >= (uint)source_z || (uint)y >= (uint)source_y) continue;
+            const long at = plane + ((long)z * source_y + y) * source_x;
+            for (int kx = 0; kx < taps_x; ++kx) {{
+              {meets}
+              const {math.vector} value = tg_patch(S, at, {place}, {step}, source_x, end);
+              sum = {math.multiply_add(f"({math.vector}){math.load('w', '(kz * taps_y + ky) * taps_x + kx')}", "value", "sum")};
+            }}
+          }}
+      }}
+      if ({phases} == 1 && x + {math.width} <= length) {{
+        {math.store_vector("t", "x", "sum")};
+      }} else {{
+        const {math.scalar}* from = (const {math.scalar}*)&sum;
+        const int count = min({math.width}, length - x), to = {pixel};
+        for (int l = 0; l < count; ++l) {math.store("t", f"to + l * {phases}", "from[l]")};
+      }}
+    }}
+  }}
+}}"""
+    return Kernel(f"convolution_direct_{direction}", _channel_params(storage, bias), body, helpers=_patch(math))
+
+
+def _channel_params(storage: str, bias: bool) -> tuple[Parameter, ...]:
+    """Target, source, filters, [bias,] sizes: M channels of the target and `channels` of the source in a group."""
+    pointers = [Pointer("T", storage), Pointer("S", storage, True), Pointer("F", storage, True)]
+    if bias:
+        pointers.append(Pointer("E", storage, True))
+    return (*pointers, *(Value(name, "i32") for name in ("batch", "groups", "M", "channels", "block_rows")), *_GEOMETRY)
+
+
+# Sums of this many taps are kept side by side.
+_MOST_DIRECT_TAPS = 64
+
+
+@cache
+def direct_weight_kernel(storage: str, result: str, simd_width: int = 16) -> Kernel:
+    """The CPU form of the weight's gradient where a group has few channels: a work-item sums all taps of one pair of channels, over a part of
+    the images. Launch with `weight_launches`."""
+    math = arithmetic(storage, simd_width)
+    update = math.multiply_add("value", "tg_patch(S, at, x * stride_x + kx * dilation_x - padding_x, stride_x, source_x, end)", "sums[tap]")
+    body = f"""
+const int taps = taps_z * taps_y * taps_x;
+const int c = GROUP_ID(0) % channels, result_channel = GROUP_ID(0) / channels, group = result_channel / N;
+const int from = GROUP_ID(1) * part_images, to = min(batch, from + part_images);
+const long source_pixels = (long)source_z * source_y * source_x, end = source_pixels * channels * groups * batch;
+const long result_pixels = (long)target_z * target_y * target_x, result_end = result_pixels * N * groups * batch;
+{math.vector} sums[{_MOST_DIRECT_TAPS}];
+for (int tap = 0; tap < taps; ++tap) sums[tap] = 0;
+for (int image = from; image < to; ++image) {{
+  const long plane = (((long)image * groups + group) * channels + c) * source_pixels;
+  long result_at = ((long)image * groups * N + result_channel) * result_pixels;
+  for (int tz = 0; tz < target_z; ++tz)
+    for (int ty = 0; ty < target_y; ++ty, result_at += target_x)
+      for (int x = 0; x < target_x; x += {math.width}) {{
+        const {math.vector} value = tg_patch(R, result_at, x, 1, target_x, result_end);
+        for (int kz = 0, tap = 0; kz < taps_z; ++kz)
+          for (int ky = 0; ky < taps_y; ++ky) {{
+            const int z = tz * stride_z - padding_z + kz * dilation_z, y = ty * stride_y - padding_y + ky * dilation_y;
+            if ((uint)z >= (uint)source_z || (uint)y >= (uint)source_y) {{ tap += taps_x; continue; }}
+            const long at = plane + ((long)z * source_y + y) * source_x;
+            for (int kx = 0; kx < taps_x; ++kx, ++tap) sums[tap] = {update};
+          }}
+      }}
+}}
+const long place = ((long)GROUP_ID(1) * NUM_GROUPS(0) + GROUP_ID(0)) * taps;
+for (int tap = 0; tap < taps; ++tap) {{
+  {math.scalar} sum = 0;
+  for (int l = 0; l < {math.width}; ++l) sum += ((const {math.scalar}*)&sums[tap])[l];
+  store_{result}(T, place + tap, sum);
+}}"""
+    pointers = (Pointer("T", result), Pointer("S", storage, True), Pointer("R", storage, True))
+    sizes = tuple(Value(name, "i32") for name in ("batch", "groups", "N", "channels", "part_images"))
+    return Kernel("convolution_direct_weight", (*pointers, *sizes, *_GEOMETRY), body, helpers=_patch(math))
+
+
+# --- The GPU form.
+
+
+def _patch_element(math: Arithmetic, direction: Direction) -> str:
+    """Sets `value` to the pixel of channel `c` that tap (kz, ky, kx) reads for pixel (tz, ty, tx) of the target."""
+    if direction == "forward":
+        places = " ".join(f"const int {a} = t{a} * stride_{a} - padding_{a} + k{a} * dilation_{a};" for a in _AXES)
+        meets = "true"
+    else:
+        places = " ".join(
+            f"const int up_{a} = t{a} + padding_{a} - k{a} * dilation_{a}, {a} = up_{a} / stride_{a};" for a in _AXES
+        )
+        meets = " && ".join(f"up_{a} >= 0 && up_{a} % stride_{a} == 0" for a in _AXES)
+    inside = " && ".join(f"(uint){a} < (uint)source_{a}" for a in _AXES)
+    at = "((((long)image * groups + group) * channels + c) * source_z + z) * source_y + y"
+    return f"{{ {places} if ({meets} && {inside}) value = {math.load('S', f'({at}) * source_x + x')}; }}"
+
+
+_SPLIT_TAP = """const int kx = {0} % taps_x, ky = {0} / taps_x % taps_y, kz = {0} / (taps_x * taps_y) % taps_z;
+const int c = {0} / (taps_x * taps_y * taps_z);"""
+_SPLIT_PIXEL = """const int tx = {0} % target_x, ty = {0} / target_x % target_y, tz = {0} / (target_x * target_y) % target_z;
+const int image = {0} / (target_x * target_y * target_z);"""
+
+
+@cache
+def tile_kernel(storage: str, direction: Direction, bias: bool) -> Kernel:
+    """The GPU form of images from images. Launch with `convolution_launch`."""
+    math = arithmetic(storage)
+    if direction == "forward":
+        fetch_a = f"value = {math.load('F', '((long)group * M + m) * K + k')};"
+    else:
+        fetch_a = f"""const int c = k / taps;
+          value = {math.load("F", "(((long)group * channels + c) * M + m) * taps + k % taps")};"""
+    fetch_b = f"{_SPLIT_TAP.format('k')} {_SPLIT_PIXEL.format('n')} {_patch_element(math, direction)}"
+    add = f"sums[i][j] += {math.load('E', 'group * M + m')};" if bias else ""
+    finish = f"""
+      const int pixels = target_z * target_y * target_x;
+      {add}
+      {math.store("T", "((long)(n / pixels) * groups * M + group * M + m) * pixels + n % pixels", "sums[i][j]")};"""
+    body = f"""
+const int group = GROUP_ID(2), taps = taps_z * taps_y * taps_x, K = channels * taps, N = batch * target_z * target_y * target_x;
+{tile_loop(math, "k" if direction == "forward" else "outer", "outer", fetch_a, fetch_b, finish)}"""
+    return Kernel(f"convolution_tile_{direction}", _channel_params(storage, bias), body, local=TILE_LOCAL)
+
+
+@cache
+def element_kernel(storage: str, direction: Direction, bias: bool) -> Kernel:
+    """The GPU form where a group has few channels: a work-item for each pixel of the target."""
+    math = arithmetic(storage)
+    if direction == "forward":
+        weight = "(target_channel * channels + c) * taps + tap"
+    else:
+        weight = "((group * channels + c) * M + target_channel % M) * taps + tap"
+    body = f"""
+const long index = GLOBAL_ID(0);
+const long target_pixels = (long)target_z * target_y * target_x;
+if (index >= batch * groups * M * target_pixels) return;
+const int taps = taps_z * taps_y * taps_x;
+const int tx = index % target_x, ty = index / target_x % target_y, tz = index / ((long)target_x * target_y) % target_z;
+const long target_channel = index / target_pixels % (groups * M), image = index / target_pixels / (groups * M);
+const long group = target_channel / M;
+{math.scalar} sum = {math.load("E", "target_channel") if bias else "0"};
+for (int c = 0; c < channels; ++c)
+  for (int kz = 0, tap = 0; kz < taps_z; ++kz)
+    for (int ky = 0; ky < taps_y; ++ky)
+      for (int kx = 0; kx < taps_x; ++kx, ++tap) {{
+        {math.scalar} value = 0;
+        {_patch_element(math, direction)}
+        sum = {math.multiply_add("value", math.load("F", weight), "sum")};
+      }}
+{math.store("T", "index", "sum")};"""
+    return Kernel(f"convolution_element_{direction}", _channel_params(storage, bias), body, local=(64,))
+
+
+@cache
+def weight_tile_kernel(storage: str, result: str) -> Kernel:
+    """The GPU form of the weight's gradient, over a part of the pixels. Launch with `weight_launches`."""
+    math = arithmetic(storage)
+    fetch_a = f"{_SPLIT_TAP.format('m')} const int at = first + k; {_SPLIT_PIXEL.format('at')} {_patch_element(math, 'forward')}"
+    fetch_b = f"""const int at = first + k, image = at / pixels;
+      value = {math.load("R", "(((long)image * groups + group) * N + n) * pixels + at % pixels")};"""
+    finish = f"store_{result}(T, ((long)(part * groups + group) * N + n) * M + m, sums[i][j]);"
+    body = f"""
+const int part = GROUP_ID(2) / groups, group = GROUP_ID(2) % groups;
+const int pixels = target_z * target_y * target_x, first = part * part_pixels, K = min((int)part_pixels, batch * pixels - first);
+{tile_loop(math, "k", "k", fetch_a, fetch_b, finish)}"""
+    pointers = (Pointer("T", result), Pointer("S", storage, True), Pointer("R", storage, True))
+    sizes = tuple(Value(name, "i32") for name in ("batch", "groups", "M", "N", "channels"))
+    params = (*pointers, *sizes, Value("part_pixels", "i64"), *_GEOMETRY)
+    return Kernel("convolution_tile_weight", params, body, local=TILE_LOCAL)
+
+
+# --- Launches.
+
+
+def convolution_launch(
+    storage: str,
+    g: Geometry,
+    direction: Direction,
+    target: object,
+    source: object,
+    weight: object,
+    bias: object | None = None,
+    *,
+    form: str = "cpu",
+    units: int = 1,
+    simd_width: int = 16,
+) -> Launch:
+    """Forward: target is the result, source the image. Backward: target is the image (its gradient, or what a transposed convolution gives),
+    source the result (its gradient)."""
+    forward = direction == "forward"
+    source_size, target_size = (g.image, g.result) if forward else (g.result, g.image)
+    channels, rows = (g.image_channels, g.result_channels) if forward else (g.result_channels, g.image_channels)
+    channels, rows = channels // g.groups, rows // g.groups
+    pointers = (target, source, weight, *((bias,) if bias is not None else ()))
+    geometry = _geometry(g, source_size, target_size)
+    math = arithmetic(storage, simd_width)
+    # A tile of eight rows would be mostly empty, or its sums shorter than what it costs to prepare it.
+    few = rows * channels <= 4 or (rows <= 2 and channels <= 8)
+    if few and form == "cpu":
+        lines = target_size[0] * target_size[1]
+        block_rows = max(1, min(lines, _ceil(lines * g.batch * rows * g.groups, 4 * units)))
+        return Launch(
+            direct_kernel(storage, direction, bias is not None, simd_width),
+            (g.batch * rows * g.groups, _ceil(lines, block_rows)),
+            (*pointers, g.batch, g.groups, rows, channels, block_rows, *geometry),
+        )
+    pixels = target_size[0] * target_size[1] * target_size[2]
+    if form != "cpu":
+        args = (*pointers, g.batch, g.groups, rows, channels, 0, *geometry)
+        if few:
+            return Launch(
+                element_kernel(storage, direction, bias is not None),
+                (_ceil(g.batch * g.groups * rows * pixels, 64),),
+                args,
+            )
+        return Launch(
+            tile_kernel(storage, direction, bias is not None), tile_groups(rows, g.batch * pixels, g.groups), args
+        )
+    phases = 1 if forward else g.stride[0] * g.stride[1] * g.stride[2]
+    pixels = 1
+    for extent, stride in zip(target_size, g.stride, strict=True):
+        pixels *= extent if forward else _ceil(extent, stride)
+    taps = g.taps[0] * g.taps[1] * g.taps[2]
+    columns = g.batch * pixels
+    tile = block_tile(math)
+    block_rows, block_columns = block_shape(math, tile, rows, columns, channels * taps // phases, g.groups * phases, units)
+    return Launch(
+        block_kernel(storage, direction, bias is not None, simd_width),
+        (_ceil(columns, block_columns), _ceil(rows, block_rows), g.groups * phases),
+        (*pointers, g.batch, rows, channels, block_rows, block_columns, *geometry),
+    )
+
+
 def weight_launches(
     storage: str,
     g: Geometry,
@@ -441,16 +705,41 @@ def weight_launches(
     part_pixels = _ceil(_ceil(pixels, parts), tile.depth) * tile.depth
     parts = max(1, _ceil(pixels, part_pixels))
     count = rows * columns * g.groups
+    geometry = _geometry(g, g.image, g.result)
+    if form == "cpu" and channels * columns <= 4 and g.taps[0] * g.taps[1] * g.taps[2] <= _MOST_DIRECT_TAPS:
+        pairs = channels * columns * g.groups
+        part_images = max(1, min(g.batch, g.batch * pairs // (4 * units)))
+        parts = _ceil(g.batch, part_images)
+        accumulator = math.value if parts > 1 else storage
+        place = temporary(parts * count, accumulator) if parts > 1 else target
+        launches = [
+            Launch(
+                direct_weight_kernel(storage, accumulator, simd_width),
+                (pairs, parts),
+                (place, image, result, g.batch, g.groups, columns, channels, part_images, *geometry),
+            )
+        ]
+        return launches + _fold(accumulator, storage, target, place, count, parts)
     accumulator = math.value if parts > 1 else storage
     place = temporary(parts * count, accumulator) if parts > 1 else target
+    if form != "cpu":
+        kernel = weight_tile_kernel(storage, accumulator)
+        args = (place, image, result, g.batch, g.groups, rows, columns, channels, part_pixels, *geometry)
+        return [Launch(kernel, tile_groups(rows, columns, g.groups * parts), args)] + _fold(
+            accumulator, storage, target, place, count, parts
+        )
     launches = [
         Launch(
             weight_kernel(storage, accumulator, narrow, simd_width),
             (_ceil(columns, block_columns), _ceil(rows, block_rows), g.groups * parts),
             (place, image, result, g.batch, g.groups, rows, columns, channels, block_rows, block_columns, part_pixels)
-            + _geometry(g, g.image, g.result),
+            + geometry,
         )
     ]
-    if parts > 1:
-        launches.append(Launch(fold_kernel(accumulator, storage), (_ceil(count, 64),), (target, place, count, parts)))
-    return launches
+    return launches + _fold(accumulator, storage, target, place, count, parts)
+
+
+def _fold(parts_of: str, storage: str, target: object, place: object, count: int, parts: int) -> list[Launch]:
+    if parts == 1:
+        return []
+    return [Launch(fold_kernel(parts_of, storage), (_ceil(count, 64),), (target, place, count, parts))]

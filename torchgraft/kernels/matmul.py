@@ -591,49 +591,49 @@ for (int i = 0; i < min({rows}, M); ++i)
 _TILE, _TILE_DEPTH, _GROUP, _ITEM = 64, 16, 16, 4
 
 
-@cache
-def tile_kernel(storage: str, unit_a: Unit, unit_b: Unit, addend: Addend) -> Kernel:
-    """The GPU form: a group of 16x16 work-items computes 64x64 elements, each work-item 4x4 that lie 16 apart. Slices of A and B
-    pass through local memory, read in the direction in which they lie."""
-    math = arithmetic(storage)
+def tile_loop(math: Arithmetic, unit_a: Unit, unit_b: Unit, fetch_a: str, fetch_b: str, finish: str) -> str:
+    """The GPU form's loops: a group of 16x16 work-items computes 64x64 elements, each work-item 4x4 that lie 16 apart. Slices of A
+    and B pass through local memory.
+
+    `M`, `N`, `K` must be in scope and the pointers moved to the batch. The units say in which direction consecutive work-items read.
+
+    Args:
+        fetch_a, fetch_b: statements that set `value` to A's element (m, k), B's element (k, n).
+        finish: statements that store `sums[i][j]` to (m, n).
+    """
     value = f"{math.scalar}2" if math.is_complex else math.scalar
     zero = f"({value})(0)"
 
-    def fill(name: str, outer_limit: str, outer_origin: str, outer_stride: str, k_stride: str, unit: Unit) -> str:
-        # Consecutive work-items take consecutive addresses.
+    def fill(name: str, outer: str, limit: str, unit: Unit, fetch: str) -> str:
         if unit == "k":
-            split = f"const int k = index % {_TILE_DEPTH}, o = index / {_TILE_DEPTH};"
+            split = f"const int k = kb + index % {_TILE_DEPTH}, {outer} = {outer}0 + index / {_TILE_DEPTH};"
         else:
-            split = f"const int o = index % {_TILE}, k = index / {_TILE};"
-        source = f"({outer_origin} + o) * {outer_stride} + (long)(kb + k) * {k_stride}"
+            split = f"const int {outer} = {outer}0 + index % {_TILE}, k = kb + index / {_TILE};"
         return f"""
   for (int index = item; index < {_TILE * _TILE_DEPTH}; index += {_GROUP * _GROUP}) {{
     {split}
-    tile_{name}[k][o] = {outer_origin} + o < {outer_limit} && kb + k < K ? {math.load(name, source)} : {zero};
+    {value} value = {zero};
+    if ({outer} < {limit} && k < K) {{ {fetch} }}
+    tile_{name}[k - kb][{outer} - {outer}0] = value;
   }}"""
 
     if math.is_complex:
-        update = f"""
+        update = """
           sums[i][j].x = fma(a[i].x, b.x, fma(-a[i].y, b.y, sums[i][j].x));
           sums[i][j].y = fma(a[i].x, b.y, fma(a[i].y, b.x, sums[i][j].y));"""
     else:
         update = f"sums[i][j] = {math.multiply_add('a[i]', 'b', 'sums[i][j]')};"
-    body = f"""
+    return f"""
 LOCAL {value} tile_A[{_TILE_DEPTH}][{_TILE + 1}];
 LOCAL {value} tile_B[{_TILE_DEPTH}][{_TILE + 1}];
-const long batch = GROUP_ID(2);
 const int x = LOCAL_ID(0), y = LOCAL_ID(1), item = y * {_GROUP} + x;
 const int m0 = GROUP_ID(1) * {_TILE}, n0 = GROUP_ID(0) * {_TILE};
-A += batch * a_bs;
-B += batch * b_bs;
-C += batch * c_bs;
-{"D += batch * d_bs;" if addend != "none" else ""}
 {value} sums[{_ITEM}][{_ITEM}];
 for (int i = 0; i < {_ITEM}; ++i)
   for (int j = 0; j < {_ITEM}; ++j) sums[i][j] = {zero};
 for (int kb = 0; kb < K; kb += {_TILE_DEPTH}) {{
-  {fill("A", "M", "m0", "a_rs", "a_cs", unit_a)}
-  {fill("B", "N", "n0", "b_cs", "b_rs", unit_b)}
+  {fill("A", "m", "M", unit_a, fetch_a)}
+  {fill("B", "n", "N", unit_b, fetch_b)}
   BARRIER;
   for (int k = 0; k < {_TILE_DEPTH}; ++k) {{
     {value} a[{_ITEM}];
@@ -649,14 +649,37 @@ for (int i = 0; i < {_ITEM}; ++i) {{
   const int m = m0 + y + i * {_GROUP};
   for (int j = 0; j < {_ITEM}; ++j) {{
     const int n = n0 + x + j * {_GROUP};
-    if (m < M && n < N) {{
-      {math.pointer} c = C + m * c_rs + n * c_cs;
-      {"" if addend == "none" else f"{math.const_pointer} d = D + m * d_rs + n * d_cs;"}
-      {finish_scalar(math, addend, "sums[i][j]", "0", "0")}
-    }}
+    if (m < M && n < N) {{ {finish} }}
   }}
 }}"""
-    return Kernel("matmul_tile", _operands(math, addend, ("M", "N", "K")), body, local=(_GROUP, _GROUP))
+
+
+def tile_groups(rows: int, columns: int, batch: int) -> tuple[int, int, int]:
+    """Work-groups of the GPU form."""
+    return (-(-columns // _TILE), -(-rows // _TILE), batch)
+
+
+TILE_LOCAL = (_GROUP, _GROUP)
+
+
+@cache
+def tile_kernel(storage: str, unit_a: Unit, unit_b: Unit, addend: Addend) -> Kernel:
+    """The GPU form."""
+    math = arithmetic(storage)
+    finish = f"""
+      {math.pointer} c = C + m * c_rs + n * c_cs;
+      {"" if addend == "none" else f"{math.const_pointer} d = D + m * d_rs + n * d_cs;"}
+      {finish_scalar(math, addend, "sums[i][j]", "0", "0")}"""
+    fetch_a = f"value = {math.load('A', 'm * a_rs + k * a_cs')};"
+    fetch_b = f"value = {math.load('B', 'n * b_cs + k * b_rs')};"
+    body = f"""
+const long batch = GROUP_ID(2);
+A += batch * a_bs;
+B += batch * b_bs;
+C += batch * c_bs;
+{"D += batch * d_bs;" if addend != "none" else ""}
+{tile_loop(math, unit_a, unit_b, fetch_a, fetch_b, finish)}"""
+    return Kernel("matmul_tile", _operands(math, addend, ("M", "N", "K")), body, local=TILE_LOCAL)
 
 
 # --- Launches.
@@ -731,7 +754,7 @@ def matmul_launch(
 
     if form != "cpu":
         kernel = tile_kernel(storage, unit_a, unit_b, addend)
-        return Launch(kernel, (-(-n // _TILE), -(-m // _TILE), batch), (*pointers, m, n, k, *tail))
+        return Launch(kernel, tile_groups(m, n, batch), (*pointers, m, n, k, *tail))
     if m <= 4 and not math.is_complex:
         rows = 1 if m == 1 else 4
         if unit_b == "k" and a.column == 1 and k >= math.width:
