@@ -1,0 +1,570 @@
+"""Planners of reductions: how the reductions of `kernels.reduce` are laid over tensors.
+
+`plan_reduction` sees an input as kept and reduced dimensions, merges those that lie together in memory, and chooses the
+kernel by the dimension that is fastest in memory. Inputs with more levels than the kernels walk are copied first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from torchgraft.codegen import element_type
+from torchgraft.kernels import reduce as kernels
+from torchgraft.kernels.reduce import Reduction
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+
+# CPU form: below this many elements one thread is as quick as two; a part of a long row is not shorter than this.
+_SMALL = 32768
+_ROW_PART = 16384
+_LANES = 64
+# Rows shorter than this are reduced side by side, as columns.
+_SHORT_ROW = 32
+_COLUMN_BYTES = 32768  # accumulators of one block of columns
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A run of dimensions that is walked with one stride: of the input, and of the outputs (0 for reduced ones)."""
+
+    size: int
+    stride: int
+    out_stride: int
+
+
+def _merge(levels: Sequence[_Level]) -> list[_Level]:
+    """Merges neighbours, outer first, that one stride can walk."""
+    merged: list[_Level] = []
+    for level in levels:
+        if level.size == 1:
+            continue
+        if merged:
+            outer = merged[-1]
+            if outer.stride == level.size * level.stride and outer.out_stride == level.size * level.out_stride:
+                merged[-1] = _Level(outer.size * level.size, level.stride, level.out_stride)
+                continue
+        merged.append(level)
+    return merged
+
+
+def reduced_dims(ndim: int, dims: int | Sequence[int] | None, empty_is_all: bool = True) -> list[int]:
+    """The dimensions to reduce, as non-negative numbers in ascending order."""
+    if isinstance(dims, int):
+        dims = [dims]
+    if dims is None or (empty_is_all and len(dims) == 0):
+        return list(range(ndim))
+    return sorted({d % ndim if ndim else 0 for d in dims} & set(range(ndim)))
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    kept: tuple[_Level, _Level]
+    reduced: tuple[_Level, _Level]
+
+    @property
+    def outputs(self) -> int:
+        return self.kept[0].size * self.kept[1].size
+
+    @property
+    def count(self) -> int:
+        return self.reduced[0].size * self.reduced[1].size
+
+
+_ONE = _Level(1, 0, 0)
+
+
+def _pair(levels: list[_Level]) -> tuple[_Level, _Level]:
+    if len(levels) == 2:
+        return levels[0], levels[1]
+    return _ONE, levels[0] if levels else _ONE
+
+
+def _geometry(x: torch.Tensor, out: torch.Tensor, dims: list[int], ordered: bool) -> _Geometry | None:
+    """The input's four loops; None if it needs more of them.
+
+    Args:
+        x: the input.
+        out: one of the outputs, with or without the reduced dimensions.
+        dims: dimensions to reduce.
+        ordered: reduced elements must be met in the tensor's order, since they are numbered.
+    """
+    kept_dims = [d for d in range(x.dim()) if d not in dims]
+    out_strides = [out.stride(d) for d in kept_dims] if out.dim() == x.dim() else list(out.stride())
+    kept = [_Level(x.size(d), x.stride(d), s) for d, s in zip(kept_dims, out_strides, strict=True)]
+    reduced = [_Level(x.size(d), x.stride(d), 0) for d in dims]
+    # With out_stride 0 the merging of reduced levels looks at the input's strides alone.
+    kept.sort(key=lambda level: -level.stride)
+    if not ordered:
+        reduced.sort(key=lambda level: -level.stride)
+    kept, reduced = _merge(kept), _merge(reduced)
+    if len(kept) > 2 or len(reduced) > 2:
+        return None
+    return _Geometry(_pair(kept), _pair(reduced))
+
+
+def _storage_dtype(name: str) -> torch.dtype:
+    dtypes = {"f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32, "i16": torch.int16}
+    dtypes |= {"i8": torch.int8, "u8": torch.uint8, "b8": torch.uint8, "c64": torch.complex64, "c128": torch.complex128}
+    return dtypes[name]
+
+
+def plan_reduction(
+    p: PlanBuilder,
+    reduction: Reduction,
+    outs: Sequence[torch.Tensor],
+    x: torch.Tensor,
+    dims: list[int],
+    values: Sequence[Any] = (),
+    others: Sequence[torch.Tensor] = (),
+) -> None:
+    """Adds a reduction to a plan.
+
+    Args:
+        p: the plan.
+        reduction: what to accumulate.
+        outs: specs of its results, with or without the reduced dimensions.
+        x: the input.
+        dims: dimensions to reduce, see `reduced_dims`.
+        values: numbers for `reduction.values`.
+        others: inputs for `reduction.others`; those of kind "same" must have x's shape and strides.
+    """
+    if outs[0].numel() == 0:
+        return
+    targets = list(outs)
+    if any(out.stride() != outs[0].stride() for out in outs):
+        targets = [out if out.is_contiguous() else p.empty_like(out) for out in outs]
+    if not others:
+        x = p.contiguous(x) if x.is_conj() or x.is_neg() else x
+    geometry = _geometry(x, targets[0], dims, bool(reduction.index))
+    if geometry is None:
+        if others:
+            raise Unsupported("inputs of several dimensions that do not lie together")
+        kept_dims = [d for d in range(x.dim()) if d not in dims]
+        x = p.contiguous(x.permute(kept_dims + dims))
+        flat = targets[0] if targets[0].dim() < x.dim() or not dims else targets[0].permute(kept_dims + dims)
+        dims = list(range(len(kept_dims), x.dim()))
+        geometry = _geometry(x, flat, dims, bool(reduction.index))
+        if geometry is None:  # the result's own strides do not merge
+            temporaries = [p.empty(out.shape, out.dtype) for out in targets]
+            plan_reduction(p, reduction, temporaries, x.permute(_inverse(kept_dims + dims)), dims, values)
+            for out, temporary in zip(outs, temporaries, strict=True):
+                p.copy(out, temporary)
+            return
+    layout = _layout_gpu if p.form == "gpu" else _layout_cpu
+    layout(p, reduction, targets, x, geometry, values, others)
+    for out, target in zip(outs, targets, strict=True):
+        if out is not target:
+            p.copy(out, target)
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return [order.index(d) for d in range(len(order))]
+
+
+def _shape_args(g: _Geometry, chunk: int, part: int) -> list[int]:
+    k0, k1 = g.kept
+    r0, r1 = g.reduced
+    strides = [k1.size, k0.stride, k1.stride, k0.out_stride, k1.out_stride]
+    return [g.outputs, *strides, g.count, max(1, r1.size), r0.stride, r1.stride, chunk, part]
+
+
+def _is_row(g: _Geometry) -> bool:
+    """Whether to go along the reduced dimension rather than along the kept one."""
+    kept, reduced = g.kept[1], g.reduced[1]
+    if kept.size < 16:
+        return True
+    if g.count < _SHORT_ROW:
+        return False
+    return reduced.stride < kept.stride or kept.stride == 0
+
+
+def _layout_cpu(
+    p: PlanBuilder,
+    r: Reduction,
+    outs: list[torch.Tensor],
+    x: torch.Tensor,
+    g: _Geometry,
+    values: Sequence[Any],
+    others: Sequence[torch.Tensor],
+) -> None:
+    type_ = element_type(x.dtype).name
+    groups = 32 * p.device.compute_units
+    work = g.outputs * g.count
+    parts = 1
+    if _is_row(g):
+        if work > _SMALL and g.outputs < groups // 2:
+            parts = max(1, min(_ceil(groups, g.outputs), g.count // _ROW_PART))
+        part = g.count if parts == 1 else _ceil(_ceil(g.count, parts), 4096) * 4096
+        chunk = g.outputs if work <= _SMALL else _ceil(g.outputs, groups)
+        blocks = _ceil(g.outputs, chunk)
+        if part <= 64 * _LANES:
+            r = replace(r, cascade=False)
+        unit = g.reduced[1].stride == 1
+    else:
+        size = sum(element_type(_storage_dtype(t)).size for _, t, _ in r.fields)
+        width = max(64, min(2048, _COLUMN_BYTES // size // 64 * 64))
+        row = g.kept[1].size
+        chunk = min(row, _ceil(_ceil(row, _ceil(row, width)), 16) * 16)
+        blocks = g.kept[0].size * _ceil(row, chunk)
+        if work > _SMALL and blocks < groups // 2:
+            parts = max(1, min(_ceil(groups, blocks), g.count // 16))
+        part = _ceil(g.count, parts)
+        if part <= 64:
+            r = replace(r, cascade=False)
+        unit = g.kept[1].stride == 1
+    parts = max(1, _ceil(g.count, max(1, part)))
+    shape = _shape_args(g, chunk, part)
+    stores = parts > 1
+    targets: list[torch.Tensor] = outs
+    if stores:
+        targets = [p.empty((parts * g.outputs,), _storage_dtype(t)) for _, t, _ in r.fields]
+    if _is_row(g):
+        kernel = kernels.row_kernel(r, type_, _LANES, stores, unit)
+    else:
+        kernel = kernels.column_kernel(r, type_, width, stores, unit)
+    p.launch(kernel, (blocks, parts), [x, *others, *targets, *shape, *values])
+    if stores:
+        _combine(p, r, targets, outs, g, parts, values)
+
+
+def _combine(
+    p: PlanBuilder,
+    r: Reduction,
+    parts: list[torch.Tensor],
+    outs: list[torch.Tensor],
+    g: _Geometry,
+    number: int,
+    values: Sequence[Any],
+) -> None:
+    gpu = p.form == "gpu"
+    chunk = 64 if gpu else max(256, _ceil(g.outputs, 32 * p.device.compute_units))
+    k0, k1 = g.kept
+    shape = [g.outputs, k1.size, k0.out_stride, k1.out_stride, g.count, number, chunk]
+    r = replace(r, cascade=False, others=(), index="")
+    p.launch(kernels.combine_kernel(r, gpu), (_ceil(g.outputs, chunk),), [*parts, *outs, *shape, *values])
+
+
+def _layout_gpu(
+    p: PlanBuilder,
+    r: Reduction,
+    outs: list[torch.Tensor],
+    x: torch.Tensor,
+    g: _Geometry,
+    values: Sequence[Any],
+    others: Sequence[torch.Tensor],
+) -> None:
+    type_ = element_type(x.dtype).name
+    r = replace(r, cascade=False)
+    wanted = 8 * p.device.compute_units
+    if _is_row(g):
+        blocks, least = g.outputs, 4096
+    else:
+        blocks, least = _ceil(g.outputs, 32), 64
+    parts = max(1, min(_ceil(wanted, blocks), g.count // least))
+    part = _ceil(g.count, parts)
+    parts = max(1, _ceil(g.count, max(1, part)))
+    stores = parts > 1
+    targets = [p.empty((parts * g.outputs,), _storage_dtype(t)) for _, t, _ in r.fields] if stores else outs
+    make = kernels.row_kernel_gpu if _is_row(g) else kernels.column_kernel_gpu
+    p.launch(
+        make(r, type_, stores), (blocks, parts), [x, *others, *targets, *_shape_args(g, 1, part), *values]
+    )
+    if stores:
+        _combine(p, r, targets, outs, g, parts, values)
+
+
+# ---- sums ----
+
+
+def _sum(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: list[int], mean: bool = False, nan: bool = False) -> None:
+    to = element_type(out.dtype)
+    if x.is_complex() and not to.is_complex:
+        x = p.cast(x, out.dtype)
+    if to.is_complex and not x.is_complex():
+        x = p.cast(x, out.dtype)
+    if out.dtype == torch.bool:
+        plan_reduction(p, kernels.truth(False, x.is_complex()), [out], x, dims)
+        return
+    if not to.is_integer and x.dtype == torch.float64 and out.dtype != torch.float64:
+        x = p.cast(x, out.dtype)
+    plan_reduction(p, kernels.total(to.accumulate, to.name, mean, nan), [out], x, dims)
+
+
+@planner("sum")
+def sum_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, dtype: torch.dtype | None = None) -> None:
+    _sum(p, out, self, reduced_dims(self.dim(), None))
+
+
+@planner("sum.dim_IntList")
+def sum_dim(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    dim: Sequence[int] | None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> None:
+    _sum(p, out, self, reduced_dims(self.dim(), dim))
+
+
+@planner("nansum")
+def nansum(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> None:
+    if self.is_complex():
+        raise Unsupported("nansum of complex numbers")
+    _sum(p, out, self, reduced_dims(self.dim(), dim), nan=self.is_floating_point())
+
+
+@planner("mean")
+def mean_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, dtype: torch.dtype | None = None) -> None:
+    _sum(p, out, self, reduced_dims(self.dim(), None), mean=True)
+
+
+@planner("mean.dim")
+def mean_dim(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    dim: Sequence[int] | None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> None:
+    _sum(p, out, self, reduced_dims(self.dim(), dim), mean=True)
+
+
+def _prod(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: list[int]) -> None:
+    to = element_type(out.dtype)
+    if x.is_complex() != to.is_complex:
+        x = p.cast(x, out.dtype)
+    if out.dtype == torch.bool:
+        plan_reduction(p, kernels.truth(True, x.is_complex()), [out], x, dims)
+        return
+    plan_reduction(p, kernels.product(to.accumulate, to.name), [out], x, dims)
+
+
+@planner("prod")
+def prod_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, dtype: torch.dtype | None = None) -> None:
+    _prod(p, out, self, reduced_dims(self.dim(), None))
+
+
+@planner("prod.dim_int")
+def prod_dim(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    dim: int,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> None:
+    _prod(p, out, self, reduced_dims(self.dim(), dim))
+
+
+@planner("count_nonzero.dim_IntList", meta=lambda self, dim: torch.sum(self, dim, dtype=torch.int64))
+def count_nonzero(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[int]) -> None:
+    plan_reduction(p, kernels.nonzeros(self.is_complex()), [out], self, reduced_dims(self.dim(), dim))
+
+
+# ---- extremes ----
+
+
+def _compute_type(x: torch.Tensor) -> str:
+    if x.is_complex():
+        raise Unsupported("order of complex numbers")
+    return element_type(x.dtype).compute
+
+
+def _extreme(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: list[int], greater: bool) -> None:
+    plan_reduction(p, kernels.extreme(_compute_type(x), element_type(out.dtype).name, greater), [out], x, dims)
+
+
+@planner("amax")
+def amax(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> None:
+    _extreme(p, out, self, reduced_dims(self.dim(), dim), True)
+
+
+@planner("amin")
+def amin(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> None:
+    _extreme(p, out, self, reduced_dims(self.dim(), dim), False)
+
+
+@planner("max")
+def max_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
+    _extreme(p, out, self, reduced_dims(self.dim(), None), True)
+
+
+@planner("min")
+def min_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
+    _extreme(p, out, self, reduced_dims(self.dim(), None), False)
+
+
+@planner("aminmax")
+def aminmax(
+    p: PlanBuilder, out: tuple[torch.Tensor, ...], self: torch.Tensor, *, dim: int | None = None, keepdim: bool = False
+) -> None:
+    reduction = kernels.extremes(_compute_type(self), element_type(out[0].dtype).name)
+    plan_reduction(p, reduction, out, self, reduced_dims(self.dim(), dim))
+
+
+def _index_reduction(x: torch.Tensor, dims: list[int], greater: bool, out_type: str, with_value: bool) -> Reduction:
+    count = math.prod(x.size(d) for d in dims)
+    wide = x.element_size() == 8 or count >= 2**31 - 1
+    return kernels.extreme_index(_compute_type(x), out_type, greater, "i64" if wide else "i32", with_value)
+
+
+def _arg(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int | None, greater: bool) -> None:
+    dims = reduced_dims(x.dim(), dim)
+    plan_reduction(p, _index_reduction(x, dims, greater, "i64", False), [out], x, dims)
+
+
+@planner("argmax")
+def argmax(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> None:
+    _arg(p, out, self, dim, True)
+
+
+@planner("argmin")
+def argmin(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> None:
+    _arg(p, out, self, dim, False)
+
+
+def _extreme_dim(p: PlanBuilder, out: tuple[torch.Tensor, ...], x: torch.Tensor, dim: int, greater: bool) -> None:
+    dims = reduced_dims(x.dim(), dim)
+    plan_reduction(p, _index_reduction(x, dims, greater, element_type(out[0].dtype).name, True), out, x, dims)
+
+
+@planner("max.dim")
+def max_dim(p: PlanBuilder, out: tuple[torch.Tensor, ...], self: torch.Tensor, dim: int, keepdim: bool = False) -> None:
+    _extreme_dim(p, out, self, dim, True)
+
+
+@planner("min.dim")
+def min_dim(p: PlanBuilder, out: tuple[torch.Tensor, ...], self: torch.Tensor, dim: int, keepdim: bool = False) -> None:
+    _extreme_dim(p, out, self, dim, False)
+
+
+# ---- truth ----
+
+
+def _truth(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: list[int], every: bool) -> None:
+    plan_reduction(p, kernels.truth(every, x.is_complex(), element_type(out.dtype).name), [out], x, dims)
+
+
+def _declare_truth(name: str, every: bool) -> None:
+    def over_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
+        _truth(p, out, self, reduced_dims(self.dim(), None), every)
+
+    def over_dim(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, keepdim: bool = False) -> None:
+        _truth(p, out, self, reduced_dims(self.dim(), dim), every)
+
+    def over_dims(
+        p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[int] | None = None, keepdim: bool = False
+    ) -> None:
+        _truth(p, out, self, reduced_dims(self.dim(), dim, empty_is_all=False), every)
+
+    planner(name)(over_all)
+    planner(f"{name}.dim")(over_dim)
+    planner(f"{name}.dims")(over_dims)
+
+
+_declare_truth("any", False)
+_declare_truth("all", True)
+
+
+# ---- moments ----
+
+
+def _variance(
+    p: PlanBuilder, outs: Sequence[torch.Tensor], x: torch.Tensor, dim: Any, correction: Scalar | None, root: bool
+) -> None:
+    if x.is_complex():
+        raise Unsupported("variance of complex numbers")
+    type_ = element_type(outs[0].dtype)
+    reduction = kernels.variance(type_.accumulate, type_.name, root, len(outs) == 2)
+    plan_reduction(p, reduction, outs, x, reduced_dims(x.dim(), dim), [1 if correction is None else correction])
+
+
+def _declare_variance(name: str, root: bool, with_mean: bool) -> Callable[..., None]:
+    @planner(f"{name}.correction")
+    def plan(
+        p: PlanBuilder,
+        out: Any,
+        self: torch.Tensor,
+        dim: Sequence[int] | None = None,
+        *,
+        correction: Scalar | None = None,
+        keepdim: bool = False,
+    ) -> None:
+        _variance(p, out if with_mean else [out], self, dim, correction, root)
+
+    return plan
+
+
+for _name in ("var", "std"):
+    _declare_variance(_name, _name == "std", False)
+    _declare_variance(f"{_name}_mean", _name == "std", True)
+
+
+# ---- norms ----
+
+
+def _norm(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, order: Scalar | float | None, dims: list[int]) -> None:
+    value = 2.0 if order is None else float(order)
+    if x.is_complex() and out.dtype.to_complex() != x.dtype or x.dtype == torch.float64 and out.dtype != torch.float64:
+        x = p.cast(x, out.dtype.to_complex() if x.is_complex() else out.dtype)
+    known = {0.0: "0", 1.0: "1", 2.0: "2", math.inf: "inf", -math.inf: "-inf"}
+    kind = known.get(value, "p")
+    type_ = element_type(out.dtype)
+    reduction = kernels.norm(kind, type_.accumulate, type_.name, x.is_complex())
+    plan_reduction(p, reduction, [out], x, dims, [value] if kind == "p" else [])
+
+
+@planner("linalg_vector_norm")
+def vector_norm(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    ord: Scalar | float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> None:
+    _norm(p, out, self, ord, reduced_dims(self.dim(), dim))
+
+
+@planner("norm.ScalarOpt_dim")
+def norm_dim(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, order: Scalar | None, dim: Sequence[int], keepdim: bool = False
+) -> None:
+    _norm(p, out, self, order, reduced_dims(self.dim(), dim))
+
+
+@planner("norm.ScalarOpt_dim_dtype")
+def norm_dim_dtype(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    order: Scalar | None,
+    dim: Sequence[int],
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype,
+) -> None:
+    _norm(p, out, self, order, reduced_dims(self.dim(), dim))
