@@ -112,7 +112,7 @@ MemoryModel choose_memory(const Device& device, cl_bitfield svm, bool& unified) 
   const bool has_svm = (svm & CL_DEVICE_SVM_COARSE_GRAIN_BUFFER) != 0 && api.clSVMAlloc != nullptr &&
                        api.clSVMFree != nullptr && api.clEnqueueSVMMemcpy != nullptr &&
                        api.clEnqueueSVMMemFill != nullptr && api.clSetKernelArgSVMPointer != nullptr;
-  // PoCL does not claim that any host address will do on its CPU device, but every version so far passes it through.
+  // PoCL does not claim that any host address will do on its CPU device, but passes it through (3.1 measured, 7.1 read).
   const bool pocl = std::string_view(device.properties.platform) == "Portable Computing Language";
   const bool has_host = has_svm && device.is_cpu && ((svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0 || pocl);
   const bool fine = has_svm && (svm & CL_DEVICE_SVM_FINE_GRAIN_BUFFER) != 0 &&
@@ -191,7 +191,7 @@ void add_devices(const std::vector<Platform>& platforms, Devices& devices) {
 // PoCL compiles a kernel's machine code when it is first launched, and by default once for each local size, small and
 // large grids apart: tens of milliseconds each, on its worker thread, in the middle of a computation; and reading a
 // program's binary then compiles every kernel once more. Without this specialisation there is one version of each
-// kernel. It is measured as quick (within 2 %), and binaries cost nothing. Must be set before PoCL runs; a user's own
+// kernel. It is measured as quick (within 5 %), and binaries cost nothing. Must be set before PoCL runs; a user's own
 // setting stays.
 void prepare_pocl() { setenv("POCL_WORK_GROUP_SPECIALIZATION", "0", /*overwrite=*/0); }
 
