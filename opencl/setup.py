@@ -1,4 +1,4 @@
-"""Builds the OpenCL driver: one plain shared library, free of torch and of Python, that loads OpenCL itself at run time.
+"""Builds the OpenCL driver: a plain shared library, free of torch and of Python, that loads OpenCL itself at run time.
 
 Environment: CXX, CXXFLAGS (appended).
 """
@@ -20,14 +20,16 @@ FLAGS = "-std=c++20 -O2 -g0 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-unused-
 
 
 def driver_header() -> Path:
-    """The folder of torchgraft/driver.h: beside this distribution in the repository, otherwise in the installed toolkit."""
+    """The folder of torchgraft/driver.h: beside this distribution in the repository, else in the installed toolkit."""
     candidates = [HERE.parent / "torchgraft/include"]
     spec = importlib.util.find_spec("torchgraft")
     candidates += [Path(folder) / "include" for folder in (spec.submodule_search_locations or [] if spec else [])]
     for folder in candidates:
         if (folder / "torchgraft/driver.h").exists():
             return folder
-    raise SystemExit("torchgraft/driver.h was not found: install torchgraft first, then this with --no-build-isolation.")
+    raise SystemExit(
+        "torchgraft/driver.h was not found: install torchgraft first, then this with --no-build-isolation."
+    )
 
 
 class BuildDriver(build_ext):
@@ -41,11 +43,15 @@ class BuildDriver(build_ext):
         found = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
         cxx = shlex.split(os.environ.get("CXX") or found or "")
         if not cxx:
-            raise SystemExit("a C++20 compiler is needed to build: install g++ (Debian: apt-get install g++) or set CXX.")
+            raise SystemExit(
+                "a C++20 compiler is needed to build: install g++ (Debian: apt-get install g++) or set CXX."
+            )
         flags = shlex.split(f"{FLAGS} {os.environ.get('CXXFLAGS', '')}")
         includes = [f"-I{driver_header()}", f"-I{HERE / 'csrc'}"]
         inputs = [str(HERE / source) for source in ext.sources]
-        subprocess.run([*cxx, *flags, *includes, "-shared", *inputs, "-o", str(target), "-ldl", "-lpthread"], check=True)
+        subprocess.run(
+            [*cxx, *flags, *includes, "-shared", *inputs, "-o", str(target), "-ldl", "-lpthread"], check=True
+        )
 
 
 sources = sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc").rglob("*.cpp"))

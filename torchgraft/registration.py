@@ -86,7 +86,7 @@ def register(
                 unsupported_dtype=list(unsupported_dtype) if unsupported_dtype else None,
             ),
         )
-        _step("register the device module", lambda: torch._register_device_module(name, module))  # type: ignore[no-untyped-call]
+        _step("register the device module", lambda: torch._register_device_module(name, module))
         return module
 
 

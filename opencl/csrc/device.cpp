@@ -112,7 +112,8 @@ MemoryModel choose_memory(const Device& device, cl_bitfield svm, bool& unified) 
   const bool has_svm = (svm & CL_DEVICE_SVM_COARSE_GRAIN_BUFFER) != 0 && api.clSVMAlloc != nullptr &&
                        api.clSVMFree != nullptr && api.clEnqueueSVMMemcpy != nullptr &&
                        api.clEnqueueSVMMemFill != nullptr && api.clSetKernelArgSVMPointer != nullptr;
-  // PoCL does not claim that any host address will do on its CPU device, but passes it through (3.1 measured, 7.1 read).
+  // PoCL does not claim that any host address will do on its CPU device, but passes it through (3.1 measured, 7.1
+  // read).
   const bool pocl = std::string_view(device.properties.platform) == "Portable Computing Language";
   const bool has_host = has_svm && device.is_cpu && ((svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0 || pocl);
   const bool fine = has_svm && (svm & CL_DEVICE_SVM_FINE_GRAIN_BUFFER) != 0 &&

@@ -121,9 +121,9 @@ void wait(tg_stream_& stream) {
     queue = stream.queue;
     submitted = stream.submitted;
   }
-  // Asking repeatedly before sleeping was measured and left out. On two cores PoCL gained a little after several launches on an idle
-  // machine, and lost after a single one and whenever the cores had other work; Intel's runtime lends the waiting thread to the
-  // kernels, so that a launch and its wait take 3 us, but 37 if that thread asks first.
+  // Asking repeatedly before sleeping was measured and left out. On two cores PoCL gained a little after several
+  // launches on an idle machine, and lost after a single one and whenever the cores had other work; Intel's runtime
+  // lends the waiting thread to the kernels, so that a launch and its wait take 3 us, but 37 if that thread asks first.
   const cl_int status = tail != nullptr ? api.clWaitForEvents(1, &tail) : api.clFinish(queue);
   if (tail != nullptr) api.clReleaseEvent(tail);
   {

@@ -84,7 +84,7 @@ def _explain_at_first_use(error: Exception) -> None:
         is_available=lambda: False, device_count=lambda: 0, _lazy_init=refuse, _is_in_bad_fork=lambda: True
     )
     rename_privateuse1_backend(NAME)
-    torch._register_device_module(NAME, module)  # type: ignore[no-untyped-call]
+    torch._register_device_module(NAME, module)
 
 
 import torch as _torch  # noqa: E402, F401  # calls autoload(), unless that is switched off

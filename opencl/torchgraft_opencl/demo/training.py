@@ -52,7 +52,7 @@ def train(task: Task, device: torch.device, report: Callable[[Progress], None]) 
         inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
         loss = cross_entropy(model(inputs), targets)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if task.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), task.clip)
         optimizer.step()
