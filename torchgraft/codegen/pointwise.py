@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -254,7 +255,7 @@ def chunking(p: PlanBuilder, cost: int) -> tuple[int, int, int, int]:
     return (_MULTIPLE, _SINGLE // cost, max(_MULTIPLE, _CHUNK // cost), _GROUPS_PER_UNIT * p.device.compute_units)
 
 
-def _deal(n: int, rule: tuple[int, int, int, int]) -> tuple[int, int]:
+def deal(n: int, rule: tuple[int, int, int, int]) -> tuple[int, int]:
     """(groups, chunk) for n elements: what C++ does for plans that serve any shape."""
     multiple, single, per_group, max_groups = rule
     if n <= single:
@@ -280,18 +281,31 @@ def plan_loop(
         inputs: specs of its inputs, broadcastable to that shape.
         numbers: launch arguments for its numbers.
     """
-    rule = chunking(p, loop.cost)
     if p.any_shape:
+        rule = chunking(p, loop.cost)
         args = [*results, *inputs, *numbers, ("numel",), ("chunk",)]
         p.launch_over_elements(contiguous_kernel(loop, p.form), rule, args)
         return
     shape = results[0].shape
-    n = shape.numel()
-    if n == 0:
+    if shape.numel() == 0:
         return
     specs = [*results, *(_broadcast(spec, shape) for spec in inputs)]
-    sizes, strides = coalesce(list(shape), [list(spec.stride()) for spec in specs])
-    groups, chunk = _deal(n, rule)
+    plan_strided_loop(p, loop, specs, numbers, *coalesce(list(shape), [list(spec.stride()) for spec in specs]))
+
+
+def plan_strided_loop(
+    p: PlanBuilder,
+    loop: Loop,
+    specs: Sequence[torch.Tensor],
+    numbers: Sequence[Any],
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+) -> None:
+    """Adds the launch of a loop over given sizes, with given strides (also negative ones) for each spec, results first."""
+    n = math.prod(sizes)
+    if n == 0:
+        return
+    groups, chunk = deal(n, chunking(p, loop.cost))
     if len(sizes) == 1 and all(s[0] == 1 for s in strides):
         kernel = contiguous_kernel(loop, p.form)
         p.launch(kernel, (groups,), [*specs, *numbers, n, chunk])
