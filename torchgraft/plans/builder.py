@@ -145,6 +145,7 @@ class PlanBuilder:
     _memory: dict[int, Memory] = field(default_factory=dict)
     _steps: list[_Launch | _Copy | _Fill] = field(default_factory=list)
     _philox: int = 0
+    _guards: list[tuple[Any, Any, Any]] = field(default_factory=list)
 
     # ---- memory ----
 
@@ -265,6 +266,23 @@ class PlanBuilder:
         """Where a kernel may report an error; "{}" in the message becomes the index that the kernel gives to tg_report."""
         return ErrorReport(_C.error_code(f"{message} (on {_C.backend_name()}:{self.device.index}, in {self.op})"))
 
+    def within(
+        self, scalar: Scalar | float, low: Scalar | float | None, high: Scalar | float | None, message: str
+    ) -> None:
+        """Refuses values of a scalar outside [low, high] with a RuntimeError, in later calls too; the scalar stays dynamic.
+
+        Args:
+            scalar: of the call. Plain numbers are those of a plan that holds this one, and are not looked at.
+            low, high: None for no bound.
+            message: of the error, with "{}" for the value.
+        """
+        if not isinstance(scalar, Scalar):
+            return
+        value, least, most = (x.peek() if isinstance(x, Scalar) else x for x in (scalar, low, high))
+        if not ((least is None or least <= value) and (most is None or value <= most)):  # type: ignore[operator]
+            raise RuntimeError(message.format(value))
+        self._guards.append((_bound(low), ("scalar", scalar.index), _bound(high)))
+
     # ---- other ops ----
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -307,6 +325,7 @@ class PlanBuilder:
                 "arena_bytes": arena,
                 "slots": arguments + len(results) + len(temporaries),
                 "philox_count": self._philox,
+                "guards": self._guards,
             }
         )
 
@@ -372,6 +391,12 @@ class PlanBuilder:
         if output[0] == "list":
             return ("list", [self._resolve(item) for item in output[1]])
         return tuple(self.memory(part).slot if isinstance(part, torch.Tensor) else part for part in output)
+
+
+def _bound(value: Scalar | float | None) -> tuple[Any, ...] | None:
+    if value is None:
+        return None
+    return ("scalar", value.index) if isinstance(value, Scalar) else ("number", float(value))
 
 
 def _is_dense(spec: torch.Tensor) -> bool:
