@@ -183,8 +183,8 @@ class OpenCL(Dialect):
     kernel_prefix = "__kernel"
     global_prefix = "__global"
     group_size_attribute = "__attribute__((reqd_work_group_size({x}, {y}, {z})))"
+    options = "-cl-std=CL1.2 -w"
     # PoCL warns on stderr of loops that its front end leaves to be vectorised later.
-    options = "-w"
     prelude = """\
 #if defined(cl_khr_fp64)
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
