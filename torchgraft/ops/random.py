@@ -1,0 +1,189 @@
+"""Planners of random numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchgraft.codegen import element_type, pointwise
+from torchgraft.kernels import random as kernels
+from torchgraft.kernels.random import Draw
+from torchgraft.ops.table import row
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+
+_COST = 2
+
+# Ends of open intervals.
+_POSITIVE = math.ulp(0.0)
+_BELOW_ONE = math.nextafter(1.0, 0.0)
+
+
+def plan_draw(
+    p: PlanBuilder, draw: Draw, outs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = (), numbers: Sequence[Any] = ()
+) -> None:
+    """Adds the launch of a distribution: elements are numbered in logical order, whatever the strides."""
+    n = outs[0].numel()
+    if n == 0:
+        return
+    targets = [out if out.is_contiguous() else p.empty_like(out) for out in outs]
+    inputs = [p.contiguous(i if i.shape == outs[0].shape else i.expand(outs[0].shape)) for i in inputs]
+    counters = -(-n // draw.elements)
+    reserved = p.philox(counters)
+    if p.form == "gpu":
+        groups, chunk = -(-counters // kernels.GPU_LOCAL), n
+    else:
+        groups, chunk = pointwise.deal(n, pointwise.chunking(p, _COST))
+    args = [*targets, *inputs, *numbers, reserved.seed, reserved.offset, n, chunk]
+    p.launch(kernels.draw_kernel(draw, p.form), (groups,), args)
+    for out, target in zip(outs, targets, strict=True):
+        if out is not target:
+            p.copy(out, target)
+
+
+def _floating(out: torch.Tensor) -> str:
+    element = element_type(out.dtype)
+    if not element.is_float:
+        raise Unsupported(f"no such distribution of {out.dtype}")
+    return element.name
+
+
+@planner("uniform_", inplace_safe=True)
+def _uniform(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, low: Scalar, high: Scalar, *, generator: None) -> None:
+    p.within(low, None, high, "uniform_ expects to return a [from, to) range, but found from={} > to")
+    plan_draw(p, kernels.uniform(_floating(out)), [out], numbers=[low, high])
+
+
+@planner("normal_", inplace_safe=True)
+def _normal(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, mean: Scalar, std: Scalar, *, generator: None) -> None:
+    p.within(std, 0, None, "normal expects std >= 0.0, but found std {}")
+    pairs = out.is_complex()
+    if pairs:
+        out = torch.view_as_real(out)
+    plan_draw(p, kernels.normal(_floating(out), pairs=pairs), [out], numbers=[mean, std])
+
+
+@planner("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", inplace_safe=True)
+def _normal_of(p: PlanBuilder, out: torch.Tensor, mean: Any, std: Any, *, generator: None) -> None:
+    if out.is_complex():
+        raise Unsupported("complex means and deviations")
+    parts = (mean, std)
+    storages = [element_type(x.dtype).name if isinstance(x, torch.Tensor) else None for x in parts]
+    if isinstance(std, Scalar):
+        p.within(std, 0, None, "normal expects std >= 0.0, but found std {}")
+    inputs = [x for x in parts if isinstance(x, torch.Tensor)]
+    numbers = [x for x in parts if not isinstance(x, torch.Tensor)]
+    plan_draw(p, kernels.normal(_floating(out), *storages), [out], inputs, numbers)
+
+
+@planner("log_normal_", inplace_safe=True)
+def _log_normal(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, mean: Scalar, std: Scalar, *, generator: None) -> None:
+    p.within(std, _POSITIVE, None, "log_normal_ expects std > 0.0, but found std={}")
+    plan_draw(p, kernels.log_normal(_floating(out)), [out], numbers=[mean, std])
+
+
+@planner("exponential_", inplace_safe=True)
+def _exponential(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, lambd: Scalar, *, generator: None) -> None:
+    p.within(lambd, _POSITIVE, None, "exponential_ expects lambda > 0.0, but found lambda={}")
+    plan_draw(p, kernels.exponential(_floating(out)), [out], numbers=[lambd])
+
+
+@planner("cauchy_", inplace_safe=True)
+def _cauchy(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, median: Scalar, sigma: Scalar, *, generator: None) -> None:
+    p.within(sigma, _POSITIVE, None, "cauchy_ expects sigma > 0.0, but found sigma={}")
+    plan_draw(p, kernels.cauchy(_floating(out)), [out], numbers=[median, sigma])
+
+
+@planner("geometric_", inplace_safe=True)
+def _geometric(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, chance: Scalar, *, generator: None) -> None:
+    p.within(chance, _POSITIVE, _BELOW_ONE, "geometric_ expects p to be in (0, 1), but got p={}")
+    plan_draw(p, kernels.geometric(element_type(out.dtype).name), [out], numbers=[chance])
+
+
+@planner("bernoulli_.float", inplace_safe=True)
+def _bernoulli(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, chance: Scalar, *, generator: None) -> None:
+    p.within(chance, 0, 1, "bernoulli_ expects p to be in [0, 1], but got p={}")
+    plan_draw(p, kernels.bernoulli(element_type(out.dtype).name), [out], numbers=[chance])
+
+
+@planner("bernoulli_.Tensor", inplace_safe=True)
+def _bernoulli_tensor(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, chance: torch.Tensor, *, generator: None) -> None:
+    plan_draw(p, kernels.bernoulli_of(element_type(out.dtype).name, _floating(chance)), [out], [chance])
+
+
+@planner("bernoulli.out", inplace_safe=True)
+def _bernoulli_out(p: PlanBuilder, result: torch.Tensor, self: torch.Tensor, *, generator: None, out: torch.Tensor) -> None:
+    plan_draw(p, kernels.bernoulli_of(element_type(result.dtype).name, _floating(self)), [result], [self])
+
+
+@planner("native_dropout")
+def _dropout(p: PlanBuilder, outs: tuple[torch.Tensor, torch.Tensor], input: torch.Tensor, chance: Scalar, train: bool | None) -> None:
+    out, mask = outs
+    if train is False:
+        p.copy(out, input)
+        p.fill(mask, True)
+        return
+    p.within(chance, 0, 1, "dropout probability has to be between 0 and 1, but got {}")
+    plan_draw(p, kernels.dropout(_floating(out)), [out, mask], [input], [chance])
+
+
+row("native_dropout_backward", "grad_output * (mask ? scale : (T)0)", keep=("mask",))
+
+# Integers up to which a floating type has no gaps.
+_EXACT = {torch.float64: 2**53, torch.float32: 2**24, torch.float16: 2**11, torch.bfloat16: 2**8}
+
+
+def _largest(dtype: torch.dtype) -> int:
+    if dtype == torch.bool:
+        return 1
+    return _EXACT[dtype] if dtype in _EXACT else torch.iinfo(dtype).max
+
+
+def _plan_integers(p: PlanBuilder, out: torch.Tensor, base: int, span: int) -> None:
+    words = 1 if span <= 2**32 else 2
+    draw = kernels.integers(element_type(out.dtype).name, words, span == 2**64)
+    plan_draw(p, draw, [out], numbers=[base, span % 2**64])
+
+
+@planner("random_", inplace_safe=True)
+def _random(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, generator: None) -> None:
+    _plan_integers(p, out, 0, _largest(out.dtype) + 1)
+
+
+@planner("random_.to", inplace_safe=True)
+def _random_to(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, to: int, *, generator: None) -> None:
+    _plan_integers(p, out, 0, to)
+
+
+@planner("random_.from", inplace_safe=True)
+def _random_from(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, base: int, to: int | None, *, generator: None) -> None:
+    _plan_integers(p, out, base, (_largest(out.dtype) + 1 if to is None else to) - base)
+
+
+@planner("randperm.generator_out", inplace_safe=True)
+def _randperm(p: PlanBuilder, result: torch.Tensor, n: int, *, generator: None, out: torch.Tensor) -> None:
+    target = result if result.is_contiguous() else p.empty_like(result)
+    reserved = p.philox(-(-n // 2))
+    if n > 0:
+        p.launch(kernels.permutation(element_type(out.dtype).name), (1,), [target, n, reserved.seed, reserved.offset])
+    if target is not result:
+        p.copy(result, target)
+
+
+@planner("multinomial", contiguous=True)
+def _multinomial(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, samples: int, replacement: bool, *, generator: None) -> None:
+    n = self.shape[-1]
+    rows = self.numel() // n if n else 0
+    storage = _floating(self)
+    if replacement:
+        total = "f64" if p.device.float64 else "f32"
+        kernel = kernels.multinomial_with_replacement(storage, total)
+        room = p.empty(self.shape, torch.float64 if total == "f64" else torch.float32)
+        reserved = p.philox(rows * samples)
+    else:
+        kernel = kernels.multinomial_without_replacement(storage)
+        room = p.empty(self.shape, torch.float32)
+        reserved = p.philox(rows * -(-n // kernels.WORDS) * kernels.COUNTERS)
+    p.launch(kernel, (rows,), [out, self, room, n, samples, reserved.seed, reserved.offset])
