@@ -94,12 +94,13 @@ void raise_reported_errors(c10::DeviceIndex index, tg_stream idle) {
   Device& device = get_device(index);
   void* address = words.address.load(std::memory_order_acquire);
   if (!address) return;
-  // Kernels of other streams may still be running: keep watching then.
-  if (!idle || !has_several_streams(index)) words.watched.store(false, std::memory_order_relaxed);
+  // Looking again is cheap in unified memory, and necessary where kernels of other streams may still be running.
+  bool unified = device.has(TG_CAP_UNIFIED_MEMORY);
+  if (!unified && (!idle || !has_several_streams(index))) words.watched.store(false, std::memory_order_relaxed);
   if (!idle) idle = stream_handle(index, 0);
 
   int32_t found[4];
-  if (device.has(TG_CAP_UNIFIED_MEMORY)) {
+  if (unified) {
     std::copy_n(static_cast<volatile int32_t*>(address), 4, found);
   } else {
     check(device,
