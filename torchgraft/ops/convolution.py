@@ -1,0 +1,158 @@
+"""Planners of convolution. torch brings every convolution of a PrivateUse1 device to the two `*_overrideable` ops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchgraft.codegen import element_type
+from torchgraft.codegen.types import BY_NAME
+from torchgraft.kernels.convolution import Geometry, Triple, convolution_launch, weight_launches
+from torchgraft.plans import PlanBuilder, Unsupported, planner
+
+_LARGEST = 2**31 - 1
+
+
+def _triple(values: Sequence[int], missing: int) -> Triple:
+    x = [missing] * (3 - len(values)) + [int(v) for v in values]
+    return (x[0], x[1], x[2])
+
+
+def _geometry(
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    result: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Geometry:
+    dims = image.dim() - 2
+    if dims > 3:
+        raise Unsupported("a convolution over more than three dimensions")
+    if max(image.numel(), result.numel(), weight.numel()) > _LARGEST:
+        raise Unsupported("a convolution of more than 2**31 elements")
+
+    def full(values: Sequence[int]) -> list[int]:
+        return [int(v) for v in values] * (dims if len(values) == 1 else 1)
+
+    return Geometry(
+        batch=image.shape[0],
+        groups=groups,
+        image_channels=image.shape[1],
+        result_channels=result.shape[1],
+        image=_triple(image.shape[2:], 1),
+        result=_triple(result.shape[2:], 1),
+        taps=_triple(weight.shape[2:], 1),
+        stride=_triple(full(stride), 1),
+        padding=_triple(full(padding), 0),
+        dilation=_triple(full(dilation), 1),
+    )
+
+
+def _storage(spec: torch.Tensor) -> str:
+    name = element_type(spec.dtype).name
+    if name == "b8" or element_type(spec.dtype).is_complex:
+        raise Unsupported(f"a convolution of {spec.dtype}")
+    return name
+
+
+def _options(p: PlanBuilder) -> dict[str, Any]:
+    return {"form": p.form, "units": p.device.compute_units}
+
+
+def _forward_meta(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> torch.Tensor:
+    out = torch.ops.aten.convolution.default(
+        input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+    )
+    return torch.empty(out.shape, dtype=out.dtype, device="meta")
+
+
+@planner("convolution_overrideable", contiguous=True, meta=_forward_meta)
+def _convolution(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> None:
+    # A transposed convolution gives the image that an ordinary one would have read.
+    image, result = (out, input) if transposed else (input, out)
+    g = _geometry(image, weight, result, stride, padding, dilation, groups)
+    launch = convolution_launch(
+        _storage(out), g, "backward" if transposed else "forward", out, input, weight, bias, **_options(p)
+    )
+    p.launch(launch.kernel, launch.groups, launch.args)
+
+
+def _backward_meta(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> tuple[torch.Tensor | None, ...]:
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    shapes = (input.shape, weight.shape, (channels,))
+    return tuple(
+        torch.empty(shape, dtype=grad_output.dtype, device="meta") if wanted else None
+        for shape, wanted in zip(shapes, output_mask, strict=True)
+    )
+
+
+@planner("convolution_backward_overrideable", contiguous=True, meta=_backward_meta)
+def _convolution_backward(
+    p: PlanBuilder,
+    outs: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+    output_mask: list[bool],
+) -> None:
+    grad_input, grad_weight, grad_bias = outs
+    image, result = (grad_output, input) if transposed else (input, grad_output)
+    g = _geometry(image, weight, result, stride, padding, dilation, groups)
+    storage = _storage(grad_output)
+    if grad_input is not None:
+        direction = "forward" if transposed else "backward"
+        launch = convolution_launch(storage, g, direction, grad_input, grad_output, weight, **_options(p))
+        p.launch(launch.kernel, launch.groups, launch.args)
+    if grad_weight is not None:
+
+        def temporary(count: int, element: str) -> torch.Tensor:
+            return p.empty((count,), BY_NAME[element].dtype)
+
+        for launch in weight_launches(storage, g, grad_weight, image, result, temporary, **_options(p)):
+            p.launch(launch.kernel, launch.groups, launch.args)
+    if grad_bias is not None:
+        dims = [0, *range(2, grad_output.dim())]
+        p.call_out(torch.ops.aten.sum.dim_IntList, grad_bias, grad_output, dims, False)
