@@ -273,7 +273,8 @@ int channel = 0, kz = 0, ky = 0, kx = 0;
     if bias:
         pointers.append(Pointer("E", storage, True))
     sizes = tuple(Value(name, "i32") for name in ("batch", "M", "channels", "block_rows", "block_columns"))
-    return Kernel(f"convolution_{direction}", (*pointers, *sizes, *_GEOMETRY), body, helpers=_unaligned(math))
+    params = (*pointers, *sizes, *_GEOMETRY)
+    return Kernel(f"convolution_{direction}", params, body, helpers=_unaligned(math), local=(1, 1, 1))
 
 
 def _ceil(value: int, step: int) -> int:
@@ -359,9 +360,8 @@ int runs;
 {block_loop(math, tile, fill_panels, fill_tile, "k", finish)}"""
     pointers = (Pointer("T", result), Pointer("S", storage, True), Pointer("R", storage, True))
     sizes = tuple(Value(name, "i32") for name in ("batch", "groups", "M", "N", "channels", "block_rows", "block_columns"))
-    return Kernel(
-        "convolution_weight", (*pointers, *sizes, Value("part_pixels", "i64"), *_GEOMETRY), body, helpers=_unaligned(math)
-    )
+    params = (*pointers, *sizes, Value("part_pixels", "i64"), *_GEOMETRY)
+    return Kernel("convolution_weight", params, body, helpers=_unaligned(math), local=(1, 1, 1))
 
 
 @cache
@@ -466,7 +466,7 @@ for (int row = GROUP_ID(1) * block_rows; row < row_end; ++row) {{
     }}
   }}
 }}"""
-    return Kernel(f"convolution_direct_{direction}", _channel_params(storage, bias), body, helpers=_patch(math))
+    return Kernel(f"convolution_direct_{direction}", _channel_params(storage, bias), body, helpers=_patch(math), local=(1, 1))
 
 
 def _channel_params(storage: str, bias: bool) -> tuple[Parameter, ...]:
@@ -519,7 +519,8 @@ for (int tap = 0; tap < taps; ++tap) {{
 }}"""
     pointers = (Pointer("T", result), Pointer("S", storage, True), Pointer("R", storage, True))
     sizes = tuple(Value(name, "i32") for name in ("batch", "groups", "N", "channels", "part_images"))
-    return Kernel("convolution_direct_weight", (*pointers, *sizes, *_GEOMETRY), body, helpers=_patch(math))
+    params = (*pointers, *sizes, *_GEOMETRY)
+    return Kernel("convolution_direct_weight", params, body, helpers=_patch(math), local=(1, 1))
 
 
 # --- The GPU form.

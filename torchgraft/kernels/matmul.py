@@ -448,7 +448,12 @@ B += batch * b_bs + n0 * b_cs;
 C += batch * c_bs + m0 * c_rs + n0 * c_cs;
 {"D += batch * d_bs + m0 * d_rs + n0 * d_cs;" if addend != "none" else ""}
 {block_loop(math, tile, pack_b(math, tile, unit_b), pack_a(math, tile, unit_a), unit_a, _finish_block(math, tile, addend))}"""
-    return Kernel("matmul_block", _operands(math, addend, ("M", "N", "K", "block_rows", "block_columns")), body)
+    return Kernel(
+        "matmul_block",
+        _operands(math, addend, ("M", "N", "K", "block_rows", "block_columns")),
+        body,
+        local=(1, 1, 1),
+    )
 
 
 def block_shape(math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int, units: int) -> tuple[int, int]:
@@ -523,7 +528,7 @@ for (int n = begin; n < end; n += {together}) {{
       {finish_scalar(math, addend, f"sums[i * {together} + j]", "0", "0")}
     }}
 }}"""
-    return Kernel("matmul_dot", _operands(math, addend, ("M", "N", "K", "block_columns")), body)
+    return Kernel("matmul_dot", _operands(math, addend, ("M", "N", "K", "block_columns")), body, local=(1, 1))
 
 
 def axpy_columns(rows: int) -> int:
@@ -583,7 +588,7 @@ for (int i = 0; i < min({rows}, M); ++i)
     {"" if addend == "none" else f"{math.const_pointer} d = D + i * d_rs + (begin + n) * d_cs;"}
     {finish_scalar(math, addend, f"sums[i * {pitch} + n]", "0", "0")}
   }}"""
-    return Kernel("matmul_axpy", _operands(math, addend, ("M", "N", "K", "block_columns")), body)
+    return Kernel("matmul_axpy", _operands(math, addend, ("M", "N", "K", "block_columns")), body, local=(1, 1))
 
 
 # --- The GPU form.
@@ -659,7 +664,7 @@ def tile_groups(rows: int, columns: int, batch: int) -> tuple[int, int, int]:
     return (-(-columns // _TILE), -(-rows // _TILE), batch)
 
 
-TILE_LOCAL = (_GROUP, _GROUP)
+TILE_LOCAL = (_GROUP, _GROUP, 1)
 
 
 @cache
