@@ -8,7 +8,7 @@ from torchgraft.codegen import element_type
 from torchgraft.kernels.matmul import Matrix, matmul_launch
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 
-Number = Scalar | int
+Number = Scalar | int | complex
 
 
 def _matrix(spec: torch.Tensor) -> Matrix:
@@ -36,6 +36,8 @@ def plan_product(
         if addend.is_conj() or addend.is_neg():
             addend = p.contiguous(addend)
         addend = addend.expand(out.shape)
+    if element_type(out.dtype).is_complex:
+        alpha, beta = (complex(x) if isinstance(x, int) else x for x in (alpha, beta))
     batch = out.shape[0] if out.dim() == 3 else 1
     launch = matmul_launch(
         storage,
