@@ -264,7 +264,7 @@ class PlanBuilder:
 
     def error(self, message: str) -> ErrorReport:
         """Where a kernel may report an error; "{}" in the message becomes the index that the kernel gives to tg_report."""
-        return ErrorReport(_C.error_code(f"{message} (on {_C.backend_name()}:{self.device.index}, in {self.op})"))
+        return ErrorReport(_C.error_code(f"{message} (on {torch._C._get_privateuse1_backend_name()}:{self.device.index}, in {self.op})"))
 
     def within(
         self, scalar: Scalar | float, low: Scalar | float | None, high: Scalar | float | None, message: str
