@@ -61,7 +61,8 @@ def test_to_the_device_and_back(device: str, shape: str, dtype: torch.dtype) -> 
 def test_change_of_dtype(device: str, shape: str, source: torch.dtype) -> None:
     host = SHAPES[shape](values(source))
     there = SHAPES[shape](values(source).to(device))
-    for target in DTYPES:
+    # Every pair of types where the layout matters least, fewer elsewhere: each pair is a kernel to compile.
+    for target in DTYPES if shape in ("dense", "strided") else (torch.float32, torch.int64):
         expected = host.to(target)
         same(there.to(target), expected)
         same(host.to(device, target), expected)
