@@ -2,6 +2,7 @@
 
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/python_headers.h>
 
 #include <pybind11/functional.h>
@@ -360,6 +361,11 @@ void bind_plans(py::module_& m) {
   });
   m.def("register_planned_op", [](const std::string& name, const std::string& cpu, bool pointwise, bool dispatch) {
     register_planned_op(name, cpu_tensors(cpu), pointwise, dispatch);
+  });
+  // Torch has no way to say from Python that a zero-dim tensor stands for a number.
+  m.def("set_wrapped_number", [](py::handle tensor) {
+    TORCH_CHECK_TYPE(THPVariable_Check(tensor.ptr()), "expected a tensor");
+    THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl()->set_wrapped_number(true);
   });
   m.def("set_plan_epoch", &set_plan_epoch);
   m.def("set_plan_capacity", &set_plan_capacity);

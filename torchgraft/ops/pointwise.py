@@ -38,8 +38,8 @@ row(
     cost=4,
 )
 row("floor_divide", "@floor_divide(self, other)", integer="@div_floor(self, other)", cost=4)
-row("remainder.Tensor", "@remainder(self, other)", integer="@remainder(self, other)", cost=4)
-row("fmod.Tensor", "@fmod(self, other)", integer="@fmod(self, other)", cost=4)
+row("remainder.Tensor", "@remainder(self, other)", integer="@remainder(self, other)", cost=4, types="number")
+row("fmod.Tensor", "@fmod(self, other)", integer="@fmod(self, other)", cost=4, types="number")
 row("addcmul", "self + value * tensor1 * tensor2", complex="self + @mul(value, @mul(tensor1, tensor2))")
 row("addcdiv", "self + value * (tensor1 / tensor2)", integer="self", complex="self + @mul(value, @div(tensor1, tensor2))", cost=2)
 # As torch computes it: from the nearer end.
@@ -49,7 +49,7 @@ row(
     cost=2,
 )
 row("neg", "-self", complex="-self")
-row("abs", "@abs(self)", kind=COMPLEX_TO_FLOAT, integer="self < 0 ? -self : self", boolean="self", complex="@abs(self)")
+row("abs", "@abs(self)", kind=COMPLEX_TO_FLOAT, integer="self < 0 ? -self : self", boolean="self", complex="@abs(self)", types="number")
 row("sign", "(T)(self > 0) - (T)(self < 0)", boolean="self")
 row("sgn", "(T)(self > 0) - (T)(self < 0)", boolean="self", complex="@sgn(self)")
 row("reciprocal", "1 / self", kind=INT_TO_FLOAT, complex="@reciprocal(self)", cost=2)
@@ -80,7 +80,7 @@ row(
     promote=("exponent",),
     cost=4,
 )
-row("pow.Tensor_Tensor", "@pow(self, exponent)", integer="@ipow(self, exponent)", complex="@pow(self, exponent)", cost=16)
+row("pow.Tensor_Tensor", "@pow(self, exponent)", integer="@ipow(self, exponent)", complex="@pow(self, exponent)", cost=16, types="number")
 row("pow.Scalar", "@pow(self, exponent)", integer="@ipow(self, exponent)", complex="@pow(self, exponent)", promote=("self",), cost=16)
 
 # ---- the larger and the smaller; NaN wins, but in fmax and fmin ----
@@ -120,12 +120,12 @@ row("logical_and", "self != 0 && other != 0", kind=ALWAYS_BOOL, complex=f"{_SELF
 row("logical_or", "self != 0 || other != 0", kind=ALWAYS_BOOL, complex=f"{_SELF} || {_OTHER}")
 row("logical_xor", "(self != 0) != (other != 0)", kind=ALWAYS_BOOL, complex=f"{_SELF} != {_OTHER}")
 row("logical_not", "self == 0", kind=ALWAYS_BOOL, complex=f"!{_SELF}")
-row("bitwise_and.Tensor", "self & other")
-row("bitwise_or.Tensor", "self | other")
-row("bitwise_xor.Tensor", "self ^ other")
-row("bitwise_not", "~self", boolean="!self")
-row("bitwise_left_shift.Tensor", "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)0 : (T)(self << other)")
-row("bitwise_right_shift.Tensor", "self >> (other < 0 || other >= (T)(sizeof(T) * 8) ? (T)(sizeof(T) * 8 - 1) : other)")
+row("bitwise_and.Tensor", "self & other", types="integer")
+row("bitwise_or.Tensor", "self | other", types="integer")
+row("bitwise_xor.Tensor", "self ^ other", types="integer")
+row("bitwise_not", "~self", boolean="!self", types="integer")
+row("bitwise_left_shift.Tensor", "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)0 : (T)(self << other)", types="integer")
+row("bitwise_right_shift.Tensor", "self >> (other < 0 || other >= (T)(sizeof(T) * 8) ? (T)(sizeof(T) * 8 - 1) : other)", types="integer")
 row("isnan", "self != self", kind=ALWAYS_BOOL, integer="0", complex="self.x != self.x || self.y != self.y")
 row("isposinf", "self == INFINITY", kind=ALWAYS_BOOL, integer="0")
 row("isneginf", "self == -INFINITY", kind=ALWAYS_BOOL, integer="0")
@@ -143,9 +143,9 @@ row("copysign.Tensor", "@copysign(self, other)", kind=INT_TO_FLOAT)
 # ---- rounding ----
 
 for _name in ("floor", "ceil", "trunc"):
-    row(_name, f"@{_name}(self)", integer="self")
-row("round", "rint(self)", integer="self")
-row("frac", "self - @trunc(self)")
+    row(_name, f"@{_name}(self)", integer="self", types="number")
+row("round", "rint(self)", integer="self", types="number")
+row("frac", "self - @trunc(self)", types="float")
 
 # ---- transcendental ----
 
@@ -154,28 +154,28 @@ for _name in ("exp", "log", "sin", "cos", "tan", "tanh", "sinh", "cosh", "asin",
 for _name in ("exp2", "expm1", "log2", "log10", "log1p", "erf", "erfc", "lgamma", "digamma"):
     row(_name, f"@{_name}(self)", kind=INT_TO_FLOAT, cost=4)
 row("atan2", "@atan2(self, other)", kind=INT_TO_FLOAT, cost=8)
-row("hypot", "@hypot(self, other)", cost=4)
-row("logaddexp", "@logaddexp(self, other)", cost=8)
-row("logaddexp2", "@logaddexp2(self, other)", cost=8)
+row("hypot", "@hypot(self, other)", cost=4, types="float")
+row("logaddexp", "@logaddexp(self, other)", cost=8, types="float")
+row("logaddexp2", "@logaddexp2(self, other)", cost=8, types="float")
 row("xlogy.Tensor", "other != other ? other : self == 0 ? (T)0 : self * @log(other)", kind=INT_TO_FLOAT, cost=4)
-row("angle", "self != self ? self : self < 0 ? (T)3.141592653589793 : (T)0", kind=COMPLEX_TO_FLOAT, complex="@angle(self)", cost=4)
+row("angle", "self != self ? self : self < 0 ? (T)3.141592653589793 : (T)0", kind=INT_TO_FLOAT, cost=4)
 
 # ---- activations ----
 
-row("relu", "self != self ? self : (self > 0 ? self : (T)0)")
-row("silu", "@silu(self)", kind=INT_TO_FLOAT, cost=4)
-row("mish", "@mish(self)", cost=8)
-row("hardswish", "self * (self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6")
-row("hardsigmoid", "(self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6")
-row("hardtanh", "self != self ? self : self < min_val ? min_val : self > max_val ? max_val : self")
-row("leaky_relu", "self > 0 ? self : self * negative_slope")
-row("elu", "self > 0 ? self * scale : @expm1(self * input_scale) * (alpha * scale)", cost=4)
-row("threshold", "self <= threshold ? value : self")
-row("softplus", "self * beta > threshold ? self : @log1p(@exp(self * beta)) / beta", cost=8)
-row("softshrink", "self > lambd ? self - lambd : self < -lambd ? self + lambd : self * 0")
-row("hardshrink", "self >= -lambd && self <= lambd ? (T)0 : self")
-row("_prelu_kernel", "self > 0 ? self : weight * self")
-row("gelu", lambda approximate="none", **_: "@gelu(self)" if approximate == "none" else "@gelu_tanh(self)", cost=4)
+row("relu", "self != self ? self : (self > 0 ? self : (T)0)", types="number")
+row("silu", "@silu(self)", kind=INT_TO_FLOAT, cost=4, types="float")
+row("mish", "@mish(self)", cost=8, types="float")
+row("hardswish", "self * (self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", types="float")
+row("hardsigmoid", "(self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", types="float")
+row("hardtanh", "self != self ? self : self < min_val ? min_val : self > max_val ? max_val : self", types="number")
+row("leaky_relu", "self > 0 ? self : self * negative_slope", types="float")
+row("elu", "self > 0 ? self * scale : @expm1(self * input_scale) * (alpha * scale)", cost=4, types="float")
+row("threshold", "self <= threshold ? value : self", types="number")
+row("softplus", "self * beta > threshold ? self : @log1p(@exp(self * beta)) / beta", cost=8, types="float")
+row("softshrink", "self > lambd ? self - lambd : self < -lambd ? self + lambd : self * 0", types="float")
+row("hardshrink", "self >= -lambd && self <= lambd ? (T)0 : self", types="float")
+row("_prelu_kernel", "self > 0 ? self : weight * self", types="float")
+row("gelu", lambda approximate="none", **_: "@gelu(self)" if approximate == "none" else "@gelu_tanh(self)", cost=4, types="float")
 row("logit", lambda eps=None, **_: _logit(eps), kind=INT_TO_FLOAT, cost=4)
 
 
@@ -188,15 +188,15 @@ def _logit(eps: Any) -> str:
 
 # ---- backwards of activations ----
 
-row("threshold_backward", "self <= threshold ? (T)0 : grad_output")
-row("sigmoid_backward", "grad_output * (1 - output) * output")
-row("tanh_backward", "grad_output * (1 - output * output)")
-row("silu_backward", "@silu_backward(grad_output, self)", cost=4)
-row("mish_backward", "@mish_backward(grad_output, self)", cost=8)
-row("hardswish_backward", "self <= -3 ? (T)0 : self < 3 ? grad_output * (self / 3 + 0.5) : grad_output")
-row("hardsigmoid_backward", "self > -3 && self < 3 ? grad_output / 6 : (T)0")
-row("hardtanh_backward", "self <= min_val || self >= max_val ? (T)0 : grad_output")
-row("leaky_relu_backward", "self > 0 ? grad_output : grad_output * negative_slope")
+row("threshold_backward", "self <= threshold ? (T)0 : grad_output", types="number")
+row("sigmoid_backward", "grad_output * (1 - output) * output", types="float")
+row("tanh_backward", "grad_output * (1 - output * output)", types="float")
+row("silu_backward", "@silu_backward(grad_output, self)", cost=4, types="float")
+row("mish_backward", "@mish_backward(grad_output, self)", cost=8, types="float")
+row("hardswish_backward", "self <= -3 ? (T)0 : self < 3 ? grad_output * (self / 3 + 0.5) : grad_output", types="float")
+row("hardsigmoid_backward", "self > -3 && self < 3 ? grad_output / 6 : (T)0", types="float")
+row("hardtanh_backward", "self <= min_val || self >= max_val ? (T)0 : grad_output", types="float")
+row("leaky_relu_backward", "self > 0 ? grad_output : grad_output * negative_slope", types="float")
 row(
     "elu_backward",
     lambda is_result=False, **_: (
@@ -205,23 +205,26 @@ row(
         else "self_or_result <= 0 ? grad_output * input_scale * (alpha * scale) * @exp(self_or_result * input_scale) : grad_output * scale"
     ),
     cost=4,
+    types="float",
 )
-row("softplus_backward", "self * beta > threshold ? grad_output : grad_output * @sigmoid(self * beta)", cost=4)
-row("softshrink_backward", "self >= -lambd && self <= lambd ? (T)0 : grad_output")
-row("hardshrink_backward", "self >= -lambd && self <= lambd ? (T)0 : grad_out")
+row("softplus_backward", "self * beta > threshold ? grad_output : grad_output * @sigmoid(self * beta)", cost=4, types="float")
+row("softshrink_backward", "self >= -lambd && self <= lambd ? (T)0 : grad_output", types="float")
+row("hardshrink_backward", "self >= -lambd && self <= lambd ? (T)0 : grad_out", types="float")
 row(
     "gelu_backward",
     lambda approximate="none", **_: (
         "@gelu_backward(grad_output, self)" if approximate == "none" else "@gelu_tanh_backward(grad_output, self)"
     ),
     cost=8,
+    types="float",
 )
 row(
     "_prelu_kernel_backward",
     {"0": "self > 0 ? grad_output : weight * grad_output", "1": "self > 0 ? (T)0 : self * grad_output"},
+    types="float",
 )
-row("log_sigmoid_forward", {"0": "@log_sigmoid(self)"}, cost=8)
-row("log_sigmoid_backward", "grad_output * @sigmoid(-self)", cost=4)
+row("log_sigmoid_forward", {"0": "@log_sigmoid(self)"}, cost=8, types="float")
+row("log_sigmoid_backward", "grad_output * @sigmoid(-self)", cost=4, types="float")
 
 
 # ---- fills ----

@@ -11,10 +11,10 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from torch._prims_common import elementwise_dtypes
 
-from torchgraft.codegen import UnsupportedDtype, element_type, pointwise
+from torchgraft.codegen import ElementType, UnsupportedDtype, element_type, pointwise
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.plans.builder import PlanBuilder
-from torchgraft.plans.registry import Options, check_dtype, number_like, register, resolve
+from torchgraft.plans.registry import Options, check_dtype, dtype_name, number_like, register, resolve
 from torchgraft.plans.scalar import Scalar
 
 __all__ = ["Kind", "row"]
@@ -37,6 +37,7 @@ def row(
     keep: tuple[str, ...] = (),
     statements: Text = "",
     cost: int = 1,
+    types: str = "all",
 ) -> None:
     """Declares a pointwise op.
 
@@ -52,10 +53,12 @@ def row(
         keep: tensor arguments that keep their own type and take no part in promotion.
         statements: text before the expressions.
         cost: of one element relative to an addition.
+        types: compute types that the op has on torch's CPU too: "all", "float" (with complex where there is an expression), "integer" (with bool) or
+            "number" (all but bool). Others raise NotImplementedError.
     """
     for name in names.split():
         schema = resolve(name)._schema
-        plan = _RowPlanner(name, [a.name for a in schema.arguments], text, kind, integer, boolean, complex, promote, keep, statements, cost)
+        plan = _RowPlanner(name, [a.name for a in schema.arguments], text, kind, integer, boolean, complex, promote, keep, statements, cost, types)
         register(name, plan, Options(pointwise=True, cpu_tensors="value"))
 
 
@@ -73,11 +76,12 @@ class _RowPlanner:
         keep: tuple[str, ...],
         statements: Text,
         cost: int,
+        types: str,
     ) -> None:
         self.name = re.sub(r"\W", "_", name)
         self.parameters, self.text, self.kind = parameters, text, kind
         self.integer, self.boolean, self.complex = integer, boolean, complex_text
-        self.promote, self.keep, self.statements, self.cost = promote, keep, statements, cost
+        self.promote, self.keep, self.statements, self.cost, self.types = promote, keep, statements, cost, types
 
     def __call__(self, p: PlanBuilder, out: Any, *args: Any, **kwargs: Any) -> None:
         arguments = dict(zip(self.parameters, args, strict=False)) | kwargs
@@ -88,6 +92,7 @@ class _RowPlanner:
         compute = self._compute_dtype(p, tensors, scalars, kind)
         check_dtype(p, compute)
         element = element_type(compute)
+        self._check_type(p, element)
         texts = self._texts(element.name, static)
         statements = self.statements(**static) if callable(self.statements) else self.statements
         used = set(re.findall(r"[A-Za-z_]\w*", " ".join([statements, *texts])))
@@ -143,6 +148,16 @@ class _RowPlanner:
             operands += [spec for name, spec in tensors.items() if name not in self.keep]
         computation, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
         return computation
+
+    def _check_type(self, p: PlanBuilder, element: ElementType) -> None:
+        refused = {
+            "all": False,
+            "float": element.is_integer,
+            "integer": not element.is_integer,
+            "number": element.name == "b8",
+        }[self.types]
+        if refused:
+            raise NotImplementedError(f"\"{p.op}\" not implemented for '{dtype_name(element.dtype)}', on any device")
 
     def _texts(self, compute: str, static: dict[str, Any]) -> list[str]:
         element = BY_NAME[compute]

@@ -54,7 +54,7 @@ class Options:
     casts: bool = False
     cpu_tensors: str = "upload"
     meta: Callable[..., Any] | None = None
-    eager: Callable[[dict[str, Any]], Callable[..., Any] | None] | None = None
+    eager: Callable[[dict[str, Any], bool], Callable[..., Any] | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def planner(
     inplace_safe: bool = False,
     cpu_tensors: str = "upload",
     meta: Callable[..., Any] | None = None,
-    eager: Callable[[dict[str, Any]], Callable[..., Any] | None] | None = None,
+    eager: Callable[[dict[str, Any], bool], Callable[..., Any] | None] | None = None,
 ) -> Callable[[Planner], Planner]:
     """Declares a function as the planner of ops.
 
@@ -158,8 +158,9 @@ def planner(
         inplace_safe: a result may be one of the inputs; otherwise such calls get a temporary and a copy.
         cpu_tensors: CPU tensors among the arguments: "upload" copies zero-dim ones to the device, "upload_all" any.
         meta: gives the results' specs for ops without a meta kernel in torch.
-        eager: looks at a call's arguments by name (not at data); a function that it returns is run in place of a plan, for every such call.
-            It takes the functional overload's arguments and calls other ops.
+        eager: looks at a call's arguments by name (not at data) and at whether the call is in place; a function that it returns is run
+            in place of a plan, for every such call. It takes the functional overload's arguments and calls other ops; in place it may
+            write into its first argument and return that.
     """
 
     def declare(plan: Planner) -> Planner:
@@ -177,7 +178,7 @@ def composite(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-        planner(*names, eager=lambda _: function)(_no_plan)
+        planner(*names, eager=lambda *_: function)(_no_plan)
         return function
 
     return declare
@@ -191,7 +192,7 @@ def install(dispatch: bool = True) -> None:
     """Registers every entry with the dispatcher. Called once, when the ops are set up."""
     _C.set_planner(plan_call)
     for name, entry in ENTRIES.items():
-        internal = name == "aten::_copy_from"  # reached from the copy kernel, not from the dispatcher
+        internal = name.startswith("aten::_copy_from")  # reached from the copy kernel, not from the dispatcher
         _C.register_planned_op(name, entry.options.cpu_tensors, entry.options.pointwise, dispatch and not internal)
 
 
@@ -250,7 +251,7 @@ def _eager(entry: Entry, arguments: list[Any]) -> Callable[..., Any] | None:
     schema = entry.op._schema.arguments
     names = [a.name for a in schema]
     dtypes = {a.name for a in schema if a.name in ("dtype", "out_dtype")}
-    function = entry.options.eager(dict(zip(names, arguments, strict=True)))
+    function = entry.options.eager(dict(zip(names, arguments, strict=True)), entry.kind == "inplace")
     if function is None:
         return None
     functional = entry.functional._schema.arguments
@@ -426,10 +427,18 @@ def plain_arguments(p: PlanBuilder, arguments: dict[str, Any]) -> dict[str, Any]
         if isinstance(x, Scalar):
             return x.peek()
         if isinstance(x, torch.Tensor) and p.is_wrapped_number(x):
-            return number_like(x)
+            return _wrapped_number(x.dtype)
         return x
 
     return {name: tree_map(plain, value) for name, value in arguments.items()}
+
+
+@functools.cache
+def _wrapped_number(dtype: torch.dtype) -> torch.Tensor:
+    """A zero-dim CPU tensor that torch takes for a number; its value does not matter."""
+    tensor = torch.ones((), dtype=dtype, device="cpu")
+    _C.set_wrapped_number(tensor)
+    return tensor
 
 
 def number_like(spec: torch.Tensor) -> complex:
@@ -515,12 +524,12 @@ def _result_dtypes(p: PlanBuilder, entry: Entry, arguments: dict[str, Any], outs
     for item, out in zip(items, outs, strict=True):
         dtype = item.dtype if isinstance(item, torch.Tensor) else None
         if dtype is not None and not torch.can_cast(dtype, out.dtype):
-            raise RuntimeError(f"result type {_name(dtype)} can't be cast to the desired output type {_name(out.dtype)}")
+            raise RuntimeError(f"result type {dtype_name(dtype)} can't be cast to the desired output type {dtype_name(out.dtype)}")
         dtypes.append(dtype)
     return dtypes
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """As torch's messages call it: "Float", "Long"."""
     names = {torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.int64: "Long", torch.int32: "Int"}
     names |= {torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte", torch.bool: "Bool", torch.bfloat16: "BFloat16"}
