@@ -46,7 +46,9 @@ def make(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Ten
         return torch.rand(shape, generator=generator) > 0.3
     if not dtype.is_floating_point and not dtype.is_complex:
         return torch.randint(0 if dtype == torch.uint8 else -9, 10, shape, generator=generator).to(dtype)
-    return torch.randn(shape, generator=generator, dtype=torch.complex64 if dtype.is_complex else torch.float32).to(dtype)
+    return torch.randn(shape, generator=generator, dtype=torch.complex64 if dtype.is_complex else torch.float32).to(
+        dtype
+    )
 
 
 def strided(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:

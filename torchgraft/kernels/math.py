@@ -36,23 +36,31 @@ def _same(name: str, params: str, body: str) -> None:
     In `body`, T stands for the C type, S for the suffix of the type, and a constant such as 0.5F gets its type.
     """
     for ctype, suffix in (("float", "f32"), ("double", "f64")):
-        text = re.sub(r"\bT\b", ctype, f"TG_FUNCTION T tg_{name}_{suffix}({params}) {{{body}}}").replace("_S(", f"_{suffix}(")
+        text = re.sub(r"\bT\b", ctype, f"TG_FUNCTION T tg_{name}_{suffix}({params}) {{{body}}}").replace(
+            "_S(", f"_{suffix}("
+        )
         text = re.sub(r"(?<=[\d.])F\b", "f" if suffix == "f32" else "", text)
         _define(f"tg_{name}_{suffix}", text)
 
 
 _define("TG_FUNCTION", "#define TG_FUNCTION static inline __attribute__((always_inline))")
-_define("TG_OWN_MATH", """
+_define(
+    "TG_OWN_MATH",
+    """
 #if defined(__x86_64__) || defined(__aarch64__) || defined(__riscv) || defined(__powerpc64__)
 #define TG_OWN_MATH
-#endif""")
+#endif""",
+)
 
 # Bits --------------------------------------------------------------------------------------------------------------
 
-_define("tg_copysign_f32", """
+_define(
+    "tg_copysign_f32",
+    """
 TG_FUNCTION float tg_copysign_f32(float magnitude, float sign) {
   return as_float((as_uint(magnitude) & 0x7fffffffu) | (as_uint(sign) & 0x80000000u));
-}""")
+}""",
+)
 _define("tg_copysign_f64", "TG_FUNCTION double tg_copysign_f64(double m, double s) { return copysign(m, s); }")
 _define("tg_abs_f32", "TG_FUNCTION float tg_abs_f32(float x) { return as_float(as_uint(x) & 0x7fffffffu); }")
 _define("tg_abs_f64", "TG_FUNCTION double tg_abs_f64(double x) { return fabs(x); }")
@@ -61,13 +69,18 @@ _define("tg_abs_f64", "TG_FUNCTION double tg_abs_f64(double x) { return fabs(x);
 
 # x is cut off where the result is 0 or infinite anyway; the power of two is applied in two halves, so that subnormal
 # results are rounded once.
-_define("tg_exp2_parts_f32", """
+_define(
+    "tg_exp2_parts_f32",
+    """
 TG_FUNCTION float tg_exp2_parts_f32(float p, int n) {
   int half_n = n >> 1;
   return p * as_float((half_n + 127) << 23) * as_float((n - half_n + 127) << 23);
-}""")
+}""",
+)
 # exp(x + low) 2^scale for a small correction `low`
-_define("tg_exp_scaled_f32", """
+_define(
+    "tg_exp_scaled_f32",
+    """
 TG_FUNCTION float tg_exp_scaled_f32(float x, float low, int scale) {
   x = x > 90.0f ? 90.0f : x;
   x = x < -105.0f ? -105.0f : x;
@@ -83,10 +96,13 @@ TG_FUNCTION float tg_exp_scaled_f32(float x, float low, int scale) {
   p = fma(p, r, 0.5f);
   p = fma(p, r * r, r) + 1.0f;
   return tg_exp2_parts_f32(p, as_int(shifted) - 0x4b400000 + scale);
-}""")
+}""",
+)
 _own("exp", "float x", " return tg_exp_scaled_f32(x, 0.0f, 0); ", "exp(x)")
 # exp2(x + low)
-_define("tg_exp2_sum_f32", """
+_define(
+    "tg_exp2_sum_f32",
+    """
 TG_FUNCTION float tg_exp2_sum_f32(float x, float low) {
   x = x > 129.0f ? 129.0f : x;
   x = x < -151.0f ? -151.0f : x;
@@ -102,9 +118,13 @@ TG_FUNCTION float tg_exp2_sum_f32(float x, float low) {
   p = fma(p, r, 0.693147182f);
   p = fma(p, r, 1.0f);
   return tg_exp2_parts_f32(p, as_int(shifted) - 0x4b400000);
-}""")
+}""",
+)
 _own("exp2", "float x", " return tg_exp2_sum_f32(x, 0.0f); ", "exp2(x)")
-_own("expm1", "float x", """
+_own(
+    "expm1",
+    "float x",
+    """
   float a = x > 89.0f ? 89.0f : x;
   a = a < -18.0f ? -18.0f : a;
   float shifted = fma(a, 1.44269504f, 12582912.0f);
@@ -121,7 +141,9 @@ _own("expm1", "float x", """
   float s = as_float((as_int(shifted) - 0x4b400000 + 126) << 23);
   float y = fma(p, s, s - 0.5f) * 2.0f;
   return x == 0.0f ? x : y;
-""", "expm1(x)")
+""",
+    "expm1(x)",
+)
 
 # Logarithms --------------------------------------------------------------------------------------------------------
 
@@ -152,22 +174,49 @@ _LOG_SPECIAL = """
   y = x == 0.0f ? -INFINITY : y;
   return x >= 0.0f ? y : NAN;
 """
-_own("log", "float x", _LOG_SPLIT + _LOG_POLYNOMIAL + """
+_own(
+    "log",
+    "float x",
+    _LOG_SPLIT
+    + _LOG_POLYNOMIAL
+    + """
   y = fma(e, -2.12194440e-4f, y);
   y = fma(e, 0.693359375f, f + y);
-""" + _LOG_SPECIAL, "log(x)")
-_own("log2", "float x", _LOG_SPLIT + _LOG_POLYNOMIAL + """
+"""
+    + _LOG_SPECIAL,
+    "log(x)",
+)
+_own(
+    "log2",
+    "float x",
+    _LOG_SPLIT
+    + _LOG_POLYNOMIAL
+    + """
   y = (fma(y, 0.44269504f, f * 0.44269504f) + y) + f + e;
-""" + _LOG_SPECIAL, "log2(x)")
-_own("log10", "float x", _LOG_SPLIT + _LOG_POLYNOMIAL + """
+"""
+    + _LOG_SPECIAL,
+    "log2(x)",
+)
+_own(
+    "log10",
+    "float x",
+    _LOG_SPLIT
+    + _LOG_POLYNOMIAL
+    + """
   float z = (f + y) * 7.00731903e-4f;
   z = fma(e, 2.48745663e-4f, z);
   z = fma(y, 0.43359375f, z);
   z = fma(f, 0.43359375f, z);
   y = fma(e, 0.30078125f, z);
-""" + _LOG_SPECIAL, "log10(x)")
+"""
+    + _LOG_SPECIAL,
+    "log10(x)",
+)
 # As log of u = 1 + x, with what the addition lost put back into f.
-_own("log1p", "float x", """
+_own(
+    "log1p",
+    "float x",
+    """
   float u = 1.0f + x;
   float lost = x >= 1.0f ? 1.0f - (u - x) : x - (u - 1.0f);
   int bits = as_int(u);
@@ -175,19 +224,25 @@ _own("log1p", "float x", """
   float e = (float)exponent;
   float f = as_float(bits - (exponent << 23)) - 1.0f;
   f = fma(lost, as_float((127 - (exponent > 126 ? 126 : exponent)) << 23), f);
-""" + _LOG_POLYNOMIAL + """
+"""
+    + _LOG_POLYNOMIAL
+    + """
   y = fma(e, -2.12194440e-4f, y);
   y = fma(e, 0.693359375f, f + y);
   y = x > 3.40282347e38f ? x : y;
   y = x == -1.0f ? -INFINITY : y;
   y = x >= -1.0f ? y : NAN;
   return x == 0.0f ? x : y;
-""", "log1p(x)")
+""",
+    "log1p(x)",
+)
 
 # Error function ----------------------------------------------------------------------------------------------------
 
 # for |x| <= 1
-_define("tg_erf_near_f32", """
+_define(
+    "tg_erf_near_f32",
+    """
 TG_FUNCTION float tg_erf_near_f32(float x) {
   float s = x * x;
   float p = 7.92036808e-05f;
@@ -198,8 +253,12 @@ TG_FUNCTION float tg_erf_near_f32(float x) {
   p = fma(p, s, -0.376126289f);
   p = fma(p, s, 0.128379166f);
   return fma(x, p, x);
-}""")
-_own("erf", "float x", """
+}""",
+)
+_own(
+    "erf",
+    "float x",
+    """
   float t = as_float(as_uint(x) & 0x7fffffffu);
   float near = tg_erf_near_f32(x);
   float a = t > 4.0f ? 4.0f : t;
@@ -212,9 +271,13 @@ _own("erf", "float x", """
   q = fma(q, a, 1.12869155f);
   float far = 1.0f - tg_exp_small_f32(-q * a);
   return t < 1.0f ? near : tg_copysign_f32(far, x);
-""", "erf(x)")
+""",
+    "erf(x)",
+)
 # exp for arguments that are known to lie in [-80, 80]
-_define("tg_exp_small_f32", """
+_define(
+    "tg_exp_small_f32",
+    """
 TG_FUNCTION float tg_exp_small_f32(float x) {
   float shifted = fma(x, 1.44269504f, 12582912.0f);
   float n = shifted - 12582912.0f;
@@ -228,9 +291,13 @@ TG_FUNCTION float tg_exp_small_f32(float x) {
   p = fma(p, r, 0.5f);
   p = fma(p, r * r, r) + 1.0f;
   return p * as_float((as_int(shifted) - 0x4b400000 + 127) << 23);
-}""")
+}""",
+)
 # exp(-x^2) P(q) / (1 + 2 x), with q = (x - 2) / (x + 2); x^2 in two words.
-_own("erfc", "float x", """
+_own(
+    "erfc",
+    "float x",
+    """
   float t = as_float(as_uint(x) & 0x7fffffffu);
   float a = t > 10.2f ? 10.2f : t;
   float d = a + 2.0f;
@@ -255,11 +322,16 @@ _own("erfc", "float x", """
   y = x < 0.0f ? 2.0f - y : y;
   y = t < 0.45f ? 1.0f - tg_erf_near_f32(x) : y;
   return x != x ? x : y;
-""", "erfc(x)")
+""",
+    "erfc(x)",
+)
 
 # Hyperbolic functions ----------------------------------------------------------------------------------------------
 
-_own("tanh", "float x", """
+_own(
+    "tanh",
+    "float x",
+    """
   float t = as_float(as_uint(x) & 0x7fffffffu);
   float s = x * x;
   float p = -0.00590017904f;
@@ -271,45 +343,74 @@ _own("tanh", "float x", """
   float a = t > 10.0f ? 10.0f : t;
   float far = 1.0f - 2.0f / (tg_exp_small_f32(2.0f * a) + 1.0f);
   return t < 0.6f ? near : tg_copysign_f32(far, x);
-""", "tanh(x)")
-_own("sinh", "float x", """
+""",
+    "tanh(x)",
+)
+_own(
+    "sinh",
+    "float x",
+    """
   float t = as_float(as_uint(x) & 0x7fffffffu);
   float m = tg_expm1_f32(t > 20.0f ? 20.0f : t);
   float near = 0.5f * (m + m / (m + 1.0f));
   return tg_copysign_f32(t > 20.0f ? tg_exp_scaled_f32(t, 0.0f, -1) : near, x);
-""", "sinh(x)")
-_own("cosh", "float x", """
+""",
+    "sinh(x)",
+)
+_own(
+    "cosh",
+    "float x",
+    """
   float t = as_float(as_uint(x) & 0x7fffffffu);
   float e = tg_exp_small_f32(t > 20.0f ? 20.0f : t);
   float near = fma(0.5f, e, 0.5f / e);
   return t > 20.0f ? tg_exp_scaled_f32(t, 0.0f, -1) : near;
-""", "cosh(x)")
-_own("asinh", "float x", """
+""",
+    "cosh(x)",
+)
+_own(
+    "asinh",
+    "float x",
+    """
   float t = as_float(as_uint(x) & 0x7fffffffu);
   float a = t > 1e9f ? 1e9f : t;
   float s = a * a;
   float near = tg_log1p_f32(a + s / (1.0f + sqrt(s + 1.0f)));
   float far = tg_log_f32(t) + 0.693147182f;
   return tg_copysign_f32(t > 1e9f ? far : near, x);
-""", "asinh(x)")
-_own("acosh", "float x", """
+""",
+    "asinh(x)",
+)
+_own(
+    "acosh",
+    "float x",
+    """
   float t = x - 1.0f;
   float a = t > 1e9f ? 1e9f : t;
   float near = tg_log1p_f32(a + sqrt(fma(a, a, 2.0f * a)));
   float y = x > 1e9f ? tg_log_f32(x) + 0.693147182f : near;
   return x < 1.0f ? NAN : y;
-""", "acosh(x)")
-_own("atanh", "float x", """
+""",
+    "acosh(x)",
+)
+_own(
+    "atanh",
+    "float x",
+    """
   float t = as_float(as_uint(x) & 0x7fffffffu);
   return tg_copysign_f32(0.5f * tg_log1p_f32(2.0f * t / (1.0f - t)), x) + (t > 1.0f ? NAN : 0.0f);
-""", "atanh(x)")
+""",
+    "atanh(x)",
+)
 
 # Trigonometric functions -------------------------------------------------------------------------------------------
 
 # x = (2/pi) n + r with |r| <= pi/4; returns r, and n modulo 4 through the integer. In float64 the reduction keeps all
 # its digits up to |x| = 2^51; beyond, where neighbouring floats are millions of periods apart, the result is only some
 # number in [-1, 1]. Without float64 three words of pi/2 serve up to |x| = 10^5.
-_define("TG_REDUCE", """
+_define(
+    "TG_REDUCE",
+    """
 #ifdef cl_khr_fp64
 #define TG_REDUCE(x, r, n) \\
   double wide_x = x; \\
@@ -331,35 +432,56 @@ _define("TG_REDUCE", """
   r = r > 1.0f ? 0.0f : r; \\
   r = r < -1.0f ? 0.0f : r; \\
   int n = as_int(shifted);
-#endif""")
-_define("TG_SIN_COS", """
+#endif""",
+)
+_define(
+    "TG_SIN_COS",
+    """
 #define TG_SIN_COS(r, sine, cosine) \\
   float square = r * r; \\
   float sine = fma(fma(2.83724717e-06f, square, -0.000198534981f), square, 0.00833338033f); \\
   sine = fma(fma(sine, square, -0.166666672f), square * r, r); \\
   float cosine = fma(fma(2.44306684e-05f, square, -0.00138873013f), square, 0.0416666456f); \\
   cosine = fma(cosine, square * square, fma(-0.5f, square, 1.0f));
-""")
-_own("sin", "float x", """
+""",
+)
+_own(
+    "sin",
+    "float x",
+    """
   TG_REDUCE(x, r, n)
   TG_SIN_COS(r, sine, cosine)
   float y = (n & 1) != 0 ? cosine : sine;
   y = as_float(as_uint(y) ^ ((uint)(n & 2) << 30));
   return x == 0.0f ? x : y;
-""", "sin(x)")
-_own("cos", "float x", """
+""",
+    "sin(x)",
+)
+_own(
+    "cos",
+    "float x",
+    """
   TG_REDUCE(x, r, n)
   TG_SIN_COS(r, sine, cosine)
   float y = (n & 1) != 0 ? sine : cosine;
   return as_float(as_uint(y) ^ ((uint)((n + 1) & 2) << 30));
-""", "cos(x)")
-_own("tan", "float x", """
+""",
+    "cos(x)",
+)
+_own(
+    "tan",
+    "float x",
+    """
   TG_REDUCE(x, r, n)
   TG_SIN_COS(r, sine, cosine)
   float y = (n & 1) != 0 ? -cosine / sine : sine / cosine;
   return x == 0.0f ? x : y;
-""", "tan(x)")
-_define("tg_asin_core_f32", """
+""",
+    "tan(x)",
+)
+_define(
+    "tg_asin_core_f32",
+    """
 TG_FUNCTION float tg_asin_core_f32(float x, float s) {
   float p = 0.0376048014f;
   p = fma(p, s, 0.0143714976f);
@@ -368,24 +490,37 @@ TG_FUNCTION float tg_asin_core_f32(float x, float s) {
   p = fma(p, s, 0.0750051886f);
   p = fma(p, s, 0.166666597f);
   return fma(p, x * s, x);
-}""")
-_own("asin", "float x", """
+}""",
+)
+_own(
+    "asin",
+    "float x",
+    """
   float t = as_float(as_uint(x) & 0x7fffffffu);
   float s = t > 0.5f ? fma(-0.5f, t, 0.5f) : t * t;
   float y = tg_asin_core_f32(t > 0.5f ? sqrt(s) : t, s);
   y = t > 0.5f ? 1.57079637f - fma(2.0f, y, 4.37113883e-8f) : y;
   return tg_copysign_f32(y, x);
-""", "asin(x)")
-_own("acos", "float x", """
+""",
+    "asin(x)",
+)
+_own(
+    "acos",
+    "float x",
+    """
   float t = as_float(as_uint(x) & 0x7fffffffu);
   float s = t > 0.5f ? fma(-0.5f, t, 0.5f) : t * t;
   float y = tg_asin_core_f32(t > 0.5f ? sqrt(s) : x, s);
   float outer = 2.0f * y;
   outer = x < 0.0f ? 3.14159274f - outer : outer;
   return t > 0.5f ? outer : 1.57079637f - (y - -4.37113883e-8f);
-""", "acos(x)")
+""",
+    "acos(x)",
+)
 # arctangent of y / x for 0 <= y <= x
-_define("tg_atan_core_f32", """
+_define(
+    "tg_atan_core_f32",
+    """
 TG_FUNCTION float tg_atan_core_f32(float a) {
   float s = a * a;
   float p = 0.00114969478f;
@@ -399,14 +534,23 @@ TG_FUNCTION float tg_atan_core_f32(float a) {
   p = fma(p, s, 0.199997216f);
   p = fma(p, s, -0.333333284f);
   return fma(p * s, a, a);
-}""")
-_own("atan", "float x", """
+}""",
+)
+_own(
+    "atan",
+    "float x",
+    """
   float t = as_float(as_uint(x) & 0x7fffffffu);
   float y = tg_atan_core_f32(t > 1.0f ? 1.0f / t : t);
   y = t > 1.0f ? 1.57079637f - y : y;
   return tg_copysign_f32(y, x);
-""", "atan(x)")
-_own("atan2", "float y, float x", """
+""",
+    "atan(x)",
+)
+_own(
+    "atan2",
+    "float y, float x",
+    """
   float a = as_float(as_uint(x) & 0x7fffffffu);
   float b = as_float(as_uint(y) & 0x7fffffffu);
   float low = a < b ? a : b;
@@ -419,13 +563,18 @@ _own("atan2", "float y, float x", """
   r = as_int(x) < 0 ? 3.14159274f - r : r;
   r = tg_copysign_f32(r, y);
   return x != x || y != y ? NAN : r;
-""", "atan2(y, x)")
+""",
+    "atan2(y, x)",
+)
 
 # Powers ------------------------------------------------------------------------------------------------------------
 
 # exp2(y log2(x)), the logarithm in two words: s = (m - 1) / (m + 1) with the rest of the division, its cube with the
 # rest of the products, and the first coefficients in two words each.
-_own("pow", "float x, float y", """
+_own(
+    "pow",
+    "float x, float y",
+    """
   float t = as_float(as_uint(x) & 0x7fffffffu);
   float scaled = t < 1.17549435e-38f ? t * 8388608.0f : t;
   int bits = as_int(scaled);
@@ -481,8 +630,13 @@ _own("pow", "float x, float y", """
   r = x != x || y != y ? NAN : r;
   r = x == 1.0f ? 1.0f : r;
   return y == 0.0f ? 1.0f : r;
-""", "pow(x, y)")
-_own("hypot", "float x, float y", """
+""",
+    "pow(x, y)",
+)
+_own(
+    "hypot",
+    "float x, float y",
+    """
   float a = as_float(as_uint(x) & 0x7fffffffu);
   float b = as_float(as_uint(y) & 0x7fffffffu);
   float low = a < b ? a : b;
@@ -494,7 +648,9 @@ _own("hypot", "float x, float y", """
   float r = sqrt(fma(low, low, high * high)) * back;
   r = x != x || y != y ? NAN : r;
   return a > 3.40282347e38f || b > 3.40282347e38f ? INFINITY : r;
-""", "hypot(x, y)")
+""",
+    "hypot(x, y)",
+)
 _same("rsqrt", "T x", " return 1.0F / sqrt(x); ")
 
 # Functions of neural networks ----------------------------------------------------------------------------------------
@@ -502,65 +658,108 @@ _same("rsqrt", "T x", " return 1.0F / sqrt(x); ")
 _same("sigmoid", "T x", " return 1.0F / (1.0F + tg_exp_S(-x)); ")
 _same("silu", "T x", " return x / (1.0F + tg_exp_S(-x)); ")
 _same("gelu", "T x", " return 0.5F * x * (1.0F + tg_erf_S(x * 0.70710678118654752F)); ")
-_same("gelu_tanh", "T x", """
+_same(
+    "gelu_tanh",
+    "T x",
+    """
   T inner = 0.79788456080286536F * (x + 0.044715F * x * x * x);
   return 0.5F * x * (1.0F + tg_tanh_S(inner));
-""")
-_same("gelu_backward", "T grad, T x", """
+""",
+)
+_same(
+    "gelu_backward",
+    "T grad, T x",
+    """
   T cdf = 0.5F * (1.0F + tg_erf_S(x * 0.70710678118654752F));
   T pdf = 0.39894228040143268F * tg_exp_S(-0.5F * x * x);
   return grad * (cdf + x * pdf);
-""")
-_same("gelu_tanh_backward", "T grad, T x", """
+""",
+)
+_same(
+    "gelu_tanh_backward",
+    "T grad, T x",
+    """
   T inner = 0.79788456080286536F * (x + 0.044715F * x * x * x);
   T t = tg_tanh_S(inner);
   T slope = 0.79788456080286536F * (1.0F + 3.0F * 0.044715F * x * x);
   return grad * (0.5F * (1.0F + t) + 0.5F * x * (1.0F - t * t) * slope);
-""")
-_same("silu_backward", "T grad, T x", """
+""",
+)
+_same(
+    "silu_backward",
+    "T grad, T x",
+    """
   T s = tg_sigmoid_S(x);
   return grad * s * (1.0F + x * (1.0F - s));
-""")
-_same("log_sigmoid", "T x", """
+""",
+)
+_same(
+    "log_sigmoid",
+    "T x",
+    """
   return (x < 0.0F ? x : 0.0F) - tg_log1p_S(tg_exp_S(-tg_abs_S(x))) + (x != x ? x : 0.0F);
-""")
-_same("softplus", "T x, T beta, T threshold", """
+""",
+)
+_same(
+    "softplus",
+    "T x, T beta, T threshold",
+    """
   T scaled = x * beta;
   T soft = tg_log1p_S(tg_exp_S(scaled)) / beta;
   return scaled > threshold ? x : soft;
-""")
+""",
+)
 # tanh(log(1 + e^x)) = (n^2 + 2 n) / (n^2 + 2 n + 2) with n = e^x
-_same("mish", "T x", """
+_same(
+    "mish",
+    "T x",
+    """
   T n = tg_exp_S(x > 20.0F ? 20.0F : x);
   T q = n * (n + 2.0F);
   return x * (q / (q + 2.0F));
-""")
-_same("mish_backward", "T grad, T x", """
+""",
+)
+_same(
+    "mish_backward",
+    "T grad, T x",
+    """
   T n = tg_exp_S(x > 20.0F ? 20.0F : x);
   T q = n * (n + 2.0F);
   T t = q / (q + 2.0F);
   return grad * (t + x * tg_sigmoid_S(x) * (1.0F - t * t));
-""")
-_same("logaddexp", "T x, T y", """
+""",
+)
+_same(
+    "logaddexp",
+    "T x, T y",
+    """
   T high = x > y ? x : y;
   T gap = tg_abs_S(x - y);
   T sum = high + tg_log1p_S(tg_exp_S(-gap));
   sum = x == y ? high + 0.69314718055994531F : sum;
   return x != x || y != y ? x + y : sum;
-""")
-_same("logaddexp2", "T x, T y", """
+""",
+)
+_same(
+    "logaddexp2",
+    "T x, T y",
+    """
   T high = x > y ? x : y;
   T gap = tg_abs_S(x - y);
   T sum = high + tg_log1p_S(tg_exp2_S(-gap)) * 1.4426950408889634F;
   sum = x == y ? high + 1.0F : sum;
   return x != x || y != y ? x + y : sum;
-""")
+""",
+)
 
 # Functions without a vectorising form --------------------------------------------------------------------------------
 
 _same("lgamma", "T x", " return x < 0.0F && floor(x) == x ? INFINITY : lgamma(x); ")
 # Reflection for negative x, recurrence up to 10, then the asymptotic series.
-_same("digamma", "T x", """
+_same(
+    "digamma",
+    "T x",
+    """
   if (x == 0.0F) return tg_copysign_S(INFINITY, -x);
   T result = 0.0F;
   if (x < 0.0F) {
@@ -587,7 +786,8 @@ _same("digamma", "T x", """
     series *= z;
   }
   return result + tg_log_S(x) - 0.5F / x - series;
-""")
+""",
+)
 
 for _name in (
     "exp exp2 expm1 log log2 log10 log1p erf erfc tanh sinh cosh asinh acosh atanh sin cos tan asin acos atan"
@@ -613,57 +813,84 @@ def _complex(name: str, params: str, body: str, result: str = "C") -> None:
 
 _complex("mul", "C a, C b", " return (C)(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x); ")
 # Scaled by the larger part of the divisor, so that neither overflows.
-_complex("div", "C a, C b", """
+_complex(
+    "div",
+    "C a, C b",
+    """
   T x = tg_abs_S(b.x), y = tg_abs_S(b.y);
   T scale = 1.0F / (x > y ? x : y);
   if (x == 0.0F && y == 0.0F) return (C)(a.x / x, a.y / x);
   C s = b * scale;
   T norm = s.x * s.x + s.y * s.y;
   return (C)((a.x * s.x + a.y * s.y) / norm, (a.y * s.x - a.x * s.y) / norm) * scale;
-""")
+""",
+)
 _complex("reciprocal", "C a", " return tg_div_Z((C)(1.0F, 0.0F), a); ")
 _complex("abs", "C a", " return tg_hypot_S(a.x, a.y); ", "T")
 _complex("angle", "C a", " return tg_atan2_S(a.y, a.x); ", "T")
 _complex("conj", "C a", " return (C)(a.x, -a.y); ")
-_complex("sgn", "C a", """
+_complex(
+    "sgn",
+    "C a",
+    """
   T r = tg_abs_Z(a);
   return r == 0.0F ? (C)(0.0F, 0.0F) : a / r;
-""")
-_complex("exp", "C a", """
+""",
+)
+_complex(
+    "exp",
+    "C a",
+    """
   T e = tg_exp_S(a.x);
   if (a.y == 0.0F) return (C)(e, a.y);
   if (e == 0.0F) return (C)(0.0F, 0.0F);
   T s = tg_sin_S(a.y), c = tg_cos_S(a.y);
   if (e == INFINITY && s != s) return (C)(e, NAN);
   return (C)(e * c, e * s);
-""")
+""",
+)
 _complex("exp2", "C a", " return tg_exp_Z(a * 0.69314718055994531F); ")
 # e^x cos y - 1 without cancellation near 0
-_complex("expm1", "C a", """
+_complex(
+    "expm1",
+    "C a",
+    """
   T m = tg_expm1_S(a.x);
   T h = tg_sin_S(0.5F * a.y);
   T e = m + 1.0F;
   return (C)(m - 2.0F * h * h * e, a.y == 0.0F ? a.y : e * tg_sin_S(a.y));
-""")
+""",
+)
 # log |a|, near |a| = 1 from |a|^2 - 1, which loses nothing there
-_complex("log", "C a", """
+_complex(
+    "log",
+    "C a",
+    """
   T x = tg_abs_S(a.x), y = tg_abs_S(a.y);
   T high = x > y ? x : y, low = x > y ? y : x;
   T r;
   if (high > 0.5F && high < 1.5F) r = 0.5F * tg_log1p_S(fma(high - 1.0F, high + 1.0F, low * low));
   else r = tg_log_S(tg_abs_Z(a));
   return (C)(r, tg_atan2_S(a.y, a.x));
-""")
+""",
+)
 _complex("log2", "C a", " return tg_log_Z(a) * 1.4426950408889634F; ")
 _complex("log10", "C a", " return tg_log_Z(a) * 0.43429448190325183F; ")
-_complex("log1p", "C a", """
+_complex(
+    "log1p",
+    "C a",
+    """
   T x = a.x;
   T r;
   if (tg_abs_S(x) < 0.5F && tg_abs_S(a.y) < 0.5F) r = 0.5F * tg_log1p_S(x * (2.0F + x) + a.y * a.y);
   else r = tg_log_S(tg_hypot_S(1.0F + x, a.y));
   return (C)(r, tg_atan2_S(a.y, 1.0F + x));
-""")
-_complex("sqrt", "C a", """
+""",
+)
+_complex(
+    "sqrt",
+    "C a",
+    """
   if (a.x == 0.0F && a.y == 0.0F) return (C)(0.0F, a.y);
   if (tg_abs_S(a.y) == INFINITY) return (C)(INFINITY, a.y);
   if (a.x == INFINITY) return (C)(a.x, a.y != a.y ? a.y : tg_copysign_S(0.0F, a.y));
@@ -672,25 +899,41 @@ _complex("sqrt", "C a", """
   T t = sqrt(0.25F * tg_abs_S(a.x) + 0.25F * tg_abs_Z(a)) * 1.41421356237309505F;
   T other = 0.5F * tg_abs_S(a.y) / t;
   return a.x >= 0.0F ? (C)(t, tg_copysign_S(other, a.y)) : (C)(other, tg_copysign_S(t, a.y));
-""")
+""",
+)
 _complex("rsqrt", "C a", " return tg_reciprocal_Z(tg_sqrt_Z(a)); ")
-_complex("pow", "C a, C b", """
+_complex(
+    "pow",
+    "C a, C b",
+    """
   if (b.x == 0.0F && b.y == 0.0F) return (C)(1.0F, 0.0F);
   if (a.x == 0.0F && a.y == 0.0F && b.y == 0.0F) return b.x > 0.0F ? (C)(0.0F, 0.0F) : (C)(INFINITY, NAN);
   if (b.y == 0.0F && b.x == 1.0F) return a;
   if (b.y == 0.0F && b.x == 2.0F) return tg_mul_Z(a, a);
   return tg_exp_Z(tg_mul_Z(b, tg_log_Z(a)));
-""")
-_complex("sinh", "C a", """
+""",
+)
+_complex(
+    "sinh",
+    "C a",
+    """
   if (a.y == 0.0F) return (C)(tg_sinh_S(a.x), a.y);
   return (C)(tg_sinh_S(a.x) * tg_cos_S(a.y), tg_cosh_S(a.x) * tg_sin_S(a.y));
-""")
-_complex("cosh", "C a", """
+""",
+)
+_complex(
+    "cosh",
+    "C a",
+    """
   if (a.y == 0.0F) return (C)(tg_cosh_S(a.x), a.x == 0.0F ? 0.0F : tg_copysign_S(0.0F, a.x) * a.y);
   return (C)(tg_cosh_S(a.x) * tg_cos_S(a.y), tg_sinh_S(a.x) * tg_sin_S(a.y));
-""")
+""",
+)
 # With t = tan y and s = sinh x: (cosh x sinh x (1 + t^2) + i t) / (1 + s^2 (1 + t^2))
-_complex("tanh", "C a", """
+_complex(
+    "tanh",
+    "C a",
+    """
   if (tg_abs_S(a.x) > 11.0F + (sizeof(T) == 8 ? 11.0F : 0.0F)) {
     T e = 4.0F * tg_exp_S(-2.0F * tg_abs_S(a.x));
     T y = tg_abs_S(a.y) < INFINITY ? e * tg_sin_S(a.y) * tg_cos_S(a.y) : 0.0F;
@@ -701,36 +944,57 @@ _complex("tanh", "C a", """
   if (beta == INFINITY) return (C)(c / s, 1.0F / t);
   T d = 1.0F + beta * s * s;
   return (C)(beta * c * s / d, t / d);
-""")
+""",
+)
 _complex("sin", "C a", " C r = tg_sinh_Z((C)(-a.y, a.x)); return (C)(r.y, -r.x); ")
 _complex("cos", "C a", " return tg_cosh_Z((C)(-a.y, a.x)); ")
 _complex("tan", "C a", " C r = tg_tanh_Z((C)(-a.y, a.x)); return (C)(r.y, -r.x); ")
-_complex("sigmoid", "C a", """
+_complex(
+    "sigmoid",
+    "C a",
+    """
   C e = tg_exp_Z(-a);
   return tg_reciprocal_Z((C)(1.0F + e.x, e.y));
-""")
+""",
+)
 _complex("silu", "C a", " return tg_mul_Z(a, tg_sigmoid_Z(a)); ")
 # Kahan's formulas: products of square roots of 1 - a and 1 + a, exact on the branch cuts.
 _complex("asinh", "C a", " C r = tg_asin_Z((C)(-a.y, a.x)); return (C)(r.y, -r.x); ")
-_complex("asin", "C a", """
+_complex(
+    "asin",
+    "C a",
+    """
   C p = tg_sqrt_Z((C)(1.0F + a.x, a.y)), m = tg_sqrt_Z((C)(1.0F - a.x, -a.y));
   T re = tg_atan2_S(a.x, p.x * m.x - p.y * m.y);
   return (C)(re, tg_asinh_S(m.x * p.y - m.y * p.x));
-""")
-_complex("acos", "C a", """
+""",
+)
+_complex(
+    "acos",
+    "C a",
+    """
   C p = tg_sqrt_Z((C)(1.0F + a.x, a.y)), m = tg_sqrt_Z((C)(1.0F - a.x, -a.y));
   return (C)(2.0F * tg_atan2_S(m.x, p.x), tg_asinh_S(p.x * m.y - p.y * m.x));
-""")
-_complex("acosh", "C a", """
+""",
+)
+_complex(
+    "acosh",
+    "C a",
+    """
   C p = tg_sqrt_Z((C)(a.x + 1.0F, a.y)), m = tg_sqrt_Z((C)(a.x - 1.0F, a.y));
   return (C)(tg_asinh_S(p.x * m.x + p.y * m.y), 2.0F * tg_atan2_S(m.y, p.x));
-""")
-_complex("atanh", "C a", """
+""",
+)
+_complex(
+    "atanh",
+    "C a",
+    """
   T x = a.x, y = a.y, yy = y * y, d = 1.0F - x;
   if (tg_abs_S(x) > 1e8F || tg_abs_S(y) > 1e8F) {
     C r = tg_reciprocal_Z(a);
     return (C)(r.x, tg_copysign_S(1.57079632679489662F, y));
   }
   return (C)(0.25F * tg_log1p_S(4.0F * x / (d * d + yy)), 0.5F * tg_atan2_S(2.0F * y, d * (1.0F + x) - yy));
-""")
+""",
+)
 _complex("atan", "C a", " C r = tg_atanh_Z((C)(-a.y, a.x)); return (C)(r.y, -r.x); ")

@@ -342,9 +342,7 @@ def combine_kernel(r: Reduction, gpu: bool = False) -> Kernel:
 
     Groups: kept / chunk, each a work-item for `chunk` outputs (CPU form) or 64 work-items for 64 outputs (GPU form).
     """
-    loads = " ".join(
-        f"const {value_ctype(type_)} b_{name} = part_{name}[n * kept + k];" for name, type_, _ in r.fields
-    )
+    loads = " ".join(f"const {value_ctype(type_)} b_{name} = part_{name}[n * kept + k];" for name, type_, _ in r.fields)
     one = f"""
     {r.declare("a")}
     for (long n = 0; n < parts; ++n) {{
@@ -500,8 +498,7 @@ def extreme_index(type_: str, out: str, greater: bool, index: str, with_value: b
         f"arg{'max' if greater else 'min'}_{type_}",
         (("best", type_, (_LOWEST if greater else _HIGHEST)[type_]), ("at", index, highest)),
         f"const int t = {better}; A.best = t ? x : A.best; A.at = t ? i : A.at;",
-        f"const int t = {b_better} || ({same} && B.at < A.at); "
-        f"A.best = t ? B.best : A.best; A.at = t ? B.at : A.at;",
+        f"const int t = {b_better} || ({same} && B.at < A.at); A.best = t ? B.best : A.best; A.at = t ? B.at : A.at;",
         results,
         index=index,
     )

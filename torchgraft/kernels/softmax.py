@@ -62,7 +62,9 @@ def forward_row(in_type: str, out_type: str, log: bool) -> Kernel:
     # The exponentials are kept in the output where it can hold them; a half-precision output would round them twice.
     keep = not log and out_type == acc
     load = f"load_{in_type}(x, c)"
-    exponential = f"const {t} e = tg_exp_{acc}({load} - top); {f'store_{out_type}(y, c, e);' if keep else ''} a[j] += e;"
+    exponential = (
+        f"const {t} e = tg_exp_{acc}({load} - top); {f'store_{out_type}(y, c, e);' if keep else ''} a[j] += e;"
+    )
     if log:
         last = f"store_{out_type}(y, c, {load} - top - scale);"
         scale = f"tg_log_{acc}(a[0])"

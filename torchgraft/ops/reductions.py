@@ -274,9 +274,7 @@ def _layout_gpu(
     stores = parts > 1
     targets = [p.empty((parts * g.outputs,), _storage_dtype(t)) for _, t, _ in r.fields] if stores else outs
     make = kernels.row_kernel_gpu if _is_row(g) else kernels.column_kernel_gpu
-    p.launch(
-        make(r, type_, stores), (blocks, parts), [x, *others, *targets, *_shape_args(g, 1, part), *values]
-    )
+    p.launch(make(r, type_, stores), (blocks, parts), [x, *others, *targets, *_shape_args(g, 1, part), *values])
     if stores:
         _combine(p, r, targets, outs, g, parts, values)
 
@@ -284,7 +282,9 @@ def _layout_gpu(
 # ---- sums ----
 
 
-def _sum(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: list[int], mean: bool = False, nan: bool = False) -> None:
+def _sum(
+    p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: list[int], mean: bool = False, nan: bool = False
+) -> None:
     to = element_type(out.dtype)
     if x.is_complex() and not to.is_complex:
         x = p.cast(x, out.dtype)
@@ -435,12 +435,16 @@ def _arg(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int | None, gr
 
 
 @planner("argmax")
-def argmax(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> None:
+def argmax(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int | None = None, keepdim: bool = False
+) -> None:
     _arg(p, out, self, dim, True)
 
 
 @planner("argmin")
-def argmin(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int | None = None, keepdim: bool = False) -> None:
+def argmin(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int | None = None, keepdim: bool = False
+) -> None:
     _arg(p, out, self, dim, False)
 
 
@@ -551,7 +555,12 @@ def vector_norm(
 
 @planner("norm.ScalarOpt_dim")
 def norm_dim(
-    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, order: Scalar | None, dim: Sequence[int], keepdim: bool = False
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    order: Scalar | None,
+    dim: Sequence[int],
+    keepdim: bool = False,
 ) -> None:
     _norm(p, out, self, order, reduced_dims(self.dim(), dim))
 

@@ -1,0 +1,160 @@
+"""Layer, group and batch normalisation, against torch's CPU in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from torchgraft.fallback import fallback
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+DTYPES = list(TOLERANCE)
+
+
+@pytest.fixture(autouse=True)
+def native() -> Iterator[None]:
+    with fallback("error"):
+        yield
+
+
+def compare(
+    op: Callable[..., torch.Tensor],
+    device: str,
+    dtype: torch.dtype,
+    *tensors: torch.Tensor | None,
+    weights: torch.dtype | None = None,
+) -> None:
+    """Result and gradients of op(*tensors), the first the input, on the device in `dtype` and on the CPU in float64."""
+    inputs: list[torch.Tensor | None] = []
+    exact: list[torch.Tensor | None] = []
+    for n, t in enumerate(tensors):
+        if t is None:
+            inputs.append(None)
+            exact.append(None)
+            continue
+        rounded = t.to(weights or dtype if n else dtype)
+        inputs.append(rounded.to(device).requires_grad_())
+        exact.append(rounded.clone().double().requires_grad_())
+    got, expected = op(*inputs), op(*exact)
+    grad = torch.randn(expected.shape).to(dtype)
+    got.backward(grad.to(device))
+    expected.backward(grad.double())
+    scale = TOLERANCE[dtype]
+    torch.testing.assert_close(got.detach().cpu().double(), expected.detach(), rtol=scale, atol=scale)
+    for a, b in zip(inputs, exact, strict=True):
+        if a is None or b is None:
+            continue
+        assert a.grad is not None
+        assert b.grad is not None
+        limit = scale * max(1.0, b.grad.abs().max().item())
+        torch.testing.assert_close(a.grad.cpu().double(), b.grad, rtol=scale, atol=limit)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "normalized"),
+    [((5, 64), (64,)), ((700, 33), (33,)), ((2, 3, 4, 50), (4, 50)), ((1, 5000), (5000,)), ((7,), (7,))],
+    ids=str,
+)
+def test_layer_norm(device: str, shape: tuple[int, ...], normalized: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, w, b = torch.randn(shape) * 2 + 1, torch.randn(normalized), torch.randn(normalized)
+
+    def op(x: Any, w: Any = None, b: Any = None) -> torch.Tensor:
+        return F.layer_norm(x, normalized, w, b)
+
+    compare(op, device, dtype, x, w, b)
+    compare(op, device, dtype, x, w)
+    compare(op, device, dtype, x)
+    if len(shape) == 2:
+        compare(op, device, dtype, x.t().contiguous().t(), w, b)
+
+
+def test_layer_norm_mixed(device: str) -> None:
+    x = torch.randn(4, 8, 40).to(torch.bfloat16)
+    w, b = torch.randn(40), torch.randn(40)
+    got = F.layer_norm(x.to(device), (40,), w.to(device), b.to(device))
+    torch.testing.assert_close(got.cpu(), F.layer_norm(x, (40,), w, b), rtol=2e-2, atol=2e-2)
+
+
+def test_layer_norm_large_mean(device: str) -> None:
+    x = torch.randn(6, 500) + 1000
+    expected = F.layer_norm(x.double(), (500,))
+    torch.testing.assert_close(F.layer_norm(x.to(device), (500,)).cpu().double(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_layer_norm_eps_is_dynamic(device: str) -> None:
+    x = torch.randn(3, 10)
+    for eps in (1e-5, 0.1, 10.0):
+        got = F.layer_norm(x.to(device), (10,), eps=eps)
+        torch.testing.assert_close(got.cpu(), F.layer_norm(x, (10,), eps=eps))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((2, 6, 5, 7), 3), ((3, 8), 2), ((2, 32, 40), 32), ((1, 4, 64, 64), 1)], ids=str
+)
+def test_group_norm(device: str, shape: tuple[int, ...], groups: int, dtype: torch.dtype) -> None:
+    x, w, b = torch.randn(shape) * 2 + 1, torch.randn(shape[1]), torch.randn(shape[1])
+
+    def op(x: Any, w: Any = None, b: Any = None) -> torch.Tensor:
+        return F.group_norm(x, groups, w, b)
+
+    compare(op, device, dtype, x, w, b)
+    compare(op, device, dtype, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(10, 6), (4, 5, 30), (3, 20, 6, 7), (2, 3, 50, 60), (2, 4, 3, 4, 5)], ids=str)
+def test_batch_norm(device: str, shape: tuple[int, ...], training: bool, dtype: torch.dtype) -> None:
+    x = torch.randn(shape) * 2 + 1
+    w, b = torch.rand(shape[1]) + 0.5, torch.randn(shape[1])
+    running = torch.rand(shape[1]) + 0.5
+
+    def op(x: Any, w: Any = None, b: Any = None) -> torch.Tensor:
+        stats = [running.to(x.device, x.dtype if w is None else w.dtype) for _ in range(2)]
+        return F.batch_norm(x, stats[0], stats[1], w, b, training)
+
+    compare(op, device, dtype, x, w, b)
+    compare(op, device, dtype, x)
+    if dtype in (torch.float16, torch.bfloat16):
+        compare(op, device, dtype, x, w, b, weights=torch.float32)
+    if len(shape) == 4:
+        compare(op, device, dtype, x.contiguous(memory_format=torch.channels_last), w, b)
+        compare(op, device, dtype, torch.cat((x, x), 3)[..., ::2], w, b)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_batch_norm_module(device: str, channels_last: bool) -> None:
+    """Running statistics, momentum of both kinds, and evaluation after training."""
+    for momentum in (0.1, None):
+        cpu = torch.nn.BatchNorm2d(7, momentum=momentum)
+        ours = torch.nn.BatchNorm2d(7, momentum=momentum).to(device)
+        for _ in range(3):
+            x = torch.randn(4, 7, 9, 11) * 3 + 2
+            if channels_last:
+                x = x.contiguous(memory_format=torch.channels_last)
+            y = ours(x.to(device))
+            torch.testing.assert_close(y.cpu(), cpu(x), rtol=1e-4, atol=1e-4)
+            assert y.is_contiguous(memory_format=torch.channels_last) == channels_last
+        assert ours.running_mean is not None
+        assert ours.running_var is not None
+        torch.testing.assert_close(ours.running_mean.cpu(), cpu.running_mean, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours.running_var.cpu(), cpu.running_var, rtol=1e-4, atol=1e-4)
+        cpu.eval()
+        ours.eval()
+        torch.testing.assert_close(ours(x.to(device)).cpu(), cpu(x), rtol=1e-4, atol=1e-4)
+
+
+def test_instance_norm(device: str) -> None:
+    x = torch.randn(3, 4, 5, 6)
+    compare(lambda x: F.instance_norm(x), device, torch.float32, x)
+
+
+def test_empty(device: str) -> None:
+    assert F.layer_norm(torch.empty(0, 5, device=device), (5,)).shape == (0, 5)
+    assert F.group_norm(torch.empty(0, 4, 3, device=device), 2).shape == (0, 4, 3)

@@ -1,0 +1,429 @@
+"""Planners of layer, group and batch normalisation, forward and backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchgraft.codegen import Kernel, element_type
+from torchgraft.kernels import norm as kernels
+from torchgraft.kernels import reduce
+from torchgraft.ops.reductions import plan_reduction
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+
+# Elements below which one thread does it all.
+_SMALL = 16384
+
+Mask = Sequence[bool]
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _name(t: torch.Tensor | None, default: str) -> str:
+    return default if t is None else element_type(t.dtype).name
+
+
+def _float_name(x: torch.Tensor) -> str:
+    type_ = element_type(x.dtype)
+    if not type_.is_float:
+        raise Unsupported(f"normalisation of {x.dtype}")
+    return type_.name
+
+
+def _accumulate(x: torch.Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _chunk(p: PlanBuilder, rows: int, size: int) -> int:
+    """Rows for a work-group in the CPU form."""
+    return max(1, rows if rows * size <= _SMALL else _ceil(rows, 32 * p.device.compute_units))
+
+
+def _launch_rows(p: PlanBuilder, kernel: Kernel, rows: int, chunk: int, args: Sequence[Any]) -> None:
+    groups = rows if p.form == "gpu" else _ceil(rows, chunk)
+    p.launch(kernel, (groups,), args)
+
+
+# ---- layer norm ----
+
+
+@planner("native_layer_norm", contiguous=True)
+def layer_norm(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: Scalar,
+) -> None:
+    y, mean, rstd = out
+    type_ = _float_name(input)
+    size = math.prod(normalized_shape)
+    if size == 0 or input.numel() == 0:
+        p.fill(mean, 0)
+        p.fill(rstd, math.nan)
+        return
+    rows = input.numel() // size
+    chunk = _chunk(p, rows, size)
+    kernel = kernels.layer_norm(
+        p.form == "gpu",
+        type_,
+        _name(weight if weight is not None else bias, type_),
+        _name(mean, type_),
+        weight is not None,
+        bias is not None,
+    )
+    _launch_rows(p, kernel, rows, chunk, [input, weight, bias, y, mean, rstd, rows, size, chunk, eps])
+
+
+@planner("native_layer_norm_backward", contiguous=True)
+def layer_norm_backward(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    output_mask: Mask,
+) -> None:
+    input_grad, weight_grad, bias_grad = out
+    type_, stat = _float_name(input), element_type(mean.dtype).name
+    size = math.prod(normalized_shape)
+    rows = input.numel() // size if size else 0
+    if rows == 0:
+        for grad in out:
+            if grad is not None:
+                p.fill(grad, 0)
+        return
+    grad_out = p.cast(grad_out, input.dtype)
+    gpu = p.form == "gpu"
+    wants_weight = weight_grad is not None or bias_grad is not None
+    chunk = _chunk(p, rows, size)
+    parts = _ceil(rows, chunk)
+    if gpu:
+        parts = max(1, min(_ceil(8 * p.device.compute_units * 32, size), _ceil(rows, 64)))
+        parts = _ceil(rows, _ceil(rows, parts))
+    dws = dbs = None
+    if wants_weight:
+        dws, dbs = (p.empty((parts, size), _accumulate(input)) for _ in range(2))
+    if input_grad is not None or (wants_weight and not gpu):
+        kernel = kernels.layer_norm_backward(
+            gpu,
+            type_,
+            _name(weight, type_),
+            stat,
+            weight is not None,
+            input_grad is not None,
+            wants_weight and not gpu,
+        )
+        args = [grad_out, input, mean, rstd, weight, input_grad, dws, dbs, rows, size, chunk]
+        _launch_rows(p, kernel, rows, chunk, args)
+    if wants_weight and gpu:
+        kernel = kernels.layer_norm_weight_gpu(type_, stat)
+        args = [grad_out, input, mean, rstd, dws, dbs, rows, size, _ceil(rows, parts)]
+        p.launch(kernel, (_ceil(size, 32), parts), args)
+    for grad, sums in ((weight_grad, dws), (bias_grad, dbs)):
+        if grad is not None and sums is not None:
+            to = element_type(grad.dtype)
+            plan_reduction(p, reduce.total(to.accumulate, to.name), [grad.view(-1)], sums, [0])
+
+
+# ---- group norm ----
+
+
+@planner("native_group_norm", contiguous=True)
+def group_norm(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    eps: Scalar,
+) -> None:
+    y, mean, rstd = out
+    type_ = _float_name(input)
+    if input.numel() == 0:
+        p.fill(mean, 0)
+        p.fill(rstd, math.nan)
+        return
+    rows, depth = N * group, C // group
+    chunk = _chunk(p, rows, depth * HxW)
+    kernel = kernels.group_norm(
+        p.form == "gpu",
+        type_,
+        _name(weight if weight is not None else bias, type_),
+        _name(mean, type_),
+        weight is not None,
+        bias is not None,
+    )
+    args = [input, weight, bias, y, mean, rstd, rows, group, depth, HxW, chunk, eps]
+    _launch_rows(p, kernel, rows, chunk, args)
+
+
+@planner("native_group_norm_backward", contiguous=True)
+def group_norm_backward(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    N: int,
+    C: int,
+    HxW: int,
+    group: int,
+    output_mask: Mask,
+) -> None:
+    input_grad, weight_grad, bias_grad = out
+    type_, stat = _float_name(input), element_type(mean.dtype).name
+    if input.numel() == 0:
+        for grad in out:
+            if grad is not None:
+                p.fill(grad, 0)
+        return
+    grad_out = p.cast(grad_out, input.dtype)
+    gpu = p.form == "gpu"
+    acc = element_type(_accumulate(input)).name
+    depth = C // group
+    sums, dots = (p.empty((N, C), _accumulate(input)) for _ in range(2))
+    chunk = _chunk(p, N * C, HxW)
+    kernel = kernels.group_norm_sums(gpu, type_, stat)
+    _launch_rows(p, kernel, N * C, chunk, [grad_out, input, mean, sums, dots, N * C, HxW, depth, chunk])
+    if input_grad is not None:
+        rows = N * group
+        chunk = _chunk(p, rows, depth * HxW)
+        kernel = kernels.group_norm_input(gpu, type_, _name(weight, type_), stat, weight is not None)
+        args = [grad_out, input, mean, rstd, weight, sums, dots, input_grad, rows, group, depth, HxW, chunk]
+        _launch_rows(p, kernel, rows, chunk, args)
+    some = weight_grad if weight_grad is not None else bias_grad
+    if some is not None:
+        kernel = kernels.group_norm_weight(gpu, acc, _name(some, type_), stat)
+        wants = [int(weight_grad is not None), int(bias_grad is not None)]
+        args = [rstd, sums, dots, weight_grad, bias_grad, N, C, group, depth, *wants]
+        p.launch(kernel, (_ceil(C, 64),), args)
+
+
+# ---- batch norm ----
+
+
+def _channels_last(x: torch.Tensor) -> bool | None:
+    """Whether channels are fastest in memory; None if the tensor is neither that nor contiguous."""
+    if x.is_contiguous():
+        return False
+    if x.movedim(1, -1).is_contiguous():
+        return True
+    return None
+
+
+def _like(p: PlanBuilder, x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """x with those strides, copied where it lies differently."""
+    if tuple(x.stride()) == tuple(strides):
+        return x
+    copy = p.empty(x.shape, x.dtype, strides)
+    p.copy(copy, x)
+    return copy
+
+
+def _map_channels(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    shift: torch.Tensor,
+    center: torch.Tensor,
+    grad: torch.Tensor | None = None,
+    slope: torch.Tensor | None = None,
+) -> None:
+    """out = (x - center) scale + shift for each channel, or scale grad + slope (x - center) + shift. One layout for all."""
+    last = bool(_channels_last(x))
+    samples, channels = x.shape[:2]
+    inner = math.prod(x.shape[2:])
+    rows, size = (samples * inner, channels) if last else (samples * channels, inner)
+    backward = grad is not None
+    tensors = [x, grad, slope] if backward else [x]
+    type_ = element_type(x.dtype).name
+    if p.form == "gpu":
+        args = [*tensors, scale, shift, center, out, rows, channels, inner, 1]
+        p.launch(kernels.channel_map_gpu(type_, backward, last), (_ceil(rows * size, 256),), args)
+        return
+    chunk = _chunk(p, rows, size)
+    args = [*tensors, scale, shift, center, out, rows, channels, inner, chunk]
+    p.launch(kernels.channel_map(type_, backward, last), (_ceil(rows, chunk),), args)
+
+
+def _batch_norm(
+    p: PlanBuilder,
+    y: torch.Tensor,
+    save_mean: torch.Tensor | None,
+    save_invstd: torch.Tensor | None,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: Scalar | float,
+    eps: Scalar,
+) -> None:
+    type_ = _float_name(x)
+    if x.numel() == 0:
+        return
+    if _channels_last(y) is None:
+        target = p.empty_like(y)
+    else:
+        target = y
+    x = _like(p, x, target.stride())
+    channels = x.size(1)
+    dtype = _accumulate(x)
+    acc = element_type(dtype).name
+    mean, var, scale, shift, center = (p.empty((channels,), dtype) for _ in range(5))
+    options = ("w" if weight is not None else "") + ("b" if bias is not None else "")
+    if training or running_mean is None:
+        dims = [d for d in range(x.dim()) if d != 1]
+        plan_reduction(p, reduce.variance(acc, acc, False, True), [var, mean], x, dims, [0])
+        if training and running_mean is not None:
+            options += "r"
+    else:
+        options += "e"
+    if save_mean is not None and save_mean.numel() and save_invstd is not None:
+        options += "s"
+    kernel = kernels.batch_norm_statistics(
+        acc,
+        _name(weight if weight is not None else bias, type_),
+        _name(save_mean, acc),
+        _name(running_mean, acc),
+        options,
+    )
+    stats = [mean, var, weight, bias, running_mean, running_var, save_mean, save_invstd, scale, shift, center]
+    p.launch(kernel, (_ceil(channels, 64),), [*stats, channels, x.numel() // channels, momentum, eps])
+    _map_channels(p, target, x, scale, shift, center)
+    if target is not y:
+        p.copy(y, target)
+
+
+@planner("native_batch_norm")
+def batch_norm(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: Scalar,
+    eps: Scalar,
+) -> None:
+    _batch_norm(p, *out, input, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+@planner("_native_batch_norm_legit.no_stats")
+def batch_norm_without_statistics(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    training: bool,
+    momentum: Scalar,
+    eps: Scalar,
+) -> None:
+    _batch_norm(p, *out, input, weight, bias, None, None, training, momentum, eps)
+
+
+def _batch_norm_backward(
+    p: PlanBuilder,
+    out: Sequence[torch.Tensor | None],
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    save_mean: torch.Tensor | None,
+    save_invstd: torch.Tensor | None,
+    train: bool,
+    eps: Scalar,
+) -> None:
+    input_grad, weight_grad, bias_grad = out
+    type_ = _float_name(x)
+    if x.numel() == 0:
+        for result in out:
+            if result is not None:
+                p.fill(result, 0)
+        return
+    layout = input_grad if input_grad is not None else x
+    if _channels_last(layout) is None:
+        layout = torch.empty(x.shape, device="meta")
+    x = _like(p, x, layout.stride())
+    grad = _like(p, p.cast(grad, x.dtype), layout.stride())
+    channels, dtype = x.size(1), _accumulate(x)
+    acc = element_type(dtype).name
+    groups = (_ceil(channels, 64),)
+    center, invstd, total, dot, scale, slope, shift = (p.empty((channels,), dtype) for _ in range(7))
+    kernel = kernels.batch_norm_center(acc, _name(running_mean, acc), _name(save_mean, acc), train)
+    p.launch(kernel, groups, [running_mean, running_var, save_mean, save_invstd, center, invstd, channels, eps])
+    dims = [d for d in range(x.dim()) if d != 1]
+    plan_reduction(p, kernels.batch_norm_sums(acc, type_), [total, dot], grad, dims, others=[x, center])
+    some = weight_grad if weight_grad is not None else bias_grad
+    kernel = kernels.batch_norm_coefficients(acc, _name(weight, acc), _name(some, acc), weight is not None, train)
+    wants = [int(weight_grad is not None), int(bias_grad is not None)]
+    count = x.numel() // channels
+    args = [total, dot, invstd, weight, weight_grad, bias_grad, scale, slope, shift, channels, count, *wants]
+    p.launch(kernel, groups, args)
+    if input_grad is None:
+        return
+    target = input_grad if input_grad.stride() == x.stride() else p.empty(x.shape, x.dtype, x.stride())
+    _map_channels(p, target, x, scale, shift, center, grad, slope)
+    if target is not input_grad:
+        p.copy(input_grad, target)
+
+
+@planner("native_batch_norm_backward")
+def batch_norm_backward(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    save_mean: torch.Tensor | None,
+    save_invstd: torch.Tensor | None,
+    train: bool,
+    eps: Scalar,
+    output_mask: Mask,
+) -> None:
+    _batch_norm_backward(p, out, grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps)
+
+
+@planner("batch_norm_backward")
+def batch_norm_backward_with_reserve(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    save_mean: torch.Tensor | None,
+    save_var: torch.Tensor | None,
+    update: bool,
+    eps: Scalar,
+    output_mask: Mask,
+    reserve: torch.Tensor,
+) -> None:
+    _batch_norm_backward(p, out, grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps)
