@@ -69,6 +69,8 @@ def _power_of_scalar(exponent: Any = None, **_: Any) -> str:
 
 def _integer_power_of_scalar(exponent: Any = None, **_: Any) -> str:
     value = exponent.value if hasattr(exponent, "value") else exponent
+    if value < 0:
+        raise RuntimeError("Integers to negative integer powers are not allowed.")
     return {2: "self * self", 3: "self * self * self"}.get(value, "@ipow(self, exponent)")
 
 

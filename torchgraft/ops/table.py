@@ -87,7 +87,7 @@ class _RowPlanner:
         arguments = dict(zip(self.parameters, args, strict=False)) | kwargs
         tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}
         scalars = {n: a for n, a in arguments.items() if isinstance(a, Scalar) or _is_number_operand(n, a, self)}
-        static = {n: a for n, a in arguments.items() if n not in tensors}
+        static = {n: n if n in tensors else a for n, a in arguments.items()}  # a tensor's name says it is there
         kind = self.kind(**static) if callable(self.kind) else self.kind
         compute = self._compute_dtype(p, tensors, scalars, kind)
         check_dtype(p, compute)

@@ -1,0 +1,289 @@
+"""The pointwise table against torch's CPU: dtypes, layouts, promotion, forms and gradients.
+
+Each kernel costs a compile, so dtypes and layouts are crossed for one op of each kind and sampled for the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytestmark = pytest.mark.no_fallback
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+ALL = [*FLOATS, *INTEGERS, torch.bool]
+TOLERANCE = {
+    torch.float16: {"rtol": 2e-3, "atol": 2e-3},
+    torch.bfloat16: {"rtol": 1.6e-2, "atol": 1.6e-2},
+    torch.float32: {"rtol": 2e-6, "atol": 2e-6},
+    torch.float64: {"rtol": 1e-12, "atol": 1e-12},
+}
+
+
+def sample(dtype: torch.dtype, shape: tuple[int, ...] = (5, 7), low: float = -4, high: float = 4) -> torch.Tensor:
+    """Random values; floats contain a few specials."""
+    if dtype == torch.bool:
+        return torch.rand(shape) > 0.5
+    if not dtype.is_floating_point:
+        return torch.randint(max(0, int(low)) if dtype == torch.uint8 else int(low), int(high) + 1, shape).to(dtype)
+    values = torch.empty(shape, dtype=torch.float64).uniform_(low, high)
+    if values.numel() > 8:
+        values.view(-1)[:4] = torch.tensor([0.0, -0.0, float("nan"), float("inf") if high > 3 else 0.5])
+    return values.to(dtype)
+
+
+def check(device: str, function: Callable[..., Any], *args: Any) -> None:
+    """The function gives the same on the device as on the CPU: values, dtype, shape, or the exception's type."""
+    try:
+        expected = function(*(a.clone() if isinstance(a, torch.Tensor) else a for a in args))
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        with pytest.raises((RuntimeError, NotImplementedError, TypeError, ValueError)) as caught:
+            function(*(a.to(device) if isinstance(a, torch.Tensor) else a for a in args))
+        assert isinstance(caught.value, type(error)) or isinstance(error, type(caught.value)), (error, caught.value)
+        return
+    actual = function(*(a.to(device) if isinstance(a, torch.Tensor) else a for a in args))
+    assert actual.device.type == device.split(":")[0]
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    tolerance = TOLERANCE.get(expected.dtype, {"rtol": 0, "atol": 0})
+    torch.testing.assert_close(actual.cpu(), expected, equal_nan=True, **tolerance)
+
+
+UNARY = (
+    "neg abs sign sgn reciprocal sqrt rsqrt isnan isposinf isneginf signbit floor ceil trunc round frac exp exp2 expm1 log log2 "
+    "log10 log1p sin cos tan tanh sinh cosh asin acos atan asinh acosh atanh sigmoid erf erfc angle relu logical_not"
+).split()
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_unary(device: str, name: str) -> None:
+    for dtype in (torch.float32, torch.float64, torch.int32):
+        check(device, getattr(torch, name), sample(dtype))
+
+
+ACTIVATIONS: dict[str, Callable[..., Any]] = {
+    "silu": F.silu,
+    "mish": F.mish,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "hardtanh": F.hardtanh,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
+    "elu": lambda x: F.elu(x, 1.5),
+    "celu": F.celu,
+    "selu": F.selu,
+    "threshold": lambda x: F.threshold(x, 0.1, 2.0),
+    "softplus": F.softplus,
+    "softshrink": F.softshrink,
+    "hardshrink": F.hardshrink,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "logit": lambda x: torch.logit(x, 0.1),
+    "logsigmoid": F.logsigmoid,
+    "relu6": F.relu6,
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "prelu": lambda x: F.prelu(x, torch.full((1,), 0.25, dtype=x.dtype, device=x.device)),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activation_and_its_backward(device: str, name: str) -> None:
+    function = ACTIVATIONS[name]
+    for dtype in (torch.float32, torch.float64):
+        x = sample(dtype, (3, 11), -3, 3).nan_to_num()
+        check(device, function, x)
+        own, theirs = x.clone().requires_grad_(), x.to(device).requires_grad_()
+        weight = sample(dtype, (3, 11), -1, 1).nan_to_num()
+        (function(own) * weight).sum().backward()
+        result = function(theirs)
+        result.backward(weight.to(device))
+        assert own.grad is not None and theirs.grad is not None
+        torch.testing.assert_close(theirs.grad.cpu(), own.grad, rtol=1e-5, atol=1e-5)
+
+
+BINARY = (
+    "add sub mul div floor_divide remainder fmod pow maximum minimum fmax fmin atan2 hypot copysign logaddexp xlogy eq ne lt le gt "
+    "ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor"
+).split()
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_binary(device: str, name: str) -> None:
+    function = getattr(torch, name)
+    for dtype in (torch.float32, torch.int64):
+        a, b = sample(dtype), sample(dtype, (7,))
+        if not dtype.is_floating_point:
+            b = b.abs() + 1  # torch's CPU refuses division by zero, and negative powers
+        check(device, function, a, b)
+        check(device, function, a.t(), b[2:7, None] if name != "pow" else b[:5].abs())
+
+
+@pytest.mark.parametrize("dtype", ALL, ids=str)
+@pytest.mark.parametrize("name", ["add", "mul", "eq", "maximum", "bitwise_and", "where"])
+def test_every_dtype(device: str, name: str, dtype: torch.dtype) -> None:
+    a, b = sample(dtype), sample(dtype)
+    if name == "where":
+        check(device, torch.where, sample(torch.bool), a, b)
+    else:
+        check(device, getattr(torch, name), a, b)
+
+
+@pytest.mark.parametrize("source", ALL, ids=str)
+def test_casts(device: str, source: torch.dtype) -> None:
+    for target in ALL:
+        low = 0 if target == torch.uint8 else -4
+        x = sample(source, low=low)
+        if source.is_floating_point and not target.is_floating_point:
+            x = x.nan_to_num(0, 1, 0)  # the integer that NaN becomes is undefined in torch too
+        check(device, lambda x, target=target: x.to(target), x)
+        check(device, lambda x, target=target: x.t().to(target), x)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (torch.float32, torch.float64),
+        (torch.float32, torch.int64),
+        (torch.int32, torch.uint8),
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float16),
+        (torch.bool, torch.int8),
+    ],
+    ids=str,
+)
+def test_promotion(device: str, a: torch.dtype, b: torch.dtype) -> None:
+    check(device, torch.add, sample(a), sample(b))
+    check(device, torch.add, sample(a), sample(b, ()))
+    check(device, torch.mul, sample(a, ()), sample(b))
+    check(device, torch.div, sample(a), sample(b, (7,), 1, 4).nan_to_num(1) if b.is_floating_point else sample(b).to(b) | 1)
+    check(device, torch.lt, sample(a), sample(b))
+
+
+@pytest.mark.parametrize("number", [2, -1.5, True])
+def test_numbers(device: str, number: float) -> None:
+    for dtype in (torch.float32, torch.int64, torch.uint8):
+        x = sample(dtype)
+        for function in (torch.add, torch.mul, torch.eq, torch.ge, torch.div):
+            check(device, lambda x, f=function: f(x, number), x)
+    check(device, lambda x: number - x, sample(torch.float32))
+    check(device, lambda x: x**number, sample(torch.float32))
+
+
+def test_a_number_from_the_cpu_is_read_each_time(device: str) -> None:
+    x = torch.arange(4.0, device=device)
+    for value in (2.0, 3.0, 4.0):
+        assert (x * torch.tensor(value)).tolist() == [0.0, value, 2 * value, 3 * value]
+
+
+@pytest.mark.parametrize("bounds", [(-1, 1), (None, 0.5), (0.5, None), (2, 1)])
+def test_clamp(device: str, bounds: tuple[float | None, float | None]) -> None:
+    low, high = bounds
+    for dtype in (torch.float32, torch.int64):
+        check(device, lambda x: x.clamp(low, high), sample(dtype))
+    lows = None if low is None else torch.full((7,), float(low))
+    highs = None if high is None else torch.full((7,), float(high))
+    check(device, torch.clamp, sample(torch.float32), lows, highs)
+
+
+def test_ternary(device: str) -> None:
+    a, b, c = (sample(torch.float32) for _ in range(3))
+    check(device, lambda a, b, c: torch.addcmul(a, b, c, value=0.5), a, b, c)
+    check(device, lambda a, b, c: torch.addcdiv(a, b, c, value=-2), a, b, c)
+    check(device, torch.lerp, a, b, c)
+    check(device, lambda a, b: torch.lerp(a, b, 0.75), a, b)
+    check(device, lambda a, m: a.masked_fill(m, -1), a, sample(torch.bool))
+    check(device, lambda a: torch.where(a > 0, a, 0.5), a)
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda x: x.transpose(0, 2),
+    "every second": lambda x: x[:, ::2],
+    "offset": lambda x: x[1:, 2:],
+    "expanded": lambda x: x[:1].expand(6, -1, -1),
+    "permuted": lambda x: x.permute(2, 0, 1),
+    "empty": lambda x: x[:0],
+    "one element": lambda x: x[1, 2, 3],
+    "five dimensions": lambda x: x.reshape(3, 2, 2, 2, -1).permute(4, 2, 0, 3, 1),
+    "channels last": lambda x: x[None].contiguous(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("other", LAYOUTS)
+def test_layouts(device: str, layout: str, other: str) -> None:
+    x, y = torch.randn(6, 4, 10), torch.randn(6, 4, 10)
+    a, b = LAYOUTS[layout](x), LAYOUTS[other](y)
+    try:
+        torch.broadcast_shapes(a.shape, b.shape)
+    except RuntimeError:
+        b = LAYOUTS[layout](y)
+    on_device, on_device_too = x.to(device), y.to(device)
+    da = LAYOUTS[layout](on_device)
+    db = LAYOUTS[other](on_device_too)
+    if db.shape != b.shape:
+        db = LAYOUTS[layout](on_device_too)
+    torch.testing.assert_close((da + db).cpu(), a + b)
+    assert (da + db).stride() == (a + b).stride()
+
+
+def test_in_place_and_out(device: str) -> None:
+    x, y = torch.randn(4, 6), torch.randn(6)
+    dx, dy = x.to(device), y.to(device)
+    assert dx.add_(dy, alpha=2).data_ptr() == dx.data_ptr()
+    torch.testing.assert_close(dx.cpu(), x.add_(y, alpha=2))
+    dx.t()[1:3].mul_(3)
+    x.t()[1:3].mul_(3)
+    torch.testing.assert_close(dx.cpu(), x)
+    out = torch.empty(0, device=device)
+    torch.add(dx, dy, out=out)
+    torch.testing.assert_close(out.cpu(), x + y)
+    strided = torch.zeros(6, 8, device=device).t()[::2]
+    torch.mul(dx, dy, out=strided)
+    torch.testing.assert_close(strided.cpu(), x * y)
+    double = torch.empty(4, 6, dtype=torch.float64, device=device)
+    torch.add(dx, dy, out=double)
+    torch.testing.assert_close(double.cpu(), (x + y).double())
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        torch.add(dx, dy, out=torch.empty(4, 6, dtype=torch.int64, device=device))
+
+
+@pytest.mark.filterwarnings("error:An output with one or more elements was resized")
+def test_out_of_another_shape_warns(device: str) -> None:
+    with pytest.raises(UserWarning, match="was resized"):
+        torch.add(torch.ones(3, device=device), 1, out=torch.empty(2, device=device))
+
+
+def test_bad_calls(device: str) -> None:
+    a = torch.randn(3, 4, device=device)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        a + torch.randn(3, device=device)
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+        a.add_(torch.randn(2, 3, 4, device=device))
+    with pytest.raises(RuntimeError, match="same device"):
+        a + torch.randn(3, 4)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        a[:1].expand(3, 4).add_(1)
+    with pytest.raises(RuntimeError, match="single memory"):
+        a[:, 1:].add_(a[:, :-1])
+    with pytest.raises(RuntimeError, match="overflow"):
+        torch.zeros(2, dtype=torch.uint8, device=device).fill_(300)
+    torch.testing.assert_close((a + a).cpu(), a.cpu() * 2)
+
+
+def test_large_and_odd_lengths(device: str) -> None:
+    for n in (1, 255, 16384, 16385, 100_003, 1_000_001):
+        x = torch.randn(n)
+        torch.testing.assert_close((x.to(device) * 2 + 1).cpu(), x * 2 + 1)
+
+
+def test_integer_division_by_zero_harms_nothing(device: str) -> None:
+    x = torch.tensor([7, -8, -(2**63)], device=device)
+    zero, minus = torch.zeros_like(x), torch.full_like(x, -1)
+    for function in (torch.floor_divide, torch.remainder, torch.fmod):
+        function(x, zero).cpu()
+    assert torch.floor_divide(x, minus).tolist()[:2] == [-7, 8]
