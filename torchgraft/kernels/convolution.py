@@ -380,7 +380,7 @@ store_{storage}(out, i, sum);"""
 # --- Few channels: no product worth the name; the taps of a pixel are added up in place.
 
 
-def _patch(math: Arithmetic) -> str:
+def patch_helper(math: Arithmetic) -> str:
     """tg_patch(S, at, i, step, width, end): the lanes S[at + i + lane * step] for which i + lane * step is in 0 .. width, others zero. S has
     `end` elements; the row begins at `at`."""
     lanes = ", ".join(str(lane) for lane in range(math.width))
@@ -466,7 +466,7 @@ for (int row = GROUP_ID(1) * block_rows; row < row_end; ++row) {{
     }}
   }}
 }}"""
-    return Kernel(f"convolution_direct_{direction}", _channel_params(storage, bias), body, helpers=_patch(math), local=(1, 1))
+    return Kernel(f"convolution_direct_{direction}", _channel_params(storage, bias), body, helpers=patch_helper(math), local=(1, 1))
 
 
 def _channel_params(storage: str, bias: bool) -> tuple[Parameter, ...]:
@@ -520,7 +520,7 @@ for (int tap = 0; tap < taps; ++tap) {{
     pointers = (Pointer("T", result), Pointer("S", storage, True), Pointer("R", storage, True))
     sizes = tuple(Value(name, "i32") for name in ("batch", "groups", "N", "channels", "part_images"))
     params = (*pointers, *sizes, *_GEOMETRY)
-    return Kernel("convolution_direct_weight", params, body, helpers=_patch(math), local=(1, 1))
+    return Kernel("convolution_direct_weight", params, body, helpers=patch_helper(math), local=(1, 1))
 
 
 # --- The GPU form.
