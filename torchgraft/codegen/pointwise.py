@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch._prims_common
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
@@ -27,7 +28,7 @@ _CHUNK = 4096
 _MULTIPLE = 256
 _GROUPS_PER_UNIT = 32
 # On a GPU: work-items of a group, and elements of each.
-_GPU_LOCAL = 256
+GPU_LOCAL = 256
 _GPU_ELEMENTS = 4
 
 
@@ -122,7 +123,7 @@ def expression(text: str, compute: str) -> str:
     return text
 
 
-def _element(loop: Loop, index: dict[str, str], indent: str) -> str:
+def element(loop: Loop, index: dict[str, str], indent: str) -> str:
     """Statements for one element, given each operand's index expression."""
     lines = []
     for operand in loop.inputs:
@@ -161,12 +162,12 @@ def _common_params(loop: Loop) -> list[Parameter]:
 def contiguous_kernel(loop: Loop, form: str) -> Kernel:
     """Every operand is contiguous and of one shape. Arguments: results, inputs, numbers, then the count and the chunk (i64)."""
     params = [*_common_params(loop), Value("tg_n", "i64"), Value("tg_chunk", "i64")]
-    element = _element(loop, {o.name: "tg_i" for o in _operands(loop)}, "    ")
-    return Kernel(loop.name, tuple(params), f"{_bounds('long')}{_simple_loop(form, 'long')}\n{element}\n  }}", local=_local(form))
+    text = element(loop, {o.name: "tg_i" for o in _operands(loop)}, "    ")
+    return Kernel(loop.name, tuple(params), f"{_bounds('long')}{_simple_loop(form, 'long')}\n{text}\n  }}", local=_local(form))
 
 
 def _local(form: str) -> tuple[int, ...]:
-    return (_GPU_LOCAL,) if form == "gpu" else (1,)
+    return (GPU_LOCAL,) if form == "gpu" else (1,)
 
 
 def _bounds(ctype: str) -> str:
@@ -179,7 +180,7 @@ def _bounds(ctype: str) -> str:
 
 def _simple_loop(form: str, ctype: str) -> str:
     if form == "gpu":
-        return f"  for ({ctype} tg_i = tg_begin + LOCAL_ID(0); tg_i < tg_end; tg_i += {_GPU_LOCAL}) {{"
+        return f"  for ({ctype} tg_i = tg_begin + LOCAL_ID(0); tg_i < tg_end; tg_i += {GPU_LOCAL}) {{"
     return f"  VECTORIZE\n  for ({ctype} tg_i = tg_begin; tg_i < tg_end; ++tg_i) {{"
 
 
@@ -217,7 +218,7 @@ def _offset(name: str, rank: int, step: str) -> str:
 
 def _gpu_walk(loop: Loop, ctype: str, rank: int, step: dict[str, str]) -> str:
     at = {o.name: _offset(o.name, rank, step[o.name]) for o in _operands(loop)}
-    return f"{_simple_loop('gpu', ctype)}\n{_split('tg_i', ctype, rank, '    ')}\n{_element(loop, at, '    ')}\n  }}"
+    return f"{_simple_loop('gpu', ctype)}\n{_split('tg_i', ctype, rank, '    ')}\n{element(loop, at, '    ')}\n  }}"
 
 
 def _cpu_walk(loop: Loop, ctype: str, rank: int, step: dict[str, str]) -> str:
@@ -237,7 +238,7 @@ def _cpu_walk(loop: Loop, ctype: str, rank: int, step: dict[str, str]) -> str:
 {starts}
     VECTORIZE
     for ({ctype} tg_j = 0; tg_j < tg_count; ++tg_j) {{
-{_element(loop, at, "      ")}
+{element(loop, at, "      ")}
     }}
     tg_done += tg_count;
     tg_i{last} = 0;
@@ -251,7 +252,7 @@ def _cpu_walk(loop: Loop, ctype: str, rank: int, step: dict[str, str]) -> str:
 def chunking(p: PlanBuilder, cost: int) -> tuple[int, int, int, int]:
     """(multiple, single, per_group, max_groups) for a loop of that cost; see Chunking in csrc/dispatch/plan.h."""
     if p.form == "gpu":
-        return (_GPU_LOCAL, 0, _GPU_LOCAL * _GPU_ELEMENTS, 0)
+        return (GPU_LOCAL, 0, GPU_LOCAL * _GPU_ELEMENTS, 0)
     return (_MULTIPLE, _SINGLE // cost, max(_MULTIPLE, _CHUNK // cost), _GROUPS_PER_UNIT * p.device.compute_units)
 
 
@@ -265,6 +266,16 @@ def deal(n: int, rule: tuple[int, int, int, int]) -> tuple[int, int]:
         chunk = -(-n // (min(groups, max_groups) if max_groups else groups))
     chunk = -(-chunk // multiple) * multiple
     return -(-n // chunk), chunk
+
+
+@dataclass
+class PlannedLoop:
+    """A call of `plan_loop`, kept instead of planned; see `PlanBuilder.gathered`."""
+
+    loop: Loop
+    results: Sequence[torch.Tensor]
+    inputs: Sequence[torch.Tensor]
+    numbers: Sequence[Any]
 
 
 def plan_loop(
@@ -281,6 +292,9 @@ def plan_loop(
         inputs: specs of its inputs, broadcastable to that shape.
         numbers: launch arguments for its numbers.
     """
+    if p.gathered is not None:
+        p.gathered.append(PlannedLoop(loop, results, inputs, numbers))
+        return
     if p.any_shape:
         rule = chunking(p, loop.cost)
         args = [*results, *inputs, *numbers, ("numel",), ("chunk",)]
@@ -315,6 +329,11 @@ def plan_strided_loop(
     inner = tuple({0: "0", 1: "1"}.get(s[-1], "s") for s in strides)
     kernel = strided_kernel(loop, p.form, len(sizes), index, inner)
     p.launch(kernel, (groups,), [*specs, *numbers, n, chunk, *sizes, *(s for stride in strides for s in stride)])
+
+
+def is_dense(spec: torch.Tensor) -> bool:
+    """The elements fill one block of memory, each once (in any order of the dimensions)."""
+    return bool(torch._prims_common.is_non_overlapping_and_dense_or_false(spec))
 
 
 def _broadcast(spec: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -136,12 +136,14 @@ class PlanBuilder:
         form: "cpu" or "gpu", the form of kernels to use.
         op: the op's name, for messages.
         any_shape: all tensors of the call have one shape and are contiguous, and the plan must serve any such shape.
+        gathered: while it is a list, loops over elements are put there instead of becoming launches; see codegen/batch.py.
     """
 
     device: DeviceTraits
     form: str
     op: str
     any_shape: bool = False
+    gathered: list[pointwise.PlannedLoop] | None = None
     _memory: dict[int, Memory] = field(default_factory=dict)
     _steps: list[_Launch | _Copy | _Fill] = field(default_factory=list)
     _philox: int = 0
@@ -232,7 +234,7 @@ class PlanBuilder:
         plain = (
             source.dtype == destination.dtype
             and source.stride() == destination.stride()
-            and _is_dense(destination)
+            and pointwise.is_dense(destination)
             and source.is_conj() == destination.is_conj()
             and source.is_neg() == destination.is_neg()
             and not self.is_cpu_scalar(source)
@@ -246,7 +248,7 @@ class PlanBuilder:
         """Sets every element to a number."""
         if destination.numel() == 0:
             return
-        if _is_dense(destination):
+        if pointwise.is_dense(destination):
             pattern = _pattern(destination.dtype, value)
             self._steps.append(_Fill(destination, destination.numel() * destination.element_size(), pattern))
         else:
@@ -282,6 +284,11 @@ class PlanBuilder:
         if not ((least is None or least <= value) and (most is None or value <= most)):  # type: ignore[operator]
             raise RuntimeError(message.format(value))
         self._guards.append((_bound(low), ("scalar", scalar.index), _bound(high)))
+
+    @property
+    def step_count(self) -> int:
+        """How many steps the plan has so far."""
+        return len(self._steps)
 
     # ---- other ops ----
 
@@ -397,11 +404,6 @@ def _bound(value: Scalar | float | None) -> tuple[Any, ...] | None:
     if value is None:
         return None
     return ("scalar", value.index) if isinstance(value, Scalar) else ("number", float(value))
-
-
-def _is_dense(spec: torch.Tensor) -> bool:
-    """The elements fill one block of memory, each once (in any order of the dimensions)."""
-    return bool(torch._prims_common.is_non_overlapping_and_dense(spec))
 
 
 _STRUCT = {

@@ -133,10 +133,16 @@ def register(name: str, plan: Planner, options: Options) -> None:
     """Enters an op and its in-place and out= forms in `ENTRIES`."""
     op = resolve(name)
     for overload, kind in variants(op):
-        key = overload._schema.name + (f".{overload._overloadname}" if overload._overloadname != "default" else "")
-        if key in ENTRIES:
-            raise ValueError(f"{key} has a planner already")
-        ENTRIES[key] = Entry(overload, op, kind, plan, options)
+        register_entry(Entry(overload, op, kind, plan, options))
+
+
+def register_entry(entry: Entry) -> None:
+    """Enters one overload in `ENTRIES`."""
+    op = entry.op
+    key = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
+    if key in ENTRIES:
+        raise ValueError(f"{key} has a planner already")
+    ENTRIES[key] = entry
 
 
 def planner(
@@ -370,7 +376,7 @@ class _Call:
         if "device" in plain and plain["device"] is not None:
             plain["device"] = torch.device("meta")
         if entry.options.meta is not None:
-            if entry.kind != "functional":
+            if entry.op is not entry.functional:
                 raise RuntimeError(f"{entry.op}: a planner with its own meta function serves functional overloads only")
             result = entry.options.meta(**plain)
         else:

@@ -1,0 +1,130 @@
+"""Ops on lists of tensors: each is an op on single tensors, done to every one of them in as few launches as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchgraft.codegen import pointwise
+from torchgraft.codegen.batch import plan_loops
+from torchgraft.codegen.pointwise import PlannedLoop
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported
+from torchgraft.plans.registry import Entry, Options, register_entry, resolve, variants
+
+aten = torch.ops.aten
+
+
+def _gather(p: PlanBuilder, each: Sequence[Callable[[], None]]) -> None:
+    """Plans what the calls plan, each for tensors of its own, with their loops put together."""
+    loops: list[PlannedLoop] = []
+    for plan in each:
+        p.gathered, steps = [], p.step_count
+        try:
+            plan()
+        finally:
+            own, p.gathered = p.gathered, None
+        if p.step_count == steps and len(own) <= 1:
+            loops += own
+        elif not own:
+            continue
+        else:
+            raise Unsupported("an op on single tensors takes several steps")
+    plan_loops(p, loops)
+
+
+def _dynamic(scalar: Any, spec: torch.Tensor) -> Any:
+    """The scalar, or its value where that decides about the type to compute in."""
+    if not isinstance(scalar, Scalar):
+        return scalar
+    fits = {"bool": True, "int": spec.dtype != torch.bool, "float": spec.is_floating_point() or spec.is_complex()}
+    return scalar if fits.get(scalar.type, spec.is_complex()) else scalar.value
+
+
+def foreach(name: str, base: str, **fixed: Any) -> None:
+    """Declares an op on lists.
+
+    Args:
+        name: its functional overload, without "_foreach_".
+        base: the op on single tensors. It takes a list's items, or an argument that is no list, in the same order.
+        fixed: arguments of the op on single tensors that the op on lists has not.
+    """
+    op, single = resolve(f"_foreach_{name}"), resolve(base)
+    names = [a.name for a in single._schema.arguments]
+    keyword_only = {a.name for a in single._schema.arguments if a.kwarg_only}
+
+    def plan(p: PlanBuilder, outs: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+        def one(i: int) -> None:
+            of_list = next(a for a in args if isinstance(a, list) and isinstance(a[0], torch.Tensor))
+            own = [a[i] if isinstance(a, list) else a for a in args]
+            own = [_dynamic(a, of_list[i]) for a in own]
+            given = dict(zip(names, own, strict=False))
+            given.update({k: _dynamic(v, of_list[i]) for k, v in kwargs.items()}, **fixed)
+            positional = [given.pop(n) for n in names if n in given and n not in keyword_only]
+            p.call_out(single, outs[i], *positional, **given)
+
+        _gather(p, [lambda i=i: one(i) for i in range(len(outs))])  # type: ignore[misc]
+
+    for overload, kind in variants(op):
+        if kind != "out":  # composed of the others by torch
+            register_entry(Entry(overload, op, kind, plan, Options(cpu_tensors="value")))
+
+
+for _name in (
+    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt sigmoid sign sin sinh "
+    "sqrt tan tanh trunc"
+).split():
+    foreach(_name, _name)
+
+for _name in ("add", "sub"):
+    foreach(f"{_name}.List", f"{_name}.Tensor")
+    foreach(f"{_name}.Scalar", f"{_name}.Tensor", alpha=1)
+    foreach(f"{_name}.ScalarList", f"{_name}.Tensor", alpha=1)
+foreach("add.Tensor", "add.Tensor")
+for _name in ("mul", "div"):
+    for _kind in ("List", "Scalar", "ScalarList", "Tensor"):
+        foreach(f"{_name}.{_kind}", f"{_name}.Tensor")
+for _name, _base in (("maximum", "maximum"), ("minimum", "minimum"), ("clamp_min", "maximum"), ("clamp_max", "minimum")):
+    for _kind in ("List", "Scalar", "ScalarList"):
+        foreach(f"{_name}.{_kind}", _base)
+foreach("pow.List", "pow.Tensor_Tensor")
+foreach("pow.Scalar", "pow.Tensor_Scalar")
+foreach("pow.ScalarList", "pow.Tensor_Scalar")
+foreach("pow.ScalarAndTensor", "pow.Scalar")
+foreach("lerp.List", "lerp.Tensor")
+foreach("lerp.Scalar", "lerp.Scalar")
+foreach("lerp.ScalarList", "lerp.Scalar")
+
+
+def _with_value(name: str, base: str) -> None:
+    """addcmul and addcdiv: their factor is an argument by keyword in the ops on single tensors."""
+    single = resolve(base)
+
+    def plan(
+        p: PlanBuilder, outs: list[torch.Tensor], self: list[torch.Tensor], a: list[torch.Tensor], b: list[torch.Tensor], value: Any
+    ) -> None:
+        def one(i: int) -> None:
+            own = _dynamic(value[i] if isinstance(value, list) else value, self[i])
+            p.call_out(single, outs[i], self[i], a[i], b[i], value=own)
+
+        _gather(p, [lambda i=i: one(i) for i in range(len(outs))])  # type: ignore[misc]
+
+    for kind in ("Scalar", "ScalarList"):
+        op = resolve(f"_foreach_{name}.{kind}")
+        for overload, how in variants(op):
+            if how != "out":
+                register_entry(Entry(overload, op, how, plan, Options(cpu_tensors="value")))
+
+
+_with_value("addcmul", "addcmul")
+_with_value("addcdiv", "addcdiv")
+
+
+def _zero(p: PlanBuilder, outs: list[torch.Tensor], self: list[torch.Tensor]) -> None:
+    _gather(p, [lambda t=t: pointwise.plan_fill(p, t, 0) for t in outs])  # type: ignore[misc]
+
+
+for _overload, _how in variants(resolve("_foreach_zero")):
+    if _how != "out":
+        register_entry(Entry(_overload, resolve("_foreach_zero"), _how, _zero, Options()))
