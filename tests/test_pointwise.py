@@ -170,7 +170,8 @@ def test_numbers(device: str, number: float) -> None:
         x = sample(dtype)
         for function in (torch.add, torch.mul, torch.eq, torch.ge, torch.div):
             check(device, lambda x, f=function: f(x, number), x)
-    check(device, lambda x: number - x, sample(torch.float32))
+    if number is not True:
+        check(device, lambda x: number - x, sample(torch.float32))
     check(device, lambda x: x**number, sample(torch.float32))
 
 

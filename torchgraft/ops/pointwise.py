@@ -190,6 +190,16 @@ def _logit(eps: Any) -> str:
 
 # ---- backwards of activations ----
 
+
+def _logit_backward(eps: Any = None, **_: Any) -> str:
+    slope = "grad_output / (self * (1 - self))"
+    if eps is None:
+        return f"self < 0 || self > 1 ? (T)NAN : {slope}"
+    return f"self < eps || self > 1 - eps ? (T)0 : {slope}"
+
+
+row("logit_backward", _logit_backward, types="float")
+
 row("threshold_backward", "self <= threshold ? (T)0 : grad_output", types="number")
 row("sigmoid_backward", "grad_output * (1 - output) * output", types="float")
 row("tanh_backward", "grad_output * (1 - output * output)", types="float")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -384,7 +385,12 @@ class _Call:
             keyword = {a.name: plain[a.name] for a in entry.op._schema.arguments if a.kwarg_only}
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a resized out= is warned of when it is resized
-                result = entry.op(*positional, **keyword)
+                try:
+                    result = entry.op(*positional, **keyword)
+                except RuntimeError:
+                    if entry.options.pointwise:
+                        _check_broadcast([spec for spec in self.specs if spec is not None])
+                    raise
         if result is None:
             return ()
         return tuple(result) if isinstance(result, (tuple, list)) and _returns_several(entry.op) else (result,)
@@ -424,6 +430,17 @@ class _Call:
             return ("new", item, list(item.shape), list(item.stride()), item.dtype)
 
         return [describe(item) for item in returned], results
+
+
+def _check_broadcast(specs: list[torch.Tensor]) -> None:
+    """Says in the words of torch's CPU which sizes do not fit; some meta kernels say it in others."""
+    for a, b in itertools.combinations(specs, 2):
+        for dim in range(-1, -min(a.dim(), b.dim()) - 1, -1):
+            if a.shape[dim] != b.shape[dim] and 1 not in (a.shape[dim], b.shape[dim]):
+                raise RuntimeError(
+                    f"The size of tensor a ({a.shape[dim]}) must match the size of tensor b ({b.shape[dim]}) at "
+                    f"non-singleton dimension {max(a.dim(), b.dim()) + dim}"
+                )
 
 
 def plain_arguments(p: PlanBuilder, arguments: dict[str, Any]) -> dict[str, Any]:
