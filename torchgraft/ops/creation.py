@@ -1,0 +1,179 @@
+"""Planners of ops that make tensors from numbers."""
+
+from __future__ import annotations
+
+import torch
+
+from torchgraft.codegen import element_type, pointwise
+from torchgraft.codegen.pointwise import Input, Loop, Result
+from torchgraft.kernels import creation as kernels
+from torchgraft.kernels.indexing import MOVES
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+
+aten = torch.ops.aten
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _deal(p: PlanBuilder, n: int, cost: int = 1) -> tuple[int, int]:
+    if p.form == "gpu":
+        return _ceil(n, kernels.GPU_LOCAL), 1
+    return pointwise.deal(n, pointwise.chunking(p, cost))
+
+
+def _sequence(p: PlanBuilder, out: torch.Tensor, compute: str, numbers: dict[str, float], text: str) -> None:
+    if out.numel() == 0:
+        return
+    target = out if out.is_contiguous() else p.empty_like(out)
+    kernel = kernels.sequence_kernel(element_type(out.dtype).name, compute, tuple(numbers), text, p.form)
+    groups, chunk = _deal(p, out.numel())
+    p.launch(kernel, (groups,), [target, *numbers.values(), out.numel(), chunk])
+    if target is not out:
+        p.copy(out, target)
+
+
+def _widest(p: PlanBuilder, dtype: torch.dtype) -> str:
+    """What torch's CPU computes places in: integers exactly, floats in double."""
+    element = element_type(dtype)
+    if element.is_complex:
+        raise Unsupported(f"a sequence of {dtype}")
+    if element.is_integer:
+        return "i64"
+    return "f64" if p.device.float64 else "f32"
+
+
+# The results' lengths follow from these numbers, so each of them is read.
+
+
+@planner("arange.start_out", inplace_safe=True)
+def _arange(p: PlanBuilder, result: torch.Tensor, start: Scalar, end: Scalar, step: Scalar, *, out: torch.Tensor) -> None:
+    compute = _widest(p, result.dtype)
+    first, by = start.value, step.value
+    _ = end.value
+    if compute == "i64":
+        first, by = int(start), int(step)
+    _sequence(p, result, compute, {"first": first, "by": by}, f"first + ({_c(compute)})i * by")
+
+
+def _c(compute: str) -> str:
+    return {"f32": "float", "f64": "double", "i64": "long"}[compute]
+
+
+@planner("range.out", inplace_safe=True)
+def _range(p: PlanBuilder, result: torch.Tensor, start: Scalar, end: Scalar, step: Scalar, *, out: torch.Tensor) -> None:
+    _arange(p, result, start, end, step, out=out)
+
+
+def _linear(p: PlanBuilder, out: torch.Tensor, start: Scalar, end: Scalar, steps: int) -> None:
+    element = element_type(out.dtype)
+    if element.is_complex:
+        raise Unsupported(f"a sequence of {out.dtype}")
+    first, last = float(start), float(end)
+    compute = "f64" if p.device.float64 and (element.is_integer or element.name == "f64") else "f32"
+    if element.is_integer:
+        first, last = int(first), int(last)
+    step = (last - first) / (steps - 1) if steps > 1 else 0.0
+    # From the nearer end, so that both ends are exact.
+    c = _c(compute)
+    text = f"i < n / 2 || n == 1 ? low + step * ({c})i : high - step * ({c})(n - 1 - i)"
+    _sequence(p, out, compute, {"low": first, "high": last, "step": step}, text)
+
+
+@planner("linspace.out", inplace_safe=True)
+def _linspace(p: PlanBuilder, result: torch.Tensor, start: Scalar, end: Scalar, steps: int, *, out: torch.Tensor) -> None:
+    _linear(p, result, start, end, steps)
+
+
+@planner("logspace.out", inplace_safe=True)
+def _logspace(
+    p: PlanBuilder, result: torch.Tensor, start: Scalar, end: Scalar, steps: int, base: Scalar, *, out: torch.Tensor
+) -> None:
+    wide = torch.float64 if p.device.float64 and result.dtype != torch.float32 else torch.float32
+    if not result.is_floating_point():
+        raise Unsupported("powers as integers")
+    exponents = p.empty((steps,), wide)
+    _linear(p, exponents, start, end, steps)
+    p.copy(result, p.call(aten.pow.Scalar, float(base), exponents))
+
+
+@planner("eye.m_out", inplace_safe=True)
+def _eye_m(p: PlanBuilder, result: torch.Tensor, n: int, m: int, *, out: torch.Tensor) -> None:
+    p.fill(result, 0)
+    p.fill(result.diagonal(), 1)
+
+
+@planner("eye.out", inplace_safe=True)
+def _eye(p: PlanBuilder, result: torch.Tensor, n: int, *, out: torch.Tensor) -> None:
+    p.fill(result, 0)
+    p.fill(result.diagonal(), 1)
+
+
+def _triangle(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, diagonal: int, upper: bool) -> None:
+    if out.numel() == 0:
+        return
+    rows, columns = x.shape[-2:]
+    diagonal = max(-rows - 1, min(columns + 1, diagonal))
+    if p.form == "gpu":
+        n = x.numel()
+        groups, chunk = _ceil(n, kernels.GPU_LOCAL), 1
+    else:
+        n = x.numel() // columns
+        groups = 1 if x.numel() <= 16384 else min(_ceil(x.numel(), 4096), n, 32 * p.device.compute_units)
+        chunk = _ceil(n, groups)
+        groups = _ceil(n, chunk)
+    kernel = kernels.triangle_kernel(MOVES[out.element_size()], upper, p.form)
+    p.launch(kernel, (groups,), [out, x, rows, columns, diagonal, n, chunk])
+
+
+@planner("tril", contiguous=True, inplace_safe=True)
+def _tril(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, diagonal: int = 0) -> None:
+    _triangle(p, out, self, diagonal, False)
+
+
+@planner("triu", contiguous=True, inplace_safe=True)
+def _triu(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, diagonal: int = 0) -> None:
+    _triangle(p, out, self, diagonal, True)
+
+
+def _triangle_indices(p: PlanBuilder, out: torch.Tensor, rows: int, columns: int, offset: int, upper: bool) -> None:
+    size = out.size(1)
+    offset = max(-rows - 1, min(columns + 1, offset))
+    if size:
+        kernel = kernels.triangle_indices_kernel(element_type(out.dtype).name, upper)
+        p.launch(kernel, (rows,), [out, columns, offset, size])
+
+
+@planner("tril_indices")
+def _tril_indices(p: PlanBuilder, out: torch.Tensor, row: int, col: int, offset: int = 0, **_: object) -> None:
+    _triangle_indices(p, out, row, col, offset, False)
+
+
+@planner("triu_indices")
+def _triu_indices(p: PlanBuilder, out: torch.Tensor, row: int, col: int, offset: int = 0, **_: object) -> None:
+    _triangle_indices(p, out, row, col, offset, True)
+
+
+# ---- complex numbers from parts ----
+
+
+def _pair(p: PlanBuilder, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, text: str, cost: int) -> None:
+    part = element_type(a.dtype)
+    if part.name not in ("f32", "f64"):
+        raise Unsupported(f"complex numbers of {a.dtype}")
+    whole = element_type(out.dtype).name
+    text = pointwise.expression(text.format(pair="float2" if part.name == "f32" else "double2"), part.name)
+    inputs = (Input("a", part.name, part.compute), Input("b", part.name, part.compute))
+    loop = Loop(f"pair_{part.name}", inputs, (), (Result("out", whole, whole, text),), cost=cost)
+    pointwise.plan_loop(p, loop, [out], [a, b], [])
+
+
+@planner("complex")
+def _complex(p: PlanBuilder, out: torch.Tensor, real: torch.Tensor, imag: torch.Tensor) -> None:
+    _pair(p, out, real, imag, "({pair})(a, b)", 1)
+
+
+@planner("polar")
+def _polar(p: PlanBuilder, out: torch.Tensor, abs: torch.Tensor, angle: torch.Tensor) -> None:
+    _pair(p, out, abs, angle, "({pair})(a * @cos(b), a * @sin(b))", 8)

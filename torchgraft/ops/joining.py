@@ -1,0 +1,92 @@
+"""Planners of ops that put tensors together, turn them round and surround them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+
+from torchgraft.codegen import pointwise
+from torchgraft.codegen.pointwise import Input, Loop, Result
+from torchgraft.kernels.indexing import MOVES
+from torchgraft.plans import PlanBuilder, Scalar, planner
+
+
+@planner("cat")
+def _cat(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
+    if out.numel() == 0:
+        return
+    dim %= out.dim()
+    start = 0
+    for tensor in tensors:
+        if tensor.dim() == 1 and tensor.numel() == 0:
+            continue  # of any shape, for old programs' sake
+        p.copy(out.narrow(dim, start, tensor.size(dim)), tensor)
+        start += tensor.size(dim)
+
+
+@planner("stack")
+def _stack(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
+    for place, tensor in enumerate(tensors):
+        p.copy(out.select(dim, place), tensor)
+
+
+def _move_loop(x: torch.Tensor) -> Loop:
+    moved = MOVES[x.element_size()]
+    return Loop(f"move_{moved}", (Input("source", moved, moved),), (), (Result("out", moved, moved, "source"),))
+
+
+@planner("flip")
+def _flip(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dims: Sequence[int]) -> None:
+    if out.numel() == 0:
+        return
+    x = p.contiguous(self) if self.is_conj() or self.is_neg() else self
+    turned = {d % x.dim() for d in dims} if x.dim() else set()
+    # The last element of each turned dimension is the first to be read.
+    offset = sum((x.size(d) - 1) * x.stride(d) for d in turned)
+    start = x.as_strided((1,), (1,), x.storage_offset() + offset)
+    strides = [-s if d in turned else s for d, s in enumerate(x.stride())]
+    sizes, merged = pointwise.coalesce(list(x.shape), [list(out.stride()), strides])
+    pointwise.plan_strided_loop(p, _move_loop(x), [out, start], [], sizes, merged)
+
+
+@planner("roll")
+def _roll(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> None:
+    if out.numel() == 0:
+        return
+    if len(dims) == 0:  # of the elements in order
+        target = out if out.is_contiguous() else p.empty_like(out)
+        _roll(p, target.view(-1), p.contiguous(self).view(-1), shifts, [0])
+        if target is not out:
+            p.copy(out, target)
+        return
+    total = [0] * self.dim()
+    for shift, d in zip(shifts, dims, strict=True):
+        total[d] += shift
+    # Each rolled dimension consists of two pieces that change places.
+    pieces = []
+    for d, shift in enumerate(total):
+        size = self.size(d)
+        cut = shift % size
+        pieces.append([(0, cut, size - cut), (size - cut, 0, cut)] if cut else [(0, 0, size)])
+    for choice in itertools.product(*pieces):
+        source, target = self, out
+        for d, (start, place, length) in enumerate(choice):
+            source, target = source.narrow(d, start, length), target.narrow(d, place, length)
+        p.copy(target, source)
+
+
+@planner("constant_pad_nd")
+def _constant_pad(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, pad: Sequence[int], value: Scalar | float = 0) -> None:
+    """Negative padding cuts off."""
+    if out.numel() == 0:
+        return
+    source, inner = self, out
+    for k in range(len(pad) // 2):
+        d, (before, after) = self.dim() - 1 - k, pad[2 * k : 2 * k + 2]
+        source = source.narrow(d, max(0, -before), max(0, self.size(d) + min(0, before) + min(0, after)))
+        inner = inner.narrow(d, max(0, before), source.size(d))
+    if inner.numel() < out.numel():
+        pointwise.plan_fill(p, out, value)
+    p.copy(inner, source)

@@ -1,0 +1,328 @@
+"""Planners of losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from torchgraft.codegen import element_type, pointwise
+from torchgraft.codegen.pointwise import Input, Loop, Number, Result
+from torchgraft.kernels import losses as kernels
+from torchgraft.kernels import reduce
+from torchgraft.ops.reductions import plan_reduction
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, decomposition, planner
+
+NONE, MEAN, SUM = 0, 1, 2
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+# ---- negative log likelihood ----
+
+
+def _places(p: PlanBuilder, x: torch.Tensor) -> torch.Tensor:
+    """[batch, class, place], as a view if the places lie in one line."""
+    if x.dim() == 1:
+        return x.view(1, -1, 1)
+    if x.dim() == 2:
+        return x.unsqueeze(2)
+    try:
+        return x.view(x.size(0), x.size(1), -1)
+    except RuntimeError:
+        return p.contiguous(x).view(x.size(0), x.size(1), -1)
+
+
+@dataclass(frozen=True)
+class _Targets:
+    """The arguments that all kernels of the loss share."""
+
+    type: str
+    target: str
+    weight: str | None
+    args: list[Any]
+    shape: list[int]
+    n: int
+
+
+def _targets(
+    p: PlanBuilder, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int
+) -> _Targets:
+    type_ = element_type(x.dtype)
+    if not type_.is_float:
+        raise Unsupported(f"losses of {x.dtype}")
+    if weight is not None and weight.dtype != x.dtype:
+        raise RuntimeError(f"expected scalar type {x.dtype} but found {weight.dtype}")
+    target = p.contiguous(target)
+    report = p.error("Target {} is out of bounds.")
+    args = [target, *([] if weight is None else [p.contiguous(weight)]), report.words, report.code]
+    shape = [x.size(1), ignore_index, max(1, x.size(2)), *x.stride()]
+    target_type = element_type(target.dtype).name
+    return _Targets(type_.name, target_type, None if weight is None else type_.name, args, shape, target.numel())
+
+
+def _deal(p: PlanBuilder, n: int) -> tuple[int, int]:
+    if p.form == "gpu":
+        return _ceil(n, kernels.GPU_LOCAL), 1
+    return _chunks(p, n)
+
+
+def _chunks(p: PlanBuilder, n: int) -> tuple[int, int]:
+    """Every target is likely to be a miss of the cache, so little work is worth a second thread."""
+    if n <= 1024:
+        return 1, max(1, n)
+    chunk = _ceil(n, min(_ceil(n, 128), 32 * p.device.compute_units))
+    return _ceil(n, chunk), chunk
+
+
+@planner("nll_loss_forward", "nll_loss2d_forward")
+def _nll(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor, torch.Tensor],
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+) -> None:
+    loss, total = out
+    x = _places(p, self)
+    t = _targets(p, x, target, weight, ignore_index)
+    if reduction == NONE:
+        p.fill(total, 0)
+        if t.n == 0:
+            return
+        to = loss if loss.is_contiguous() else p.empty_like(loss)
+        groups, chunk = _deal(p, t.n)
+        kernel = kernels.each_kernel(t.type, t.target, t.weight, p.form)
+        p.launch(kernel, (groups,), [to, x, *t.args, *t.shape, t.n, chunk])
+        if to is not loss:
+            p.copy(loss, to)
+        return
+    accumulate = "f64" if p.device.float64 else "f32"
+    groups, chunk = _chunks(p, t.n)
+    sums = p.empty((2 * groups,), torch.float64 if p.device.float64 else torch.float32)
+    p.launch(kernels.sum_kernel(t.type, accumulate, t.target, t.weight), (groups,), [sums, x, *t.args, *t.shape, t.n, chunk])
+    p.launch(kernels.finish_kernel(t.type, accumulate, reduction == MEAN), (1,), [loss, total, sums, groups])
+
+
+@planner("nll_loss_backward", "nll_loss2d_backward")
+def _nll_backward(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: torch.Tensor,
+) -> None:
+    p.fill(out, 0)
+    if out.numel() == 0:
+        return
+    to = _places(p, out)
+    back = p.memory(to) is not p.memory(out)
+    t = _targets(p, to, target, weight, ignore_index)
+    groups, chunk = _deal(p, t.n)
+    kernel = kernels.backward_kernel(t.type, t.target, t.weight, reduction == MEAN, reduction == NONE, p.form)
+    p.launch(kernel, (groups,), [to, p.contiguous(grad_output), total_weight, *t.args, *t.shape, t.n, chunk])
+    if back:
+        p.copy(out, to.view(out.shape))
+
+
+# ---- losses of one element at a time ----
+
+
+def _loss_loop(
+    p: PlanBuilder, name: str, out: torch.Tensor, tensors: dict[str, torch.Tensor], numbers: dict[str, Any], text: str, cost: int
+) -> None:
+    compute = element_type(out.dtype).compute
+    loop = Loop(
+        f"{name}_{compute}",
+        tuple(Input(n, element_type(t.dtype).name, compute) for n, t in tensors.items()),
+        tuple(Number(n, compute) for n in numbers),
+        (Result("out", element_type(out.dtype).name, compute, pointwise.expression(text, compute)),),
+        cost=cost,
+    )
+    pointwise.plan_loop(p, loop, [out], list(tensors.values()), list(numbers.values()))
+
+
+def _forward(
+    p: PlanBuilder,
+    name: str,
+    out: torch.Tensor,
+    tensors: dict[str, torch.Tensor],
+    numbers: dict[str, Any],
+    text: str,
+    reduction: int,
+    cost: int = 1,
+) -> None:
+    """A loss, summed in the same kernel if all tensors have one shape."""
+    if not out.is_floating_point():
+        raise Unsupported(f"losses of {out.dtype}")
+    if reduction == NONE:
+        _loss_loop(p, name, out, tensors, numbers, text, cost)
+        return
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors.values()))
+    flat = {n: p.contiguous(p.cast(t.expand(shape), out.dtype)).view(-1) for n, t in tensors.items()}
+    type_ = element_type(out.dtype)
+    total = reduce.total(type_.accumulate, type_.name, reduction == MEAN)
+    reduction_ = replace(
+        total,
+        name=f"{name}_{total.name}",
+        step=f"A.sum += {pointwise.expression(text, type_.compute)};",
+        others=tuple((n, type_.name, "same") for n in flat if n != "x"),
+        values=tuple((n, type_.compute) for n in numbers),
+    )
+    plan_reduction(p, reduction_, [out], flat["x"], [0], list(numbers.values()), [t for n, t in flat.items() if n != "x"])
+
+
+def _backward(
+    p: PlanBuilder,
+    name: str,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    tensors: dict[str, torch.Tensor],
+    numbers: dict[str, Any],
+    text: str,
+    reduction: int,
+    cost: int = 1,
+) -> None:
+    if not out.is_floating_point():
+        raise Unsupported(f"losses of {out.dtype}")
+    text = f"g * ({text})"
+    if reduction == MEAN:
+        numbers = {**numbers, "part": 1 / max(1, out.numel())}
+        text += " * part"
+    _loss_loop(p, f"{name}_backward", out, {**tensors, "g": grad}, numbers, text, cost)
+
+
+_SQUARE = "(x - t) * (x - t)"
+
+
+@planner("mse_loss")
+def _mse(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN) -> None:
+    _forward(p, "mse_loss", out, {"x": self, "t": target}, {}, _SQUARE, reduction)
+
+
+@planner("mse_loss_backward")
+def _mse_backward(
+    p: PlanBuilder, out: torch.Tensor, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
+) -> None:
+    _backward(p, "mse_loss", out, grad_output, {"x": self, "t": target}, {}, "2 * (x - t)", reduction)
+
+
+_SMOOTH = "@abs(x - t) < beta ? 0.5 * (x - t) * (x - t) / beta : @abs(x - t) - 0.5 * beta"
+
+
+@planner("smooth_l1_loss")
+def _smooth_l1(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, beta: Scalar | float = 1.0
+) -> None:
+    _forward(p, "smooth_l1_loss", out, {"x": self, "t": target}, {"beta": beta}, _SMOOTH, reduction)
+
+
+@planner("smooth_l1_loss_backward")
+def _smooth_l1_backward(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    reduction: int,
+    beta: Scalar | float,
+) -> None:
+    text = "x - t <= -beta ? (T)-1 : x - t >= beta ? (T)1 : (x - t) / beta"
+    _backward(p, "smooth_l1_loss", out, grad_output, {"x": self, "t": target}, {"beta": beta}, text, reduction)
+
+
+_HUBER = "@abs(x - t) <= delta ? 0.5 * (x - t) * (x - t) : delta * (@abs(x - t) - 0.5 * delta)"
+
+
+@planner("huber_loss")
+def _huber(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, delta: Scalar | float = 1.0
+) -> None:
+    _forward(p, "huber_loss", out, {"x": self, "t": target}, {"delta": delta}, _HUBER, reduction)
+
+
+@planner("huber_loss_backward")
+def _huber_backward(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    reduction: int,
+    delta: Scalar | float,
+) -> None:
+    text = "x - t <= -delta ? -delta : x - t >= delta ? delta : x - t"
+    _backward(p, "huber_loss", out, grad_output, {"x": self, "t": target}, {"delta": delta}, text, reduction)
+
+
+def _weighted(text: str, tensors: dict[str, torch.Tensor], weight: torch.Tensor | None) -> str:
+    if weight is None:
+        return text
+    tensors["w"] = weight
+    return f"w * ({text})"
+
+
+# Logarithms are bounded from below, so that a sure and wrong prediction costs no infinity.
+_LOG = "(@log{0} < -100 ? (T)-100 : @log{0})"
+_CROSS = f"(t - 1) * {_LOG.format('1p(-x)')} - t * {_LOG.format('(x)')}"
+
+
+@planner("binary_cross_entropy")
+def _bce(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = MEAN,
+) -> None:
+    tensors = {"x": self, "t": target}
+    text = _weighted(_CROSS, tensors, weight)
+    _forward(p, "binary_cross_entropy", out, tensors, {}, text, reduction, cost=8)
+
+
+@planner("binary_cross_entropy_backward")
+def _bce_backward(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = MEAN,
+) -> None:
+    tensors = {"x": self, "t": target}
+    text = _weighted("(x - t) / ((1 - x) * x < 1e-12 ? (T)1e-12 : (1 - x) * x)", tensors, weight)
+    _backward(p, "binary_cross_entropy", out, grad_output, tensors, {}, text, reduction, cost=2)
+
+
+@planner("binary_cross_entropy_with_logits")
+def _bce_logits(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    pos_weight: torch.Tensor | None = None,
+    reduction: int = MEAN,
+) -> None:
+    tensors = {"x": self, "t": target}
+    softplus = "(@log1p(@exp(-@abs(x))) + (x < 0 ? -x : (T)0))"
+    text = f"(1 - t) * x + {softplus}"
+    if pos_weight is not None:
+        tensors["v"] = pos_weight
+        text = f"(1 - t) * x + (1 + (v - 1) * t) * {softplus}"
+    text = _weighted(text, tensors, weight)
+    _forward(p, "binary_cross_entropy_with_logits", out, tensors, {}, text, reduction, cost=8)
+
+
+decomposition("soft_margin_loss", "soft_margin_loss_backward", "multi_margin_loss", "multilabel_margin_loss_forward")
