@@ -37,8 +37,10 @@ def register() -> ModuleType:
     if _module is None:
         from torchgraft.registration import SharedLibrary
         from torchgraft.registration import register as register_backend
+        from torchgraft_opencl.implementations import offer_to
 
         _module = register_backend(NAME, [SharedLibrary(driver_library())])
+        offer_to(driver_library())
     return _module
 
 
