@@ -44,16 +44,14 @@ def _widest(p: PlanBuilder, dtype: torch.dtype) -> str:
     return "f64" if p.device.float64 else "f32"
 
 
-# The results' lengths follow from these numbers, so each of them is read.
+# The results' lengths follow from all of these numbers, so each of them is read.
 
 
 @planner("arange.start_out", inplace_safe=True)
-def _arange(p: PlanBuilder, result: torch.Tensor, start: Scalar, end: Scalar, step: Scalar, *, out: torch.Tensor) -> None:
+def _arange(p: PlanBuilder, result: torch.Tensor, start: Scalar | float, end: Scalar | float, step: Scalar | float, *, out: torch.Tensor) -> None:
     compute = _widest(p, result.dtype)
-    first, by = start.value, step.value
-    _ = end.value
-    if compute == "i64":
-        first, by = int(start), int(step)
+    float(end)
+    first, by = (int(start), int(step)) if compute == "i64" else (float(start), float(step))
     _sequence(p, result, compute, {"first": first, "by": by}, f"first + ({_c(compute)})i * by")
 
 
@@ -62,7 +60,7 @@ def _c(compute: str) -> str:
 
 
 @planner("range.out", inplace_safe=True)
-def _range(p: PlanBuilder, result: torch.Tensor, start: Scalar, end: Scalar, step: Scalar, *, out: torch.Tensor) -> None:
+def _range(p: PlanBuilder, result: torch.Tensor, start: Scalar | float, end: Scalar | float, step: Scalar | float, *, out: torch.Tensor) -> None:
     _arange(p, result, start, end, step, out=out)
 
 

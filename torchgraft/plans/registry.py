@@ -566,7 +566,7 @@ def plan_nested(p: PlanBuilder, op: torch._ops.OpOverload, args: tuple[Any, ...]
 
     name = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
     entry = ENTRIES.get(name)
-    if entry is None or entry.kind != "functional":
+    if entry is None or entry.functional is not entry.op:
         result = trace(p, op, args, kwargs)
         if out is not None:
             for to, by in zip(_tensors(out), _tensors(result), strict=True):

@@ -34,7 +34,8 @@ class _Trace(TorchDispatchMode):
         return self.plan(func, args, kwargs or {})
 
     def plan(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _is_view(func):
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+        if _is_view(func) and not composite:  # a composite (`to`, `reshape`) may copy in spite of its schema
             return func(*args, **kwargs)
         special = _SPECIAL.get(func)
         if special is not None:
@@ -46,12 +47,13 @@ class _Trace(TorchDispatchMode):
                 return plan_nested(self.p, func, args, kwargs, None)
             return self._plan_writing(func, entry, args, kwargs)
         decomposition = torch._decomp.decomposition_table.get(func)
-        if decomposition is not None:
-            with self:
-                return decomposition(*args, **kwargs)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-            with self:
+        with self:
+            if func.namespace == "prims":  # each says which torch function it is
+                return func.impl_aten(*args, **kwargs)
+            if composite:
                 return func.decompose(*args, **kwargs)
+            if decomposition is not None:
+                return decomposition(*args, **kwargs)
         raise Unsupported(f"{func} has neither a planner nor a decomposition")
 
     def _plan_writing(self, func: torch._ops.OpOverload, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -79,6 +81,13 @@ def _full(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
     else:
         value = args[0] if packet is aten.scalar_tensor else (args[1] if packet is not aten.new_full else args[2])
     p.fill(out, value)
+    return out
+
+
+def _iota(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
+    out = func(*args, **{**kwargs, "device": torch.device("meta")})
+    start, step = kwargs["start"], kwargs["step"]
+    plan_nested(p, aten.arange.start_out, (start, start + step * out.numel(), step), {"out": out}, out)
     return out
 
 
@@ -121,6 +130,7 @@ _SPECIAL: dict[Any, Callable[[PlanBuilder, Any, Any, Any], Any]] = {
             aten.scalar_tensor.default,
         )
     },
+    torch.ops.prims.iota.default: _iota,
     aten.copy_.default: _copy,
     aten.clone.default: _clone,
     aten._to_copy.default: _clone,
