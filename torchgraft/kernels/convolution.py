@@ -26,20 +26,21 @@ from typing import Literal
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels.matmul import (
+    A_TILE_PADDING,
+    TILE_LOCAL,
     Arithmetic,
     Launch,
-    Tile,
-    A_TILE_PADDING,
     arithmetic,
     block_loop,
     block_shape,
     block_tile,
     pack_a,
     pack_transposed,
+    plain_loops,
     row_vectors,
+    shuffle_helpers,
     tile_groups,
     tile_loop,
-    TILE_LOCAL,
 )
 
 Triple = tuple[int, int, int]
@@ -137,7 +138,7 @@ if (++kx == taps_x) { kx = 0; if (++ky == taps_y) { ky = 0; if (++kz == taps_z) 
         start = ""
         offsets = "const int dz = kz * dilation_z - padding_z, dy = ky * dilation_y - padding_y, dx = kx * dilation_x - padding_x;"
         target = "((long)jz * target_y + jy) * target_x + jx"
-        fill_tile = pack_a(math, tile, "k")
+        fill_tile, fill_tiles = pack_a(math, tile, "k"), ""
         filters = "F + ((long)group * M + m0) * K"
         tap_index = ""
     else:
@@ -163,15 +164,17 @@ do {{
         target = (
             "((long)(first_z + jz * stride_z) * target_y + first_y + jy * stride_y) * target_x + first_x + jx * stride_x"
         )
-        # Rows of the filter's transpose: neighbouring rows are `taps` apart, and the taps of a slice anywhere.
+        # Rows of the filter's transpose: neighbouring rows are `taps` apart, and the taps of a slice anywhere. Copied for all tiles at
+        # once, so that memory is read in long stretches.
+        fill_tile = ""
         places = " ".join(f"const long o{i} = min(m + {i}, rows - 1) * taps;" for i in range(tile.rows))
         loads = " ".join(f"to[{i}] = {math.load('a', f'o{i}')};" for i in range(tile.rows))
-        fill_tile = f"""
-{{
-  {places}
-  {math.scalar}* to = a_tile;
-  for (int k = 0; k < kc; ++k, to += {tile.rows}) {{
-    {math.const_pointer} a = A + tap_at[k];
+        fill_tiles = f"""
+for (int k = 0; k < kc; ++k) {{
+  {math.const_pointer} a = A + tap_at[k];
+  for (int m = 0; m < rows; m += {tile.rows}) {{
+    {math.scalar}* const to = a_tiles + m * tile_pitch + k * {tile.rows};
+    {places}
     {loads}
   }}
 }}"""
@@ -205,7 +208,8 @@ for (int k = 0; k < kc; ++k) {{
     {_copy_row(math, "STEP(x)")}
     for (int i = to; i < length; ++i) row[i] = 0;
   }}
-}}"""
+}}
+{fill_tiles}"""
     panel = math.width * tile.vectors
     bias_value = math.load("E", "group * M + m0 + m + i") if bias else ""
     bias_vector = f"r += {bias_value};" if bias else ""
@@ -274,7 +278,7 @@ int channel = 0, kz = 0, ky = 0, kx = 0;
         pointers.append(Pointer("E", storage, True))
     sizes = tuple(Value(name, "i32") for name in ("batch", "M", "channels", "block_rows", "block_columns"))
     params = (*pointers, *sizes, *_GEOMETRY)
-    return Kernel(f"convolution_{direction}", params, body, helpers=_unaligned(math), local=(1, 1, 1))
+    return Kernel(f"convolution_{direction}", params, plain_loops(body), helpers=_unaligned(math), local=(1, 1, 1))
 
 
 def _ceil(value: int, step: int) -> int:
@@ -361,7 +365,8 @@ int runs;
     pointers = (Pointer("T", result), Pointer("S", storage, True), Pointer("R", storage, True))
     sizes = tuple(Value(name, "i32") for name in ("batch", "groups", "M", "N", "channels", "block_rows", "block_columns"))
     params = (*pointers, *sizes, Value("part_pixels", "i64"), *_GEOMETRY)
-    return Kernel("convolution_weight", params, body, helpers=_unaligned(math), local=(1, 1, 1))
+    helpers = f"{_unaligned(math)}\n{shuffle_helpers(math.width, math.vector)}"
+    return Kernel("convolution_weight", params, plain_loops(body), helpers=helpers, local=(1, 1, 1))
 
 
 @cache

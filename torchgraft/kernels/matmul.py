@@ -147,19 +147,45 @@ def block_tile(math: Arithmetic, narrow: bool = False) -> Tile:
     return Tile(rows, vectors, 256, 8 * rows if narrow else 16 * rows, max(math.width * vectors, 1024 // element))
 
 
+def plain_loops(body: str) -> str:
+    """The body with its loops marked to be left as they are: they are in vectors already, and what the compiler makes of their ends takes
+    it longer than all the rest."""
+    return body.replace("for (", '_Pragma("clang loop vectorize(disable) unroll(disable)") for (')
+
+
 def transpose_registers(width: int, vector: str) -> str:
-    """Statements that transpose the square matrix of the vectors r0, r1, ...: log2(width) rounds of exchanges of halves."""
-    lanes = "0123456789abcdef"
+    """Statements that transpose the square matrix of the vectors r0, r1, ...: log2(width) rounds of exchanges of halves.
+
+    Needs `shuffle_helpers`.
+    """
     lines = []
     half = 1
     while half < width:
         for i in (i for i in range(width) if not i & half):
-            j = i + half
-            low = ", ".join(f"r{j}.s{lanes[e - half]}" if e & half else f"r{i}.s{lanes[e]}" for e in range(width))
-            high = ", ".join(f"r{j}.s{lanes[e]}" if e & half else f"r{i}.s{lanes[e + half]}" for e in range(width))
-            lines.append(f"{{ const {vector} low = ({vector})({low}); r{j} = ({vector})({high}); r{i} = low; }}")
+            low, high = f"tg_low_{half}(r{i}, r{i + half})", f"tg_high_{half}(r{i}, r{i + half})"
+            lines.append(f"{{ const {vector} low = {low}; r{i + half} = {high}; r{i} = low; }}")
         half *= 2
     return "\n".join(lines)
+
+
+def shuffle_helpers(width: int, vector: str) -> str:
+    """Macros tg_low_h and tg_high_h: of two vectors, the low or the high halves of all pairs of h lanes, in turn.
+
+    clang knows an instruction for a shuffle; elsewhere it is spelled lane by lane, and takes the compiler longer.
+    """
+    lanes = "0123456789abcdef"
+    native, spelled = [], []
+    half = 1
+    while half < width:
+        low = [width + e - half if e & half else e for e in range(width)]
+        high = [width + e if e & half else e + half for e in range(width)]
+        for name, picks in (("low", low), ("high", high)):
+            macro = f"#define tg_{name}_{half}(a, b)"
+            native.append(f"{macro} __builtin_shufflevector(a, b, {', '.join(map(str, picks))})")
+            elements = ", ".join(f"{'b' if e >= width else 'a'}.s{lanes[e % width]}" for e in picks)
+            spelled.append(f"{macro} ({vector})({elements})")
+        half *= 2
+    return "\n".join(["#ifdef __clang__", *native, "#else", *spelled, "#endif"])
 
 
 # --- The CPU form's pieces. Names they share: the block's A, B, C, `rows` and `columns` left from the block's origin, the slice
@@ -399,18 +425,26 @@ for (int i = 0; i < min({tile.rows}, rows - m); ++i) {{
 def block_loop(
     math: Arithmetic, tile: Tile, fill_panels: str, fill_tile: str, unit_a: Unit, finish: str, in_rows: bool = False
 ) -> str:
-    """The CPU form's loops about their pieces; the names above and `K` must be in scope."""
+    """The CPU form's loops about their pieces; the names above and `K` must be in scope.
+
+    Without a `fill_tile`, `fill_panels` fills the tiles too, all of the block's: that of row `m` begins at `a_tiles + m * tile_pitch`.
+    """
+    # Tiles are a little further apart than they are large, for the same reason as A_TILE_PADDING.
+    tile_pitch = tile.depth + 2
+    elements = a_tile_elements(math, tile) if fill_tile else tile.max_rows * tile_pitch
     parts = 2 if math.is_complex else 1
     per_row = tile.max_columns // math.width * parts
     return f"""
 {math.vector} panels[{tile.depth * (row_vectors(math, tile) if in_rows else per_row)}];
 {math.vector} accumulators[{tile.max_rows * per_row}];
-{math.scalar} a_tile[{a_tile_elements(math, tile)}] __attribute__((aligned(64)));
+{math.scalar} a_tiles[{elements}] __attribute__((aligned(64)));
+const int tile_pitch = {0 if fill_tile else tile_pitch};
 for (int kb = 0;; kb += {tile.depth}) {{
   const int kc = min({tile.depth}, K - kb);
   const bool last = kb + {tile.depth} >= K;
   {fill_panels}
   for (int m = 0; m < rows; m += {tile.rows}) {{
+    {math.scalar}* const a_tile = a_tiles + m * tile_pitch;
     {fill_tile}
     for (int n = 0; n < columns; n += {math.width * tile.vectors}) {{
       {multiply_tile(math, tile, unit_a, in_rows)}
@@ -451,7 +485,8 @@ C += batch * c_bs + m0 * c_rs + n0 * c_cs;
     return Kernel(
         "matmul_block",
         _operands(math, addend, ("M", "N", "K", "block_rows", "block_columns")),
-        body,
+        plain_loops(body),
+        helpers=shuffle_helpers(math.width, math.vector) if unit_b == "k" else "",
         local=(1, 1, 1),
     )
 
