@@ -36,12 +36,7 @@ def open_devices() -> None:
     global _opened, _opening
     if is_opened():
         return
-    if _C.in_bad_fork():
-        raise RuntimeError(
-            f"Cannot use device '{name()}' in this forked process, because its parent has used it already. With "
-            'multiprocessing, start processes by the "spawn" or "forkserver" method; in a DataLoader, let the workers '
-            "make CPU tensors only and move them in the main process."
-        )
+    _C.raise_if_forked()
     with _lock:
         if _opened or _opening:  # by another thread while this one waited; or what opening does calls back here
             return
