@@ -232,6 +232,21 @@ def test_layouts(device: str, layout: str, other: str) -> None:
     assert (da + db).stride() == (a + b).stride()
 
 
+@pytest.mark.parametrize("shape", [(64, 48), (67, 50), (3, 40, 33), (2, 5, 40, 60)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_transposed_operands_in_tiles(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, y = sample(dtype, shape), sample(dtype, shape)
+    a, b = x.transpose(-1, -2), y.transpose(-1, -2).contiguous()
+    check(device, lambda x, b: x.transpose(-1, -2) + b, x, b)
+    check(device, lambda x: x.transpose(-1, -2).contiguous(), x)
+    check(device, lambda x: x.transpose(0, -1).to(torch.float64), x)
+    out = torch.zeros(a.shape, dtype=dtype, device=device)
+    out.add_(x.to(device).transpose(-1, -2))
+    torch.testing.assert_close(out.cpu(), a.contiguous(), equal_nan=True)
+    image = sample(dtype, (2, 24, 9, 7))
+    check(device, lambda x: x.contiguous(memory_format=torch.channels_last), image)
+
+
 def test_in_place_and_out(device: str) -> None:
     x, y = torch.randn(4, 6), torch.randn(6)
     dx, dy = x.to(device), y.to(device)

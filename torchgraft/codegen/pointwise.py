@@ -27,6 +27,9 @@ _SINGLE = 16384
 _CHUNK = 4096
 _MULTIPLE = 256
 _GROUPS_PER_UNIT = 32
+# Side of the squares in which transposed operands are read, and the size from which that pays.
+_TILE = 16
+_TILED_FROM = 2048
 # On a GPU: work-items of a group, and elements of each.
 GPU_LOCAL = 256
 _GPU_ELEMENTS = 4
@@ -123,15 +126,19 @@ def expression(text: str, compute: str) -> str:
     return text
 
 
-def element(loop: Loop, index: dict[str, str], indent: str) -> str:
-    """Statements for one element, given each operand's index expression."""
+def _load(operand: Input, index: str) -> str:
+    """The operand's value at an index, converted."""
+    value = convert(f"load_{operand.storage}({operand.name}_p, {index})", operand.storage, operand.compute)
+    if operand.conj:
+        value = f"tg_conj_{operand.compute}({value})"
+    return f"-({value})" if operand.negate else value
+
+
+def element(loop: Loop, index: dict[str, str], indent: str, loaded: dict[str, str] | None = None) -> str:
+    """Statements for one element, given each operand's index expression; `loaded` has the values of inputs that were loaded before."""
     lines = []
     for operand in loop.inputs:
-        value = convert(f"load_{operand.storage}({operand.name}_p, {index[operand.name]})", operand.storage, operand.compute)
-        if operand.conj:
-            value = f"tg_conj_{operand.compute}({value})"
-        if operand.negate:
-            value = f"-({value})"
+        value = (loaded or {}).get(operand.name) or _load(operand, index[operand.name])
         lines.append(f"{value_ctype(operand.compute)} {operand.name} = {value};")
     if loop.statements:
         lines += loop.statements.splitlines()
@@ -246,6 +253,64 @@ def _cpu_walk(loop: Loop, ctype: str, rank: int, step: dict[str, str]) -> str:
   }}"""
 
 
+@functools.cache
+def tiled_kernel(loop: Loop, rank: int, index: str, inner: tuple[str, ...], transposed: tuple[bool, ...]) -> Kernel:
+    """Some inputs run along the last dimension but one where the results run along the last: both sides are read and written in rows.
+
+    A unit of work is a band of _TILE indices of the last dimension but one, over the whole last dimension. A square of each transposed input is
+    read in its own order into private memory and then used in the results' order. Arguments as in `strided_kernel`, but the count and the chunk are of
+    units. `transposed` says of each input whether it is such a one.
+    """
+    operands = _operands(loop)
+    ctype = value_ctype(index)
+    row, last = rank - 2, rank - 1
+    params = [*_common_params(loop), Value("tg_n", index), Value("tg_chunk", index)]
+    params += [Value(f"tg_n{d}", index) for d in range(rank)]
+    params += [Value(f"{o.name}_s{d}", index) for o in operands for d in range(rank)]
+    across = [i for i, flag in zip(loop.inputs, transposed, strict=True) if flag]
+    split = [f"{ctype} tg_rest = tg_unit / tg_bands;", f"{ctype} tg_i{row} = tg_unit % tg_bands * {_TILE};"]
+    for d in range(row - 1, -1, -1):
+        split += [f"{ctype} tg_i{d} = tg_rest % tg_n{d};", f"tg_rest /= tg_n{d};"]
+    starts = [
+        f"{ctype} {o.name}_at = {' + '.join(f'tg_i{d} * {o.name}_s{d}' for d in range(rank - 1))};" for o in operands
+    ]
+    tiles = "\n".join(f"      {value_ctype(i.compute)} {i.name}_tile[{_TILE * _TILE}];" for i in across)
+    fills = "\n".join(
+        f"          {i.name}_tile[tg_r * {_TILE} + tg_c] = {_load(i, f'{i.name}_at + tg_r + (tg_j + tg_c) * {i.name}_s{last}')};"
+        for i in across
+    )
+    step = {o.name: (f"{o.name}_s{last}" if kind == "s" else kind) for o, kind in zip(operands, inner, strict=True)}
+    at = {o.name: f"{o.name}_at + tg_r * {o.name}_s{row} + (tg_j + tg_c) * {step[o.name]}" for o in operands}
+    loaded = {i.name: f"{i.name}_tile[tg_r * {_TILE} + tg_c]" for i in across}
+    body = f"""\
+{_bounds(ctype)}  {ctype} tg_bands = (tg_n{row} + {_TILE - 1}) / {_TILE};
+  for ({ctype} tg_unit = tg_begin; tg_unit < tg_end; ++tg_unit) {{
+{_indented(split + starts, "    ")}
+    int tg_rows = tg_n{row} - tg_i{row} < {_TILE} ? (int)(tg_n{row} - tg_i{row}) : {_TILE};
+    for ({ctype} tg_j = 0; tg_j < tg_n{last}; tg_j += {_TILE}) {{
+      int tg_columns = tg_n{last} - tg_j < {_TILE} ? (int)(tg_n{last} - tg_j) : {_TILE};
+{tiles}
+      for (int tg_c = 0; tg_c < tg_columns; ++tg_c) {{
+        VECTORIZE
+        for (int tg_r = 0; tg_r < tg_rows; ++tg_r) {{
+{fills}
+        }}
+      }}
+      for (int tg_r = 0; tg_r < tg_rows; ++tg_r) {{
+        VECTORIZE
+        for (int tg_c = 0; tg_c < tg_columns; ++tg_c) {{
+{element(loop, at, "          ", loaded)}
+        }}
+      }}
+    }}
+  }}"""
+    return Kernel(loop.name, tuple(params), body)
+
+
+def _indented(lines: Sequence[str], indent: str) -> str:
+    return "\n".join(indent + line for line in lines)
+
+
 # ---- planning ----
 
 
@@ -324,6 +389,8 @@ def plan_strided_loop(
         kernel = contiguous_kernel(loop, p.form)
         p.launch(kernel, (groups,), [*specs, *numbers, n, chunk])
         return
+    if p.form == "cpu" and n >= _TILED_FROM and _plan_tiled(p, loop, specs, numbers, sizes, strides):
+        return
     reach = max(sum((size - 1) * abs(s) for size, s in zip(sizes, stride, strict=True)) for stride in strides)
     index = "i32" if max(reach, n + chunk) <= _INT32_MAX else "i64"
     inner = tuple({0: "0", 1: "1"}.get(s[-1], "s") for s in strides)
@@ -334,6 +401,45 @@ def plan_strided_loop(
 def is_dense(spec: torch.Tensor) -> bool:
     """The elements fill one block of memory, each once (in any order of the dimensions)."""
     return bool(torch._prims_common.is_non_overlapping_and_dense_or_false(spec))
+
+
+def _plan_tiled(
+    p: PlanBuilder,
+    loop: Loop,
+    specs: Sequence[torch.Tensor],
+    numbers: Sequence[Any],
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+) -> bool:
+    """Plans `tiled_kernel` if inputs run across the results, all along one dimension."""
+    results, last = len(loop.results), len(sizes) - 1
+    if last == 0 or sizes[last] < _TILE // 2 or any(abs(s[last]) != 1 for s in strides[:results]):
+        return False
+    rows = [
+        next((d for d in range(last) if s[d] == 1 and sizes[d] >= _TILE // 2), -1) if abs(s[last]) > 1 else -1
+        for s in strides[results:]
+    ]
+    dims = {d for d in rows if d >= 0}
+    if len(dims) != 1:
+        return False
+    row = dims.pop()
+    order = [d for d in range(last) if d != row] + [row, last]
+    sizes = [sizes[d] for d in order]
+    strides = [[s[d] for d in order] for s in strides]
+    units = math.prod(sizes[:-2]) * -(-sizes[-2] // _TILE)
+    unit = _TILE * sizes[-1] * loop.cost
+    groups = 1 if units * unit <= _SINGLE else min(units, _GROUPS_PER_UNIT * p.device.compute_units)
+    chunk = -(-units // groups)
+    reach = max(sum((size - 1) * abs(s) for size, s in zip(sizes, stride, strict=True)) for stride in strides)
+    inner = tuple({0: "0", 1: "1"}.get(s[-1], "s") for s in strides)
+    index = "i32" if reach + math.prod(sizes) <= _INT32_MAX else "i64"
+    kernel = tiled_kernel(loop, len(sizes), index, inner, tuple(d >= 0 for d in rows))
+    p.launch(
+        kernel,
+        (-(-units // chunk),),
+        [*specs, *numbers, units, chunk, *sizes, *(s for stride in strides for s in stride)],
+    )
+    return True
 
 
 def _broadcast(spec: torch.Tensor, shape: torch.Size) -> torch.Tensor:
