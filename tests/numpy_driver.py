@@ -20,7 +20,7 @@ class NumpyDriver(Driver):
 
     name = "numpy"
 
-    def __init__(self, devices: int = 2, memory: int = 64 << 20, unified: bool = False) -> None:
+    def __init__(self, devices: int = 2, memory: int = 1 << 30, unified: bool = False) -> None:
         self.devices = devices
         self.memory = memory
         self.capabilities = Capability.EVENT_TIMING | (Capability.UNIFIED_MEMORY if unified else Capability.NONE)
