@@ -166,6 +166,27 @@ def test_running_statistics_that_the_schema_does_not_mention(device: str) -> Non
     torch.testing.assert_close(there[2].cpu(), var)
 
 
+def test_a_pending_conjugation_of_the_result(device: str) -> None:
+    matrix = torch.randn(3, 3, dtype=torch.complex64)
+    factors, pivots = torch.linalg.lu_factor(matrix)
+    right = torch.randn(4, 3, dtype=torch.complex64)
+    there = [tensor.to(device) for tensor in (factors, pivots, right)]
+    result = aten.linalg_lu_solve(*there, left=False)
+    torch.testing.assert_close(result.cpu(), torch.linalg.lu_solve(factors, pivots, right, left=False))
+
+
+def test_convolutions_which_the_cpu_knows_by_other_names(device: str) -> None:
+    x, weight, bias = data(2, 3, 8), data(4, 3, 3), data(4)
+    there = [tensor.to(device).requires_grad_() for tensor in (x, weight, bias)]
+    here = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+    results = [torch.nn.functional.conv1d(*tensors, padding=1) for tensors in (there, here)]
+    for result in results:
+        (result * result).sum().backward()
+    torch.testing.assert_close(results[0].cpu(), results[1])
+    for actual, expected in zip(there, here, strict=True):
+        torch.testing.assert_close(actual.grad.cpu(), expected.grad, rtol=1e-4, atol=1e-4)
+
+
 def test_factories(device: str) -> None:
     result = aten.tril_indices(3, 3, device=torch.device(device))
     assert result.device.type == torch.device(device).type

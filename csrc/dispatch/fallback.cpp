@@ -217,7 +217,7 @@ class HostCall {
       const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
       std::optional<BorrowedDefaultGenerator> borrowed;
       if (seed) borrowed.emplace(*seed);
-      op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
+      counterpart().redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
     }
     for (const Pair& pair : pairs_)
       if (pair.written) put_back(pair);
@@ -237,6 +237,18 @@ class HostCall {
 
   const std::vector<c10::Argument>& arguments() const { return op_.schema().arguments(); }
   c10::IValue& argument(size_t i) { return stack_[stack_.size() - arguments().size() + i]; }
+
+  // Convolutions of devices outside of PyTorch's tree have names of their own, under which the CPU has nothing.
+  c10::OperatorHandle counterpart() {
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    if (name_.name == "aten::convolution_overrideable") return dispatcher.findSchemaOrThrow("aten::convolution", "");
+    if (name_.name == "aten::convolution_backward_overrideable") {
+      const std::vector<int64_t> bias_sizes{argument(0).toTensor().size(1)};
+      stack_.insert(stack_.end() - arguments().size() + 3, bias_sizes);
+      return dispatcher.findSchemaOrThrow("aten::convolution_backward", "");
+    }
+    return op_;
+  }
 
   void find_device() {
     bool found = false;
@@ -364,6 +376,9 @@ class HostCall {
       device.unsafeGetTensorImpl()->set_storage_offset(host.storage_offset());
       device.unsafeGetTensorImpl()->set_sizes_and_strides(host.sizes(), host.strides());
     }
+    // Kernels may leave a conjugation pending in what they write.
+    if (host.is_conj() != device.is_conj()) device._set_conj(host.is_conj());
+    if (host.is_neg() != device.is_neg()) device._set_neg(host.is_neg());
     if (unified_ && !moved) return;
     const auto [first, last] = reached_bytes(host);
     upload(device.storage(), host.storage(), first, last);
