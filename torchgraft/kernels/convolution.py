@@ -1,19 +1,23 @@
 """Convolution: forward, with respect to the input (which is also transposed convolution), with respect to the weight.
 
-Everything is three-dimensional here; fewer dimensions are leading ones of extent 1. Tensors are contiguous, channels before pixels.
+Everything is three-dimensional here; fewer dimensions are leading ones of extent 1. Tensors are contiguous, channels
+before pixels.
 
-The CPU form is the blocked matrix product of `kernels.matmul`, where one operand, the patches of the image, exists only a slice
-at a time: a work-item copies the pixels that a slice needs, row by row of the image, into its private memory.
+The CPU form is the blocked matrix product of `kernels.matmul`, where one operand, the patches of the image, exists only
+a slice at a time: a work-item copies the pixels that a slice needs, row by row of the image, into its private memory.
 
 * `block_kernel` computes images from images: rows are channels of the result, columns its pixels (of all images in the
-  batch, one after the other), and k runs over (channel of the source, tap of the filter). Forward, pixel j of the result
-  reads pixel j * stride - padding + tap * dilation of the source. Backward with a stride, only some taps meet a given pixel, and
-  which ones depends on the pixel modulo the stride, its *phase*; the pixels of a phase are again like those of an ordinary
-  convolution with stride one. So each phase is a product of its own, without a multiplication by zero.
-* `weight_kernel` computes the weight's gradient: rows are (channel, tap), columns the channels of the result, and k runs over all pixels.
-* `depthwise_*` serve groups of one channel, which are bound by memory.
+  batch, one after the other), and k runs over (channel of the source, tap of the filter). Forward, pixel j of the
+  result reads pixel j * stride - padding + tap * dilation of the source. Backward with a stride, only some taps meet a
+  given pixel, and which ones depends on the pixel modulo the stride, its *phase*; the pixels of a phase are again like
+  those of an ordinary convolution with stride one. So each phase is a product of its own, without a multiplication by
+  zero.
+* `weight_kernel` computes the weight's gradient: rows are (channel, tap), columns the channels of the result, and k
+  runs over all pixels.
+* `direct_kernel` and `direct_weight_kernel` serve groups of few channels, which are bound by memory.
 
-The GPU form, `tile_kernel`, is one implicit product for all three in local memory.
+The GPU form, `tile_kernel` and `weight_tile_kernel`, is the same product by elements; `element_kernel` is for few
+channels.
 """
 
 from __future__ import annotations
@@ -97,8 +101,9 @@ def _meets(axis: str) -> str:
 def _copy_row(math: Arithmetic, step: str) -> str:
     """Statements that put elements `from .. to` of a row of patches into `row`: pixel i lies at S[at + i * step].
 
-    Whole vectors are copied while that stays inside the source; what they write too much is overwritten by the next row, or
-    lies past the row's end."""
+    Whole vectors are copied while that stays inside the source; what they write too much is overwritten by the next
+    row, or lies past the row's end.
+    """
     one = f"for (; i < to; ++i) row[i] = {math.load('S', f'at + (long)i * {step}')};"
     whole = f"*(tg_unaligned*)(row + i) = {math.load_vector('S', 'at + i')};"
     single = f"for (; i < to && at + i + {math.width} <= source_end; i += {math.width}) {whole}"
@@ -136,14 +141,15 @@ const int K = channels * taps_z * taps_y * taps_x;
         advance = """
 if (++kx == taps_x) { kx = 0; if (++ky == taps_y) { ky = 0; if (++kz == taps_z) { kz = 0; ++channel; } } }"""
         start = ""
-        offsets = "const int dz = kz * dilation_z - padding_z, dy = ky * dilation_y - padding_y, dx = kx * dilation_x - padding_x;"
+        offsets = "const int " + ", ".join(f"d{a} = k{a} * dilation_{a} - padding_{a}" for a in _AXES) + ";"
         target = "((long)jz * target_y + jy) * target_x + jx"
         fill_tile, fill_tiles = pack_a(math, tile, "k"), ""
         filters = "F + ((long)group * M + m0) * K"
         tap_index = ""
     else:
         counts = "\n".join(
-            f"int meeting_{a} = 0; for (int k{a} = 0; k{a} < taps_{a}; ++k{a}) meeting_{a} += {_meets(a)};" for a in _AXES
+            f"int meeting_{a} = 0; for (int k{a} = 0; k{a} < taps_{a}; ++k{a}) meeting_{a} += {_meets(a)};"
+            for a in _AXES
         )
         setup = f"""
 {_FIRST_PIXELS}
@@ -161,11 +167,10 @@ do {{
             f"d{a} = (first_{a} + padding_{a} - k{a} * dilation_{a}) / stride_{a}" for a in _AXES
         )
         offsets += ";"
-        target = (
-            "((long)(first_z + jz * stride_z) * target_y + first_y + jy * stride_y) * target_x + first_x + jx * stride_x"
-        )
-        # Rows of the filter's transpose: neighbouring rows are `taps` apart, and the taps of a slice anywhere. Copied for all tiles at
-        # once, so that memory is read in long stretches.
+        place = {a: f"(first_{a} + j{a} * stride_{a})" for a in _AXES}
+        target = f"((long){place['z']} * target_y + {place['y']}) * target_x + {place['x']}"
+        # Rows of the filter's transpose: neighbouring rows are `taps` apart, and the taps of a slice anywhere. Copied
+        # for all tiles at once, so that memory is read in long stretches.
         fill_tile = ""
         places = " ".join(f"const long o{i} = min(m + {i}, rows - 1) * taps;" for i in range(tile.rows))
         loads = " ".join(f"to[{i}] = {math.load('a', f'o{i}')};" for i in range(tile.rows))
@@ -182,8 +187,9 @@ for (int k = 0; k < kc; ++k) {{
         tap_index = "tap_at[k] = (long)channel * M * taps + (kz * taps_y + ky) * taps_x + kx;"
 
     fill_panels = f"""
-// What the slice's steps read: tap_at[k] of the filter; patch_at[k] of the source, relative to a pixel's place; on_z, on_y, which rows of
-// the image relative to the pixel's; and the pixels of a row, from low to high, for which the column exists.
+// What the slice's steps read: tap_at[k] of the filter; patch_at[k] of the source, relative to a pixel's place; on_z,
+// on_y, which rows of the image relative to the pixel's; and the pixels of a row, from low to high, for which the
+// column exists.
 for (int k = 0; k < kc; ++k) {{
   {offsets}
   {tap_index}
@@ -250,7 +256,8 @@ long column_at[{widest}], run_at[{widest}];
 int run_column[{widest} + 1], run_z[{widest}], run_y[{widest}], run_x[{widest}];
 int runs = 0;
 {{
-  int jx = n0 % pixels_x, jy = n0 / pixels_x % pixels_y, jz = n0 / (pixels_x * pixels_y) % pixels_z, image = n0 / image_pixels;
+  int jx = n0 % pixels_x, jy = n0 / pixels_x % pixels_y, jz = n0 / (pixels_x * pixels_y) % pixels_z;
+  int image = n0 / image_pixels;
   for (int n = 0; n < columns;) {{
     const int length = min(pixels_x - jx, columns - n);
     run_column[runs] = n;
@@ -290,8 +297,9 @@ def _ceil(value: int, step: int) -> int:
 
 @cache
 def weight_kernel(storage: str, result: str, narrow: bool, simd_width: int = 16) -> Kernel:
-    """The CPU form of the weight's gradient, over a part of the pixels: parts are stored one after the other as elements of type
-    `result`. Launch with `weight_launches`."""
+    """The CPU form of the weight's gradient, over a part of the pixels: parts are stored one after the other as
+    elements of type `result`. Launch with `weight_launches`.
+    """
     math = arithmetic(storage, simd_width)
     tile = block_tile(math, narrow)
     pitch = tile.depth + A_TILE_PADDING
@@ -363,7 +371,9 @@ int run_column[{tile.depth} + 1], run_z[{tile.depth}], run_y[{tile.depth}], run_
 int runs;
 {block_loop(math, tile, fill_panels, fill_tile, "k", finish)}"""
     pointers = (Pointer("T", result), Pointer("S", storage, True), Pointer("R", storage, True))
-    sizes = tuple(Value(name, "i32") for name in ("batch", "groups", "M", "N", "channels", "block_rows", "block_columns"))
+    sizes = tuple(
+        Value(name, "i32") for name in ("batch", "groups", "M", "N", "channels", "block_rows", "block_columns")
+    )
     params = (*pointers, *sizes, Value("part_pixels", "i64"), *_GEOMETRY)
     helpers = f"{_unaligned(math)}\n{shuffle_helpers(math.width, math.vector)}"
     return Kernel("convolution_weight", params, plain_loops(body), helpers=helpers, local=(1, 1, 1))
@@ -386,8 +396,9 @@ store_{storage}(out, i, sum);"""
 
 
 def patch_helper(math: Arithmetic) -> str:
-    """tg_patch(S, at, i, step, width, end): the lanes S[at + i + lane * step] for which i + lane * step is in 0 .. width, others zero. S has
-    `end` elements; the row begins at `at`."""
+    """tg_patch(S, at, i, step, width, end): the lanes S[at + i + lane * step] for which i + lane * step is in 0 ..
+    width, others zero. S has `end` elements; the row begins at `at`.
+    """
     lanes = ", ".join(str(lane) for lane in range(math.width))
     index = f"int{math.width}"
     whole = math.load_vector("S", "first")
@@ -412,10 +423,12 @@ inline {math.vector} tg_patch({math.const_pointer} S, long at, int i, int step, 
 
 @cache
 def direct_kernel(storage: str, direction: Direction, bias: bool, simd_width: int = 16) -> Kernel:
-    """The CPU form where a group has few channels: rows of the target, a vector of pixels at a time. Going backward, the pixels of a vector
-    are those of one phase. Launch with `convolution_launch`."""
+    """The CPU form where a group has few channels: rows of the target, a vector of pixels at a time. Going backward,
+    the pixels of a vector are those of one phase. Launch with `convolution_launch`.
+    """
     math = arithmetic(storage, simd_width)
     forward = direction == "forward"
+    tap = math.load("w", "(kz * taps_y + ky) * taps_x + kx")
     if forward:
         row = """
         const int z = tz * stride_z - padding_z + kz * dilation_z, y = ty * stride_y - padding_y + ky * dilation_y;"""
@@ -457,7 +470,7 @@ for (int row = GROUP_ID(1) * block_rows; row < row_end; ++row) {{
             for (int kx = 0; kx < taps_x; ++kx) {{
               {meets}
               const {math.vector} value = tg_patch(S, at, {place}, {step}, source_x, end);
-              sum = {math.multiply_add(f"({math.vector}){math.load('w', '(kz * taps_y + ky) * taps_x + kx')}", "value", "sum")};
+              sum = {math.multiply_add(f"({math.vector}){tap}", "value", "sum")};
             }}
           }}
       }}
@@ -471,7 +484,13 @@ for (int row = GROUP_ID(1) * block_rows; row < row_end; ++row) {{
     }}
   }}
 }}"""
-    return Kernel(f"convolution_direct_{direction}", _channel_params(storage, bias), body, helpers=patch_helper(math), local=(1, 1))
+    return Kernel(
+        f"convolution_direct_{direction}",
+        _channel_params(storage, bias),
+        body,
+        helpers=patch_helper(math),
+        local=(1, 1),
+    )
 
 
 def _channel_params(storage: str, bias: bool) -> tuple[Parameter, ...]:
@@ -488,10 +507,13 @@ _MOST_DIRECT_TAPS = 64
 
 @cache
 def direct_weight_kernel(storage: str, result: str, simd_width: int = 16) -> Kernel:
-    """The CPU form of the weight's gradient where a group has few channels: a work-item sums all taps of one pair of channels, over a part of
-    the images. Launch with `weight_launches`."""
+    """The CPU form of the weight's gradient where a group has few channels: a work-item sums all taps of one pair of
+    channels, over a part of the images. Launch with `weight_launches`.
+    """
     math = arithmetic(storage, simd_width)
-    update = math.multiply_add("value", "tg_patch(S, at, x * stride_x + kx * dilation_x - padding_x, stride_x, source_x, end)", "sums[tap]")
+    update = math.multiply_add(
+        "value", "tg_patch(S, at, x * stride_x + kx * dilation_x - padding_x, stride_x, source_x, end)", "sums[tap]"
+    )
     body = f"""
 const int taps = taps_z * taps_y * taps_x;
 const int c = GROUP_ID(0) % channels, result_channel = GROUP_ID(0) / channels, group = result_channel / N;
@@ -548,8 +570,8 @@ def _patch_element(math: Arithmetic, direction: Direction) -> str:
 
 _SPLIT_TAP = """const int kx = {0} % taps_x, ky = {0} / taps_x % taps_y, kz = {0} / (taps_x * taps_y) % taps_z;
 const int c = {0} / (taps_x * taps_y * taps_z);"""
-_SPLIT_PIXEL = """const int tx = {0} % target_x, ty = {0} / target_x % target_y, tz = {0} / (target_x * target_y) % target_z;
-const int image = {0} / (target_x * target_y * target_z);"""
+_SPLIT_PIXEL = """const int tx = {0} % target_x, ty = {0} / target_x % target_y;
+const int tz = {0} / (target_x * target_y) % target_z, image = {0} / (target_x * target_y * target_z);"""
 
 
 @cache
@@ -568,7 +590,8 @@ def tile_kernel(storage: str, direction: Direction, bias: bool) -> Kernel:
       {add}
       {math.store("T", "((long)(n / pixels) * groups * M + group * M + m) * pixels + n % pixels", "sums[i][j]")};"""
     body = f"""
-const int group = GROUP_ID(2), taps = taps_z * taps_y * taps_x, K = channels * taps, N = batch * target_z * target_y * target_x;
+const int group = GROUP_ID(2), taps = taps_z * taps_y * taps_x, K = channels * taps;
+const int N = batch * target_z * target_y * target_x;
 {tile_loop(math, "k" if direction == "forward" else "outer", "outer", fetch_a, fetch_b, finish)}"""
     return Kernel(f"convolution_tile_{direction}", _channel_params(storage, bias), body, local=TILE_LOCAL)
 
@@ -606,13 +629,15 @@ for (int c = 0; c < channels; ++c)
 def weight_tile_kernel(storage: str, result: str) -> Kernel:
     """The GPU form of the weight's gradient, over a part of the pixels. Launch with `weight_launches`."""
     math = arithmetic(storage)
-    fetch_a = f"{_SPLIT_TAP.format('m')} const int at = first + k; {_SPLIT_PIXEL.format('at')} {_patch_element(math, 'forward')}"
+    fetch_a = f"""{_SPLIT_TAP.format("m")} const int at = first + k;
+      {_SPLIT_PIXEL.format("at")} {_patch_element(math, "forward")}"""
     fetch_b = f"""const int at = first + k, image = at / pixels;
       value = {math.load("R", "(((long)image * groups + group) * N + n) * pixels + at % pixels")};"""
     finish = f"store_{result}(T, ((long)(part * groups + group) * N + n) * M + m, sums[i][j]);"
     body = f"""
 const int part = GROUP_ID(2) / groups, group = GROUP_ID(2) % groups;
-const int pixels = target_z * target_y * target_x, first = part * part_pixels, K = min((int)part_pixels, batch * pixels - first);
+const int pixels = target_z * target_y * target_x, first = part * part_pixels;
+const int K = min((int)part_pixels, batch * pixels - first);
 {tile_loop(math, "k", "k", fetch_a, fetch_b, finish)}"""
     pointers = (Pointer("T", result), Pointer("S", storage, True), Pointer("R", storage, True))
     sizes = tuple(Value(name, "i32") for name in ("batch", "groups", "M", "N", "channels"))
@@ -636,8 +661,9 @@ def convolution_launch(
     units: int = 1,
     simd_width: int = 16,
 ) -> Launch:
-    """Forward: target is the result, source the image. Backward: target is the image (its gradient, or what a transposed convolution gives),
-    source the result (its gradient)."""
+    """Forward: target is the result, source the image. Backward: target is the image (its gradient, or what a
+    transposed convolution gives), source the result (its gradient).
+    """
     forward = direction == "forward"
     source_size, target_size = (g.image, g.result) if forward else (g.result, g.image)
     channels, rows = (g.image_channels, g.result_channels) if forward else (g.result_channels, g.image_channels)
@@ -674,7 +700,9 @@ def convolution_launch(
     taps = g.taps[0] * g.taps[1] * g.taps[2]
     columns = g.batch * pixels
     tile = block_tile(math)
-    block_rows, block_columns = block_shape(math, tile, rows, columns, channels * taps // phases, g.groups * phases, units)
+    block_rows, block_columns = block_shape(
+        math, tile, rows, columns, channels * taps // phases, g.groups * phases, units
+    )
     return Launch(
         block_kernel(storage, direction, bias is not None, simd_width),
         (_ceil(columns, block_columns), _ceil(rows, block_rows), g.groups * phases),
@@ -705,7 +733,8 @@ def weight_launches(
     narrow = columns <= math.width
     tile = block_tile(math, narrow)
     block_rows, block_columns = block_shape(math, tile, rows, columns, pixels, g.groups, 1)
-    # Large blocks, and for every core some: the pixels are divided, which costs a second pass over a few copies of the weight.
+    # Large blocks, and for every core some: the pixels are divided, which costs a second pass over a few copies of the
+    # weight.
     blocks = _ceil(rows, block_rows) * _ceil(columns, block_columns) * g.groups
     parts = 1 if units == 1 else max(1, min(_ceil(3 * units, blocks), pixels // (8 * tile.depth)))
     part_pixels = _ceil(_ceil(pixels, parts), tile.depth) * tile.depth
@@ -731,15 +760,14 @@ def weight_launches(
     if form != "cpu":
         kernel = weight_tile_kernel(storage, accumulator)
         args = (place, image, result, g.batch, g.groups, rows, columns, channels, part_pixels, *geometry)
-        return [Launch(kernel, tile_groups(rows, columns, g.groups * parts), args)] + _fold(
-            accumulator, storage, target, place, count, parts
-        )
+        launches = [Launch(kernel, tile_groups(rows, columns, g.groups * parts), args)]
+        return launches + _fold(accumulator, storage, target, place, count, parts)
+    sizes = (g.batch, g.groups, rows, columns, channels, block_rows, block_columns, part_pixels)
     launches = [
         Launch(
             weight_kernel(storage, accumulator, narrow, simd_width),
             (_ceil(columns, block_columns), _ceil(rows, block_rows), g.groups * parts),
-            (place, image, result, g.batch, g.groups, rows, columns, channels, block_rows, block_columns, part_pixels)
-            + geometry,
+            (place, image, result, *sizes, *geometry),
         )
     ]
     return launches + _fold(accumulator, storage, target, place, count, parts)

@@ -121,8 +121,9 @@ def arithmetic(storage: str, simd_width: int = 16) -> Arithmetic:
 
 @dataclass(frozen=True)
 class Tile:
-    """Shapes of the CPU form: registers hold `rows` x `vectors` accumulators; a private panel is `depth` deep; a work-item's
-    block has at most `max_rows` x `max_columns` elements."""
+    """Shapes of the CPU form: registers hold `rows` x `vectors` accumulators; a private panel is `depth` deep; a
+    work-item's block has at most `max_rows` x `max_columns` elements.
+    """
 
     rows: int
     vectors: int
@@ -134,8 +135,8 @@ class Tile:
 def block_tile(math: Arithmetic, narrow: bool = False) -> Tile:
     """The tile for a dtype: 16 accumulators where there are 32 registers, 12 where there are 16 (AVX2).
 
-    All panels of a block take 256 KiB, a part of the second-level cache. `narrow` is for products of at most one vector's
-    width.
+    All panels of a block take 256 KiB, a part of the second-level cache. `narrow` is for products of at most one
+    vector's width.
     """
     registers_32 = math.width * math.size >= 64
     rows, vectors = (8, 2) if registers_32 else (6, 2)
@@ -148,13 +149,15 @@ def block_tile(math: Arithmetic, narrow: bool = False) -> Tile:
 
 
 def plain_loops(body: str) -> str:
-    """The body with its loops marked to be left as they are: they are in vectors already, and what the compiler makes of their ends takes
-    it longer than all the rest."""
+    """The body with its loops marked to be left as they are: they are in vectors already, and what the compiler makes
+    of their ends takes it longer than all the rest.
+    """
     return body.replace("for (", '_Pragma("clang loop vectorize(disable) unroll(disable)") for (')
 
 
 def transpose_registers(width: int, vector: str) -> str:
-    """Statements that transpose the square matrix of the vectors r0, r1, ...: log2(width) rounds of exchanges of halves.
+    """Statements that transpose the square matrix of the vectors r0, r1, ...: log2(width) rounds of exchanges of
+    halves.
 
     Needs `shuffle_helpers`.
     """
@@ -188,12 +191,14 @@ def shuffle_helpers(width: int, vector: str) -> str:
     return "\n".join(["#ifdef __clang__", *native, "#else", *spelled, "#endif"])
 
 
-# --- The CPU form's pieces. Names they share: the block's A, B, C, `rows` and `columns` left from the block's origin, the slice
-# of k that begins at `kb` and has `kc` steps, the tile's first row `m`, the panel's first column `n`.
+# --- The CPU form's pieces. Names they share: the block's A, B, C, `rows` and `columns` left from the block's origin,
+# the slice of k that begins at `kb` and has `kc` steps, the tile's first row `m`, the panel's first column `n`.
 
 
 def pack_transposed(math: Arithmetic, tile: Tile, base: str, stride: str, begin: str, end: str) -> str:
-    """Fills steps `begin .. end` of the panels from a B that lies along k: step k of column n is at base[n * stride + k]."""
+    """Fills steps `begin .. end` of the panels from a B that lies along k: step k of column n is at base[n * stride +
+    k].
+    """
     width, panel = math.width, math.width * tile.vectors
     offsets = " ".join(f"const long o{i} = min({i}, columns - n - 1) * {stride};" for i in range(width))
     loads = "\n".join(f"{math.vector} r{i} = {math.load_vector('b', f'o{i} + step')};" for i in range(width))
@@ -210,12 +215,15 @@ for (int n = 0; n < columns; n += {width}) {{
     {stores}
   }}
   for (; step < {end}; ++step)
-    for (int j = 0; j < min({width}, columns - n); ++j) to[step * {panel} + j] = {math.load("b", f"j * {stride} + step")};
+    for (int j = 0; j < min({width}, columns - n); ++j)
+      to[step * {panel} + j] = {math.load("b", f"j * {stride} + step")};
 }}"""
 
 
 def pack_b(math: Arithmetic, tile: Tile, unit: Unit) -> str:
-    """Copies a slice of B into panels: `panels[n / NR][k][NR]`, NR the panel's width. Columns past the edge hold anything."""
+    """Copies a slice of B into panels: `panels[n / NR][k][NR]`, NR the panel's width. Columns past the edge hold
+    anything.
+    """
     width, panel = math.width, math.width * tile.vectors
     if math.is_complex:
         # A panel's row: the real parts, then the imaginary ones.
@@ -252,7 +260,8 @@ for (int n = 0; n < columns; ++n) {{
 }}"""
 
 
-# Rows of a tile of A are this much further apart than they are long, so that they do not all fall into the same set of the cache.
+# Rows of a tile of A are this much further apart than they are long, so that they do not all fall into the same set of
+# the cache.
 A_TILE_PADDING = 16
 
 
@@ -261,7 +270,9 @@ def a_tile_elements(math: Arithmetic, tile: Tile) -> int:
 
 
 def pack_a(math: Arithmetic, tile: Tile, unit: Unit) -> str:
-    """Copies the tile's rows of a slice of A: `a_tile[row][k]`, or `a_tile[k][row]` where that is how A lies (see `a_element`)."""
+    """Copies the tile's rows of a slice of A: `a_tile[row][k]`, or `a_tile[k][row]` where that is how A lies (see
+    `a_element`).
+    """
     pitch = tile.depth + A_TILE_PADDING
     if math.is_complex:
         return f"""
@@ -297,9 +308,8 @@ for (int i = 0; i < {tile.rows}; ++i) {{
 }}"""
     vector_part = ""
     if unit == "k":
-        vector_part = (
-            f"for (; k + {math.width} <= kc; k += {math.width}) *({math.vector}*)(to + k) = {math.load_vector('a', 'k')};"
-        )
+        copy = f"*({math.vector}*)(to + k) = {math.load_vector('a', 'k')};"
+        vector_part = f"for (; k + {math.width} <= kc; k += {math.width}) {copy}"
     step = "k" if unit == "k" else "k * a_cs"
     return f"""
 for (int i = 0; i < {tile.rows}; ++i) {{
@@ -320,18 +330,21 @@ def a_element(math: Arithmetic, tile: Tile, unit: Unit, row: int, part: int = 0)
 
 
 def row_vectors(math: Arithmetic, tile: Tile) -> int:
-    """Vectors in a row of B in memory where the slice of B is kept in rows: one more than needed, so that a vector that overhangs
-    the end of one row leaves the next alone."""
+    """Vectors in a row of B in memory where the slice of B is kept in rows: one more than needed, so that a vector that
+    overhangs the end of one row leaves the next alone.
+    """
     return tile.max_columns // math.width + 1
 
 
 def multiply_tile(math: Arithmetic, tile: Tile, unit: Unit, in_rows: bool = False) -> str:
-    """Adds the product of the tile of A and the panel at `n` to the accumulators `sums`, which start anew when `kb` is zero.
+    """Adds the product of the tile of A and the panel at `n` to the accumulators `sums`, which start anew when `kb` is
+    zero.
 
     With `in_rows` the slice of B is not in panels but in rows of `row_vectors` vectors.
     """
     parts = 2 if math.is_complex else 1
     vectors = tile.vectors * parts
+    per_row = tile.max_columns // math.width * parts
     panel_step, k_step = (1, row_vectors(math, tile)) if in_rows else (tile.depth * parts, vectors)
     names = [[f"c{i}_{v}" for v in range(vectors)] for i in range(tile.rows)]
     everything = [name for row in names for name in row]
@@ -354,7 +367,7 @@ def multiply_tile(math: Arithmetic, tile: Tile, unit: Unit, in_rows: bool = Fals
             updates = [f"{name} = {math.multiply_add('a', f'b{v}', name)};" for v, name in enumerate(row)]
         rows.append(f"{{ {names_a} {' '.join(updates)} }}")
     return f"""
-{math.vector}* const sums = accumulators + (m * {tile.max_columns // math.width * parts} + n / {math.width} * {tile.rows * parts});
+{math.vector}* const sums = accumulators + (m * {per_row} + n / {math.width} * {tile.rows * parts});
 {{
   const {math.vector}* b = panels + (n / {math.width}) * {panel_step};
   {math.vector} {", ".join(everything)};
@@ -369,10 +382,12 @@ def multiply_tile(math: Arithmetic, tile: Tile, unit: Unit, in_rows: bool = Fals
 
 
 def finish_scalar(math: Arithmetic, addend: Addend, value: str, d_index: str, c_index: str) -> str:
-    """Stores alpha * value + beta * D at one place; with beta zero D is not read, so that what it holds cannot matter."""
+    """Stores alpha * value + beta * D at one place; with beta zero D is not read, so what it holds cannot matter."""
     add = ""
     if math.is_complex:
-        value = f"({math.scalar}2)({value}.x * alpha.x - {value}.y * alpha.y, {value}.x * alpha.y + {value}.y * alpha.x)"
+        value = (
+            f"({math.scalar}2)({value}.x * alpha.x - {value}.y * alpha.y, {value}.x * alpha.y + {value}.y * alpha.x)"
+        )
         if addend != "none":
             add = f"""if (beta.x != 0 || beta.y != 0) {{
               const {math.scalar}2 e = load_{math.storage}(d, {d_index});
@@ -427,7 +442,8 @@ def block_loop(
 ) -> str:
     """The CPU form's loops about their pieces; the names above and `K` must be in scope.
 
-    Without a `fill_tile`, `fill_panels` fills the tiles too, all of the block's: that of row `m` begins at `a_tiles + m * tile_pitch`.
+    Without a `fill_tile`, `fill_panels` fills the tiles too, all of the block's: that of row `m` begins at `a_tiles + m
+    * tile_pitch`.
     """
     # Tiles are a little further apart than they are large, for the same reason as A_TILE_PADDING.
     tile_pitch = tile.depth + 2
@@ -473,6 +489,7 @@ def block_kernel(
     """The CPU form for products of some size. Launch with `block_launch`."""
     math = arithmetic(storage, simd_width)
     tile = block_tile(math, narrow)
+    fill_panels, fill_tile = pack_b(math, tile, unit_b), pack_a(math, tile, unit_a)
     body = f"""
 const long batch = GROUP_ID(2);
 const int m0 = GROUP_ID(1) * block_rows, n0 = GROUP_ID(0) * block_columns;
@@ -481,7 +498,7 @@ A += batch * a_bs + m0 * a_rs;
 B += batch * b_bs + n0 * b_cs;
 C += batch * c_bs + m0 * c_rs + n0 * c_cs;
 {"D += batch * d_bs + m0 * d_rs + n0 * d_cs;" if addend != "none" else ""}
-{block_loop(math, tile, pack_b(math, tile, unit_b), pack_a(math, tile, unit_a), unit_a, _finish_block(math, tile, addend))}"""
+{block_loop(math, tile, fill_panels, fill_tile, unit_a, _finish_block(math, tile, addend))}"""
     return Kernel(
         "matmul_block",
         _operands(math, addend, ("M", "N", "K", "block_rows", "block_columns")),
@@ -529,8 +546,9 @@ def _horizontal_sum(math: Arithmetic, vector: str) -> str:
 
 @cache
 def dot_kernel(storage: str, rows: int, addend: Addend, simd_width: int = 16) -> Kernel:
-    """At most `rows` (1 or 4) rows of A with unit stride along k, times a B with unit stride along k: one dot product for each
-    element, several columns at a time for the sake of the memory. Launch with `matmul_launch`."""
+    """At most `rows` (1 or 4) rows of A with unit stride along k, times a B with unit stride along k: one dot product
+    for each element, several columns at a time for the sake of the memory. Launch with `matmul_launch`.
+    """
     math = arithmetic(storage, simd_width)
     together = 8 if rows == 1 else 4
     pairs = [(i, j) for i in range(rows) for j in range(together)]
@@ -573,8 +591,9 @@ def axpy_columns(rows: int) -> int:
 
 @cache
 def axpy_kernel(storage: str, rows: int, addend: Addend, simd_width: int = 16) -> Kernel:
-    """At most `rows` (1 or 4) rows of A times a B with unit stride along the columns: a work-item adds up a long stretch of B's
-    rows, several at a time, so that memory is read in few long streams. Launch with `matmul_launch`."""
+    """At most `rows` (1 or 4) rows of A times a B with unit stride along the columns: a work-item adds up a long
+    stretch of B's rows, several at a time, so that memory is read in few long streams. Launch with `matmul_launch`.
+    """
     math = arithmetic(storage, simd_width)
     together = 8 if rows == 1 else 4
     pitch = axpy_columns(rows)
@@ -632,10 +651,11 @@ _TILE, _TILE_DEPTH, _GROUP, _ITEM = 64, 16, 16, 4
 
 
 def tile_loop(math: Arithmetic, unit_a: Unit, unit_b: Unit, fetch_a: str, fetch_b: str, finish: str) -> str:
-    """The GPU form's loops: a group of 16x16 work-items computes 64x64 elements, each work-item 4x4 that lie 16 apart. Slices of A
-    and B pass through local memory.
+    """The GPU form's loops: a group of 16x16 work-items computes 64x64 elements, each work-item 4x4 that lie 16 apart.
+    Slices of A and B pass through local memory.
 
-    `M`, `N`, `K` must be in scope and the pointers moved to the batch. The units say in which direction consecutive work-items read.
+    `M`, `N`, `K` must be in scope and the pointers moved to the batch. The units say in which direction consecutive
+    work-items read.
 
     Args:
         fetch_a, fetch_b: statements that set `value` to A's element (m, k), B's element (k, n).
@@ -727,7 +747,7 @@ C += batch * c_bs;
 
 @dataclass(frozen=True)
 class Matrix:
-    """An operand: whatever the launcher takes for a pointer, and the strides of rows, columns and batches in elements."""
+    """An operand: whatever the launcher takes for a pointer, and strides of rows, columns and batches in elements."""
 
     pointer: object
     row: int

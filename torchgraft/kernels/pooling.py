@@ -1,11 +1,11 @@
 """Pooling: the largest element or the mean of windows, and their gradients.
 
-As in `kernels.convolution` everything has three axes, the leading ones of extent 1 where there are fewer, and a tensor is a row of
-*planes*, one for each image and channel. Windows lie at target * stride - padding + tap * dilation; adaptive ones from
-floor(target * source / targets) to ceil((target + 1) * source / targets).
+As in `kernels.convolution` everything has three axes, the leading ones of extent 1 where there are fewer, and a tensor
+is a row of *planes*, one for each image and channel. Windows lie at target * stride - padding + tap * dilation;
+adaptive ones from floor(target * source / targets) to ceil((target + 1) * source / targets).
 
-Gradients are gathered: each pixel of the image adds up what the windows that contain it give, in their order, so there are no atomics
-and results repeat. On CPUs a work-item that owns a plane scatters instead, which reads everything once.
+Gradients are gathered: each pixel of the image adds up what the windows that contain it give, in their order, so there
+are no atomics and results repeat. On CPUs a work-item that owns a plane scatters instead, which reads everything once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from functools import cache
 from typing import Literal
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
-from torchgraft.kernels.convolution import Launch, Triple, patch_helper
-from torchgraft.kernels.matmul import Arithmetic, arithmetic
+from torchgraft.kernels.convolution import Triple, patch_helper
+from torchgraft.kernels.matmul import Arithmetic, Launch, arithmetic
 
 Kind = Literal["max", "average"]
 
@@ -75,14 +75,16 @@ def _window(axis: str, target: str, adaptive: bool) -> str:
             f"end_{axis} = (((long){target} + 1) * source_{axis} + target_{axis} - 1) / target_{axis};"
         )
     return f"""const int corner_{axis} = {target} * stride_{axis} - padding_{axis};
-const int start_{axis} = corner_{axis} >= 0 ? corner_{axis} : corner_{axis} + (dilation_{axis} - 1 - corner_{axis}) / dilation_{axis} * dilation_{axis};
+const int outside_{axis} = max(0, -corner_{axis});
+const int start_{axis} = corner_{axis} + (outside_{axis} + dilation_{axis} - 1) / dilation_{axis} * dilation_{axis};
 const int end_{axis} = min(corner_{axis} + (taps_{axis} - 1) * dilation_{axis} + 1, source_{axis});"""
 
 
 def _count(padded: str = "include_padding") -> str:
     """Sets `count`: what the sum of a window is divided by."""
     sizes = [
-        f"({padded} ? min(corner_{a} + taps_{a}, source_{a} + padding_{a}) - corner_{a} : end_{a} - start_{a})" for a in _AXES
+        f"({padded} ? min(corner_{a} + taps_{a}, source_{a} + padding_{a}) - corner_{a} : end_{a} - start_{a})"
+        for a in _AXES
     ]
     return f"const int count = divisor != 0 ? divisor : {' * '.join(sizes)};"
 
@@ -92,9 +94,7 @@ def window_kernel(storage: str, kind: Kind, adaptive: bool, simd_width: int = 16
     """A work-item for each pixel of the target: the GPU form, and for adaptive windows the only one."""
     math = arithmetic(storage, simd_width)
     step = "1" if adaptive else "dilation_{0}"
-    loops = "".join(
-        f"for (int {a} = start_{a}; {a} < end_{a}; {a} += {step.format(a)})\n" for a in _AXES
-    )
+    loops = "".join(f"for (int {a} = start_{a}; {a} < end_{a}; {a} += {step.format(a)})\n" for a in _AXES)
     windows = "\n".join(_window(a, f"t{a}", adaptive) for a in _AXES)
     value = math.load("S", "((long)z * source_y + y) * source_x + x")
     if kind == "max":
@@ -160,8 +160,9 @@ def row_kernel(storage: str, kind: Kind, simd_width: int = 16) -> Kernel:
     const int high = include_padding ? (min(corner_z + taps_z, source_z + padding_z) - corner_z) *
                      (min(corner_y + taps_y, source_y + padding_y) - corner_y) : (end_z - start_z) * (end_y - start_y);
     const {lanes} zero = 0, last = corner + taps_x;
-    const {lanes} wide = include_padding ? min(last, ({lanes})(source_x + padding_x)) - corner : min(last, ({lanes})source_x) - max(corner, zero);
-    const {lanes} inside = (min(last, ({lanes})source_x) > max(corner, zero)) & ({lanes})(start_z < end_z && start_y < end_y ? -1 : 0);
+    const {lanes} from = max(corner, zero), to = min(last, ({lanes})source_x);
+    const {lanes} wide = include_padding ? min(last, ({lanes})(source_x + padding_x)) - corner : to - from;
+    const {lanes} inside = (to > from) & ({lanes})(start_z < end_z && start_y < end_y ? -1 : 0);
     const {lanes} by = divisor != 0 ? ({lanes})divisor : max(wide * high, ({lanes})1);
     sum = select(({math.vector})0, sum / {convert}(by), inside);"""
         rows = ""
@@ -256,7 +257,7 @@ def _gradient_params(storage: str, kind: Kind, adaptive: bool) -> tuple[Paramete
 
 @cache
 def scatter_kernel(storage: str) -> Kernel:
-    """The gradient of the largest element, on CPUs: a work-item for each plane. Only for types that sums are kept in."""
+    """The gradient of the largest element, on CPUs: a work-item for each plane. For types that sums are kept in."""
     math = arithmetic(storage)
     body = f"""
 const long plane = GROUP_ID(0);
@@ -297,7 +298,8 @@ def pool_launch(
 
     Args:
         pointers: target, [indices,] source.
-        windows: taps, stride, padding and dilation on each axis, then for means whether padding counts and a divisor or 0; None for
+        windows: taps, stride, padding and dilation on each axis, then for means whether padding counts and a divisor or
+        0; None for
             adaptive windows.
     """
     more = windows or ()
@@ -328,7 +330,7 @@ def pool_gradient_launch(
     form: str = "cpu",
     units: int = 1,
 ) -> Launch:
-    """The launch of a pooling's gradient: pointers are the source's gradient, the target's gradient [and the indices]."""
+    """The launch of a pooling's gradient. Pointers: the source's gradient, the target's gradient [, the indices]."""
     sizes = (planes, *source_size, *target_size)
     if kind == "max" and form == "cpu" and storage not in ("f16", "bf16") and planes >= units:
         return Launch(scatter_kernel(storage), (planes,), (*pointers, *sizes))

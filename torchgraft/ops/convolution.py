@@ -9,7 +9,7 @@ import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.kernels.convolution import Geometry, Triple, convolution_launch, weight_launches
+from torchgraft.kernels.convolution import Direction, Geometry, Triple, convolution_launch, weight_launches
 from torchgraft.plans import PlanBuilder, Unsupported, planner
 
 _LARGEST = 2**31 - 1
@@ -143,7 +143,7 @@ def _convolution_backward(
     g = _geometry(image, weight, result, stride, padding, dilation, groups)
     storage = _storage(grad_output)
     if grad_input is not None:
-        direction = "forward" if transposed else "backward"
+        direction: Direction = "forward" if transposed else "backward"
         launch = convolution_launch(storage, g, direction, grad_input, grad_output, weight, **_options(p))
         p.launch(launch.kernel, launch.groups, launch.args)
     if grad_weight is not None:
