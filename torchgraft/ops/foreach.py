@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from torchgraft.codegen import pointwise
+from torchgraft.codegen import element_type, pointwise
 from torchgraft.codegen.batch import plan_loops
 from torchgraft.codegen.pointwise import PlannedLoop
+from torchgraft.kernels import lists as kernels
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported
 from torchgraft.plans.registry import Entry, Options, register_entry, resolve, variants
 
@@ -128,3 +130,29 @@ def _zero(p: PlanBuilder, outs: list[torch.Tensor], self: list[torch.Tensor]) ->
 for _overload, _how in variants(resolve("_foreach_zero")):
     if _how != "out":
         register_entry(Entry(_overload, resolve("_foreach_zero"), _how, _zero, Options()))
+
+
+def _norm(p: PlanBuilder, outs: list[torch.Tensor], self: list[torch.Tensor], ord: Scalar, dtype: torch.dtype | None) -> None:
+    order = {1.0: "1", 2.0: "2", float("inf"): "inf"}.get(float(ord))
+    alike: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
+    for i, (out, x) in enumerate(zip(outs, self, strict=True)):
+        together = p.form == "cpu" and order is not None and x.is_floating_point() and pointwise.is_dense(x) and dtype in (None, x.dtype)
+        if together and x.dtype == out.dtype and x.numel() > 0:
+            alike.setdefault((x.dtype, out.dtype), []).append(i)
+        else:
+            p.call_out(aten.linalg_vector_norm.default, out, x, ord, None, False, dtype=dtype)
+    for (read, _), numbers in alike.items():
+        storage = element_type(read)
+        for start in range(0, len(numbers), kernels.COUNT):
+            part = numbers[start : start + kernels.COUNT]
+            missing = [None] * (kernels.COUNT - len(part))
+            lasts = list(itertools.accumulate(self[i].numel() for i in part))
+            groups, chunk = pointwise.deal(lasts[-1], pointwise.chunking(p, 1))
+            lasts += [lasts[-1]] * len(missing)
+            room = p.empty((groups, kernels.COUNT), torch.float64 if storage.compute == "f64" else torch.float32)
+            p.launch(kernels.norm_parts(str(order), storage.name), (groups,), [*(self[i] for i in part), *missing, *lasts, chunk, room])
+            ends = kernels.norm_ends(str(order), storage.compute, storage.name)
+            p.launch(ends, (1,), [*(outs[i] for i in part), *missing, *lasts, chunk, room])
+
+
+register_entry(Entry(resolve("_foreach_norm.Scalar"), resolve("_foreach_norm.Scalar"), "functional", _norm, Options()))
