@@ -107,6 +107,10 @@ uint64_t usable_host_memory() {
   return bytes - std::min<uint64_t>(bytes / 4, uint64_t{2} << 30);
 }
 
+bool is_pocl(const Device& device) {
+  return std::string_view(device.properties.platform) == "Portable Computing Language";
+}
+
 MemoryModel choose_memory(const Device& device, cl_bitfield svm, bool& unified) {
   const Api& api = *device.api;
   const bool has_svm = (svm & CL_DEVICE_SVM_COARSE_GRAIN_BUFFER) != 0 && api.clSVMAlloc != nullptr &&
@@ -114,8 +118,7 @@ MemoryModel choose_memory(const Device& device, cl_bitfield svm, bool& unified) 
                        api.clEnqueueSVMMemFill != nullptr && api.clSetKernelArgSVMPointer != nullptr;
   // PoCL does not claim that any host address will do on its CPU device, but passes it through (3.1 measured, 7.1
   // read).
-  const bool pocl = std::string_view(device.properties.platform) == "Portable Computing Language";
-  const bool has_host = has_svm && device.is_cpu && ((svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0 || pocl);
+  const bool has_host = has_svm && device.is_cpu && ((svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0 || is_pocl(device));
   const bool fine = has_svm && (svm & CL_DEVICE_SVM_FINE_GRAIN_BUFFER) != 0 &&
                     (device.is_cpu || number<cl_bool>(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0);
 
@@ -226,6 +229,9 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
   has_native_kernels =
       is_cpu && (number<cl_bitfield>(*this, CL_DEVICE_EXECUTION_CAPABILITIES) & CL_EXEC_NATIVE_KERNEL) != 0;
   has_priorities = api->clCreateCommandQueueWithProperties != nullptr && has("cl_khr_priority_hints");
+
+  // The other value is for comparing.
+  includes_builtins = is_pocl(*this) && environment("TORCHGRAFT_OPENCL_BUILTINS") != "header";
 
   bool unified = false;
   const MemoryModel model = choose_memory(*this, number<cl_bitfield>(*this, CL_DEVICE_SVM_CAPABILITIES), unified);

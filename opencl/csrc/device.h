@@ -30,6 +30,8 @@ struct Device {
   bool is_cpu = false;
   bool has_native_kernels = false;  // host functions can be queued
   bool has_priorities = false;
+  // The compiler parses declarations of all builtin functions for every program; see program.cpp.
+  bool includes_builtins = false;
   // Launches are asked for their events, and begin at once without a flush. Not so on GPUs, nor where a memory model
   // makes a CPU behave like one (which is how that half of the driver is tested without a GPU).
   bool has_cheap_events = false;
