@@ -214,6 +214,8 @@ class PlanBuilder:
         """
         if len(args) != len(kernel.params):
             raise TypeError(f"kernel {kernel.name} takes {len(kernel.params)} arguments, not {len(args)}")
+        if len(groups) != kernel.dims:
+            raise TypeError(f"kernel {kernel.name} has {kernel.dims} dimensions, not {len(groups)}")
         if all(g > 0 for g in groups):
             self._steps.append(_Launch(kernel, tuple(groups), None, list(args)))
 
@@ -266,7 +268,11 @@ class PlanBuilder:
 
     def error(self, message: str) -> ErrorReport:
         """Where a kernel may report an error; "{}" in the message becomes the index that the kernel gives to tg_report."""
-        return ErrorReport(_C.error_code(f"{message} (on {torch._C._get_privateuse1_backend_name()}:{self.device.index}, in {self.op})"))
+        return ErrorReport(
+            _C.error_code(
+                f"{message} (on {torch._C._get_privateuse1_backend_name()}:{self.device.index}, in {self.op})"
+            )
+        )
 
     def within(
         self, scalar: Scalar | float, low: Scalar | float | None, high: Scalar | float | None, message: str
@@ -306,7 +312,9 @@ class PlanBuilder:
 
     # ---- the end ----
 
-    def finish(self, outputs: list[tuple[Any, ...]], results: list[torch.Tensor], arguments: int, resizes: list[Any]) -> _C.Plan:
+    def finish(
+        self, outputs: list[tuple[Any, ...]], results: list[torch.Tensor], arguments: int, resizes: list[Any]
+    ) -> _C.Plan:
         """Makes the plan.
 
         Args:
