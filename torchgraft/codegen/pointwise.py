@@ -170,7 +170,9 @@ def contiguous_kernel(loop: Loop, form: str) -> Kernel:
     """Every operand is contiguous and of one shape. Arguments: results, inputs, numbers, then the count and the chunk (i64)."""
     params = [*_common_params(loop), Value("tg_n", "i64"), Value("tg_chunk", "i64")]
     text = element(loop, {o.name: "tg_i" for o in _operands(loop)}, "    ")
-    return Kernel(loop.name, tuple(params), f"{_bounds('long')}{_simple_loop(form, 'long')}\n{text}\n  }}", local=_local(form))
+    return Kernel(
+        loop.name, tuple(params), f"{_bounds('long')}{_simple_loop(form, 'long')}\n{text}\n  }}", local=_local(form)
+    )
 
 
 def _local(form: str) -> tuple[int, ...]:
@@ -196,7 +198,7 @@ def strided_kernel(loop: Loop, form: str, rank: int, index: str, inner: tuple[st
     """Operands of any strides over `rank` dimensions, the last one innermost.
 
     Arguments: results, inputs, numbers, the count, the chunk, the sizes, then for each operand (results first) its strides.
-    `inner` has for each operand its innermost stride: "0", "1" or "s" (an argument like the others).
+    `inner` has for each operand its innermost stride: "0", "1", "-1" or "s" (an argument like the others).
     """
     operands = _operands(loop)
     ctype = value_ctype(index)
@@ -233,7 +235,7 @@ def _cpu_walk(loop: Loop, ctype: str, rank: int, step: dict[str, str]) -> str:
     last = rank - 1
     operands = _operands(loop)
     starts = "\n".join(f"    {ctype} {o.name}_at = {_offset(o.name, rank, step[o.name])};" for o in operands)
-    along = {"0": "", "1": " + tg_j"}
+    along = {"0": "", "1": " + tg_j", "-1": " - tg_j"}
     at = {o.name: f"{o.name}_at" + along.get(step[o.name], f" + tg_j * {step[o.name]}") for o in operands}
     carry = "".join(f"if (++tg_i{d} == tg_n{d}) {{ tg_i{d} = 0; " for d in range(last - 1, 0, -1))
     carry += "++tg_i0;" + " }" * (last - 1) if last > 0 else ""
@@ -393,7 +395,7 @@ def plan_strided_loop(
         return
     reach = max(sum((size - 1) * abs(s) for size, s in zip(sizes, stride, strict=True)) for stride in strides)
     index = "i32" if max(reach, n + chunk) <= _INT32_MAX else "i64"
-    inner = tuple({0: "0", 1: "1"}.get(s[-1], "s") for s in strides)
+    inner = tuple({0: "0", 1: "1", -1: "-1"}.get(s[-1], "s") for s in strides)
     kernel = strided_kernel(loop, p.form, len(sizes), index, inner)
     p.launch(kernel, (groups,), [*specs, *numbers, n, chunk, *sizes, *(s for stride in strides for s in stride)])
 
@@ -431,7 +433,7 @@ def _plan_tiled(
     groups = 1 if units * unit <= _SINGLE else min(units, _GROUPS_PER_UNIT * p.device.compute_units)
     chunk = -(-units // groups)
     reach = max(sum((size - 1) * abs(s) for size, s in zip(sizes, stride, strict=True)) for stride in strides)
-    inner = tuple({0: "0", 1: "1"}.get(s[-1], "s") for s in strides)
+    inner = tuple({0: "0", 1: "1", -1: "-1"}.get(s[-1], "s") for s in strides)
     index = "i32" if reach + math.prod(sizes) <= _INT32_MAX else "i64"
     kernel = tiled_kernel(loop, len(sizes), index, inner, tuple(d >= 0 for d in rows))
     p.launch(
