@@ -237,7 +237,7 @@ def collect_kernel(x: Indexing, form: str, inner_rows: bool) -> Kernel:
     {skip.replace("{indent}", "    ")}
     {x.put(f"target_at + {x.offset}", source)}
   }}"""
-        return Kernel(x.name, params, body, local=(GPU_COLLECT_LOCAL,))
+        return Kernel(x.name, params, body, local=(GPU_COLLECT_LOCAL, 1))
     if not x.along:
         body = f"""\
     for (long r = 0; r < rows; ++r) {{
@@ -258,7 +258,7 @@ def collect_kernel(x: Indexing, form: str, inner_rows: bool) -> Kernel:
       long offset = {x.offset};
       {x.put(target, source)}
     }}"""
-    return Kernel(x.name, params, f"{_bounds(1)}{range_}{_rows(x, body)}")
+    return Kernel(x.name, params, f"{_bounds(1)}{range_}{_rows(x, body)}", local=(1, 1))
 
 
 # ---- embeddings ----
@@ -271,7 +271,11 @@ def embedding_backward_kernel(grad: str, index: str, out: str, scaled: bool, for
     Work-items along dimension 0 share the columns, `columns` each; along dimension 1 the table's rows, `rows` each, which they set to zero first.
     """
     ctype = value_ctype(out)
-    params: list[Parameter] = [Pointer("out", out), Pointer("grad", grad, const=True), Pointer("index", index, const=True)]
+    params: list[Parameter] = [
+        Pointer("out", out),
+        Pointer("grad", grad, const=True),
+        Pointer("index", index, const=True),
+    ]
     if scaled:
         params.append(Pointer("counts", "i32", const=True))
     params += [Pointer("errors", "i32"), Value("code", "i32")]
@@ -300,7 +304,7 @@ def embedding_backward_kernel(grad: str, index: str, out: str, scaled: bool, for
     {loop}
     for (long c = first; c < last; ++c) out[k * width + c] += load_{grad}(grad, r * width + c){factor};
   }}"""
-    return Kernel("embedding_backward", tuple(params), body, local=(GPU_COLLECT_LOCAL,) if form == "gpu" else (1,))
+    return Kernel("embedding_backward", tuple(params), body, local=(GPU_COLLECT_LOCAL, 1) if form == "gpu" else (1, 1))
 
 
 @functools.cache
@@ -338,7 +342,11 @@ def nonzero_count_kernel(source: str) -> Kernel:
 @functools.cache
 def nonzero_kernel(source: str, rank: int) -> Kernel:
     """Writes the multi-index of each element that is not zero, up to `size` of them; the last group fills up with `fill`."""
-    params: list[Parameter] = [Pointer("out", "i64"), Pointer("counts", "i64", const=True), Pointer("source", source, const=True)]
+    params: list[Parameter] = [
+        Pointer("out", "i64"),
+        Pointer("counts", "i64", const=True),
+        Pointer("source", source, const=True),
+    ]
     params += [Value(v, "i64") for v in ("size", "fill", "n", "chunk", *(f"n{d}" for d in range(rank)))]
     split = [f"{'long rest = i' if d == rank - 1 else 'rest /= n' + str(d + 1)}; out[at * {rank} + {d}] = {'rest' if d == 0 else f'rest % n{d}'};"
              for d in range(rank - 1, -1, -1)]  # fmt: skip
@@ -365,7 +373,9 @@ def _is_true(type_: str, pointer: str, i: str) -> str:
 
 
 @functools.cache
-def search_kernel(values: str, boundaries: str, compute: str, out: str, right: bool, sorter: bool, number: bool, form: str) -> Kernel:
+def search_kernel(
+    values: str, boundaries: str, compute: str, out: str, right: bool, sorter: bool, number: bool, form: str
+) -> Kernel:
     """Where each value belongs in a sorted sequence. Rows of values go with rows of boundaries, or all with a single one (`boundary_row` 0).
 
     Without `right` the first place whose boundary is not less than the value, with it the first whose boundary is greater.
@@ -380,12 +390,7 @@ def search_kernel(values: str, boundaries: str, compute: str, out: str, right: b
     value = convert("number" if number else f"load_{values}(values, i)", values, compute)
     at = "base + sorter[base + middle]" if sorter else "base + middle"
     boundary = convert(f"load_{boundaries}(boundaries, {at})", boundaries, compute)
-    # NaN comes after all numbers.
-    float_ = BY_NAME[compute].is_float
-    if right:
-        before = "!(b > v)" + (" && (b == b || v != v)" if float_ else "")
-    else:
-        before = "!(b >= v)" + (" && b == b" if float_ else "")
+    before = "!(b > v)" if right else "!(b >= v)"  # so that NaN comes last, as a value
     loop = f"""\
     {ctype} v = {value};
     long base = i / row * boundary_row;

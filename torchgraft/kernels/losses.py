@@ -49,7 +49,9 @@ def each_kernel(type_: str, target: str, weight: str | None, form: str) -> Kerne
     """The loss of each target, stored in order."""
     params = (Pointer("out", type_), Pointer("x", type_, const=True), *_params(target, weight, type_))
     zero = f"store_{type_}(out, i, 0);"
-    text, local = _walk(_element(type_, target, weight, f"store_{type_}(out, i, -w * load_{type_}(x, at));", zero), form)
+    text, local = _walk(
+        _element(type_, target, weight, f"store_{type_}(out, i, -w * load_{type_}(x, at));", zero), form
+    )
     return Kernel("nll_each", params, text, local=local)
 
 
@@ -58,15 +60,43 @@ def sum_kernel(type_: str, accumulate: str, target: str, weight: str | None) -> 
     """Sums of losses and of weights of each group: sums[2 g], sums[2 g + 1]. One work-item takes a chunk in both forms."""
     params = (Pointer("sums", accumulate), Pointer("x", type_, const=True), *_params(target, weight, type_))
     a = value_ctype(accumulate)
-    text, local = _walk(_element(type_, target, weight, f"loss -= ({a})(w * load_{type_}(x, at)); total += ({a})w;"), "cpu")
+    text, local = _walk(
+        _element(type_, target, weight, f"loss -= ({a})(w * load_{type_}(x, at)); total += ({a})w;"), "cpu"
+    )
     text = f"  {a} loss = 0, total = 0;\n{text}\n  sums[2 * GROUP_ID(0)] = loss;\n  sums[2 * GROUP_ID(0) + 1] = total;"
     return Kernel("nll_sum", params, text, local=local)
 
 
 @functools.cache
+def whole_kernel(type_: str, accumulate: str, target: str, weight: str | None, mean: bool) -> Kernel:
+    """The loss of all targets, and their weight, by one work-item."""
+    params = (
+        Pointer("out", type_),
+        Pointer("weight_out", type_),
+        Pointer("x", type_, const=True),
+        *_params(target, weight, type_),
+    )
+    a = value_ctype(accumulate)
+    text, local = _walk(
+        _element(type_, target, weight, f"loss -= ({a})(w * load_{type_}(x, at)); total += ({a})w;"), "cpu"
+    )
+    text = f"""\
+  {a} loss = 0, total = 0;
+{text}
+  store_{type_}(out, 0, {"loss / total" if mean else "loss"});
+  store_{type_}(weight_out, 0, total);"""
+    return Kernel("nll", params, text, local=local)
+
+
+@functools.cache
 def finish_kernel(type_: str, accumulate: str, mean: bool) -> Kernel:
     """Adds the groups' sums: the loss, and the weight of all targets."""
-    params = (Pointer("out", type_), Pointer("weight_out", type_), Pointer("sums", accumulate, const=True), Value("groups", "i64"))
+    params = (
+        Pointer("out", type_),
+        Pointer("weight_out", type_),
+        Pointer("sums", accumulate, const=True),
+        Value("groups", "i64"),
+    )
     a = value_ctype(accumulate)
     body = f"""\
   {a} loss = 0, total = 0;
@@ -79,7 +109,11 @@ def finish_kernel(type_: str, accumulate: str, mean: bool) -> Kernel:
 @functools.cache
 def backward_kernel(type_: str, target: str, weight: str | None, mean: bool, each: bool, form: str) -> Kernel:
     """Writes the gradients at the targets' classes; the others are zero before. `each`: one gradient for every target."""
-    params: tuple[Parameter, ...] = (Pointer("out", type_), Pointer("grad", type_, const=True), Pointer("total", type_, const=True))
+    params: tuple[Parameter, ...] = (
+        Pointer("out", type_),
+        Pointer("grad", type_, const=True),
+        Pointer("total", type_, const=True),
+    )
     value = f"-w * load_{type_}(grad, {'i' if each else '0'})" + (f" / load_{type_}(total, 0)" if mean else "")
     text, local = _walk(_element(type_, target, weight, f"store_{type_}(out, at, {value});"), form)
     return Kernel("nll_backward", (*params, *_params(target, weight, type_)), text, local=local)

@@ -19,7 +19,10 @@ aten = torch.ops.aten
 # CPU form: columns of a work-item are a multiple of this; below so many elements one thread is as quick as two.
 _COLUMNS = 16
 _SMALL = 16384
-# Tables of at most so many elements are zeroed by columns; larger ones by rows, which then lie together.
+# Rows are cut into parts of so many elements; fewer than so many groups do not fill two threads evenly.
+_ROW_PART = 128
+_GROUPS = 16
+# Rows of larger tables stay whole: most of the work is to zero them.
 _SMALL_TABLE = 1 << 18
 
 
@@ -198,16 +201,26 @@ def plan_collect(
         groups, chunk = _ceil(n, kernels.GPU_COLLECT_LOCAL), 1
         parts = min(places, max(1, 256 * p.device.compute_units // n)) if rows > 64 else 1
     else:
-        columns = _COLUMNS if merged[-1] >= _COLUMNS else 1
+        columns = 1 if merged[-1] < _COLUMNS else _COLUMNS if along else _ROW_PART
         chunk = n
         if n * rows > _SMALL:
             chunk = _ceil(_ceil(n, min(_ceil(n, columns), 32 * p.device.compute_units)), columns) * columns
         groups, parts = _ceil(n, chunk), 1
-        if not along and n * rows > _SMALL and groups < 16 and n >= 2 * _COLUMNS:
-            parts = min(places, _ceil(16, groups))
+        if not along and n * rows > _SMALL and groups < _GROUPS and n >= 2 * _COLUMNS:
+            parts = min(places, _ceil(_GROUPS, groups))
     range_ = _ceil(places, parts)
     row_strides = [*([] if number else [source_row]), *(index.row for index in indices)]
-    args = [target, source, *([] if alpha is None else [alpha]), *_index_args(p, indices), rows, range_, n, chunk, *merged]
+    args = [
+        target,
+        source,
+        *([] if alpha is None else [alpha]),
+        *_index_args(p, indices),
+        rows,
+        range_,
+        n,
+        chunk,
+        *merged,
+    ]
     args += [s for operand in strides for s in operand]
     inner_rows = max(row_strides) <= max((s[-1] for s in strides[1:]), default=0)
     p.launch(kernels.collect_kernel(x, p.form, inner_rows), (groups, _ceil(places, range_)), [*args, *row_strides])
@@ -311,8 +324,9 @@ def _embedding_backward(
         rows = _ceil(num_weights, min(num_weights, max(1, 8 * p.device.compute_units)))
     elif n * width + out.numel() <= _SMALL:
         columns, rows = width, num_weights
-    elif small and width >= 8 * _COLUMNS:
-        columns, rows = _ceil(_ceil(width, 32 * p.device.compute_units), _COLUMNS) * _COLUMNS, num_weights
+    elif small and width >= 2 * _ROW_PART:
+        columns = _ROW_PART
+        rows = _ceil(num_weights, min(num_weights, _ceil(_GROUPS, _ceil(width, columns))))
     else:
         columns, rows = width, _ceil(num_weights, min(num_weights, 16 * p.device.compute_units))
     kernel = kernels.embedding_backward_kernel(grad.name, index, wide, scale_grad_by_freq, p.form)
@@ -399,7 +413,14 @@ _OLD_NAMES = {"add": "sum", "multiply": "prod"}
 
 @planner("scatter.reduce", inplace_safe=True)
 def _scatter_old_reduce(
-    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor, *, reduce: str
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    src: torch.Tensor,
+    *,
+    reduce: str,
 ) -> None:
     _start(p, out, self)
     _scatter(p, out, dim, index, src, _combine_text(_OLD_NAMES[reduce], out.dtype))
@@ -449,7 +470,12 @@ def _scatter_reduce(
 ) -> None:
     _start(p, out, self)
     _reduce_into(
-        p, out, reduce, include_self, lambda target, source, combine: _scatter(p, target, dim, index, source, combine), src
+        p,
+        out,
+        reduce,
+        include_self,
+        lambda target, source, combine: _scatter(p, target, dim, index, source, combine),
+        src,
     )
 
 
@@ -568,7 +594,9 @@ _FILL_MESSAGE = "index {} is out of bounds for dimension {dim} with size {size}"
 
 
 @planner("index_fill.int_Scalar", inplace_safe=True)
-def _index_fill(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: Scalar) -> None:
+def _index_fill(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: Scalar
+) -> None:
     _start(p, out, self)
     _rows_into(p, out, dim, index, value, _FILL_MESSAGE, None, wraps=True)
 
@@ -665,7 +693,9 @@ def _put_eager(arguments: dict[str, Any], inplace: bool) -> Callable[..., Any] |
     if not _has_masks(arguments):
         return None
 
-    def put(self: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False, unsafe: bool = False) -> torch.Tensor:
+    def put(
+        self: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
+    ) -> torch.Tensor:
         masks = [i for i in indices if i is not None]
         if len(masks) == 1 and values.numel() == 1 and not accumulate and all(i is None for i in indices[:-1]):
             mask = masks[0].to(self.device)
@@ -710,7 +740,9 @@ def _put(
     collected = []
     for index in places.indices:
         spec = p.contiguous(index.spec.expand(shape)).reshape(-1)
-        collected.append(Index(spec, [0] * max(1, flat.dim() - 1), index.limit, index.step, index.message, spec.stride(0)))
+        collected.append(
+            Index(spec, [0] * max(1, flat.dim() - 1), index.limit, index.step, index.message, spec.stride(0))
+        )
     free = [*places.sizes[:first], *places.sizes[last:]] or [1]
     to = [*places.strides[:first], *places.strides[last:]] or [0]
     by = list(flat.stride()[1:]) or [0]
@@ -748,7 +780,12 @@ _declare_put()
 
 @planner("put_", inplace_safe=True)
 def _put_linear(
-    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    index: torch.Tensor,
+    source: torch.Tensor,
+    accumulate: bool = False,
 ) -> None:
     target = out if out.is_contiguous() else p.contiguous(out)
     flat, source = target.view(-1), p.contiguous(source).view(-1)
@@ -874,7 +911,13 @@ def _searchsorted(
 
 @planner("bucketize.Tensor", "bucketize.Scalar")
 def _bucketize(
-    p: PlanBuilder, out: torch.Tensor, self: Any, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: Any,
+    boundaries: torch.Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
 ) -> None:
     _search(p, out, boundaries, self, right, None)
 

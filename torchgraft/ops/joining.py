@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
 
 from torchgraft.codegen import pointwise
 from torchgraft.codegen.pointwise import Input, Loop, Result
+from torchgraft.kernels import joining as kernels
 from torchgraft.kernels.indexing import MOVES
 from torchgraft.plans import PlanBuilder, Scalar, planner
+
+# Results of at most so many elements are joined by one thread; larger ones row by row if there are so many rows.
+_SMALL = 16384
+_ROWS = 16
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
 
 
 @planner("cat")
@@ -19,17 +29,45 @@ def _cat(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim
         return
     dim %= out.dim()
     start = 0
+    tensors = [t for t in tensors if t.numel() > 0]  # empty ones may have any shape, for old programs' sake
+    if _in_rows(p, out, tensors, dim):
+        return
     for tensor in tensors:
-        if tensor.dim() == 1 and tensor.numel() == 0:
-            continue  # of any shape, for old programs' sake
         p.copy(out.narrow(dim, start, tensor.size(dim)), tensor)
         start += tensor.size(dim)
 
 
+def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int) -> bool:
+    """Joins contiguous tensors by few launches, each row of the result from a row of each; false where copies are as good."""
+    rows = math.prod(out.shape[:dim])
+    if p.form == "gpu" or len(tensors) == 1 or (rows < _ROWS and out.numel() > _SMALL):
+        return False
+    if any(t.dtype != out.dtype or not t.is_contiguous() or t.is_conj() or t.is_neg() for t in [out, *tensors]):
+        return False
+    width = out.numel() // rows
+    groups, chunk = 1, rows
+    if out.numel() > _SMALL:
+        chunk = _ceil(rows, min(rows, _ceil(out.numel(), 4096), 32 * p.device.compute_units))
+        groups = _ceil(rows, chunk)
+    start = 0
+    for first in range(0, len(tensors), kernels.JOINED):
+        part = tensors[first : first + kernels.JOINED]
+        widths = [t.numel() // rows for t in part]
+        filler = kernels.JOINED - len(part)
+        kernel = kernels.join_kernel(MOVES[out.element_size()])
+        p.launch(kernel, (groups,), [out, *part, *[None] * filler, *widths, *[0] * filler, width, start, rows, chunk])
+        start += sum(widths)
+    return True
+
+
 @planner("stack")
 def _stack(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
-    for place, tensor in enumerate(tensors):
-        p.copy(out.select(dim, place), tensor)
+    if out.numel() == 0:
+        return
+    dim %= out.dim()
+    if not _in_rows(p, out, tensors, dim):
+        for place, tensor in enumerate(tensors):
+            p.copy(out.select(dim, place), tensor)
 
 
 def _move_loop(x: torch.Tensor) -> Loop:
@@ -52,7 +90,9 @@ def _flip(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dims: Sequence[
 
 
 @planner("roll")
-def _roll(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> None:
+def _roll(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
+) -> None:
     if out.numel() == 0:
         return
     if len(dims) == 0:  # of the elements in order
@@ -78,7 +118,9 @@ def _roll(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, shifts: Sequenc
 
 
 @planner("constant_pad_nd")
-def _constant_pad(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, pad: Sequence[int], value: Scalar | float = 0) -> None:
+def _constant_pad(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, pad: Sequence[int], value: Scalar | float = 0
+) -> None:
     """Negative padding cuts off."""
     if out.numel() == 0:
         return

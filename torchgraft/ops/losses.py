@@ -104,8 +104,14 @@ def _nll(
         return
     accumulate = "f64" if p.device.float64 else "f32"
     groups, chunk = _chunks(p, t.n)
+    if groups == 1:
+        kernel = kernels.whole_kernel(t.type, accumulate, t.target, t.weight, reduction == MEAN)
+        p.launch(kernel, (1,), [loss, total, x, *t.args, *t.shape, t.n, chunk])
+        return
     sums = p.empty((2 * groups,), torch.float64 if p.device.float64 else torch.float32)
-    p.launch(kernels.sum_kernel(t.type, accumulate, t.target, t.weight), (groups,), [sums, x, *t.args, *t.shape, t.n, chunk])
+    p.launch(
+        kernels.sum_kernel(t.type, accumulate, t.target, t.weight), (groups,), [sums, x, *t.args, *t.shape, t.n, chunk]
+    )
     p.launch(kernels.finish_kernel(t.type, accumulate, reduction == MEAN), (1,), [loss, total, sums, groups])
 
 
@@ -138,7 +144,13 @@ def _nll_backward(
 
 
 def _loss_loop(
-    p: PlanBuilder, name: str, out: torch.Tensor, tensors: dict[str, torch.Tensor], numbers: dict[str, Any], text: str, cost: int
+    p: PlanBuilder,
+    name: str,
+    out: torch.Tensor,
+    tensors: dict[str, torch.Tensor],
+    numbers: dict[str, Any],
+    text: str,
+    cost: int,
 ) -> None:
     compute = element_type(out.dtype).compute
     loop = Loop(
@@ -178,7 +190,9 @@ def _forward(
         others=tuple((n, type_.name, "same") for n in flat if n != "x"),
         values=tuple((n, type_.compute) for n in numbers),
     )
-    plan_reduction(p, reduction_, [out], flat["x"], [0], list(numbers.values()), [t for n, t in flat.items() if n != "x"])
+    plan_reduction(
+        p, reduction_, [out], flat["x"], [0], list(numbers.values()), [t for n, t in flat.items() if n != "x"]
+    )
 
 
 def _backward(
@@ -211,7 +225,12 @@ def _mse(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, target: torch.Te
 
 @planner("mse_loss_backward")
 def _mse_backward(
-    p: PlanBuilder, out: torch.Tensor, grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int
+    p: PlanBuilder,
+    out: torch.Tensor,
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    reduction: int,
 ) -> None:
     _backward(p, "mse_loss", out, grad_output, {"x": self, "t": target}, {}, "2 * (x - t)", reduction)
 
@@ -221,7 +240,12 @@ _SMOOTH = "@abs(x - t) < beta ? 0.5 * (x - t) * (x - t) / beta : @abs(x - t) - 0
 
 @planner("smooth_l1_loss")
 def _smooth_l1(
-    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, beta: Scalar | float = 1.0
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    reduction: int = MEAN,
+    beta: Scalar | float = 1.0,
 ) -> None:
     _forward(p, "smooth_l1_loss", out, {"x": self, "t": target}, {"beta": beta}, _SMOOTH, reduction)
 
@@ -245,7 +269,12 @@ _HUBER = "@abs(x - t) <= delta ? 0.5 * (x - t) * (x - t) : delta * (@abs(x - t) 
 
 @planner("huber_loss")
 def _huber(
-    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN, delta: Scalar | float = 1.0
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    reduction: int = MEAN,
+    delta: Scalar | float = 1.0,
 ) -> None:
     _forward(p, "huber_loss", out, {"x": self, "t": target}, {"delta": delta}, _HUBER, reduction)
 
