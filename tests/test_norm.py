@@ -150,6 +150,19 @@ def test_batch_norm_module(device: str, channels_last: bool) -> None:
         torch.testing.assert_close(ours(x.to(device)).cpu(), cpu(x), rtol=1e-4, atol=1e-4)
 
 
+def test_batch_norm_with_update(device: str) -> None:
+    """The overloads that exporters and compilers use, which write running statistics and return results."""
+    x, w, b = torch.randn(4, 5, 6), torch.rand(5), torch.randn(5)
+    for name in ("_native_batch_norm_legit", "_batch_norm_with_update"):
+        op = getattr(torch.ops.aten, name)
+        training = [True] if name == "_native_batch_norm_legit" else []
+        cpu, ours = [torch.zeros(5), torch.ones(5)], [torch.zeros(5, device=device), torch.ones(5, device=device)]
+        expected = op(x, w, b, *cpu, *training, 0.1, 1e-5)
+        got = op(x.to(device), w.to(device), b.to(device), *ours, *training, 0.1, 1e-5)
+        for g, e in zip((*got[:3], *ours), (*expected[:3], *cpu), strict=True):
+            torch.testing.assert_close(g.cpu(), e, rtol=1e-4, atol=1e-4)
+
+
 def test_instance_norm(device: str) -> None:
     x = torch.randn(3, 4, 5, 6)
     compare(lambda x: F.instance_norm(x), device, torch.float32, x)

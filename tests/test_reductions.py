@@ -143,7 +143,8 @@ def test_dtypes(device: str, size: tuple[int, ...], dtype: torch.dtype) -> None:
             for correction in (0, 1, 3):
                 if x.numel() > 3:
                     check(torch.var(y, dim, correction=correction), torch.var(w, dim, correction=correction), 10 * t)
-            check(torch.std_mean(y, dim), torch.std_mean(w, dim), 10 * t)
+            if x.numel() > 1:
+                check(torch.std_mean(y, dim), torch.std_mean(w, dim), 10 * t)
             for order in (0, 1, 2, 3.5, math.inf, -math.inf):
                 e = torch.linalg.vector_norm(w, order, dim)
                 if e.max() > torch.finfo(dtype).max:
@@ -197,8 +198,9 @@ def test_empty(device: str) -> None:
     assert torch.var(x, 0).isnan().all().item()
     with pytest.raises((IndexError, RuntimeError), match="reduc"):
         x.amax(0)
-    with pytest.raises(RuntimeError):
-        x.max()
+    for op in (torch.max, torch.min, torch.argmax):
+        with pytest.raises((IndexError, RuntimeError), match=r"numel\(\) == 0"):
+            op(x)
 
 
 def test_dtype_argument(device: str) -> None:
@@ -249,15 +251,16 @@ def test_conjugate(device: str) -> None:
 
 def test_gradients(device: str) -> None:
     x = make((20, 30), torch.float32)
-    for f in (
+    functions: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
         lambda t: t.sum(0).square().sum(),
         lambda t: t.mean(),
         lambda t: t.amax(1).sum(),
         lambda t: t.var(0).sum(),
-        lambda t: t.norm(),
-    ):
+        lambda t: torch.linalg.vector_norm(t),
+    )
+    for f in functions:
         a = x.clone().requires_grad_()
         b = x.to(device).requires_grad_()
-        f(a).backward()
-        f(b).backward()
+        torch.autograd.backward(f(a))
+        torch.autograd.backward(f(b))
         check(b.grad, a.grad, 1e-4)

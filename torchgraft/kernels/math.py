@@ -67,8 +67,8 @@ _define("tg_abs_f64", "TG_FUNCTION double tg_abs_f64(double x) { return fabs(x);
 
 # Exponentials ------------------------------------------------------------------------------------------------------
 
-# Rounding to an integer n: in x + 1.5 * 2^23 the lowest bits are n, and shifted left by 23 all but n is gone, so these bits
-# serve as n itself. The power of two is applied in two halves, so that subnormal results are rounded once.
+# Rounding to an integer n: in x + 1.5 * 2^23 the lowest bits are n, and shifted left by 23 all but n is gone, so these
+# bits serve as n itself. The power of two is applied in two halves, so that subnormal results are rounded once.
 _define(
     "tg_exp2_parts_f32",
     """
@@ -146,7 +146,7 @@ _own(
 
 # Logarithms --------------------------------------------------------------------------------------------------------
 
-# The head of every logarithm: x = 2^e (1 + f) with f in [sqrt(1/2) - 1, sqrt(2) - 1]; subnormal numbers are scaled first.
+# The head of every logarithm: x = 2^e (1 + f), f in [sqrt(1/2) - 1, sqrt(2) - 1]; subnormal numbers are scaled first.
 _LOG_SPLIT = """
   float scaled = x < 1.17549435e-38f ? x * 8388608.0f : x;
   int bits = as_int(scaled);
@@ -667,8 +667,8 @@ TG_FUNCTION float tg_exp_beside_one_f32(float x) {
 _define("tg_exp_beside_one_f64", "TG_FUNCTION double tg_exp_beside_one_f64(double x) { return exp(x); }")
 _same("sigmoid", "T x", " return 1.0F / (1.0F + tg_exp_beside_one_S(-x)); ")
 _same("silu", "T x", " return x / (1.0F + tg_exp_beside_one_S(-x)); ")
-# The normal distribution's cumulative function: erfc(a / sqrt 2) / 2 for a = |x|, as the exponential of a polynomial. It is
-# off by less than 1e-7 everywhere, and 0 below -6.
+# The normal distribution's cumulative function: erfc(a / sqrt 2) / 2 for a = |x|, as the exponential of a polynomial.
+# It is off by less than 1e-7 everywhere, and 0 below -6.
 _define(
     "tg_normal_cdf_f32",
     """
@@ -794,8 +794,8 @@ _define(
     "tg_lgamma_f64",
     "TG_FUNCTION double tg_lgamma_f64(double x) { return x < 0.0 && floor(x) == x ? INFINITY : lgamma(x); }",
 )
-# For x in [1, 3] (x - 1) (x - 2) times a polynomial, the zeros exact; from 3 on Stirling's series; below 1 by one step of
-# the recurrence; for negative x by reflection.
+# For x in [1, 3] (x - 1) (x - 2) times a polynomial, the zeros exact; from 3 on Stirling's series; below 1 by one step
+# of the recurrence; for negative x by reflection.
 _own(
     "lgamma",
     "float x",
@@ -884,7 +884,7 @@ for _name, _params in (("pow", "x, y"), ("atan2", "y, x"), ("hypot", "x, y")):
 
 
 def _complex(name: str, params: str, body: str, result: str = "C") -> None:
-    """Defines a complex function. In `body` C is the complex type (a vector of two), T its part's, S the part's suffix."""
+    """Defines a complex function. In `body` C is the complex type, a vector of two; T and S are of its parts."""
     for ctype, suffix, cname in (("float", "f32", "c64"), ("double", "f64", "c128")):
         text = f"TG_FUNCTION {result} tg_{name}_Z({params}) {{{body}}}"
         text = re.sub(r"\bC\b", ctype + "2", re.sub(r"\bT\b", ctype, text))

@@ -1,11 +1,11 @@
 """Kernels of layer, group and batch normalisation.
 
-Layer and group norm work on rows: contiguous runs of elements that share a mean. Both take two passes over a row for the
-mean and the variance - the row lies in a cache - so that nothing is lost by cancellation. Batch norm takes its sums from
-`kernels.reduce`; here are the steps between and the last one, which is an affine map for each channel.
+Layer and group norm work on rows: contiguous runs of elements that share a mean. Both take two passes over a row for
+the mean and the variance - the row lies in a cache - so that nothing is lost by cancellation. Batch norm takes its sums
+from `kernels.reduce`; here are the steps between and the last one, which is an affine map for each channel.
 
-CPU forms have a work-item for `chunk` rows, and accumulators side by side that the compiler turns into vectors; GPU forms
-have a work-group of 256 for a row.
+CPU forms have a work-item for `chunk` rows, and accumulators side by side that the compiler turns into vectors; GPU
+forms have a work-group of 256 for a row.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ def group_norm_input(gpu: bool, type_: str, weight_type: str, stat_type: str, we
 
 @functools.cache
 def group_norm_weight(gpu: bool, acc: str, weight_type: str, stat_type: str) -> Kernel:
-    """Gradients of weight and bias from the sums of `group_norm_sums`; either may be absent. One work-item a channel."""
+    """Gradients of weight and bias from `group_norm_sums`; either may be absent. One work-item a channel."""
     t = value_ctype(acc)
     body = f"""
   const long channel = GLOBAL_ID(0);
@@ -353,8 +353,9 @@ def group_norm_weight(gpu: bool, acc: str, weight_type: str, stat_type: str) -> 
 def batch_norm_statistics(acc: str, weight_type: str, stat_type: str, running_type: str, options: str) -> Kernel:
     """What follows from the statistics of a batch, one work-item a channel.
 
-    Saves mean and inverse deviation, updates the running statistics, and finds the affine map of each channel. `options`
-    are letters: w weight, b bias, r running statistics are updated, e evaluation (from the running statistics), s save.
+    Saves mean and inverse deviation, updates the running statistics, and finds the affine map of each channel.
+    `options` are letters: w weight, b bias, r running statistics are updated, e evaluation (from the running
+    statistics), s save.
     """
     t = value_ctype(acc)
     weight = f"load_{weight_type}(weight, c)" if "w" in options else "1"
@@ -444,7 +445,7 @@ def batch_norm_center(acc: str, running_type: str, stat_type: str, train: bool) 
 
 @functools.cache
 def batch_norm_coefficients(acc: str, weight_type: str, grad_type: str, weight: bool, train: bool) -> Kernel:
-    """From the sums: gradients of weight and bias, and dx = scale dy + slope (x - mean) + shift. One work-item a channel."""
+    """Gradients of weight and bias, and dx as scale dy + slope (x - mean) + shift. One work-item a channel."""
     t = value_ctype(acc)
     factor = f"load_{weight_type}(weight, c)" if weight else "1"
     rest = "slope[c] = 0; shift[c] = 0;"
@@ -506,8 +507,8 @@ def _map_params(type_: str, backward: bool) -> tuple[Parameter, ...]:
 def channel_map(type_: str, backward: bool, last: bool) -> Kernel:
     """CPU form. Groups: rows / chunk.
 
-    A row is `inner` elements of a channel of a sample, or with `last`, where channels are fastest in memory, the channels
-    of one position.
+    A row is `inner` elements of a channel of a sample, or with `last`, where channels are fastest in memory, the
+    channels of one position.
     """
     t = value_ctype(BY_NAME[type_].accumulate)
     size = "channels" if last else "inner"

@@ -144,7 +144,7 @@ def _store(r: Reduction, a: str, at: str, k: str, out: str, parts: bool) -> str:
 
 @functools.cache
 def row_kernel(r: Reduction, input_type: str, lanes: int, parts: bool, unit: bool) -> Kernel:
-    """CPU form for inputs that are contiguous, or nearly, along the reduced dimension. Groups: (outputs / chunk, parts).
+    """CPU form for inputs that are fastest along the reduced dimension. Groups: (outputs / chunk, parts).
 
     Args:
         r: what is accumulated.
@@ -250,6 +250,7 @@ def column_kernel(r: Reduction, input_type: str, width: int, parts: bool, unit: 
         f"VECTORIZE for (int j = 0; j < m; ++j) {r.combine_at('a', '[j]', level, '[j]')}\n  "
         for level in reversed(levels[1:])
     )
+    results = _store(r, "a", "[j]", "k + j", "k0 * os0 + (k1 + j) * os1", parts)
     body = f"""{_PART}
   const long blocks_in_row = (kept1 + chunk - 1) / chunk;
   const long k0 = GROUP_ID(0) / blocks_in_row, k1 = (GROUP_ID(0) - k0 * blocks_in_row) * chunk;
@@ -269,7 +270,7 @@ def column_kernel(r: Reduction, input_type: str, width: int, parts: bool, unit: 
     r1 = 0;
     ++r0;
   }}
-  {gather}VECTORIZE for (int j = 0; j < m; ++j) {{ {_store(r, "a", "[j]", "k + j", "k0 * os0 + (k1 + j) * os1", parts)} }}
+  {gather}VECTORIZE for (int j = 0; j < m; ++j) {{ {results} }}
 """
     return _kernel(f"column_{r.name}_{input_type}", r, input_type, parts, body)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 
-from torchgraft.codegen.kernel import Kernel, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME, value_ctype
 
 LANES = 64
@@ -86,7 +86,7 @@ def forward_row(in_type: str, out_type: str, log: bool) -> Kernel:
     {_fold("a", _ADD)}
     const {t} scale = {scale};
     VECTORIZE for (long c = 0; c < size; ++c) {last}""")
-    params = (Pointer("in", in_type, const=True), Pointer("out", out_type), *_ROW_VALUES)
+    params: tuple[Parameter, ...] = (Pointer("in", in_type, const=True), Pointer("out", out_type), *_ROW_VALUES)
     return Kernel(f"{'log_' if log else ''}softmax_row_{in_type}", params, body)
 
 
@@ -107,7 +107,7 @@ def backward_row(type_: str, out_type: str, log: bool) -> Kernel:
     {_fold("a", _ADD)}
     const {t} sum = a[0];
     VECTORIZE for (long c = 0; c < size; ++c) store_{out_type}(d, c, {value});""")
-    params = (
+    params: tuple[Parameter, ...] = (
         Pointer("grad", type_, const=True),
         Pointer("result", type_, const=True),
         Pointer("out", out_type),
@@ -144,7 +144,7 @@ def forward_column(in_type: str, out_type: str, log: bool, unit: bool) -> Kernel
   {_EACH} sum[j] = {f"tg_log_{acc}(sum[j])" if log else "1 / sum[j]"};
   {loop} {{ {x} {y} {_EACH} store_{out_type}(y, {at}, {value}); }}
 """
-    params = (Pointer("in", in_type, const=True), Pointer("out", out_type), *_COLUMN_VALUES)
+    params: tuple[Parameter, ...] = (Pointer("in", in_type, const=True), Pointer("out", out_type), *_COLUMN_VALUES)
     return Kernel(f"{'log_' if log else ''}softmax_column_{in_type}", params, body)
 
 
@@ -172,7 +172,7 @@ def backward_column(type_: str, out_type: str, log: bool, unit: bool) -> Kernel:
     {_EACH} store_{out_type}(d, {at}, {value});
   }}
 """
-    params = (
+    params: tuple[Parameter, ...] = (
         Pointer("grad", type_, const=True),
         Pointer("result", type_, const=True),
         Pointer("out", out_type),
@@ -218,7 +218,7 @@ def forward_row_gpu(in_type: str, out_type: str, log: bool) -> Kernel:
   const {t} scale = {f"tg_log_{acc}(a[0])" if log else "1 / a[0]"};
   for (long c = j; c < size; c += 256) store_{out_type}(y, c, {value});
 """
-    params = (Pointer("in", in_type, const=True), Pointer("out", out_type), *_ROW_VALUES)
+    params: tuple[Parameter, ...] = (Pointer("in", in_type, const=True), Pointer("out", out_type), *_ROW_VALUES)
     return Kernel(f"{'log_' if log else ''}softmax_row_{in_type}", params, body, local=(256,))
 
 
@@ -243,7 +243,7 @@ def backward_row_gpu(type_: str, out_type: str, log: bool) -> Kernel:
   const {t} total = a[0];
   for (long c = j; c < size; c += 256) store_{out_type}(d, c, {value});
 """
-    params = (
+    params: tuple[Parameter, ...] = (
         Pointer("grad", type_, const=True),
         Pointer("result", type_, const=True),
         Pointer("out", out_type),
@@ -273,7 +273,7 @@ def forward_column_gpu(in_type: str, out_type: str, log: bool) -> Kernel:
   const {t} scale = {f"tg_log_{acc}(sum)" if log else "1 / sum"};
   for (long c = 0; c < size; ++c) store_{out_type}(out, base + c * stride, {value});
 """
-    params = (Pointer("in", in_type, const=True), Pointer("out", out_type), *_COLUMN_VALUES)
+    params: tuple[Parameter, ...] = (Pointer("in", in_type, const=True), Pointer("out", out_type), *_COLUMN_VALUES)
     return Kernel(f"{'log_' if log else ''}softmax_column_{in_type}", params, body, local=(64,))
 
 
@@ -290,7 +290,7 @@ def backward_column_gpu(type_: str, out_type: str, log: bool) -> Kernel:
   for (long c = 0; c < size; ++c) sum += {term};
   for (long c = 0; c < size; ++c) store_{out_type}(out, base + c * stride, {value});
 """
-    params = (
+    params: tuple[Parameter, ...] = (
         Pointer("grad", type_, const=True),
         Pointer("result", type_, const=True),
         Pointer("out", out_type),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torchgraft.codegen import Kernel, element_type
 from torchgraft.kernels import norm as kernels
 from torchgraft.kernels import reduce
 from torchgraft.ops.reductions import plan_reduction
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner, registry
 
 # Elements below which one thread does it all.
 _SMALL = 16384
@@ -248,7 +248,10 @@ def _map_channels(
     grad: torch.Tensor | None = None,
     slope: torch.Tensor | None = None,
 ) -> None:
-    """out = (x - center) scale + shift for each channel, or scale grad + slope (x - center) + shift. One layout for all."""
+    """out = (x - center) scale + shift for each channel, or scale grad + slope (x - center) + shift.
+
+    All tensors have one layout.
+    """
     last = bool(_channels_last(x))
     samples, channels = x.shape[:2]
     inner = math.prod(x.shape[2:])
@@ -282,10 +285,7 @@ def _batch_norm(
     type_ = _float_name(x)
     if x.numel() == 0:
         return
-    if _channels_last(y) is None:
-        target = p.empty_like(y)
-    else:
-        target = y
+    target = p.empty_like(y) if _channels_last(y) is None else y
     x = _like(p, x, target.stride())
     channels = x.size(1)
     dtype = _accumulate(x)
@@ -329,6 +329,32 @@ def batch_norm(
     eps: Scalar,
 ) -> None:
     _batch_norm(p, *out, input, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
+def _enter(name: str, plan: Callable[..., None]) -> None:
+    """Declares an op that writes arguments and returns other tensors: its planner gets the latter as `out`."""
+    op = registry.resolve(name)
+    registry.ENTRIES[f"aten::{name}"] = registry.Entry(op, op, "functional", plan, registry.Options())
+
+
+_enter("_native_batch_norm_legit", batch_norm)
+
+
+def batch_norm_with_update(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    momentum: Scalar,
+    eps: Scalar,
+) -> None:
+    _batch_norm(p, *out[:3], input, weight, bias, running_mean, running_var, True, momentum, eps)
+
+
+_enter("_batch_norm_with_update", batch_norm_with_update)
 
 
 @planner("_native_batch_norm_legit.no_stats")

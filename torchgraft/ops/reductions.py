@@ -405,13 +405,23 @@ def amin(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[in
     _extreme(p, out, self, reduced_dims(self.dim(), dim), False)
 
 
+def _check_some(name: str, x: torch.Tensor) -> None:
+    if x.numel() == 0:
+        raise RuntimeError(
+            f"{name}(): Expected reduction dim to be specified for input.numel() == 0. "
+            "Specify the reduction dim with the 'dim' argument."
+        )
+
+
 @planner("max")
 def max_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
+    _check_some("max", self)
     _extreme(p, out, self, reduced_dims(self.dim(), None), True)
 
 
 @planner("min")
 def min_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
+    _check_some("min", self)
     _extreme(p, out, self, reduced_dims(self.dim(), None), False)
 
 
@@ -530,8 +540,10 @@ for _name in ("var", "std"):
 
 def _norm(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, order: Scalar | float | None, dims: list[int]) -> None:
     value = 2.0 if order is None else float(order)
-    if x.is_complex() and out.dtype.to_complex() != x.dtype or x.dtype == torch.float64 and out.dtype != torch.float64:
-        x = p.cast(x, out.dtype.to_complex() if x.is_complex() else out.dtype)
+    if x.is_complex():
+        x = p.cast(x, out.dtype.to_complex())
+    elif x.dtype == torch.float64:
+        x = p.cast(x, out.dtype)
     known = {0.0: "0", 1.0: "1", 2.0: "2", math.inf: "inf", -math.inf: "-inf"}
     kind = known.get(value, "p")
     type_ = element_type(out.dtype)

@@ -40,10 +40,8 @@ def _plan(
         chunk = outer if outer * size <= _SMALL else _ceil(outer, 32 * p.device.compute_units)
         p.launch(forms["row"](*variant), (_ceil(outer, max(1, chunk)),), [*tensors, outer, size, chunk])
         return
-    if inner == 1:  # short rows: neighbours are `size` apart
-        strides = [1, 0, size, 1, outer, size]
-    else:
-        strides = [outer, size * inner, size, inner, inner, 1]
+    # Neighbours of short rows are `size` apart.
+    strides = [1, 0, size, 1, outer, size] if inner == 1 else [outer, size * inner, size, inner, inner, 1]
     if gpu:
         p.launch(forms["column_gpu"](*variant), (_ceil(strides[0] * strides[4], 64),), [*tensors, *strides, 1])
         return
