@@ -14,5 +14,6 @@ PYBIND11_MODULE(_C, m) {
     torchgraft::register_copy();
     torchgraft::register_fallback();
     torchgraft::register_autocast();
+    torchgraft::register_attention();
   });
 }

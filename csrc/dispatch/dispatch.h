@@ -28,5 +28,6 @@ void register_views();
 void register_copy();
 void register_fallback();
 void register_autocast();
+void register_attention();
 
 }  // namespace torchgraft

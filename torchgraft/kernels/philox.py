@@ -9,27 +9,55 @@ HELPERS: dict[str, str] = {}
 
 # Words are kept in the lower halves of 64-bit lanes: there the product of two words is one instruction, and what is left in the upper
 # halves does no harm.
-HELPERS["tg_philox_block"] = f"""\
-#define TG_PHILOX_ROUND(k) {{ \\
+HELPERS["TG_PHILOX_ROUNDS"] = """\
+#define TG_PHILOX_ROUND(k) { \\
     ulong p0 = (c0 & 0xffffffffUL) * 0xD2511F53UL, p1 = (c2 & 0xffffffffUL) * 0xCD9E8D57UL; \\
     c0 = (p1 >> 32) ^ c1 ^ (uint)(k0 + k * 0x9E3779B9u); \\
     c2 = (p0 >> 32) ^ c3 ^ (uint)(k1 + k * 0xBB67AE85u); \\
     c1 = p1; \\
     c3 = p0; \\
-  }}
+  }
+#define TG_PHILOX_ROUNDS(seed, counter) \\
+    uint k0 = (uint)(seed), k1 = (uint)((seed) >> 32); \\
+    ulong c0 = (counter), c1 = c0 >> 32, c2 = 0, c3 = 0; \\
+    TG_PHILOX_ROUND(0) TG_PHILOX_ROUND(1) TG_PHILOX_ROUND(2) TG_PHILOX_ROUND(3) TG_PHILOX_ROUND(4) \\
+    TG_PHILOX_ROUND(5) TG_PHILOX_ROUND(6) TG_PHILOX_ROUND(7) TG_PHILOX_ROUND(8) TG_PHILOX_ROUND(9)"""
+# The words of successive counters, in order.
+HELPERS["tg_philox_block"] = f"""\
 TG_FUNCTION void tg_philox_block(uint* words, ulong seed, ulong counter) {{
-  uint k0 = (uint)seed, k1 = (uint)(seed >> 32);
   VECTORIZE
   for (int j = 0; j < {COUNTERS}; ++j) {{
-    ulong c0 = counter + (ulong)j, c1 = c0 >> 32, c2 = 0, c3 = 0;
-    TG_PHILOX_ROUND(0) TG_PHILOX_ROUND(1) TG_PHILOX_ROUND(2) TG_PHILOX_ROUND(3) TG_PHILOX_ROUND(4)
-    TG_PHILOX_ROUND(5) TG_PHILOX_ROUND(6) TG_PHILOX_ROUND(7) TG_PHILOX_ROUND(8) TG_PHILOX_ROUND(9)
+    TG_PHILOX_ROUNDS(seed, counter + (ulong)j)
     words[4 * j] = (uint)c0;
     words[4 * j + 1] = (uint)c1;
     words[4 * j + 2] = (uint)c2;
     words[4 * j + 3] = (uint)c3;
   }}
 }}"""
+# Counters `step` apart: the first words of all, then the second ones, ...
+HELPERS["tg_philox_lanes"] = """\
+TG_FUNCTION void tg_philox_lanes(uint* words, ulong seed, ulong counter, ulong step, int lanes) {
+  VECTORIZE
+  for (int j = 0; j < lanes; ++j) {
+    TG_PHILOX_ROUNDS(seed, counter + step * (ulong)j)
+    words[j] = (uint)c0;
+    words[lanes + j] = (uint)c1;
+    words[2 * lanes + j] = (uint)c2;
+    words[3 * lanes + j] = (uint)c3;
+  }
+}"""
+# Rows of `per_row` successive counters, whose first ones are `step` apart; the words in order.
+HELPERS["tg_philox_rows"] = """\
+TG_FUNCTION void tg_philox_rows(uint* words, ulong seed, ulong counter, ulong step, int per_row, int rows) {
+  VECTORIZE
+  for (int j = 0; j < rows * per_row; ++j) {
+    TG_PHILOX_ROUNDS(seed, counter + step * (ulong)(j / per_row) + (ulong)(j % per_row))
+    words[4 * j] = (uint)c0;
+    words[4 * j + 1] = (uint)c1;
+    words[4 * j + 2] = (uint)c2;
+    words[4 * j + 3] = (uint)c3;
+  }
+}"""
 
 # Two independent normal numbers by Box and Muller. The angle is a quarter turn chosen by two bits plus one within [-pi/4, pi/4) made of
 # the others, where sine and cosine are short polynomials. Radius: the uniform number is never 0, and 1 gives 0.

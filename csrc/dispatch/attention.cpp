@@ -1,0 +1,52 @@
+// Which of torch's ways scaled_dot_product_attention takes on the device: the fused op where its kernels serve the
+// call, else the composition of matrix products and softmax.
+
+#include <ATen/Context.h>
+#include <ATen/SDPBackend.h>
+#include <ATen/native/transformers/attention.h>
+
+#include "dispatch.h"
+
+namespace torchgraft {
+
+namespace {
+
+constexpr int64_t kLargestHead = 256;
+// Fewer queries than this leave most of a vector empty; their scores take little memory.
+constexpr int64_t kFewQueries = 5;
+
+bool served_dtype(c10::ScalarType dtype) {
+  return dtype == c10::kFloat || dtype == c10::kDouble || dtype == c10::kHalf || dtype == c10::kBFloat16;
+}
+
+bool fused_serves(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                  const std::optional<at::Tensor>& mask, bool is_causal, bool enable_gqa) {
+  int64_t dim = query.dim();
+  if ((dim != 3 && dim != 4) || key.dim() != dim || value.dim() != dim) return false;
+  for (const at::Tensor* tensor : {&query, &key, &value})
+    if (tensor->is_nested() || tensor->scalar_type() != query.scalar_type() || tensor->numel() == 0) return false;
+  if (!served_dtype(query.scalar_type())) return false;
+  if (query.size(-1) != key.size(-1) || query.size(-1) > kLargestHead || value.size(-1) > kLargestHead) return false;
+  if (key.size(-2) != value.size(-2) || query.size(-2) < kFewQueries) return false;
+  if (key.size(-3) != value.size(-3)) return false;
+  if (dim == 4 && (query.size(0) != key.size(0) || key.size(0) != value.size(0))) return false;
+  if (query.size(-3) != key.size(-3) && (!enable_gqa || query.size(-3) % key.size(-3) != 0)) return false;
+  if (mask.has_value() && mask->defined() && (is_causal || mask->is_nested() || mask->dim() > dim)) return false;
+  return true;
+}
+
+int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+               const std::optional<at::Tensor>& mask, double dropout, bool is_causal, std::optional<double> scale,
+               bool enable_gqa) {
+  at::Context& context = at::globalContext();
+  bool fused = context.userEnabledOverrideableSDP() && fused_serves(query, key, value, mask, is_causal, enable_gqa);
+  if (fused) return static_cast<int64_t>(at::SDPBackend::overrideable);
+  TORCH_CHECK(context.userEnabledMathSDP(), "No available kernel. Aborting execution.");
+  return static_cast<int64_t>(at::SDPBackend::math);
+}
+
+}  // namespace
+
+void register_attention() { at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose); }
+
+}  // namespace torchgraft

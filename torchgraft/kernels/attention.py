@@ -1,0 +1,712 @@
+"""Attention without the matrix of scores: softmax(scale q k' + bias) v, block by block, and its gradients.
+
+On a CPU a work-item takes as many queries (for the gradients of keys and values: keys) as two vectors hold, and they stay in the vectors'
+lanes throughout: scores are kept transposed, so that maxima, sums and factors of the softmax are plain vectors, and what is read from
+memory - keys, values - is read in its own layout, element by element into all lanes. Two small products do all the work, with sixteen
+accumulators in registers: `_scores` (rows of memory times lanes) and `_gathered` (weights in lanes times rows of memory).
+
+On a GPU each work-item takes one query (key), and a work-group shares blocks of keys and values (queries) in local memory.
+
+Numbers of elements and strides are arguments; the heads' sizes are literals, since they size arrays.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.types import BY_NAME, value_ctype
+
+BLOCK = 64
+"""Keys of a block on a CPU."""
+GPU_LOCAL = 64
+GPU_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is fixed in the text.
+
+    Attributes:
+        storage: of queries, keys, values and results.
+        head, value_head: elements of a query or key, of a value.
+        bias: storage type of the bias, "b8" for a mask of what takes part, "" for none.
+        causal: a query sees the keys up to its own number.
+        dropout: weights are dropped.
+        bias_gradient: the gradient of the scores is written out.
+    """
+
+    storage: str
+    head: int
+    value_head: int
+    bias: str
+    causal: bool
+    dropout: bool
+    bias_gradient: bool = False
+
+    @property
+    def compute(self) -> str:
+        return BY_NAME[self.storage].compute
+
+    @property
+    def scalar(self) -> str:
+        return value_ctype(self.storage)
+
+    @property
+    def width(self) -> int:
+        """Lanes of a vector of 64 bytes."""
+        return 8 if self.scalar == "double" else 16
+
+    @property
+    def lanes(self) -> int:
+        return 2 * self.width
+
+    @property
+    def vector(self) -> str:
+        return f"{self.scalar}{self.width}"
+
+    @property
+    def pointer(self) -> str:
+        return f"const GLOBAL {BY_NAME[self.storage].storage}*"
+
+    @property
+    def converted(self) -> bool:
+        """Rows are converted before use: their elements are read many times."""
+        return self.compute != self.storage
+
+    def tag(self, name: str) -> str:
+        return f"attention_{name}_{self.storage}_{self.head}"
+
+
+def lanes(storage: str) -> int:
+    """Queries (or keys) that a work-item of the CPU form takes."""
+    return Variant(storage, 1, 1, "", False, False).lanes
+
+
+# Loops that are in vectors already; a compiler that tries more only takes longer.
+_PLAIN = '_Pragma("clang loop vectorize(disable) unroll(disable)") '
+
+
+# ---- CPU form: pieces ----
+
+
+def _pack(v: Variant, to: str, base: str, row: str, count: str, size: int, factor: str = "") -> str:
+    """The rows of a block of queries (or keys) as columns of `to`: element d of all lanes in two vectors; lanes without a row are 0."""
+    value = f"load_{v.storage}({base}, (long)(r < {count} ? r : 0) * {row} + d)"
+    return f"""\
+  {_PLAIN}for (int d = 0; d < {size}; ++d) {{
+    VECTORIZE
+    for (int r = 0; r < {v.lanes}; ++r) {{
+      {v.scalar} x = {value}{factor};
+      (({v.scalar}*){to})[d * {v.lanes} + r] = r < {count} ? x : 0;
+    }}
+  }}"""
+
+
+def _unpack(v: Variant, to: str, by: str, row: str, count: str, size: int, factor: str = "") -> str:
+    """The opposite of `_pack`."""
+    return f"""\
+  for (int r = 0; r < {count}; ++r)
+    for (int d = 0; d < {size}; ++d)
+      store_{v.storage}({to}, (long)r * {row} + d, (({v.scalar}*){by})[d * {v.lanes} + r]{factor});"""
+
+
+def _rows(v: Variant, name: str, base: str, row: str, size: int) -> str:
+    """Names the rows of a block: `name`_m and their stride `name`_s, in private memory if they have to be converted."""
+    if not v.converted:
+        return f"    {v.pointer} {name}_m = {base};\n    const long {name}_s = {row};"
+    return f"""\
+    {v.scalar} {name}_m[{BLOCK * size}];
+    for (int r = 0; r < n; ++r) {{
+      VECTORIZE
+      for (int d = 0; d < {size}; ++d) {name}_m[r * {size} + d] = load_{v.storage}({base}, (long)r * {row} + d);
+    }}
+    const long {name}_s = {size};"""
+
+
+def _accumulators(count: int) -> list[tuple[str, str]]:
+    return [(f"a{i}", f"b{i}") for i in range(count)]
+
+
+def _scores(v: Variant, out: str, rows: str, columns: str, size: int) -> str:
+    """out[r] = sum over d of rows[r][d] * columns[d], for n rows; up to 7 rows behind them are overwritten."""
+    pairs = _accumulators(8)
+    kind = f"const {v.scalar}*" if v.converted else v.pointer
+    pointers = "\n".join(f"      {kind} m{i} = {rows}_m + (r + {i} < n ? r + {i} : n - 1) * {rows}_s;" for i in range(8))
+    products = "\n".join(
+        f"        {{ const {v.vector} s = m{i}[d]; {a} = fma(x, s, {a}); {b} = fma(y, s, {b}); }}" for i, (a, b) in enumerate(pairs)
+    )
+    stores = " ".join(f"{out}[2 * (r + {i})] = {a}; {out}[2 * (r + {i}) + 1] = {b};" for i, (a, b) in enumerate(pairs))
+    return f"""\
+    {_PLAIN}for (int r = 0; r < n; r += 8) {{
+{pointers}
+      {v.vector} {", ".join(f"{a} = 0, {b} = 0" for a, b in pairs)};
+      {_PLAIN}for (int d = 0; d < {size}; ++d) {{
+        const {v.vector} x = {columns}[2 * d], y = {columns}[2 * d + 1];
+{products}
+      }}
+      {stores}
+    }}"""
+
+
+def _gathered(v: Variant, sums: str, weights: str, rows: str, size: int, factor: bool = False) -> str:
+    """sums[c] = sums[c] * (alpha, beta) + the sum over n rows of weights[r] * rows[r][c]."""
+    kind = f"const {v.scalar}*" if v.converted else v.pointer
+
+    def tile(first: str, count: int) -> str:
+        pairs = _accumulators(count)
+        loads = " ".join(
+            f"{v.vector} {a} = {sums}[2 * ({first} + {i})]{' * alpha' if factor else ''}, "
+            f"{b} = {sums}[2 * ({first} + {i}) + 1]{' * beta' if factor else ''};"
+            for i, (a, b) in enumerate(pairs)
+        )
+        products = "\n".join(
+            f"        {{ const {v.vector} s = m[{i}]; {a} = fma(x, s, {a}); {b} = fma(y, s, {b}); }}" for i, (a, b) in enumerate(pairs)
+        )
+        stores = " ".join(
+            f"{sums}[2 * ({first} + {i})] = {a}; {sums}[2 * ({first} + {i}) + 1] = {b};" for i, (a, b) in enumerate(pairs)
+        )
+        return f"""\
+      {loads}
+      {kind} m = {rows}_m + {first};
+      {_PLAIN}for (int r = 0; r < n; ++r, m += {rows}_s) {{
+        const {v.vector} x = {weights}[2 * r], y = {weights}[2 * r + 1];
+{products}
+      }}
+      {stores}"""
+
+    text = ""
+    if size >= 8:
+        text = f"    {_PLAIN}for (int c = 0; c + 8 <= {size}; c += 8) {{\n{tile('c', 8)}\n    }}\n"
+    if size % 8:
+        text += f"    {{\n{tile(str(size // 8 * 8), size % 8)}\n    }}"
+    return text
+
+
+def _each(v: Variant, count: str, statement: str) -> str:
+    """A statement for each of a number of elements `i`, in vectors."""
+    return f"    VECTORIZE\n    for (int i = 0; i < {count}; ++i) {{ {statement} }}"
+
+
+def _bias_value(v: Variant, index: str) -> str:
+    if v.bias == "b8":
+        return f"(load_b8(bias, {index}) ? ({v.scalar})0 : ({v.scalar})-INFINITY)"
+    return f"({v.scalar})load_{v.bias}(bias, {index})"
+
+
+def _index_vectors(v: Variant) -> str:
+    """The numbers of the lanes, as vectors."""
+    kind = f"{'long' if v.scalar == 'double' else 'int'}{v.width}"
+    low, high = (", ".join(str(i + k) for i in range(v.width)) for k in (0, v.width))
+    return f"  const {kind} lane0 = ({kind})({low}), lane1 = ({kind})({high});"
+
+
+def _limit(v: Variant, row: str, difference: str, beyond: str) -> str:
+    """Scores of keys behind the query become -infinity: where `difference` is `beyond` the number of the lane."""
+    kind = f"{'long' if v.scalar == 'double' else 'int'}{v.width}"
+    return f"""\
+      const {kind} d = ({kind})((int)({difference}));
+      st[2 * {row}] = d {beyond} lane0 ? ({v.vector})(-INFINITY) : st[2 * {row}];
+      st[2 * {row} + 1] = d {beyond} lane1 ? ({v.vector})(-INFINITY) : st[2 * {row} + 1];"""
+
+
+def _drop_head(v: Variant) -> str:
+    return f"""\
+  const uint drop_limit = 1 - drop >= 1 ? 0xffffffffu : (uint)((1 - drop) * 4294967296.0f);
+  const {v.scalar} keep = drop < 1 ? 1 / (1 - ({v.scalar})drop) : 0;
+  const ulong per_query = (ulong)((sk + 3) / 4);""" if v.dropout else ""
+
+
+# Bias and causal limit for scores in blocks of keys (rows) by queries (lanes).
+def _mask_keys(v: Variant) -> str:
+    text = ""
+    if v.bias:
+        same = _bias_value(v, "bias_at + (k0 + r) * bsk")
+        own = _bias_value(v, "bias_at + (long)(i < nq ? i : nq - 1) * bsq + (k0 + r) * bsk")
+        text += f"""\
+    for (int r = 0; r < n; ++r) {{
+      if (bsq == 0) {{
+        const {v.scalar} same = {same};
+        st[2 * r] += same;
+        st[2 * r + 1] += same;
+      }} else {{
+    {_each(v, str(v.lanes), f"(({v.scalar}*)st)[r * {v.lanes} + i] += {own};")}
+      }}
+    }}
+"""
+    if v.causal:
+        text += f"""\
+    if (k0 + n - 1 > q0) for (int r = 0; r < n; ++r) {{
+{_limit(v, "r", "k0 + r - q0", ">")}
+    }}
+"""
+    return text
+
+
+def _drop_keys(v: Variant, name: str) -> str:
+    if not v.dropout:
+        return ""
+    return f"""\
+    for (int r = 0; r < n; r += 4) {{
+      uint words[{4 * v.lanes}];
+      tg_philox_lanes(words, seed, offset + ((ulong)(bh * sq + q0) * per_query + (ulong)((k0 + r) / 4)), per_query, {v.lanes});
+  {_each(v, str(4 * v.lanes), f"(({v.scalar}*){name})[r * {v.lanes} + i] *= words[i] < drop_limit ? keep : 0;")}
+    }}
+"""
+
+
+def _common(v: Variant, which: str) -> str:
+    """What group is where: batch b, head h, its keys' head; `which` is the side that groups take blocks of, "q" or "k"."""
+    return f"""\
+  const long blocks = (s{which} + {v.lanes - 1}) / {v.lanes};
+  const long at = (long)GROUP_ID(0) / blocks;
+  const long {which}0 = ((long)GROUP_ID(0) % blocks) * {v.lanes};
+  const int n{which} = (int)(s{which} - {which}0 < {v.lanes} ? s{which} - {which}0 : {v.lanes});
+{_index_vectors(v)}
+{_drop_head(v)}"""
+
+
+_QUERY = """\
+  const long bh = at, b = at / heads, h = at % heads, hk = h / group;
+"""
+
+
+def _pointers(v: Variant, *names: str) -> str:
+    """Pointers to a head's rows: q_h, k_h, ..."""
+    head = {"q": "h", "k": "hk", "v": "hk", "o": "h", "g": "h"}
+    return "\n".join(f"  {v.pointer} {n}_h = {n} + b * {n}sb + {head[n]} * {n}sh;" for n in names)
+
+
+def _forward_cpu(v: Variant) -> str:
+    rows = BLOCK + 8
+    bias = "  const long bias_at = b * bsb + h * bsh + q0 * bsq;" if v.bias else ""
+    exponent = f"(({v.scalar}*)st)[i] = tg_exp_{v.compute}((({v.scalar}*)st)[i]);"
+    return f"""\
+{_common(v, "q")}
+{_QUERY}
+{_pointers(v, "q", "k", "v")}
+{bias}
+  {v.vector} qt[{2 * v.head}], st[{2 * rows}], ot[{2 * v.value_head}];
+{_pack(v, "qt", "(q_h + q0 * qss)", "qss", "nq", v.head, " * scale")}
+  for (int i = 0; i < {2 * v.value_head}; ++i) ot[i] = 0;
+  {v.vector} m0 = -INFINITY, m1 = -INFINITY, l0 = 0, l1 = 0;
+  const long end = {"sk < q0 + nq ? sk : q0 + nq" if v.causal else "sk"};
+  for (long k0 = 0; k0 < end; k0 += {BLOCK}) {{
+    const int n = (int)(end - k0 < {BLOCK} ? end - k0 : {BLOCK});
+{_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
+{_scores(v, "st", "key", "qt", v.head)}
+{_mask_keys(v)}
+    {v.vector} n0 = m0, n1 = m1;
+    {_PLAIN}for (int r = 0; r < n; ++r) {{
+      n0 = st[2 * r] > n0 ? st[2 * r] : n0;
+      n1 = st[2 * r + 1] > n1 ? st[2 * r + 1] : n1;
+    }}
+    /* Where all is masked so far the maximum is -infinity, and nothing may be taken from it. */
+    const {v.vector} f0 = n0 == -INFINITY ? ({v.vector})0 : n0, f1 = n1 == -INFINITY ? ({v.vector})0 : n1;
+    {_PLAIN}for (int r = 0; r < n; ++r) {{
+      st[2 * r] -= f0;
+      st[2 * r + 1] -= f1;
+    }}
+    st[2 * n] = m0 - f0;
+    st[2 * n + 1] = m1 - f1;
+{_each(v, f"(n + 1) * {v.lanes}", exponent)}
+    const {v.vector} alpha = st[2 * n], beta = st[2 * n + 1];
+    l0 *= alpha;
+    l1 *= beta;
+    {_PLAIN}for (int r = 0; r < n; ++r) {{
+      l0 += st[2 * r];
+      l1 += st[2 * r + 1];
+    }}
+    m0 = n0;
+    m1 = n1;
+{_drop_keys(v, "st")}
+{_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
+{_gathered(v, "ot", "st", "val", v.value_head, True)}
+  }}
+  st[0] = l0 == 0 ? ({v.vector})0 : 1 / l0;
+  st[1] = l1 == 0 ? ({v.vector})0 : 1 / l1;
+  {_PLAIN}for (int c = 0; c < {v.value_head}; ++c) {{
+    ot[2 * c] *= st[0];
+    ot[2 * c + 1] *= st[1];
+  }}
+  GLOBAL {BY_NAME[v.storage].storage}* out_at = out + b * osb + h * osh + q0 * oss;
+{_unpack(v, "out_at", "ot", "oss", "nq", v.value_head)}
+  st[0] = l0; st[1] = l1; st[2] = m0; st[3] = m1;
+  for (int r = 0; r < nq; ++r) {{
+    const {v.scalar} l = (({v.scalar}*)st)[r];
+    lse[bh * sq + q0 + r] = l == 0 ? ({v.scalar})INFINITY : (({v.scalar}*)st)[{v.lanes} + r] + tg_log_{v.compute}(l);
+  }}"""
+
+
+def _queries_cpu(v: Variant) -> str:
+    """Gradient of the queries, and the product of output and its gradient, which the keys' gradient needs too."""
+    rows = BLOCK + 8
+    bias = "  const long bias_at = b * bsb + h * bsh + q0 * bsq;" if v.bias else ""
+    exponent = f"(({v.scalar}*)st)[i] = tg_exp_{v.compute}((({v.scalar}*)st)[i]);"
+    gradient = ""
+    if v.bias_gradient:
+        gradient = f"""\
+    for (int i = 0; i < nq; ++i)
+      for (int r = 0; r < n; ++r) scores_g[(bh * sq + q0 + i) * sk + k0 + r] = (({v.scalar}*)dp)[r * {v.lanes} + i];
+"""
+    rest = ""
+    if v.bias_gradient and v.causal:
+        rest = "  for (int i = 0; i < nq; ++i)\n    for (long k = end; k < sk; ++k) scores_g[(bh * sq + q0 + i) * sk + k] = 0;"
+    return f"""\
+{_common(v, "q")}
+{_QUERY}
+{_pointers(v, "q", "k", "v", "o", "g")}
+{bias}
+  {v.vector} qt[{2 * v.head}], gt[{2 * v.value_head}], dqt[{2 * v.head}], st[{2 * rows}], dp[{2 * rows}];
+{_pack(v, "qt", "(q_h + q0 * qss)", "qss", "nq", v.head, " * scale")}
+{_pack(v, "gt", "(g_h + q0 * gss)", "gss", "nq", v.value_head)}
+  {v.vector} delta0 = 0, delta1 = 0;
+  {{
+    {v.vector} ot[{2 * v.value_head}];
+{_pack(v, "ot", "(o_h + q0 * oss)", "oss", "nq", v.value_head)}
+    for (int c = 0; c < {v.value_head}; ++c) {{
+      delta0 += ot[2 * c] * gt[2 * c];
+      delta1 += ot[2 * c + 1] * gt[2 * c + 1];
+    }}
+  }}
+  st[0] = delta0; st[1] = delta1;
+  for (int r = 0; r < nq; ++r) delta[bh * sq + q0 + r] = (({v.scalar}*)st)[r];
+  for (int r = 0; r < {v.lanes}; ++r) (({v.scalar}*)st)[r] = lse[bh * sq + q0 + (r < nq ? r : nq - 1)];
+  const {v.vector} lse0 = st[0], lse1 = st[1];
+  for (int i = 0; i < {2 * v.head}; ++i) dqt[i] = 0;
+  const long end = {"sk < q0 + nq ? sk : q0 + nq" if v.causal else "sk"};
+  for (long k0 = 0; k0 < end; k0 += {BLOCK}) {{
+    const int n = (int)(end - k0 < {BLOCK} ? end - k0 : {BLOCK});
+{_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
+{_scores(v, "st", "key", "qt", v.head)}
+{_mask_keys(v)}
+    {_PLAIN}for (int r = 0; r < n; ++r) {{
+      st[2 * r] -= lse0;
+      st[2 * r + 1] -= lse1;
+    }}
+{_each(v, f"n * {v.lanes}", exponent)}
+{_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
+{_scores(v, "dp", "val", "gt", v.value_head)}
+{_drop_keys(v, "dp")}
+    {_PLAIN}for (int r = 0; r < n; ++r) {{
+      dp[2 * r] = st[2 * r] * (dp[2 * r] - delta0);
+      dp[2 * r + 1] = st[2 * r + 1] * (dp[2 * r + 1] - delta1);
+    }}
+{gradient}
+{_gathered(v, "dqt", "dp", "key", v.head)}
+  }}
+{rest}
+  GLOBAL {BY_NAME[v.storage].storage}* out_at = dq + b * dqsb + h * dqsh + q0 * dqss;
+{_unpack(v, "out_at", "dqt", "dqss", "nq", v.head, " * scale")}"""
+
+
+def _keys_cpu(v: Variant) -> str:
+    """Gradients of keys and values: keys in the lanes, queries as rows, over all heads that share the keys."""
+    rows = BLOCK + 8
+    exponent = f"(({v.scalar}*)st)[i] = tg_exp_{v.compute}((({v.scalar}*)st)[i]);"
+    mask = ""
+    if v.bias:
+        value = _bias_value(v, "bias_at + (q0 + r) * bsq + (k0 + (i < nk ? i : nk - 1)) * bsk")
+        mask += f"""\
+      for (int r = 0; r < n; ++r) {{
+    {_each(v, str(v.lanes), f"(({v.scalar}*)st)[r * {v.lanes} + i] += {value};")}
+      }}
+"""
+    if v.causal:
+        mask += f"""\
+      if (k0 + nk - 1 > q0) for (int r = 0; r < n; ++r) {{
+{_limit(v, "r", "q0 + r - k0", "<")}
+      }}
+"""
+    drop = ""
+    if v.dropout:
+        factor = f"const {v.scalar} f = words[i] < drop_limit ? keep : 0;"
+        drop = f"""\
+      uint words[{BLOCK * v.lanes}];
+      tg_philox_rows(words, seed, offset + ((ulong)(bh * sq + q0) * per_query + (ulong)(k0 / 4)), per_query, {v.lanes // 4}, n);
+  {_each(v, f"n * {v.lanes}", f"{factor} (({v.scalar}*)dropped)[i] = (({v.scalar}*)st)[i] * f; (({v.scalar}*)dp)[i] *= f;")}
+"""
+    weights = "dropped" if v.dropout else "st"
+    return f"""\
+{_common(v, "k")}
+  const long b = at / (heads / group), hk = at % (heads / group);
+{_pointers(v, "k", "v")}
+  {v.vector} kt[{2 * v.head}], vt[{2 * v.value_head}], dkt[{2 * v.head}], dvt[{2 * v.value_head}], st[{2 * rows}], dp[{2 * rows}];
+  {f"{v.vector} dropped[{2 * rows}];" if v.dropout else ""}
+{_pack(v, "kt", "(k_h + k0 * kss)", "kss", "nk", v.head, " * scale")}
+{_pack(v, "vt", "(v_h + k0 * vss)", "vss", "nk", v.value_head)}
+  for (int i = 0; i < {2 * v.head}; ++i) dkt[i] = 0;
+  for (int i = 0; i < {2 * v.value_head}; ++i) dvt[i] = 0;
+  for (long h = hk * group; h < (hk + 1) * group; ++h) {{
+    const long bh = b * heads + h;
+{_pointers(v, "q", "g")}
+    {"const long bias_at = b * bsb + h * bsh;" if v.bias else ""}
+    for (long q0 = {f"k0 / {BLOCK} * {BLOCK}" if v.causal else "0"}; q0 < sq; q0 += {BLOCK}) {{
+      const int n = (int)(sq - q0 < {BLOCK} ? sq - q0 : {BLOCK});
+{_rows(v, "qry", "(q_h + q0 * qss)", "qss", v.head)}
+{_scores(v, "st", "qry", "kt", v.head)}
+{mask}
+      {_PLAIN}for (int r = 0; r < n; ++r) {{
+        const {v.vector} less = lse[bh * sq + q0 + r];
+        st[2 * r] -= less;
+        st[2 * r + 1] -= less;
+      }}
+{_each(v, f"n * {v.lanes}", exponent)}
+{_rows(v, "grd", "(g_h + q0 * gss)", "gss", v.value_head)}
+{_scores(v, "dp", "grd", "vt", v.value_head)}
+{drop}
+{_gathered(v, "dvt", weights, "grd", v.value_head)}
+      {_PLAIN}for (int r = 0; r < n; ++r) {{
+        const {v.vector} less = delta[bh * sq + q0 + r];
+        dp[2 * r] = st[2 * r] * (dp[2 * r] - less);
+        dp[2 * r + 1] = st[2 * r + 1] * (dp[2 * r + 1] - less);
+      }}
+{_gathered(v, "dkt", "dp", "qry", v.head)}
+    }}
+  }}
+  GLOBAL {BY_NAME[v.storage].storage}* dk_at = dk + b * dksb + hk * dksh + k0 * dkss;
+  GLOBAL {BY_NAME[v.storage].storage}* dv_at = dv + b * dvsb + hk * dvsh + k0 * dvss;
+{_unpack(v, "dk_at", "dkt", "dkss", "nk", v.head, " * scale")}
+{_unpack(v, "dv_at", "dvt", "dvss", "nk", v.value_head)}"""
+
+
+# ---- GPU form ----
+
+
+def _common_gpu(which: str) -> str:
+    return f"""\
+  const long blocks = (s{which} + {GPU_LOCAL - 1}) / {GPU_LOCAL};
+  const long at = (long)GROUP_ID(0) / blocks;
+  const long first = ((long)GROUP_ID(0) % blocks) * {GPU_LOCAL};
+  const int me = LOCAL_ID(0);
+  const long {which}i = first + me < s{which} ? first + me : s{which} - 1;
+  const int mine = first + me < s{which};
+"""
+
+
+def _share(v: Variant, to: str, base: str, row: str, size: int) -> str:
+    """A block of rows in local memory."""
+    return f"""\
+    for (int i = me; i < n * {size}; i += {GPU_LOCAL}) {to}[i] = load_{v.storage}({base}, (long)(i / {size}) * {row} + i % {size});"""
+
+
+def _own(v: Variant, to: str, base: str, size: int, factor: str = "") -> str:
+    return f"  {v.scalar} {to}[{size}];\n  for (int d = 0; d < {size}; ++d) {to}[d] = load_{v.storage}({base}, d){factor};"
+
+
+def _score_gpu(v: Variant, query: str, key: str) -> str:
+    """Completes the score `s` of a query and a key."""
+    text = ""
+    if v.bias:
+        text += f"      s += {_bias_value(v, f'b * bsb + h * bsh + {query} * bsq + ({key}) * bsk')};\n"
+    if v.causal:
+        text += f"      s = {key} > {query} ? ({v.scalar})-INFINITY : s;\n"
+    return text
+
+
+def _drop_gpu(v: Variant, query: str, key: str) -> str:
+    """The factor `f` of a weight."""
+    if not v.dropout:
+        return ""
+    return f"""\
+      const ulong number = (ulong)({key});
+      const uint4 drawn = tg_philox(seed, offset + (ulong)(bh * sq + {query}) * per_query + number / 4, 0);
+      const uint word = (number & 2) != 0 ? ((number & 1) != 0 ? drawn.s3 : drawn.s2) : ((number & 1) != 0 ? drawn.s1 : drawn.s0);
+      const {v.scalar} f = word < drop_limit ? keep : 0;
+"""
+
+
+def _forward_gpu(v: Variant) -> str:
+    return f"""\
+{_common_gpu("q")}
+{_drop_head(v)}
+{_QUERY}
+{_pointers(v, "q", "k", "v")}
+  LOCAL {v.scalar} ks[{GPU_BLOCK * v.head}], vs[{GPU_BLOCK * v.value_head}];
+{_own(v, "own", "(q_h + qi * qss)", v.head, " * scale")}
+  {v.scalar} o[{v.value_head}];
+  for (int c = 0; c < {v.value_head}; ++c) o[c] = 0;
+  {v.scalar} m = -INFINITY, l = 0;
+  const long end = {f"sk < first + {GPU_LOCAL} ? sk : first + {GPU_LOCAL}" if v.causal else "sk"};
+  for (long k0 = 0; k0 < end; k0 += {GPU_BLOCK}) {{
+    const int n = (int)(end - k0 < {GPU_BLOCK} ? end - k0 : {GPU_BLOCK});
+    BARRIER;
+{_share(v, "ks", "(k_h + k0 * kss)", "kss", v.head)}
+{_share(v, "vs", "(v_h + k0 * vss)", "vss", v.value_head)}
+    BARRIER;
+    {v.scalar} scores[{GPU_BLOCK}], most = m;
+    for (int r = 0; r < n; ++r) {{
+      {v.scalar} s = 0;
+      for (int d = 0; d < {v.head}; ++d) s = fma(own[d], ks[r * {v.head} + d], s);
+{_score_gpu(v, "qi", "k0 + r")}
+      scores[r] = s;
+      most = s > most ? s : most;
+    }}
+    const {v.scalar} from = most == -INFINITY ? 0 : most;
+    const {v.scalar} alpha = exp(m - from);
+    m = most;
+    l *= alpha;
+    for (int c = 0; c < {v.value_head}; ++c) o[c] *= alpha;
+    for (int r = 0; r < n; ++r) {{
+      {v.scalar} weight = exp(scores[r] - from);
+      l += weight;
+{_drop_gpu(v, "qi", "k0 + r")}
+      {"weight *= f;" if v.dropout else ""}
+      for (int c = 0; c < {v.value_head}; ++c) o[c] = fma(weight, vs[r * {v.value_head} + c], o[c]);
+    }}
+  }}
+  if (mine) {{
+    const {v.scalar} by = l == 0 ? 0 : 1 / l;
+    for (int c = 0; c < {v.value_head}; ++c) store_{v.storage}(out, b * osb + h * osh + qi * oss + c, o[c] * by);
+    lse[bh * sq + qi] = l == 0 ? ({v.scalar})INFINITY : m + log(l);
+  }}"""
+
+
+def _queries_gpu(v: Variant) -> str:
+    gradient = "if (mine) scores_g[(bh * sq + qi) * sk + k0 + r] = w;" if v.bias_gradient else ""
+    rest = ""
+    if v.bias_gradient and v.causal:
+        rest = "    for (long k = end; k < sk; ++k) scores_g[(bh * sq + qi) * sk + k] = 0;"
+    return f"""\
+{_common_gpu("q")}
+{_drop_head(v)}
+{_QUERY}
+{_pointers(v, "q", "k", "v", "o", "g")}
+  LOCAL {v.scalar} ks[{GPU_BLOCK * v.head}], vs[{GPU_BLOCK * v.value_head}];
+{_own(v, "own", "(q_h + qi * qss)", v.head, " * scale")}
+{_own(v, "grad", "(g_h + qi * gss)", v.value_head)}
+  {v.scalar} sum[{v.head}], del = 0;
+  for (int d = 0; d < {v.head}; ++d) sum[d] = 0;
+  for (int c = 0; c < {v.value_head}; ++c) del += grad[c] * load_{v.storage}(o_h, qi * oss + c);
+  const {v.scalar} less = lse[bh * sq + qi];
+  const long end = {f"sk < first + {GPU_LOCAL} ? sk : first + {GPU_LOCAL}" if v.causal else "sk"};
+  for (long k0 = 0; k0 < end; k0 += {GPU_BLOCK}) {{
+    const int n = (int)(end - k0 < {GPU_BLOCK} ? end - k0 : {GPU_BLOCK});
+    BARRIER;
+{_share(v, "ks", "(k_h + k0 * kss)", "kss", v.head)}
+{_share(v, "vs", "(v_h + k0 * vss)", "vss", v.value_head)}
+    BARRIER;
+    for (int r = 0; r < n; ++r) {{
+      {v.scalar} s = 0, w = 0;
+      for (int d = 0; d < {v.head}; ++d) s = fma(own[d], ks[r * {v.head} + d], s);
+{_score_gpu(v, "qi", "k0 + r")}
+      for (int c = 0; c < {v.value_head}; ++c) w = fma(grad[c], vs[r * {v.value_head} + c], w);
+{_drop_gpu(v, "qi", "k0 + r")}
+      {"w *= f;" if v.dropout else ""}
+      w = exp(s - less) * (w - del);
+      {gradient}
+      for (int d = 0; d < {v.head}; ++d) sum[d] = fma(w, ks[r * {v.head} + d], sum[d]);
+    }}
+  }}
+  if (mine) {{
+    delta[bh * sq + qi] = del;
+{rest}
+    for (int d = 0; d < {v.head}; ++d) store_{v.storage}(dq, b * dqsb + h * dqsh + qi * dqss + d, sum[d] * scale);
+  }}"""
+
+
+def _keys_gpu(v: Variant) -> str:
+    return f"""\
+{_common_gpu("k")}
+{_drop_head(v)}
+  const long b = at / (heads / group), hk = at % (heads / group);
+{_pointers(v, "k", "v")}
+  LOCAL {v.scalar} qs[{GPU_BLOCK * v.head}], gs[{GPU_BLOCK * v.value_head}];
+{_own(v, "own_k", "(k_h + ki * kss)", v.head, " * scale")}
+{_own(v, "own_v", "(v_h + ki * vss)", v.value_head)}
+  {v.scalar} sum_k[{v.head}], sum_v[{v.value_head}];
+  for (int d = 0; d < {v.head}; ++d) sum_k[d] = 0;
+  for (int c = 0; c < {v.value_head}; ++c) sum_v[c] = 0;
+  for (long h = hk * group; h < (hk + 1) * group; ++h) {{
+    const long bh = b * heads + h;
+{_pointers(v, "q", "g")}
+    for (long q0 = {f"first / {GPU_BLOCK} * {GPU_BLOCK}" if v.causal else "0"}; q0 < sq; q0 += {GPU_BLOCK}) {{
+      const int n = (int)(sq - q0 < {GPU_BLOCK} ? sq - q0 : {GPU_BLOCK});
+      BARRIER;
+{_share(v, "qs", "(q_h + q0 * qss)", "qss", v.head)}
+{_share(v, "gs", "(g_h + q0 * gss)", "gss", v.value_head)}
+      BARRIER;
+      for (int r = 0; r < n; ++r) {{
+        const long qi = q0 + r;
+        {v.scalar} s = 0, w = 0;
+        for (int d = 0; d < {v.head}; ++d) s = fma(own_k[d], qs[r * {v.head} + d], s);
+{_score_gpu(v, "qi", "ki")}
+        for (int c = 0; c < {v.value_head}; ++c) w = fma(own_v[c], gs[r * {v.value_head} + c], w);
+        const {v.scalar} weight = exp(s - lse[bh * sq + qi]);
+{_drop_gpu(v, "qi", "ki")}
+        {f"w *= f; const {v.scalar} dropped = weight * f;" if v.dropout else f"const {v.scalar} dropped = weight;"}
+        for (int c = 0; c < {v.value_head}; ++c) sum_v[c] = fma(dropped, gs[r * {v.value_head} + c], sum_v[c]);
+        w = weight * (w - delta[bh * sq + qi]);
+        for (int d = 0; d < {v.head}; ++d) sum_k[d] = fma(w, qs[r * {v.head} + d], sum_k[d]);
+      }}
+    }}
+  }}
+  if (mine) {{
+    for (int d = 0; d < {v.head}; ++d) store_{v.storage}(dk, b * dksb + hk * dksh + ki * dkss + d, sum_k[d] * scale);
+    for (int c = 0; c < {v.value_head}; ++c) store_{v.storage}(dv, b * dvsb + hk * dvsh + ki * dvss + c, sum_v[c]);
+  }}"""
+
+
+# ---- kernels ----
+
+
+def _operand(v: Variant, name: str, written: bool = False) -> list[Parameter]:
+    """A pointer, and the strides of batch, head and row."""
+    return [Pointer(name, v.storage, const=not written), *(Value(f"{name}s{part}", "i64") for part in "bhs")]
+
+
+def _sizes(v: Variant) -> list[Parameter]:
+    """The parameters that all kernels end with."""
+    params: list[Parameter] = [Value(name, "i64") for name in ("heads", "group", "sq", "sk")]
+    params.append(Value("scale", v.compute))
+    if v.bias:
+        params += [Pointer("bias", v.bias, const=True), *(Value(f"bs{part}", "i64") for part in "bhqk")]
+    return params
+
+
+def _kernel(v: Variant, name: str, params: list[Parameter], body: str, form: str) -> Kernel:
+    return Kernel(v.tag(name), tuple(params), body, local=(GPU_LOCAL,) if form == "gpu" else (1,))
+
+
+@functools.cache
+def forward(v: Variant, form: str) -> Kernel:
+    """Arguments: q, k, v, out (each with its strides), lse [batch, heads, queries], `_sizes`; with dropout: drop, seed, offset as values and where
+    to keep the latter two."""
+    params = [*_operand(v, "q"), *_operand(v, "k"), *_operand(v, "v"), *_operand(v, "out", True)]
+    params = [Value(p.name.replace("outs", "os"), p.type) if p.name.startswith("outs") else p for p in params]
+    params += [Pointer("lse", v.compute), *_sizes(v)]
+    body = _forward_gpu(v) if form == "gpu" else _forward_cpu(v)
+    if v.dropout:
+        params += [Value("drop", "f32"), Value("seed", "u64"), Value("offset", "u64"), Pointer("seed_p", "i64"), Pointer("offset_p", "i64")]
+        once = "LOCAL_ID(0) == 0 && GROUP_ID(0) == 0" if form == "gpu" else "GROUP_ID(0) == 0"
+        body = f"  if ({once}) {{ seed_p[0] = (long)seed; offset_p[0] = (long)offset; }}\n{body}"
+    return _kernel(v, "forward", params, body, form)
+
+
+def _drawn(v: Variant) -> tuple[list[Parameter], str]:
+    if not v.dropout:
+        return [], ""
+    params: list[Parameter] = [Value("drop", "f32"), Pointer("seed_p", "i64", const=True), Pointer("offset_p", "i64", const=True)]
+    return params, "  const ulong seed = (ulong)seed_p[0], offset = (ulong)offset_p[0];\n"
+
+
+@functools.cache
+def query_gradient(v: Variant, form: str) -> Kernel:
+    """Arguments: q, k, v, o, g (the result's gradient), dq, lse, delta [batch, heads, queries] (written), `_sizes`, the scores' gradient [batch, heads,
+    queries, keys] if wanted; with dropout: drop, and where seed and offset are."""
+    params = [p for name in "qkvog" for p in _operand(v, name)] + _operand(v, "dq", True)
+    params += [Pointer("lse", v.compute, const=True), Pointer("delta", v.compute), *_sizes(v)]
+    if v.bias_gradient:
+        params.append(Pointer("scores_g", v.compute))
+    extra, head = _drawn(v)
+    return _kernel(v, "query_gradient", params + extra, head + (_queries_gpu(v) if form == "gpu" else _queries_cpu(v)), form)
+
+
+@functools.cache
+def key_gradient(v: Variant, form: str) -> Kernel:
+    """Arguments: q, k, v, g, dk, dv, lse, delta, `_sizes`; with dropout: drop, and where seed and offset are."""
+    params = [p for name in "qkvg" for p in _operand(v, name)] + _operand(v, "dk", True) + _operand(v, "dv", True)
+    params += [Pointer("lse", v.compute, const=True), Pointer("delta", v.compute, const=True), *_sizes(v)]
+    extra, head = _drawn(v)
+    return _kernel(v, "key_gradient", params + extra, head + (_keys_gpu(v) if form == "gpu" else _keys_cpu(v)), form)

@@ -1,0 +1,204 @@
+"""Planners of scaled_dot_product_attention's fused op and its backward. Which calls come here is decided in csrc/dispatch/attention.cpp."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from torchgraft.codegen import element_type
+from torchgraft.kernels import attention as kernels
+from torchgraft.kernels.attention import Variant
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+
+aten = torch.ops.aten
+
+
+def _statistics_dtype(query: torch.Tensor) -> torch.dtype:
+    return torch.float64 if query.dtype == torch.float64 else torch.float32
+
+
+def _meta(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    """As torch's, but that the logarithms of sums are float64 for float64."""
+    dims = sorted(range(query.dim() - 1), key=query.stride, reverse=True)
+    out = torch.empty_permuted((*query.shape[:-1], value.shape[-1]), (*dims, query.dim() - 1), dtype=query.dtype, device="meta")
+    batch = query.shape[0] if query.dim() == 4 else 1
+    lse = torch.empty((batch, *query.shape[-3:-1]), dtype=_statistics_dtype(query), device="meta")
+    seed, offset = (torch.empty((), dtype=torch.int64, device="meta") for _ in range(2))
+    return out, lse, None, None, query.shape[-2], key.shape[-2], seed, offset, None
+
+
+class _Call:
+    """What both directions need: operands of four dimensions whose rows are contiguous, and the kernels' common arguments."""
+
+    def __init__(
+        self,
+        p: PlanBuilder,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: torch.Tensor | None,
+        dropout: Scalar | float,
+        causal: bool,
+        scale: Scalar | float | None,
+        bias_gradient: bool = False,
+    ) -> None:
+        self.p = p
+        self.query, self.key, self.value = (self.rows(t) for t in (query, key, value))
+        self.batch, self.heads, self.queries, head = self.query.shape
+        _, key_heads, self.keys, value_head = self.value.shape
+        self.statistics = _statistics_dtype(query)
+        self.dropout = dropout
+        self.variant = Variant(
+            element_type(query.dtype).name,
+            head,
+            value_head,
+            "" if bias is None else element_type(bias.dtype).name,
+            causal,
+            dropout != 0,
+            bias_gradient,
+        )
+        if max(head, value_head) > 256:
+            raise Unsupported("heads of more than 256 elements")
+        self.common: list[Any] = [self.heads, self.heads // key_heads, self.queries, self.keys]
+        self.common.append(1 / math.sqrt(head) if scale is None else scale)
+        if bias is not None:
+            wide = bias.expand(self.batch, self.heads, self.queries, self.keys)
+            self.common += [wide, *wide.stride()]
+
+    @staticmethod
+    def four(spec: torch.Tensor) -> torch.Tensor:
+        return spec if spec.dim() == 4 else spec.unsqueeze(0)
+
+    def rows(self, spec: torch.Tensor) -> torch.Tensor:
+        """The spec, or a copy, with four dimensions and contiguous rows."""
+        spec = self.four(spec)
+        return spec if spec.stride(-1) == 1 or spec.shape[-1] == 1 else self.p.contiguous(spec)
+
+    @staticmethod
+    def strided(spec: torch.Tensor) -> list[Any]:
+        return [spec, *spec.stride()[:3]]
+
+    def groups(self, rows: int, heads: int) -> tuple[int]:
+        block = kernels.GPU_LOCAL if self.p.form == "gpu" else kernels.lanes(self.variant.storage)
+        return (self.batch * heads * -(-rows // block),)
+
+
+@planner("_scaled_dot_product_fused_attention_overrideable", meta=_meta)
+def _attention(
+    p: PlanBuilder,
+    outs: tuple[Any, ...],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    dropout_p: Scalar,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *,
+    scale: Scalar | None,
+) -> None:
+    out, lse, seed, offset = outs[0], outs[1], outs[6], outs[7]
+    call = _Call(p, query, key, value, attn_bias, dropout_p, is_causal, scale)
+    target = call.rows(out) if out.stride(-1) == 1 or out.shape[-1] == 1 else p.empty(call.four(out).shape, out.dtype)
+    args = [*call.strided(call.query), *call.strided(call.key), *call.strided(call.value), *call.strided(target), lse, *call.common]
+    if call.variant.dropout:
+        reserved = p.philox(call.batch * call.heads * call.queries * -(-call.keys // 4))
+        args += [dropout_p, reserved.seed, reserved.offset, seed, offset]
+    p.launch(kernels.forward(call.variant, p.form), call.groups(call.queries, call.heads), args)
+
+
+def _meta_backward(
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    grad_input_mask: list[bool],
+    *_: Any,
+    **__: Any,
+) -> tuple[Any, ...]:
+    operands = (query, key, value, attn_bias)
+    return tuple(torch.empty_like(t) if wanted and t is not None else None for t, wanted in zip(operands, grad_input_mask, strict=True))
+
+
+@planner("_scaled_dot_product_fused_attention_overrideable_backward", meta=lambda **given: _meta_backward(*given.values()))
+def _attention_backward(
+    p: PlanBuilder,
+    outs: tuple[Any, ...],
+    grad_out: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    grad_input_mask: list[bool],
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    cum_seq_q: None,
+    cum_seq_k: None,
+    max_q: int,
+    max_k: int,
+    dropout_p: Scalar,
+    is_causal: bool,
+    philox_seed: torch.Tensor,
+    philox_offset: torch.Tensor,
+    *,
+    scale: Scalar | None,
+) -> None:
+    grad_query, grad_key, grad_value, grad_bias = outs
+    call = _Call(p, query, key, value, attn_bias, dropout_p, is_causal, scale, grad_bias is not None)
+    q, k, v = call.query, call.key, call.value
+    grad = call.rows(grad_out)
+    delta = p.empty(logsumexp.shape, call.statistics)
+    drawn = [dropout_p, philox_seed, philox_offset] if call.variant.dropout else []
+
+    def target(spec: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+        if spec is not None and (spec.stride(-1) == 1 or spec.shape[-1] == 1):
+            return call.four(spec)
+        return p.empty(like.shape, like.dtype)
+
+    def deliver(spec: torch.Tensor | None, by: torch.Tensor) -> None:
+        if spec is not None and p.memory(spec) is not p.memory(by):
+            p.copy(call.four(spec), by)
+
+    dq = target(grad_query, q)
+    scores = []
+    if grad_bias is not None:
+        scores = [p.empty((call.batch, call.heads, call.queries, call.keys), call.statistics)]
+    first = [x for t in (q, k, v, call.rows(out), grad, dq) for x in call.strided(t)]
+    p.launch(
+        kernels.query_gradient(call.variant, p.form),
+        call.groups(call.queries, call.heads),
+        [*first, logsumexp, delta, *call.common, *scores, *drawn],
+    )
+    deliver(grad_query, dq)
+    if grad_key is not None or grad_value is not None:
+        dk, dv = target(grad_key, k), target(grad_value, v)
+        second = [x for t in (q, k, v, grad, dk, dv) for x in call.strided(t)]
+        p.launch(
+            kernels.key_gradient(call.variant, p.form), call.groups(call.keys, k.shape[1]), [*second, logsumexp, delta, *call.common, *drawn]
+        )
+        deliver(grad_key, dk)
+        deliver(grad_value, dv)
+    if grad_bias is not None:
+        _sum_to(p, grad_bias, scores[0])
+
+
+def _sum_to(p: PlanBuilder, to: torch.Tensor, by: torch.Tensor) -> None:
+    """Sums over what `to` was broadcast along."""
+    lead = by.dim() - to.dim()
+    sizes = [1] * lead + list(to.shape)
+    dims = [d for d in range(by.dim()) if sizes[d] == 1 and by.shape[d] != 1]
+    if dims:
+        by = p.call(aten.sum.dim_IntList, by, dims, True)
+    p.copy(to, by.view(to.shape) if lead else by)
