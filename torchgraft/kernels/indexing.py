@@ -2,7 +2,7 @@
 
 All walk over a space of some dimensions in which every operand has a stride for each dimension. One of them, the indexed one, lies besides at the
 sum of the indices times their steps: it is the source (gather, index_select, embedding) or the target (scatter, index_put). An index out of range
-is reported; the element is skipped, or read from place 0.
+is reported and the element skipped.
 
 `move_kernel` treats elements in any order. `collect_kernel` lets several elements meet in one place: it walks one more dimension, along which
 places may repeat, in order, so that results do not depend on chance and need no atomics.
@@ -178,20 +178,15 @@ def move_kernel(x: Indexing, form: str) -> Kernel:
         return Kernel(x.name, x.params(), body, local=(GPU_LOCAL,))
     if x.along:
         source, target = (f"{source} + {offset}", target) if x.reads else (source, f"{target} + {offset}")
-        safe = "\n".join(f"      k{k} = bad ? 0 : k{k};" for k in range(len(x.indices)))
-        put = f"{safe}\n      {x.put(target, source)}" if x.reads else f"      if (!bad) {{ {x.put(target, source)} }}"
+        # Vectors of scattered addresses gain nothing over single ones.
         body = f"""\
-    int wrong = 0;
-    VECTORIZE
     for (long j = 0; j < count; ++j) {{
 {x.load_indices("j", "      ")}
-      wrong |= bad;
-{put}
-    }}
-    if (wrong) for (long j = 0; j < count; ++j) {{
-{x.load_indices("j", "      ")}
-{x.report("      ")}
-      if (bad) break;
+      if (bad) {{
+{x.report("        ")}
+        continue;
+      }}
+      {x.put(target, source)}
     }}"""
     else:
         moved = "source" if x.reads else "target"

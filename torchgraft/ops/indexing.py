@@ -181,7 +181,8 @@ def plan_collect(
     merged, strides = _spaces(sizes, None if number else source_strides, operands)
     type_ = element_type(target.dtype).name
     moved = type_ if combine or number else kernels.MOVES[target.element_size()]
-    along = any(s[-1] != 0 for s in strides[-len(indices) :])
+    # A row of few elements is not worth a loop of its own: then one walks along the rows.
+    along = any(s[-1] != 0 for s in strides[-len(indices) :]) or merged[-1] < 4
     x = Indexing(
         name="collect",
         target=moved,
@@ -202,9 +203,10 @@ def plan_collect(
         parts = min(places, max(1, 256 * p.device.compute_units // n)) if rows > 64 else 1
     else:
         columns = 1 if merged[-1] < _COLUMNS else _COLUMNS if along else _ROW_PART
+        most = 8 * p.device.compute_units if along else 32 * p.device.compute_units
         chunk = n
         if n * rows > _SMALL:
-            chunk = _ceil(_ceil(n, min(_ceil(n, columns), 32 * p.device.compute_units)), columns) * columns
+            chunk = _ceil(_ceil(n, min(_ceil(n, columns), most)), columns) * columns
         groups, parts = _ceil(n, chunk), 1
         if not along and n * rows > _SMALL and groups < _GROUPS and n >= 2 * _COLUMNS:
             parts = min(places, _ceil(_GROUPS, groups))
@@ -222,7 +224,7 @@ def plan_collect(
         *merged,
     ]
     args += [s for operand in strides for s in operand]
-    inner_rows = max(row_strides) <= max((s[-1] for s in strides[1:]), default=0)
+    inner_rows = merged[-1] < 4 or max(row_strides) <= max((s[-1] for s in strides[1:]), default=0)
     p.launch(kernels.collect_kernel(x, p.form, inner_rows), (groups, _ceil(places, range_)), [*args, *row_strides])
 
 
