@@ -2,7 +2,8 @@
 
 python benchmarks/dispatch.py [--device ocl] [--rounds 7] [--json FILE]
 
-"async" is the time until the call returns; "sync" is one call and a wait. A figure is the median of rounds, in which device and CPU take turns.
+"async" is the time until the call returns; "sync" is one call and a wait. A figure is the median of rounds, in which
+device and CPU take turns.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def main() -> None:
         }
         figures[name] = {**median, "async_ratio": ratio["async"], "sync_ratio": ratio["sync"]}
         print(
-            f"{name:18s} {median['cpu']:8.2f} {median['async']:8.2f} {ratio['async']:6.2f} {median['sync']:8.2f} {ratio['sync']:6.2f}"
+            f"{name:18s} {median['cpu']:8.2f} {median['async']:8.2f} {ratio['async']:6.2f} "
+            f"{median['sync']:8.2f} {ratio['sync']:6.2f}"
         )
     if options.json:
         with open(options.json, "w") as file:

@@ -1,8 +1,8 @@
 """Compiled kernels on disk.
 
-One file a module, named by the hash of everything that decides its content. A file is written whole under another name and then renamed, so
-that readers never see half of one, and carries a checksum, so that a damaged one is compiled anew. The directory must belong to
-the user and be writable by nobody else, since its content is run.
+One file a module, named by the hash of everything that decides its content. A file is written whole under another name
+and then renamed, so that readers never see half of one, and carries a checksum, so that a damaged one is compiled
+anew. The directory must belong to the user and be writable by nobody else, since its content is run.
 
 Environment: TORCHGRAFT_CACHE_DIR names the directory, TORCHGRAFT_CACHE=0 switches the cache off.
 """
@@ -105,8 +105,8 @@ class KernelCache:
             return False
         if not _owned_privately(status):
             warnings.warn(
-                f"torchgraft: the kernel cache {self.directory} belongs to another user or is writable by others, so it is "
-                "not used; set TORCHGRAFT_CACHE_DIR to a directory of your own, or mend it with: "
+                f"torchgraft: the kernel cache {self.directory} belongs to another user or is writable by others, so "
+                "it is not used; set TORCHGRAFT_CACHE_DIR to a directory of your own, or mend it with: "
                 f"chmod go-w {self.directory}",
                 stacklevel=2,
             )

@@ -16,7 +16,8 @@ _CAP_BASE_OFFSET_POINTERS = 1 << 6
 
 
 class KernelCompileError(RuntimeError):
-    """A device's compiler refused a kernel. The message has the kernel's name, the compiler's log and the numbered source.
+    """A device's compiler refused a kernel. The message has the kernel's name, the compiler's log and the numbered
+    source.
 
     Attributes:
         kernel: the kernel's name.

@@ -38,8 +38,8 @@ class Kernel:
         body: statements, without the signature and its braces.
         helpers: text before the kernel: macros and functions.
         local: work-items of one group in each dimension; a constant, since compilers specialise on it.
-        required: names of helper texts of `kernels.math` and the like that the body uses are found by themselves; name here
-            only what cannot be seen in the text.
+        required: names of helper texts of `kernels.math` and the like that the body uses are found by themselves; name
+            here only what cannot be seen in the text.
     """
 
     name: str

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 _INT32_MAX = 2**31 - 1
 
-# How elements are dealt out on a CPU: one group up to _SINGLE elements, since waking a second thread costs more than it gains; then
-# chunks of about _CHUNK, so that threads even out, but no more than _GROUPS_PER_UNIT a core.
+# How elements are dealt out on a CPU: one group up to _SINGLE elements, since waking a second thread costs more than
+# it gains; then chunks of about _CHUNK, so that threads even out, but no more than _GROUPS_PER_UNIT a core.
 _SINGLE = 16384
 _CHUNK = 4096
 _MULTIPLE = 256
@@ -111,7 +111,8 @@ _FLOAT_LITERAL = re.compile(r"(?<![\w.])(\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\
 def expression(text: str, compute: str) -> str:
     """An expression of a table with its names resolved for a compute type.
 
-    ``@exp(x)`` becomes the helper ``tg_exp_f32`` or the language's ``exp``; ``T`` becomes the C type; floating literals get the type's suffix.
+    ``@exp(x)`` becomes the helper ``tg_exp_f32`` or the language's ``exp``; ``T`` becomes the C type; floating
+    literals get the type's suffix.
     """
     base = BY_NAME[compute].compute
 
@@ -135,7 +136,8 @@ def _load(operand: Input, index: str) -> str:
 
 
 def element(loop: Loop, index: dict[str, str], indent: str, loaded: dict[str, str] | None = None) -> str:
-    """Statements for one element, given each operand's index expression; `loaded` has the values of inputs that were loaded before."""
+    """Statements for one element, given each operand's index expression; `loaded` has the values of inputs that were
+    loaded before."""
     lines = []
     for operand in loop.inputs:
         value = (loaded or {}).get(operand.name) or _load(operand, index[operand.name])
@@ -167,7 +169,8 @@ def _common_params(loop: Loop) -> list[Parameter]:
 
 @functools.cache
 def contiguous_kernel(loop: Loop, form: str) -> Kernel:
-    """Every operand is contiguous and of one shape. Arguments: results, inputs, numbers, then the count and the chunk (i64)."""
+    """Every operand is contiguous and of one shape. Arguments: results, inputs, numbers, then the count and the chunk
+    (i64)."""
     params = [*_common_params(loop), Value("tg_n", "i64"), Value("tg_chunk", "i64")]
     text = element(loop, {o.name: "tg_i" for o in _operands(loop)}, "    ")
     return Kernel(
@@ -197,7 +200,8 @@ def _simple_loop(form: str, ctype: str) -> str:
 def strided_kernel(loop: Loop, form: str, rank: int, index: str, inner: tuple[str, ...]) -> Kernel:
     """Operands of any strides over `rank` dimensions, the last one innermost.
 
-    Arguments: results, inputs, numbers, the count, the chunk, the sizes, then for each operand (results first) its strides.
+    Arguments: results, inputs, numbers, the count, the chunk, the sizes, then for each operand (results first) its
+        strides.
     `inner` has for each operand its innermost stride: "0", "1", "-1" or "s" (an argument like the others).
     """
     operands = _operands(loop)
@@ -205,7 +209,8 @@ def strided_kernel(loop: Loop, form: str, rank: int, index: str, inner: tuple[st
     params = [*_common_params(loop), Value("tg_n", index), Value("tg_chunk", index)]
     params += [Value(f"tg_n{d}", index) for d in range(rank)]
     params += [Value(f"{o.name}_s{d}", index) for o in operands for d in range(rank)]
-    # Innermost strides that are known are written as literals; the argument stays, so that all variants are launched alike.
+    # Innermost strides that are known are written as literals; the argument stays, so that all variants are launched
+    # alike.
     step = {o.name: (f"{o.name}_s{rank - 1}" if kind == "s" else kind) for o, kind in zip(operands, inner, strict=True)}
     text = _gpu_walk(loop, ctype, rank, step) if form == "gpu" else _cpu_walk(loop, ctype, rank, step)
     return Kernel(loop.name, tuple(params), _bounds(ctype) + text, local=_local(form))
@@ -257,11 +262,13 @@ def _cpu_walk(loop: Loop, ctype: str, rank: int, step: dict[str, str]) -> str:
 
 @functools.cache
 def tiled_kernel(loop: Loop, rank: int, index: str, inner: tuple[str, ...], transposed: tuple[bool, ...]) -> Kernel:
-    """Some inputs run along the last dimension but one where the results run along the last: both sides are read and written in rows.
+    """Some inputs run along the last dimension but one where the results run along the last: both sides are read and
+    written in rows.
 
-    A unit of work is a band of _TILE indices of the last dimension but one, over the whole last dimension. A square of each transposed input is
-    read in its own order into private memory and then used in the results' order. Arguments as in `strided_kernel`, but the count and the chunk are of
-    units. `transposed` says of each input whether it is such a one.
+    A unit of work is a band of _TILE indices of the last dimension but one, over the whole last dimension. A square of
+    each transposed input is read in its own order into private memory and then used in the results' order. Arguments
+    as in `strided_kernel`, but the count and the chunk are of units. `transposed` says of each input whether it is
+    such a one.
     """
     operands = _operands(loop)
     ctype = value_ctype(index)
@@ -278,7 +285,9 @@ def tiled_kernel(loop: Loop, rank: int, index: str, inner: tuple[str, ...], tran
     ]
     tiles = "\n".join(f"      {value_ctype(i.compute)} {i.name}_tile[{_TILE * _TILE}];" for i in across)
     fills = "\n".join(
-        f"          {i.name}_tile[tg_r * {_TILE} + tg_c] = {_load(i, f'{i.name}_at + tg_r + (tg_j + tg_c) * {i.name}_s{last}')};"
+        f"          {i.name}_tile[tg_r * {_TILE} + tg_c] = "
+        + _load(i, f"{i.name}_at + tg_r + (tg_j + tg_c) * {i.name}_s{last}")
+        + ";"
         for i in across
     )
     step = {o.name: (f"{o.name}_s{last}" if kind == "s" else kind) for o, kind in zip(operands, inner, strict=True)}
@@ -382,7 +391,8 @@ def plan_strided_loop(
     sizes: Sequence[int],
     strides: Sequence[Sequence[int]],
 ) -> None:
-    """Adds the launch of a loop over given sizes, with given strides (also negative ones) for each spec, results first."""
+    """Adds the launch of a loop over given sizes, with given strides (also negative ones) for each spec, results
+    first."""
     n = math.prod(sizes)
     if n == 0:
         return
@@ -449,7 +459,8 @@ def _broadcast(spec: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def coalesce(sizes: list[int], strides: list[list[int]]) -> tuple[list[int], list[list[int]]]:
-    """Orders dimensions by the first operand's strides, the smallest last, and merges those that are one in memory for all operands.
+    """Orders dimensions by the first operand's strides, the smallest last, and merges those that are one in memory for
+    all operands.
 
     Args:
         sizes: of the dimensions.

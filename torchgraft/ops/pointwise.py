@@ -41,7 +41,13 @@ row("floor_divide", "@floor_divide(self, other)", integer="@div_floor(self, othe
 row("remainder.Tensor", "@remainder(self, other)", integer="@remainder(self, other)", cost=4, types="number")
 row("fmod.Tensor", "@fmod(self, other)", integer="@fmod(self, other)", cost=4, types="number")
 row("addcmul", "self + value * tensor1 * tensor2", complex="self + @mul(value, @mul(tensor1, tensor2))")
-row("addcdiv", "self + value * (tensor1 / tensor2)", integer="self", complex="self + @mul(value, @div(tensor1, tensor2))", cost=2)
+row(
+    "addcdiv",
+    "self + value * (tensor1 / tensor2)",
+    integer="self",
+    complex="self + @mul(value, @div(tensor1, tensor2))",
+    cost=2,
+)
 # As torch computes it: from the nearer end.
 row(
     "lerp.Scalar lerp.Tensor",
@@ -49,7 +55,15 @@ row(
     cost=2,
 )
 row("neg", "-self", complex="-self")
-row("abs", "@abs(self)", kind=COMPLEX_TO_FLOAT, integer="self < 0 ? -self : self", boolean="self", complex="@abs(self)", types="number")
+row(
+    "abs",
+    "@abs(self)",
+    kind=COMPLEX_TO_FLOAT,
+    integer="self < 0 ? -self : self",
+    boolean="self",
+    complex="@abs(self)",
+    types="number",
+)
 row("sign", "(T)(self > 0) - (T)(self < 0)", boolean="self")
 row("sgn", "(T)(self > 0) - (T)(self < 0)", boolean="self", complex="@sgn(self)")
 row("reciprocal", "1 / self", kind=INT_TO_FLOAT, complex="@reciprocal(self)", cost=2)
@@ -62,7 +76,14 @@ row("conj_physical", "self", complex="@conj(self)")
 
 def _power_of_scalar(exponent: Any = None, **_: Any) -> str:
     """Common exponents are products, as in torch; reading the exponent gives each of them its own plan."""
-    known = {2: "self * self", 3: "self * self * self", 0.5: "sqrt(self)", -1: "1 / self", -0.5: "@rsqrt(self)", -2: "1 / (self * self)"}
+    known = {
+        2: "self * self",
+        3: "self * self * self",
+        0.5: "sqrt(self)",
+        -1: "1 / self",
+        -0.5: "@rsqrt(self)",
+        -2: "1 / (self * self)",
+    }
     value = exponent.value if hasattr(exponent, "value") else exponent
     return known.get(value, "@pow(self, exponent)")
 
@@ -82,13 +103,35 @@ row(
     promote=("exponent",),
     cost=4,
 )
-row("pow.Tensor_Tensor", "@pow(self, exponent)", integer="@ipow(self, exponent)", complex="@pow(self, exponent)", cost=16, types="number")
-row("pow.Scalar", "@pow(self, exponent)", integer="@ipow(self, exponent)", complex="@pow(self, exponent)", promote=("self",), cost=16)
+row(
+    "pow.Tensor_Tensor",
+    "@pow(self, exponent)",
+    integer="@ipow(self, exponent)",
+    complex="@pow(self, exponent)",
+    cost=16,
+    types="number",
+)
+row(
+    "pow.Scalar",
+    "@pow(self, exponent)",
+    integer="@ipow(self, exponent)",
+    complex="@pow(self, exponent)",
+    promote=("self",),
+    cost=16,
+)
 
 # ---- the larger and the smaller; NaN wins, but in fmax and fmin ----
 
-row("maximum", "self != self ? self : (self < other ? other : (other != other ? other : self))", integer="max(self, other)")
-row("minimum", "self != self ? self : (self > other ? other : (other != other ? other : self))", integer="min(self, other)")
+row(
+    "maximum",
+    "self != self ? self : (self < other ? other : (other != other ? other : self))",
+    integer="max(self, other)",
+)
+row(
+    "minimum",
+    "self != self ? self : (self > other ? other : (other != other ? other : self))",
+    integer="min(self, other)",
+)
 row("fmax", "self != self ? other : (self < other ? other : self)", integer="max(self, other)")
 row("fmin", "self != self ? other : (self > other ? other : self)", integer="min(self, other)")
 
@@ -113,7 +156,9 @@ row("clamp_max clamp_max.Tensor", _AT_MOST.format("max"), promote=("max",))
 # ---- comparisons and logic ----
 
 for _name, _sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">=")):
-    _complex = {"eq": "self.x == other.x && self.y == other.y", "ne": "self.x != other.x || self.y != other.y"}.get(_name)
+    _complex = {"eq": "self.x == other.x && self.y == other.y", "ne": "self.x != other.x || self.y != other.y"}.get(
+        _name
+    )
     row(f"{_name}.Tensor {_name}.Scalar", f"self {_sign} other", kind=ALWAYS_BOOL, complex=_complex, promote=("other",))
 
 _TRUE = "({0}.x != 0 || {0}.y != 0)"
@@ -126,8 +171,14 @@ row("bitwise_and.Tensor", "self & other", types="integer")
 row("bitwise_or.Tensor", "self | other", types="integer")
 row("bitwise_xor.Tensor", "self ^ other", types="integer")
 row("bitwise_not", "~self", boolean="!self", types="integer")
-row("bitwise_left_shift.Tensor", "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)0 : (T)(self << other)", types="integer")
-row("bitwise_right_shift.Tensor", "self >> (other < 0 || other >= (T)(sizeof(T) * 8) ? (T)(sizeof(T) * 8 - 1) : other)", types="integer")
+row(
+    "bitwise_left_shift.Tensor", "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)0 : (T)(self << other)", types="integer"
+)
+row(
+    "bitwise_right_shift.Tensor",
+    "self >> (other < 0 || other >= (T)(sizeof(T) * 8) ? (T)(sizeof(T) * 8 - 1) : other)",
+    types="integer",
+)
 row("isnan", "self != self", kind=ALWAYS_BOOL, integer="0", complex="self.x != self.x || self.y != self.y")
 row("isposinf", "self == INFINITY", kind=ALWAYS_BOOL, integer="0")
 row("isneginf", "self == -INFINITY", kind=ALWAYS_BOOL, integer="0")
@@ -151,9 +202,9 @@ row("frac", "self - @trunc(self)", types="float")
 
 # ---- transcendental ----
 
-for _name in ("exp", "log", "sin", "cos", "tan", "tanh", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "sigmoid"):
+for _name in "exp log sin cos tan tanh sinh cosh asin acos atan asinh acosh atanh sigmoid".split():
     row(_name, f"@{_name}(self)", kind=INT_TO_FLOAT, complex=f"@{_name}(self)", cost=4)
-for _name in ("exp2", "expm1", "log2", "log10", "log1p", "erf", "erfc", "lgamma", "digamma"):
+for _name in "exp2 expm1 log2 log10 log1p erf erfc lgamma digamma".split():
     row(_name, f"@{_name}(self)", kind=INT_TO_FLOAT, cost=4)
 row("atan2", "@atan2(self, other)", kind=INT_TO_FLOAT, cost=8)
 row("hypot", "@hypot(self, other)", cost=4, types="float")
@@ -177,7 +228,12 @@ row("softplus", "self * beta > threshold ? self : @log1p(@exp(self * beta)) / be
 row("softshrink", "self > lambd ? self - lambd : self < -lambd ? self + lambd : self * 0", types="float")
 row("hardshrink", "self >= -lambd && self <= lambd ? (T)0 : self", types="float")
 row("_prelu_kernel", "self > 0 ? self : weight * self", types="float")
-row("gelu", lambda approximate="none", **_: "@gelu(self)" if approximate == "none" else "@gelu_tanh(self)", cost=4, types="float")
+row(
+    "gelu",
+    lambda approximate="none", **_: "@gelu(self)" if approximate == "none" else "@gelu_tanh(self)",
+    cost=4,
+    types="float",
+)
 row("logit", lambda eps=None, **_: _logit(eps), kind=INT_TO_FLOAT, cost=4)
 
 
@@ -209,17 +265,20 @@ row("hardswish_backward", "self <= -3 ? (T)0 : self < 3 ? grad_output * (self / 
 row("hardsigmoid_backward", "self > -3 && self < 3 ? grad_output / 6 : (T)0", types="float")
 row("hardtanh_backward", "self <= min_val || self >= max_val ? (T)0 : grad_output", types="float")
 row("leaky_relu_backward", "self > 0 ? grad_output : grad_output * negative_slope", types="float")
+
+
+def _elu_backward(is_result: bool = False, **_: Any) -> str:
+    slope = "(self_or_result + alpha * scale)" if is_result else "(alpha * scale) * @exp(self_or_result * input_scale)"
+    return f"self_or_result <= 0 ? grad_output * input_scale * {slope} : grad_output * scale"
+
+
+row("elu_backward", _elu_backward, cost=4, types="float")
 row(
-    "elu_backward",
-    lambda is_result=False, **_: (
-        "self_or_result <= 0 ? grad_output * input_scale * (self_or_result + alpha * scale) : grad_output * scale"
-        if is_result
-        else "self_or_result <= 0 ? grad_output * input_scale * (alpha * scale) * @exp(self_or_result * input_scale) : grad_output * scale"
-    ),
+    "softplus_backward",
+    "self * beta > threshold ? grad_output : grad_output * @sigmoid(self * beta)",
     cost=4,
     types="float",
 )
-row("softplus_backward", "self * beta > threshold ? grad_output : grad_output * @sigmoid(self * beta)", cost=4, types="float")
 row("softshrink_backward", "self >= -lambd && self <= lambd ? (T)0 : grad_output", types="float")
 row("hardshrink_backward", "self >= -lambd && self <= lambd ? (T)0 : grad_out", types="float")
 row(

@@ -13,6 +13,7 @@ from torch._prims_common import elementwise_dtypes
 
 from torchgraft.codegen import ElementType, UnsupportedDtype, element_type, pointwise
 from torchgraft.codegen.types import BY_NAME
+from torchgraft.kernels import HELPERS
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.registry import Options, check_dtype, dtype_name, number_like, register, resolve
 from torchgraft.plans.scalar import Scalar
@@ -45,20 +46,35 @@ def row(
 
     Args:
         names: functional overloads, separated by blanks; all have the same argument names.
-        text: the result's expression in terms of the arguments' names; ``@f(x)`` is a mathematical function of the compute type, ``T`` that type. For several
-            results a mapping from their order ("0", "1") to expressions. A function gets the call's static arguments by keyword and returns the text.
+        text: the result's expression in terms of the arguments' names; ``@f(x)`` is a mathematical function of the
+            compute type, ``T`` that type. For several results a mapping from their order ("0", "1") to expressions. A
+            function gets the call's static arguments by keyword and returns the text.
         kind: torch's type promotion kind, or a function of the static arguments that gives it.
-        integer, boolean, complex: the expression for such compute types where it differs. Without `complex`, complex calls go to the fallback.
+        integer, boolean, complex: the expression for such compute types where it differs. Without `complex`, complex
+            calls go to the fallback.
         promote: scalar arguments that take part in type promotion.
         keep: tensor arguments that keep their own type and take no part in promotion.
         statements: text before the expressions.
         cost: of one element relative to an addition.
-        types: compute types that the op has on torch's CPU too: "all", "float" (with complex where there is an expression), "integer" (with bool) or
-            "number" (all but bool). Others raise NotImplementedError.
+        types: compute types that the op has on torch's CPU too: "all", "float" (with complex where there is an
+            expression), "integer" (with bool) or "number" (all but bool). Others raise NotImplementedError.
     """
     for name in names.split():
         schema = resolve(name)._schema
-        plan = _RowPlanner(name, [a.name for a in schema.arguments], text, kind, integer, boolean, complex, promote, keep, statements, cost, types)
+        plan = _RowPlanner(
+            name,
+            [a.name for a in schema.arguments],
+            text,
+            kind,
+            integer,
+            boolean,
+            complex,
+            promote,
+            keep,
+            statements,
+            cost,
+            types,
+        )
         register(name, plan, Options(pointwise=True, cpu_tensors="value"))
 
 
@@ -198,6 +214,6 @@ def _resolve(text: Text, compute: str, static: dict[str, Any]) -> str:
     body = text(**static) if callable(text) else text
     if BY_NAME[compute].is_complex:
         for function in re.findall(r"@(\w+)", body):
-            if f"tg_{function}_{BY_NAME[compute].compute}" not in pointwise.HELPERS:
+            if f"tg_{function}_{BY_NAME[compute].compute}" not in HELPERS:
                 raise UnsupportedDtype(f"no {function} for {compute}")
     return pointwise.expression(body, compute)

@@ -129,14 +129,16 @@ class _Fill:
 
 @dataclass
 class PlanBuilder:
-    """Collects a plan's steps. Specs are meta tensors: they have shape, strides and dtype, and views of one lie in its memory.
+    """Collects a plan's steps. Specs are meta tensors: they have shape, strides and dtype, and views of one lie in its
+    memory.
 
     Attributes:
         device: traits of the device that the plan is for.
         form: "cpu" or "gpu", the form of kernels to use.
         op: the op's name, for messages.
         any_shape: all tensors of the call have one shape and are contiguous, and the plan must serve any such shape.
-        gathered: while it is a list, loops over elements are put there instead of becoming launches; see codegen/batch.py.
+        gathered: while it is a list, loops over elements are put there instead of becoming launches; see
+            codegen/batch.py.
     """
 
     device: DeviceTraits
@@ -209,8 +211,8 @@ class PlanBuilder:
         Args:
             kernel: what to run; its `local` is the size of a work-group.
             groups: number of work-groups in each dimension; nothing is launched if one is 0.
-            args: for each Pointer a spec or None (a null pointer) or an `ErrorReport.words`; for each Value a number, a `Scalar`, the spec of a
-                zero-dim CPU tensor, or a part of `philox`.
+            args: for each Pointer a spec or None (a null pointer) or an `ErrorReport.words`; for each Value a number,
+                a `Scalar`, the spec of a zero-dim CPU tensor, or a part of `philox`.
         """
         if len(args) != len(kernel.params):
             raise TypeError(f"kernel {kernel.name} takes {len(kernel.params)} arguments, not {len(args)}")
@@ -222,8 +224,8 @@ class PlanBuilder:
     def launch_over_elements(self, kernel: Kernel, chunking: tuple[int, int, int, int], args: Sequence[Any]) -> None:
         """Runs a kernel over the elements of a contiguous plan; its groups are found when the plan is run.
 
-        `chunking` is (multiple, single, per_group, max_groups): see Chunking in csrc/dispatch/plan.h. The arguments may contain
-        ("numel",) and ("chunk",).
+        `chunking` is (multiple, single, per_group, max_groups): see Chunking in csrc/dispatch/plan.h. The arguments
+        may contain ("numel",) and ("chunk",).
         """
         self._steps.append(_Launch(kernel, (1,), chunking, list(args)))
 
@@ -267,7 +269,8 @@ class PlanBuilder:
         return reserved
 
     def error(self, message: str) -> ErrorReport:
-        """Where a kernel may report an error; "{}" in the message becomes the index that the kernel gives to tg_report."""
+        """Where a kernel may report an error; "{}" in the message becomes the index that the kernel gives to
+        tg_report."""
         return ErrorReport(
             _C.error_code(
                 f"{message} (on {torch._C._get_privateuse1_backend_name()}:{self.device.index}, in {self.op})"
@@ -277,7 +280,8 @@ class PlanBuilder:
     def within(
         self, scalar: Scalar | float, low: Scalar | float | None, high: Scalar | float | None, message: str
     ) -> None:
-        """Refuses values of a scalar outside [low, high] with a RuntimeError, in later calls too; the scalar stays dynamic.
+        """Refuses values of a scalar outside [low, high] with a RuntimeError, in later calls too; the scalar stays
+        dynamic.
 
         Args:
             scalar: of the call. Plain numbers are those of a plan that holds this one, and are not looked at.
@@ -305,7 +309,8 @@ class PlanBuilder:
         return plan_nested(self, op, args, kwargs, None)
 
     def call_out(self, op: Any, out: Any, *args: Any, **kwargs: Any) -> None:
-        """Plans another op (its functional overload) as part of this plan, writing into `out` (a spec or a tuple of them)."""
+        """Plans another op (its functional overload) as part of this plan, writing into `out` (a spec or a tuple of
+        them)."""
         from torchgraft.plans.registry import plan_nested
 
         plan_nested(self, op, args, kwargs, out)
@@ -350,7 +355,8 @@ class PlanBuilder:
         return [step.destination, step.source] if isinstance(step, _Copy) else [step.destination]
 
     def _place_temporaries(self, first_slot: int) -> tuple[list[tuple[int, int]], int]:
-        """Gives each temporary a slot and a place in one arena; those whose uses do not overlap in time share memory."""
+        """Gives each temporary a slot and a place in one arena; those whose uses do not overlap in time share
+        memory."""
         lives: dict[int, tuple[Memory, int, int]] = {}
         for time, step in enumerate(self._steps):
             for spec in self._specs_of(step):
@@ -385,7 +391,7 @@ class PlanBuilder:
         return ("launch", compiled(step.kernel, self.device.index), list(step.groups), step.chunking, args)
 
     def _address(self, spec: torch.Tensor) -> tuple[int, int]:
-        return self.memory(spec).slot, spec.storage_offset() * spec.element_size()
+        return self.memory(spec).slot, int(spec.storage_offset()) * spec.element_size()
 
     def _argument(self, param: Any, arg: Any) -> tuple[Any, ...]:
         if isinstance(param, Pointer):

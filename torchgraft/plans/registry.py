@@ -96,7 +96,8 @@ def _packet(namespace: str, name: str) -> list[torch._ops.OpOverload]:
 
 
 def variants(op: torch._ops.OpOverload) -> Iterator[tuple[torch._ops.OpOverload, str]]:
-    """The overloads that do the same as a functional one: itself, in place, and with `out=`, found by comparing schemas."""
+    """The overloads that do the same as a functional one: itself, in place, and with `out=`, found by comparing
+    schemas."""
     namespace, name = op._schema.name.split("::")
     signature = _argument_signature(op._schema)
     kind = "functional" if not _writes(op._schema) else "inplace"
@@ -156,18 +157,19 @@ def planner(
 ) -> Callable[[Planner], Planner]:
     """Declares a function as the planner of ops.
 
-    The function is called once for each new key with the plan under construction, the results' specs and the functional overload's arguments: see
-    docs/architecture.md, "Planners".
+    The function is called once for each new key with the plan under construction, the results' specs and the
+    functional overload's arguments: see docs/architecture.md, "Planners".
 
     Args:
-        names: functional overloads ("mm", "sum.dim_IntList"); their in-place and out= overloads are found by their schemas.
+        names: functional overloads ("mm", "sum.dim_IntList"); their in-place and out= overloads are found by their
+            schemas.
         contiguous: tensors arrive contiguous, copied where they are not.
         inplace_safe: a result may be one of the inputs; otherwise such calls get a temporary and a copy.
         cpu_tensors: CPU tensors among the arguments: "upload" copies zero-dim ones to the device, "upload_all" any.
         meta: gives the results' specs for ops without a meta kernel in torch.
-        eager: looks at a call's arguments by name (not at data) and at whether the call is in place; a function that it returns is run
-            in place of a plan, for every such call. It takes the functional overload's arguments and calls other ops; in place it may
-            write into its first argument and return that.
+        eager: looks at a call's arguments by name (not at data) and at whether the call is in place; a function that
+            it returns is run in place of a plan, for every such call. It takes the functional overload's arguments and
+            calls other ops; in place it may write into its first argument and return that.
     """
 
     def declare(plan: Planner) -> Planner:
@@ -484,15 +486,17 @@ def _check_overlap(entry: Entry, arguments: dict[str, Any], partial_overlap: boo
         return
     for argument in _writes(entry.op._schema):
         spec = arguments[argument.name]
-        if isinstance(spec, torch.Tensor) and any(s == 0 and n > 1 for s, n in zip(spec.stride(), spec.shape, strict=True)):
+        if isinstance(spec, torch.Tensor) and any(
+            s == 0 and n > 1 for s, n in zip(spec.stride(), spec.shape, strict=True)
+        ):
             raise RuntimeError(
-                "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
-                "Please clone() the tensor before performing the operation."
+                "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+                "location. Please clone() the tensor before performing the operation."
             )
     if partial_overlap:
         raise RuntimeError(
-            "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory "
-            "location. Please clone() the tensor before performing the operation."
+            "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+            "memory location. Please clone() the tensor before performing the operation."
         )
 
 
@@ -512,7 +516,7 @@ def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[s
         for i, out in enumerate(outs):
             if not isinstance(out, torch.Tensor):
                 continue
-            dtype = dtypes[i] if not options.casts and dtypes[i] is not None else out.dtype
+            dtype = (None if options.casts else dtypes[i]) or out.dtype
             shared = not options.inplace_safe and (overlap or p.memory(out) in in_memory)
             if shared or dtype != out.dtype or (options.contiguous and not out.is_contiguous()):
                 wanted[i] = p.empty(out.shape, dtype)
@@ -535,7 +539,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [t for item in value for t in _tensors(item)]
 
 
-def _result_dtypes(p: PlanBuilder, entry: Entry, arguments: dict[str, Any], outs: Sequence[Any]) -> list[torch.dtype | None]:
+def _result_dtypes(
+    p: PlanBuilder, entry: Entry, arguments: dict[str, Any], outs: Sequence[Any]
+) -> list[torch.dtype | None]:
     """The dtypes that the functional overload would give: an out= of another dtype is filled by conversion."""
     plain = plain_arguments(p, arguments)
     schema = entry.functional._schema.arguments
@@ -547,20 +553,36 @@ def _result_dtypes(p: PlanBuilder, entry: Entry, arguments: dict[str, Any], outs
     for item, out in zip(items, outs, strict=True):
         dtype = item.dtype if isinstance(item, torch.Tensor) else None
         if dtype is not None and not torch.can_cast(dtype, out.dtype):
-            raise RuntimeError(f"result type {dtype_name(dtype)} can't be cast to the desired output type {dtype_name(out.dtype)}")
+            raise RuntimeError(
+                f"result type {dtype_name(dtype)} can't be cast to the desired output type {dtype_name(out.dtype)}"
+            )
         dtypes.append(dtype)
     return dtypes
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """As torch's messages call it: "Float", "Long"."""
-    names = {torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.int64: "Long", torch.int32: "Int"}
-    names |= {torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte", torch.bool: "Bool", torch.bfloat16: "BFloat16"}
+    names = {
+        torch.float32: "Float",
+        torch.float64: "Double",
+        torch.float16: "Half",
+        torch.int64: "Long",
+        torch.int32: "Int",
+    }
+    names |= {
+        torch.int16: "Short",
+        torch.int8: "Char",
+        torch.uint8: "Byte",
+        torch.bool: "Bool",
+        torch.bfloat16: "BFloat16",
+    }
     names |= {torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble"}
     return names.get(dtype, str(dtype))
 
 
-def plan_nested(p: PlanBuilder, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+def plan_nested(
+    p: PlanBuilder, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> Any:
     """Plans an op on specs as part of a plan; see PlanBuilder.call and call_out."""
     from torchgraft.plans.trace import trace
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 
 class Scalar:
     """A number among an op's arguments (`alpha`, `eps`, a learning rate).
 
-    Passed on to a launch it stays dynamic: the plan serves every value. A planner that reads the value - by `float`, `int`, `bool`,
+    Passed on to a launch it stays dynamic: the plan serves every value. A planner that reads the value - by `float`,
+        `int`, `bool`,
     `complex` or a comparison - makes it part of the op's key from then on. Its `type` may be read freely.
 
     Attributes:
@@ -40,10 +42,12 @@ class Scalar:
         return self._value
 
     def __float__(self) -> float:
-        return float(self.value)  # type: ignore[arg-type]
+        value: Any = self.value
+        return float(value)
 
     def __int__(self) -> int:
-        return int(self.value)  # type: ignore[arg-type]
+        value: Any = self.value
+        return int(value)
 
     __index__ = __int__
 

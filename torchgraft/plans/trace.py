@@ -27,7 +27,7 @@ class _Trace(TorchDispatchMode):
     """Turns each op that runs on specs into steps of a plan."""
 
     def __init__(self, p: PlanBuilder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.p = p
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,15 +49,18 @@ class _Trace(TorchDispatchMode):
         decomposition = torch._decomp.decomposition_table.get(func)
         with self:
             if func.namespace == "prims":  # each says which torch function it is
-                return func.impl_aten(*args, **kwargs)
+                return func.impl_aten(*args, **kwargs)  # type: ignore[attr-defined]
             if composite:
                 return func.decompose(*args, **kwargs)
             if decomposition is not None:
                 return decomposition(*args, **kwargs)
         raise Unsupported(f"{func} has neither a planner nor a decomposition")
 
-    def _plan_writing(self, func: torch._ops.OpOverload, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An in-place or out= op: torch's meta kernel checks it, the functional form's planner writes into its targets."""
+    def _plan_writing(
+        self, func: torch._ops.OpOverload, entry: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """An in-place or out= op: torch's meta kernel checks it, the functional form's planner writes into its
+        targets."""
         result = func(*args, **kwargs)
         schema = func._schema.arguments
         named = {a.name: value for a, value in zip(schema, args, strict=False)} | kwargs
@@ -105,19 +108,18 @@ def _clone(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 _SPECIAL: dict[Any, Callable[[PlanBuilder, Any, Any, Any], Any]] = {
-    **{
-        op: _empty
-        for op in (
+    **dict.fromkeys(
+        (
             aten.empty.memory_format,
             aten.empty_strided.default,
             aten.empty_like.default,
             aten.new_empty.default,
             aten.new_empty_strided.default,
-        )
-    },
-    **{
-        op: _full
-        for op in (
+        ),
+        _empty,
+    ),
+    **dict.fromkeys(
+        (
             aten.zeros.default,
             aten.zeros_like.default,
             aten.new_zeros.default,
@@ -128,8 +130,9 @@ _SPECIAL: dict[Any, Callable[[PlanBuilder, Any, Any, Any], Any]] = {
             aten.full_like.default,
             aten.new_full.default,
             aten.scalar_tensor.default,
-        )
-    },
+        ),
+        _full,
+    ),
     torch.ops.prims.iota.default: _iota,
     aten.copy_.default: _copy,
     aten.clone.default: _clone,
@@ -148,7 +151,8 @@ def trace(p: PlanBuilder, op: torch._ops.OpOverload, args: tuple[Any, ...], kwar
 
 
 def decomposition(*names: str, function: Callable[..., Any] | None = None) -> None:
-    """Declares ops as planned by tracing: torch's own decomposition, or `function` with the functional overload's arguments.
+    """Declares ops as planned by tracing: torch's own decomposition, or `function` with the functional overload's
+    arguments.
 
     Scalars of such an op are part of its key.
     """
@@ -157,7 +161,9 @@ def decomposition(*names: str, function: Callable[..., Any] | None = None) -> No
 
         op = resolve(name)
         definition = function or torch._decomp.decomposition_table.get(op)
-        if definition is None and not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+        if definition is None and not torch._C._dispatch_has_kernel_for_dispatch_key(
+            op.name(), "CompositeImplicitAutograd"
+        ):
             raise ValueError(f"torch has no decomposition of {name}; give one as `function`")
         register(name, _planner_of(op, definition), Options())
 
