@@ -1,6 +1,6 @@
 #include "bindings.h"
 
-#include "dispatch/dispatch.h"
+#include "dispatch/register.h"
 #include "runtime/runtime.h"
 
 PYBIND11_MODULE(_C, m) {

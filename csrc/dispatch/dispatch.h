@@ -5,6 +5,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include "register.h"
+
 namespace torchgraft {
 
 // dispatch/factories: new storage on a device, uninitialised.
@@ -21,13 +23,5 @@ void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 // dispatch/plan: runs `op` by a plan for this call, made by Python when there is none. Used by copy_from for device-to-device copies that
 // are not plain (strided, or changing dtype): the planner of "aten::_copy_from".
 void run_plan(const c10::OperatorHandle& op, torch::jit::Stack* stack);
-
-// Each registers its kernels for PrivateUse1; called once by install.
-void register_factories();
-void register_views();
-void register_copy();
-void register_fallback();
-void register_autocast();
-void register_attention();
 
 }  // namespace torchgraft
