@@ -737,7 +737,7 @@ def weight_launches(
     # weight.
     blocks = _ceil(rows, block_rows) * _ceil(columns, block_columns) * g.groups
     parts = 1 if units == 1 else max(1, min(_ceil(3 * units, blocks), pixels // (8 * tile.depth)))
-    part_pixels = _ceil(_ceil(pixels, parts), tile.depth) * tile.depth
+    part_pixels = max(1, _ceil(_ceil(pixels, parts), tile.depth)) * tile.depth
     parts = max(1, _ceil(pixels, part_pixels))
     count = rows * columns * g.groups
     geometry = _geometry(g, g.image, g.result)

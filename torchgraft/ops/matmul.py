@@ -27,6 +27,8 @@ def plan_product(
     alpha: Number = 1,
 ) -> None:
     """Plans `out = alpha * a @ b + beta * addend` for matrices or batches of matrices, whatever their strides."""
+    if out.numel() == 0:
+        return
     storage = element_type(out.dtype).name
     if storage == "b8":
         raise Unsupported("torch has no matrix product of bool")

@@ -1,0 +1,138 @@
+"""Convolution and its gradients against torch's CPU in float64: random shapes, strides, paddings, dilations, groups."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytestmark = pytest.mark.no_fallback
+
+TOLERANCE = {torch.float32: 5e-6, torch.float64: 1e-13, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+Convolution = Callable[..., torch.Tensor]
+CONVOLUTIONS: dict[bool, list[Convolution]] = {
+    False: [F.conv1d, F.conv2d, F.conv3d],
+    True: [F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d],
+}
+
+
+def _check(got: torch.Tensor, expected: torch.Tensor) -> None:
+    tolerance = TOLERANCE[got.dtype]
+    scale = expected.abs().max().item() if expected.numel() else 1.0
+    torch.testing.assert_close(got.detach().cpu().double(), expected.detach(), rtol=tolerance, atol=tolerance * scale)
+
+
+def _compare(
+    device: str, dtype: torch.dtype, convolution: Convolution, shapes: list[tuple[int, ...]], **options: object
+) -> None:
+    """The result and the gradients of image, weight and, if there is a third shape, bias."""
+    values = [torch.randn(shape).to(dtype) for shape in shapes]
+    exact = [x.double().requires_grad_() for x in values]
+    ours = [x.to(device).requires_grad_() for x in values]
+    expected = convolution(*exact, **options)
+    got = convolution(*ours, **options)
+    assert got.dtype == dtype
+    _check(got, expected)
+    grad = torch.randn(expected.shape).to(dtype)
+    for mine, true in zip(
+        torch.autograd.grad(got, ours, grad.to(device)),
+        torch.autograd.grad(expected, exact, grad.double()),
+        strict=True,
+    ):
+        _check(mine, true)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_random_shapes(device: str, dims: int, transposed: bool, dtype: torch.dtype) -> None:
+    done = 0
+    while done < 4:
+        groups = random.choice([1, 1, 2, 3])
+        channels, results = groups * random.choice([1, 3, 8, 17]), groups * random.choice([1, 2, 9, 33])
+        if random.random() < 0.3:  # depthwise
+            groups, results = channels, channels * random.choice([1, 2])
+        extents = [random.randint(1, {1: 70, 2: 20, 3: 8}[dims]) for _ in range(dims)]
+        taps = [random.randint(1, 4 if dims < 3 else 3) for _ in range(dims)]
+        stride = [random.randint(1, 3) if random.random() < 0.6 else 1 for _ in range(dims)]
+        padding = [random.randint(0, 3) for _ in range(dims)]
+        dilation = [random.randint(1, 3) if random.random() < 0.3 else 1 for _ in range(dims)]
+        reach = [d * (k - 1) + 1 for d, k in zip(dilation, taps, strict=True)]
+        if transposed:
+            fits = all((n - 1) * s + r > 2 * p for n, s, r, p in zip(extents, stride, reach, padding, strict=True))
+        else:
+            fits = all(n + 2 * p >= r for n, p, r in zip(extents, padding, reach, strict=True))
+        if not fits:
+            continue
+        pair = (channels, results // groups) if transposed else (results, channels // groups)
+        shapes = [(random.choice([1, 2, 5]), channels, *extents), (*pair, *taps), (results,)]
+        _compare(
+            device,
+            dtype,
+            CONVOLUTIONS[transposed][dims - 1],
+            shapes[: random.choice([2, 3])],
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+        )
+        done += 1
+
+
+@pytest.mark.parametrize(
+    ("image", "weight", "stride", "padding"),
+    [
+        ((4, 16, 28, 28), (32, 16, 3, 3), 1, 1),  # several blocks of columns
+        ((2, 3, 64, 64), (64, 3, 7, 7), 2, 3),
+        ((3, 260, 7, 7), (140, 260, 3, 3), 1, 1),  # several blocks of rows and slices; blocks over several images
+        ((2, 64, 14, 14), (128, 64, 1, 1), 2, 0),
+        ((70, 1, 5, 5), (8, 1, 5, 5), 1, 0),  # images of one pixel
+        ((1, 2, 300), (3, 2, 280), 1, 10),  # more taps than a slice has steps
+    ],
+    ids=str,
+)
+def test_sizes(device: str, image: tuple[int, ...], weight: tuple[int, ...], stride: int, padding: int) -> None:
+    convolution = CONVOLUTIONS[False][len(image) - 3]
+    _compare(device, torch.float32, convolution, [image, weight, weight[:1]], stride=stride, padding=padding)
+
+
+def test_layouts(device: str) -> None:
+    x, w = torch.randn(2, 6, 9, 9), torch.randn(4, 6, 3, 3)
+    expected = F.conv2d(x.double(), w.double())
+    channels_last = x.to(device).to(memory_format=torch.channels_last)
+    _check(F.conv2d(channels_last, w.to(device)), expected)
+    _check(F.conv2d(x.to(device).mT.contiguous().mT, w.to(device).flip(0).flip(0)), expected)
+    _check(F.conv2d(x[0].to(device), w.to(device)), expected[0])
+
+
+def test_output_padding(device: str) -> None:
+    _compare(
+        device, torch.float32, F.conv_transpose2d, [(2, 4, 5, 6), (4, 3, 3, 3)], stride=2, padding=1, output_padding=1
+    )
+
+
+def test_empty_batch(device: str) -> None:
+    x = torch.randn(0, 3, 8, 8, device=device, requires_grad=True)
+    w = torch.randn(4, 3, 3, 3, device=device, requires_grad=True)
+    out = F.conv2d(x, w)
+    assert out.shape == (0, 4, 6, 6)
+    out.sum().backward()
+    assert w.grad is not None
+    assert not w.grad.cpu().any()
+
+
+def test_one_gradient(device: str) -> None:
+    """Only what is asked for is computed."""
+    x, w = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    frozen = w.to(device)
+    image = x.to(device).requires_grad_()
+    F.conv2d(image, frozen).sum().backward()
+    exact = x.double().requires_grad_()
+    F.conv2d(exact, w.double()).sum().backward()
+    assert image.grad is not None
+    assert exact.grad is not None
+    assert frozen.grad is None
+    _check(image.grad, exact.grad)

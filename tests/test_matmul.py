@@ -1,0 +1,162 @@
+"""Matrix products against torch's CPU: every dtype, layouts, sizes about the kernels' tiles, broadcast addends."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.no_fallback
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+COMPLEX = [torch.complex64, torch.complex128]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+TOLERANCE = {
+    torch.float32: 2e-6,
+    torch.float64: 1e-14,
+    torch.float16: 1e-3,
+    torch.bfloat16: 8e-3,
+    torch.complex64: 2e-6,
+    torch.complex128: 1e-14,
+}
+# Below, at and above the widths of registers, tiles and slices; each draw takes one of each.
+SIZES = [1, 2, 3, 4, 5, 8, 15, 16, 17, 32, 33, 64, 65, 130, 257, 300]
+
+
+def _numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, dtype=torch.complex128 if dtype.is_complex else torch.float64).to(dtype)
+    return torch.randint(0 if dtype == torch.uint8 else -100, 100, shape).to(dtype)
+
+
+def _check(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """`expected` is exact, or computed in int64, complex128 or float64."""
+    dtype = got.dtype
+    assert got.shape == expected.shape
+    if dtype in TOLERANCE:
+        scale = expected.abs().max().item() if expected.numel() else 1.0
+        torch.testing.assert_close(
+            got.cpu().to(expected.dtype), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * scale
+        )
+    else:
+        assert torch.equal(got.cpu(), expected.to(dtype))  # sums wrap
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    if x.is_complex():
+        return x.to(torch.complex128)
+    return x.to(torch.float64 if x.is_floating_point() else torch.int64)
+
+
+def _laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same matrices, lying otherwise."""
+    if layout == "transposed":
+        return x.mT.contiguous().mT
+    if layout == "strided":
+        big = x.new_zeros(*x.shape[:-2], 2 * x.shape[-2], 3 * x.shape[-1])
+        big[..., ::2, ::3] = x
+        return big[..., ::2, ::3]
+    return x
+
+
+@pytest.mark.parametrize("second", ["plain", "transposed", "strided"])
+@pytest.mark.parametrize("first", ["plain", "transposed", "strided"])
+@pytest.mark.parametrize("dtype", FLOATS + COMPLEX + INTEGERS, ids=str)
+def test_products(device: str, dtype: torch.dtype, first: str, second: str) -> None:
+    for m, n, k in [(random.choice(SIZES), random.choice(SIZES), random.choice(SIZES)) for _ in range(3)]:
+        a, b = _numbers(dtype, m, k), _numbers(dtype, k, n)
+        x, y = _laid_out(a.to(device), first), _laid_out(b.to(device), second)
+        _check(x @ y, _wide(a) @ _wide(b))
+        _check(x.expand(3, m, k).bmm(y.expand(3, k, n)), (_wide(a) @ _wide(b)).expand(3, m, n))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int32], ids=str)
+@pytest.mark.parametrize("few", [1, 3], ids=["one row", "three rows"])
+def test_few_rows(device: str, dtype: torch.dtype, few: int) -> None:
+    for n, k in [(1000, 300), (37, 515), (1, 700), (2500, 5), (3, 1)]:
+        a, b = _numbers(dtype, few, k), _numbers(dtype, k, n)
+        for layout in ("plain", "transposed"):
+            _check(a.to(device) @ _laid_out(b.to(device), layout), _wide(a) @ _wide(b))
+            # And few columns.
+            _check(_laid_out(b.to(device), layout).mT @ a.to(device).mT, _wide(b).mT @ _wide(a).mT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.complex64], ids=str)
+@pytest.mark.parametrize("shape", [(37, 40), (40,), (37, 1), (1, 1), ()], ids=str)
+def test_addend(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    a, b, d = _numbers(dtype, 37, 21), _numbers(dtype, 21, 40), _numbers(dtype, *shape)
+    alpha, beta = (2, 3) if dtype in INTEGERS else (0.5, -2.0)
+    expected = beta * _wide(d) + alpha * (_wide(a) @ _wide(b))
+    _check(torch.addmm(d.to(device), a.to(device), b.to(device), alpha=alpha, beta=beta), expected)
+    batched = torch.baddbmm(
+        d.to(device), a.to(device).expand(2, 37, 21), b.to(device).expand(2, 21, 40), alpha=alpha, beta=beta
+    )
+    _check(batched, expected.expand(2, 37, 40))
+
+
+def test_addend_that_is_not_read(device: str) -> None:
+    a, b = torch.randn(5, 6), torch.randn(6, 7)
+    nothing = torch.full((5, 7), float("nan"))
+    _check(torch.addmm(nothing.to(device), a.to(device), b.to(device), beta=0), (a.double() @ b.double()))
+
+
+def test_in_place_and_out(device: str) -> None:
+    a, b, c = torch.randn(33, 33), torch.randn(33, 33), torch.randn(33, 33)
+    x, y, z = a.to(device), b.to(device), c.to(device)
+    expected = c.double() + a.double() @ b.double()
+    _check(z.clone().addmm_(x, y), expected)
+    out = torch.empty(33, 66, device=device)[:, ::2]
+    assert torch.addmm(z, x, y, out=out) is out
+    _check(out, expected)
+    # An output that is also a factor.
+    torch.mm(x, y, out=x)
+    _check(x, a.double() @ b.double())
+
+
+def test_vectors(device: str) -> None:
+    a, v, w = torch.randn(70, 50), torch.randn(50), torch.randn(70)
+    x, y = a.to(device), v.to(device)
+    _check(x @ y, a.double() @ v.double())
+    _check(x.mT.contiguous().mT @ y, a.double() @ v.double())
+    _check(torch.addmv(w.to(device), x, y, beta=0.5, alpha=2.0), 0.5 * w.double() + 2 * (a.double() @ v.double()))
+    _check(y @ y, v.double() @ v.double())
+    _check(torch.vdot(y, y), v.double() @ v.double())
+    c = torch.randn(20, dtype=torch.complex64)
+    d = torch.randn(20, dtype=torch.complex64)
+    _check(torch.vdot(c.to(device), d.to(device)), torch.vdot(c.to(torch.complex128), d.to(torch.complex128)))
+    batches = torch.randn(4, 5, 6), torch.randn(4, 6, 7), torch.randn(5, 7)
+    _check(
+        torch.addbmm(batches[2].to(device), batches[0].to(device), batches[1].to(device)),
+        torch.addbmm(batches[2].double(), batches[0].double(), batches[1].double()),
+    )
+
+
+def test_conjugated_factors(device: str) -> None:
+    a, b = _numbers(torch.complex64, 9, 5), _numbers(torch.complex64, 9, 4)
+    _check(a.to(device).mH @ b.to(device), _wide(a).mH @ _wide(b))
+    _check(b.to(device).mT @ a.to(device).conj(), _wide(b).mT @ _wide(a).conj())
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(3, 0, 4), (0, 3, 4), (3, 4, 0), (0, 0, 0)])
+def test_empty(device: str, m: int, k: int, n: int) -> None:
+    a, b, d = torch.randn(m, k), torch.randn(k, n), torch.randn(m, n)
+    _check(a.to(device) @ b.to(device), a.double() @ b.double())
+    _check(torch.addmm(d.to(device), a.to(device), b.to(device), beta=2), 2 * d.double() + a.double() @ b.double())
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_linear_layer(device: str, dtype: torch.dtype) -> None:
+    x, w, b = _numbers(dtype, 6, 10, 40), _numbers(dtype, 30, 40), _numbers(dtype, 30)
+    exact = [t.double().requires_grad_() for t in (x, w, b)]
+    ours = [t.to(device).requires_grad_() for t in (x, w, b)]
+    expected = torch.nn.functional.linear(*exact)
+    got = torch.nn.functional.linear(*ours)
+    _check(got.detach(), expected.detach())
+    grad = _numbers(dtype, *expected.shape)
+    for mine, true in zip(
+        torch.autograd.grad(got, ours, grad.to(device)),
+        torch.autograd.grad(expected, exact, grad.double()),
+        strict=True,
+    ):
+        _check(mine, true)
