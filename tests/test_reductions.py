@@ -243,6 +243,13 @@ def test_accuracy(device: str) -> None:
     assert abs(shifted.to(device).var().item() / shifted.double().var().item() - 1) < 1e-4
 
 
+def test_complex_variance(device: str) -> None:
+    x = make((30, 40), torch.complex64)
+    for dim in (0, 1, None):
+        check(torch.std_mean(x.to(device), dim), torch.std_mean(x.to(torch.complex128), dim), 1e-4)
+    check(torch.var(x.to(device).conj(), 0), torch.var(x.to(torch.complex128), 0), 1e-4)
+
+
 def test_conjugate(device: str) -> None:
     x = make((30, 40), torch.complex64)
     check(x.to(device).conj().sum(1), x.conj().to(torch.complex128).sum(1), 1e-4)

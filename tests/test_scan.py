@@ -56,3 +56,22 @@ def test_forms(device: str) -> None:
     z = torch.randn(10, 12, dtype=torch.complex64)
     torch.testing.assert_close(z.to(device).cumprod(0).cpu(), z.cumprod(0))
     torch.testing.assert_close(z.to(device).cumsum(1).cpu(), z.cumsum(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool], ids=str)
+def test_extremes(device: str, dtype: torch.dtype) -> None:
+    x = torch.randint(0, 9, (20, 30)).to(dtype)
+    if dtype.is_floating_point:
+        x[3, 5] = x[3, 9] = float("nan")
+    for y in (x, x.t()):
+        for dim in (0, 1):
+            for op in (torch.cummax, torch.cummin):
+                for got, expected in zip(op(y.to(device), dim), op(y, dim), strict=True):
+                    torch.testing.assert_close(got.cpu(), expected, equal_nan=True)
+
+
+def test_logcumsumexp(device: str) -> None:
+    x = torch.randn(20, 30) * 10
+    x[3] = -float("inf")
+    for dim in (0, 1):
+        torch.testing.assert_close(x.to(device).logcumsumexp(dim).cpu(), x.logcumsumexp(dim))

@@ -527,7 +527,7 @@ def variance(acc: str, out: str, root: bool, with_mean: bool) -> Reduction:
     value = f"(A.m2 / fmax(({ctype})0, ({ctype})count - correction))"
     results: tuple[tuple[str, str], ...] = ((out, f"sqrt({value})" if root else value),)
     if with_mean:
-        results = (*results, (out, "A.mean"))
+        results = (*results, (out, "(A.n == 0 ? NAN : A.mean)"))
     return Reduction(
         f"var_{acc}",
         (("n", acc, zero), ("mean", acc, zero), ("m2", acc, zero)),

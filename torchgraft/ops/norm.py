@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,9 @@ import torch
 from torchgraft.codegen import Kernel, element_type
 from torchgraft.kernels import norm as kernels
 from torchgraft.kernels import reduce
+from torchgraft.ops.entries import enter
 from torchgraft.ops.reductions import plan_reduction
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner, registry
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 
 # Elements below which one thread does it all.
 _SMALL = 16384
@@ -331,13 +332,7 @@ def batch_norm(
     _batch_norm(p, *out, input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
-def _enter(name: str, plan: Callable[..., None]) -> None:
-    """Declares an op that writes arguments and returns other tensors: its planner gets the latter as `out`."""
-    op = registry.resolve(name)
-    registry.ENTRIES[f"aten::{name}"] = registry.Entry(op, op, "functional", plan, registry.Options())
-
-
-_enter("_native_batch_norm_legit", batch_norm)
+enter("_native_batch_norm_legit", batch_norm)
 
 
 def batch_norm_with_update(
@@ -354,7 +349,7 @@ def batch_norm_with_update(
     _batch_norm(p, *out[:3], input, weight, bias, running_mean, running_var, True, momentum, eps)
 
 
-_enter("_batch_norm_with_update", batch_norm_with_update)
+enter("_batch_norm_with_update", batch_norm_with_update)
 
 
 @planner("_native_batch_norm_legit.no_stats")

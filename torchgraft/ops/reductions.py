@@ -508,10 +508,29 @@ def _variance(
     p: PlanBuilder, outs: Sequence[torch.Tensor], x: torch.Tensor, dim: Any, correction: Scalar | None, root: bool
 ) -> None:
     if x.is_complex():
-        raise Unsupported("variance of complex numbers")
+        _complex_variance(p, outs, x, dim, correction, root)
+        return
     type_ = element_type(outs[0].dtype)
     reduction = kernels.variance(type_.accumulate, type_.name, root, len(outs) == 2)
     plan_reduction(p, reduction, outs, x, reduced_dims(x.dim(), dim), [1 if correction is None else correction])
+
+
+def _complex_variance(
+    p: PlanBuilder, outs: Sequence[torch.Tensor], x: torch.Tensor, dim: Any, correction: Scalar | None, root: bool
+) -> None:
+    """The sum of the variances of both parts."""
+    dims = reduced_dims(x.dim(), dim)
+    parts = torch.view_as_real(p.contiguous(x))
+    both = p.empty([n for d, n in enumerate(parts.shape) if d not in dims], parts.dtype)
+    type_ = element_type(outs[0].dtype)
+    variance = kernels.variance(type_.accumulate, type_.name, False, False)
+    plan_reduction(p, variance, [both], parts, dims, [1 if correction is None else correction])
+    total = kernels.total(type_.accumulate, type_.name)
+    if root:
+        total = replace(total, name=f"root_{total.name}", results=((type_.name, "sqrt(A.sum)"),))
+    plan_reduction(p, total, [outs[0].view(both.shape[:-1])], both, [both.dim() - 1])
+    if len(outs) == 2:
+        _sum(p, outs[1], x, dims, mean=True)
 
 
 def _declare_variance(name: str, root: bool, with_mean: bool) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""Planners of running sums and products."""
+"""Planners of running sums, products and extremes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.kernels import scan as kernels
-from torchgraft.plans import PlanBuilder, planner
+from torchgraft.ops.entries import enter
+from torchgraft.plans import PlanBuilder, Unsupported, planner
 
 # Elements below which one thread does it all.
 _SMALL = 16384
@@ -18,30 +19,36 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _scan(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, product: bool) -> None:
+def _levels(x: torch.Tensor, dim: int) -> tuple[int, int, int]:
+    """Sizes before, of and after a dimension."""
+    if x.dim() == 0:
+        return 1, 1, 1
+    axis = dim % x.dim()
+    return math.prod(x.shape[:axis]), x.shape[axis], math.prod(x.shape[axis + 1 :])
+
+
+def _scan(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, how: str) -> None:
     if x.is_complex() != out.is_complex():
         x = p.cast(x, out.dtype)
     in_type, out_type = element_type(x.dtype).name, element_type(out.dtype).name
-    axis = dim % x.dim() if x.dim() else 0
-    outer, inner = math.prod(x.shape[:axis]), math.prod(x.shape[axis + 1 :])
-    size = x.shape[axis] if x.dim() else 1
+    outer, size, inner = _levels(x, dim)
     gpu, wide = p.form == "gpu", p.device.float64
     units = 32 * p.device.compute_units
     if inner == 1:
         if gpu:
-            p.launch(kernels.row_kernel_gpu(in_type, out_type, product), (outer,), [x, out, outer, size, 1])
+            p.launch(kernels.row_kernel_gpu(in_type, out_type, how), (outer,), [x, out, outer, size, 1])
             return
         chunk = max(1, outer if outer * size <= _SMALL else _ceil(outer, units))
-        kernel = kernels.row_kernel(in_type, out_type, product, wide)
+        kernel = kernels.row_kernel(in_type, out_type, how, wide)
         p.launch(kernel, (_ceil(outer, chunk),), [x, out, outer, size, chunk])
         return
     if gpu:
-        kernel = kernels.column_kernel_gpu(in_type, out_type, product)
+        kernel = kernels.column_kernel_gpu(in_type, out_type, how)
         p.launch(kernel, (_ceil(outer * inner, 64),), [x, out, outer, size, inner, 1])
         return
     even = inner if outer * size * inner <= _SMALL else _ceil(outer * inner, units)
     chunk = max(1, min(inner, kernels.WIDTH, max(16, _ceil(even, 16) * 16)))
-    kernel = kernels.column_kernel(in_type, out_type, product, wide)
+    kernel = kernels.column_kernel(in_type, out_type, how, wide)
     p.launch(kernel, (outer * _ceil(inner, chunk),), [x, out, outer, size, inner, chunk])
 
 
@@ -49,11 +56,48 @@ def _scan(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, product:
 def cumsum(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None
 ) -> None:
-    _scan(p, out, self, dim, False)
+    _scan(p, out, self, dim, "sum")
 
 
 @planner("cumprod", contiguous=True, inplace_safe=True)
 def cumprod(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None
 ) -> None:
-    _scan(p, out, self, dim, True)
+    _scan(p, out, self, dim, "prod")
+
+
+def logcumsumexp(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int) -> None:
+    if self.is_complex():
+        raise Unsupported("logcumsumexp of complex numbers")
+    _scan(p, out, self, dim, "logsumexp")
+
+
+# torch has no meta kernels for the ops below.
+enter(
+    "_logcumsumexp",
+    logcumsumexp,
+    contiguous=True,
+    meta=lambda self, dim: torch.empty(self.shape, dtype=self.dtype, device="meta"),
+)
+
+
+def _declare_extreme(name: str, greater: bool) -> None:
+    def plan(
+        p: PlanBuilder, out: tuple[()], self: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int
+    ) -> None:
+        if self.is_complex():
+            raise Unsupported("order of complex numbers")
+        outer, size, inner = _levels(self, dim)
+        kernel = kernels.extreme_kernel(element_type(self.dtype).name, greater)
+        # The caller made both results for this call, so neither is one of the inputs.
+        targets = [t if t.is_contiguous() else p.empty_like(t) for t in (values, indices)]
+        p.launch(kernel, (_ceil(outer * inner, 64),), [p.contiguous(self), *targets, outer, size, inner])
+        for result, target in zip((values, indices), targets, strict=True):
+            if result is not target:
+                p.copy(result, target)
+
+    enter(name, plan, meta=lambda **_: None)
+
+
+_declare_extreme("_cummax_helper", True)
+_declare_extreme("_cummin_helper", False)
