@@ -189,21 +189,21 @@ struct Call {
     size_t base = stack->size() - op.kinds_.size();
     std::optional<c10::Device> target;
     bool found = false;
-    auto look = [&](const c10::IValue& value) {
+    auto look = [&](const c10::IValue& value, bool in_list) {
       if (!value.isTensor() || !value.toTensor().defined()) return;
       const at::Tensor& tensor = value.toTensor();
       if (tensor.is_privateuseone() && !target) target = tensor.device();
-      found |= wants_upload(tensor);
+      found |= wants_upload(tensor, in_list);
     };
     for (size_t i = 0; i < op.kinds_.size(); ++i) {
       const c10::IValue& value = (*stack)[base + i];
-      if (op.kinds_[i] == ArgumentKind::Tensor) look(value);
+      if (op.kinds_[i] == ArgumentKind::Tensor) look(value, false);
       if (op.kinds_[i] == ArgumentKind::TensorList && !value.isNone())
-        for (const c10::IValue& item : value.toListRef()) look(item);
+        for (const c10::IValue& item : value.toListRef()) look(item, true);
     }
     if (!found || !target) return;
-    auto moved = [&](const c10::IValue& value) -> c10::IValue {
-      if (!value.isTensor() || !value.toTensor().defined() || !wants_upload(value.toTensor())) return value;
+    auto moved = [&](const c10::IValue& value, bool in_list) -> c10::IValue {
+      if (!value.isTensor() || !value.toTensor().defined() || !wants_upload(value.toTensor(), in_list)) return value;
       const at::Tensor& source = value.toTensor();
       at::Tensor copy = make_tensor(target->index(), source.sizes(), source.strides(), source.scalar_type());
       copy_from(source, copy, false);
@@ -211,17 +211,18 @@ struct Call {
     };
     for (size_t i = 0; i < op.kinds_.size(); ++i) {
       c10::IValue& value = (*stack)[base + i];
-      if (op.kinds_[i] == ArgumentKind::Tensor) value = moved(value);
+      bool written = std::find(op.written_.begin(), op.written_.end(), i) != op.written_.end();
+      if (op.kinds_[i] == ArgumentKind::Tensor && !written) value = moved(value, false);
       if (op.kinds_[i] == ArgumentKind::TensorList && !value.isNone()) {
         c10::List<c10::IValue> list = value.toList().copy();
-        for (size_t k = 0; k < list.size(); ++k) list.set(k, moved(list.get(k)));
+        for (size_t k = 0; k < list.size(); ++k) list.set(k, moved(list.get(k), true));
         value = std::move(list);
       }
     }
   }
 
-  bool wants_upload(const at::Tensor& tensor) const {
-    return tensor.is_cpu() && (tensor.dim() == 0 || op.cpu_tensors_ == CpuTensors::UploadAll);
+  bool wants_upload(const at::Tensor& tensor, bool in_list) const {
+    return tensor.is_cpu() && (tensor.dim() == 0 || (in_list && op.cpu_tensors_ == CpuTensors::UploadAll));
   }
 
   // Does a written tensor share memory with another argument?

@@ -139,7 +139,7 @@ enum class ArgumentKind : uint8_t { Tensor, TensorList, Scalar, ScalarList, Gene
 enum class CpuTensors : uint8_t {
   Value,   // zero-dim ones are read as scalars when the plan is replayed
   Upload,  // zero-dim ones are copied to the device first
-  UploadAll  // any are (indices)
+  UploadAll  // in lists (indices) any are
 };
 
 using Key = c10::SmallVector<uint64_t, 48>;

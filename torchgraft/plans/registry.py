@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -79,12 +79,46 @@ ENTRIES: dict[str, Entry] = {}
 """Every planned overload by name ("aten::add.out")."""
 
 
-def _argument_signature(schema: torch.FunctionSchema) -> list[tuple[str, str]]:
-    return [(a.name, str(a.type)) for a in schema.arguments if not a.is_out]
+@dataclass(frozen=True)
+class Parameter:
+    """One argument of an overload's schema."""
+
+    name: str
+    type: str
+    keyword_only: bool
+    default: Any
+    is_out: bool
+    is_written: bool
 
 
-def _writes(schema: torch.FunctionSchema) -> list[Any]:
-    return [a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+@functools.cache
+def parameters(op: torch._ops.OpOverload) -> tuple[Parameter, ...]:
+    """An overload's arguments. Kept, because torch makes its objects anew at each look at a schema."""
+    return tuple(
+        Parameter(
+            a.name,
+            str(a.type),
+            a.kwarg_only,
+            a.default_value if a.has_default_value() else None,
+            a.is_out,
+            a.alias_info is not None and a.alias_info.is_write,
+        )
+        for a in op._schema.arguments
+    )
+
+
+def _signature(op: torch._ops.OpOverload) -> list[tuple[str, str]]:
+    return [(a.name, a.type) for a in parameters(op) if not a.is_out]
+
+
+def _written(op: torch._ops.OpOverload) -> list[str]:
+    return [a.name for a in parameters(op) if a.is_written]
+
+
+def _call(function: Callable[..., Any], op: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> Any:
+    """Calls a function that takes what an overload takes; the arguments are given by name."""
+    positional = [arguments[a.name] for a in parameters(op) if not a.keyword_only]
+    return function(*positional, **{a.name: arguments[a.name] for a in parameters(op) if a.keyword_only})
 
 
 @functools.cache
@@ -99,8 +133,8 @@ def variants(op: torch._ops.OpOverload) -> Iterator[tuple[torch._ops.OpOverload,
     """The overloads that do the same as a functional one: itself, in place, and with `out=`, found by comparing
     schemas."""
     namespace, name = op._schema.name.split("::")
-    signature = _argument_signature(op._schema)
-    kind = "functional" if not _writes(op._schema) else "inplace"
+    signature = _signature(op)
+    kind = "functional" if not _written(op) else "inplace"
     yield op, kind
     if kind == "inplace":
         return
@@ -108,15 +142,15 @@ def variants(op: torch._ops.OpOverload) -> Iterator[tuple[torch._ops.OpOverload,
     for other in [*_packet(namespace, name), *_packet(namespace, f"{name}_")]:
         if other is op:
             continue
-        written = _writes(other._schema)
-        if not written or _argument_signature(other._schema) != signature:
+        written = _written(other)
+        if not written or _signature(other) != signature:
             continue
-        if all(a.is_out for a in written):
+        if all(a.is_out for a in parameters(other) if a.is_written):
             yield other, "out"
-        elif other._schema.name.endswith("_") and [a.name for a in written] == names[: len(written)]:
+        elif other._schema.name.endswith("_") and written == names[: len(written)]:
             yield other, "inplace"
         else:
-            raise RuntimeError(f"{other} writes {[a.name for a in written]}: torchgraft knows no rule for that")
+            raise RuntimeError(f"{other} writes {written}: torchgraft knows no rule for that")
 
 
 def resolve(name: str) -> torch._ops.OpOverload:
@@ -165,7 +199,7 @@ def planner(
             schemas.
         contiguous: tensors arrive contiguous, copied where they are not.
         inplace_safe: a result may be one of the inputs; otherwise such calls get a temporary and a copy.
-        cpu_tensors: CPU tensors among the arguments: "upload" copies zero-dim ones to the device, "upload_all" any.
+        cpu_tensors: CPU tensors among the arguments: "upload" copies zero-dim ones to the device, "upload_all" also any in lists of tensors.
         meta: gives the results' specs for ops without a meta kernel in torch.
         eager: looks at a call's arguments by name (not at data) and at whether the call is in place; a function that
             it returns is run in place of a plan, for every such call. It takes the functional overload's arguments and
@@ -257,21 +291,18 @@ def _eager(entry: Entry, arguments: list[Any]) -> Callable[..., Any] | None:
     """What is run in place of a plan: a function of the overload's own arguments."""
     if entry.options.eager is None:
         return None
-    schema = entry.op._schema.arguments
-    names = [a.name for a in schema]
-    dtypes = {a.name for a in schema if a.name in ("dtype", "out_dtype")}
+    names = [a.name for a in parameters(entry.op)]
+    dtypes = {name for name in names if name in ("dtype", "out_dtype")}
     function = entry.options.eager(dict(zip(names, arguments, strict=True)), entry.kind == "inplace")
     if function is None:
         return None
-    functional = entry.functional._schema.arguments
-    written = [a.name for a in _writes(entry.op._schema)]
+    written = _written(entry.op)
 
     def run(*values: Any) -> Any:
         named = dict(zip(names, values, strict=True))
         for name in dtypes:
             named[name] = _DTYPES[named[name]] if isinstance(named[name], int) else named[name]
-        positional = [named[a.name] for a in functional if not a.kwarg_only]
-        result = function(*positional, **{a.name: named[a.name] for a in functional if a.kwarg_only})
+        result = _call(function, entry.functional, named)
         if entry.kind == "functional":
             return result
         results = result if isinstance(result, (tuple, list)) else (result,)
@@ -301,13 +332,13 @@ class _Call:
         self.specs: list[torch.Tensor | None] = []  # by slot
         self.first: int | None = None
         self.arguments = {
-            a.name: self._convert(a, value) for a, value in zip(entry.op._schema.arguments, arguments, strict=True)
+            a.name: self._convert(a, value) for a, value in zip(parameters(entry.op), arguments, strict=True)
         }
 
     # arguments
 
-    def _convert(self, argument: Any, value: Any) -> Any:
-        kind = str(argument.type)
+    def _convert(self, argument: Parameter, value: Any) -> Any:
+        kind = argument.type
         if kind in ("Tensor", "Optional[Tensor]"):
             return self._tensor(value)
         if value is None:
@@ -368,7 +399,7 @@ class _Call:
         for out in outs:
             if isinstance(out, torch.Tensor):
                 check_dtype(p, out.dtype)
-        functional = {a.name: self.arguments[a.name] for a in entry.functional._schema.arguments}
+        functional = {a.name: self.arguments[a.name] for a in parameters(entry.functional)}
         run_planner(p, entry, outs, functional, full_overlap or partial_overlap)
         outputs, results = self._describe(returned)
         return p.finish(outputs, results, self.tensors, resizes)
@@ -383,12 +414,12 @@ class _Call:
                 raise RuntimeError(f"{entry.op}: a planner with its own meta function serves functional overloads only")
             result = entry.options.meta(**plain)
         else:
-            positional = [plain[a.name] for a in entry.op._schema.arguments if not a.kwarg_only]
-            keyword = {a.name: plain[a.name] for a in entry.op._schema.arguments if a.kwarg_only}
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a resized out= is warned of when it is resized
+            with ExitStack() as stack:
+                if entry.kind == "out":  # a resized one is warned of when it is resized
+                    stack.enter_context(warnings.catch_warnings())
+                    warnings.simplefilter("ignore")
                 try:
-                    result = entry.op(*positional, **keyword)
+                    result = _call(entry.op, entry.op, plain)
                 except RuntimeError:
                     if entry.options.pointwise:
                         _check_broadcast([spec for spec in self.specs if spec is not None])
@@ -405,7 +436,7 @@ class _Call:
                     if isinstance(spec, torch.Tensor) and spec.untyped_storage()._cdata not in self.p._memory:
                         self.p.adopt(spec, "result")
             return list(returned)
-        return [self.arguments[a.name] for a in _writes(self.entry.op._schema)]
+        return [self.arguments[name] for name in _written(self.entry.op)]
 
     def _describe(self, returned: tuple[Any, ...]) -> tuple[list[tuple[Any, ...]], list[torch.Tensor]]:
         results: list[torch.Tensor] = []
@@ -455,7 +486,10 @@ def plain_arguments(p: PlanBuilder, arguments: dict[str, Any]) -> dict[str, Any]
             return _wrapped_number(x.dtype)
         return x
 
-    return {name: tree_map(plain, value) for name, value in arguments.items()}
+    return {
+        name: tree_map(plain, value) if isinstance(value, (list, tuple)) else plain(value)
+        for name, value in arguments.items()
+    }
 
 
 @functools.cache
@@ -484,8 +518,8 @@ def _check_overlap(entry: Entry, arguments: dict[str, Any], partial_overlap: boo
     """Refuses what torch's CPU refuses: a result that lies over itself, or half over an input."""
     if not entry.options.pointwise:
         return
-    for argument in _writes(entry.op._schema):
-        spec = arguments[argument.name]
+    for name in _written(entry.op):
+        spec = arguments[name]
         if isinstance(spec, torch.Tensor) and any(
             s == 0 and n > 1 for s, n in zip(spec.stride(), spec.shape, strict=True)
         ):
@@ -521,10 +555,8 @@ def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[s
             if shared or dtype != out.dtype or (options.contiguous and not out.is_contiguous()):
                 wanted[i] = p.empty(out.shape, dtype)
                 backs.append((out, wanted[i]))
-    schema = entry.functional._schema.arguments
-    positional = [arguments[a.name] for a in schema if not a.kwarg_only]
-    keyword = {a.name: arguments[a.name] for a in schema if a.kwarg_only}
-    entry.plan(p, wanted[0] if len(wanted) == 1 else tuple(wanted), *positional, **keyword)
+    plan = functools.partial(entry.plan, p, wanted[0] if len(wanted) == 1 else tuple(wanted))
+    _call(plan, entry.functional, arguments)
     for out, temporary in backs:
         p.copy(out, temporary)
 
@@ -543,11 +575,7 @@ def _result_dtypes(
     p: PlanBuilder, entry: Entry, arguments: dict[str, Any], outs: Sequence[Any]
 ) -> list[torch.dtype | None]:
     """The dtypes that the functional overload would give: an out= of another dtype is filled by conversion."""
-    plain = plain_arguments(p, arguments)
-    schema = entry.functional._schema.arguments
-    positional = [plain[a.name] for a in schema if not a.kwarg_only]
-    keyword = {a.name: plain[a.name] for a in schema if a.kwarg_only}
-    result = entry.functional(*positional, **keyword)
+    result = _call(entry.functional, entry.functional, plain_arguments(p, arguments))
     items = list(result) if isinstance(result, (tuple, list)) else [result]
     dtypes: list[torch.dtype | None] = []
     for item, out in zip(items, outs, strict=True):
@@ -594,10 +622,8 @@ def plan_nested(
             for to, by in zip(_tensors(out), _tensors(result), strict=True):
                 p.copy(to, by)
         return result
-    schema = op._schema.arguments
-    arguments: dict[str, Any] = {a.name: a.default_value if a.has_default_value() else None for a in schema}
-    for argument, value in zip(schema, args, strict=False):
-        arguments[argument.name] = value
+    arguments: dict[str, Any] = {a.name: a.default for a in parameters(op)}
+    arguments.update(zip(list(arguments), args, strict=False))
     arguments.update(kwargs)
     any_shape, p.any_shape = p.any_shape, False
     plain = plain_arguments(p, arguments)
@@ -605,10 +631,8 @@ def plan_nested(
         if entry.options.meta is not None:
             out = entry.options.meta(**plain)
         else:
-            positional = [plain[a.name] for a in schema if not a.kwarg_only]
-            keyword = {a.name: plain[a.name] for a in schema if a.kwarg_only}
             with torch.utils._python_dispatch._disable_current_modes():
-                out = op(*positional, **keyword)
+                out = _call(op, op, plain)
     outs = list(out) if isinstance(out, (tuple, list)) else [out]
     for spec in outs:
         if isinstance(spec, torch.Tensor):
