@@ -48,7 +48,15 @@ def _widest(p: PlanBuilder, dtype: torch.dtype) -> str:
 
 
 @planner("arange.start_out", inplace_safe=True)
-def _arange(p: PlanBuilder, result: torch.Tensor, start: Scalar | float, end: Scalar | float, step: Scalar | float, *, out: torch.Tensor) -> None:
+def _arange(
+    p: PlanBuilder,
+    result: torch.Tensor,
+    start: Scalar | float,
+    end: Scalar | float,
+    step: Scalar | float,
+    *,
+    out: torch.Tensor,
+) -> None:
     compute = _widest(p, result.dtype)
     float(end)
     first, by = (int(start), int(step)) if compute == "i64" else (float(start), float(step))
@@ -60,7 +68,15 @@ def _c(compute: str) -> str:
 
 
 @planner("range.out", inplace_safe=True)
-def _range(p: PlanBuilder, result: torch.Tensor, start: Scalar | float, end: Scalar | float, step: Scalar | float, *, out: torch.Tensor) -> None:
+def _range(
+    p: PlanBuilder,
+    result: torch.Tensor,
+    start: Scalar | float,
+    end: Scalar | float,
+    step: Scalar | float,
+    *,
+    out: torch.Tensor,
+) -> None:
     _arange(p, result, start, end, step, out=out)
 
 
@@ -80,7 +96,9 @@ def _linear(p: PlanBuilder, out: torch.Tensor, start: Scalar, end: Scalar, steps
 
 
 @planner("linspace.out", inplace_safe=True)
-def _linspace(p: PlanBuilder, result: torch.Tensor, start: Scalar, end: Scalar, steps: int, *, out: torch.Tensor) -> None:
+def _linspace(
+    p: PlanBuilder, result: torch.Tensor, start: Scalar, end: Scalar, steps: int, *, out: torch.Tensor
+) -> None:
     _linear(p, result, start, end, steps)
 
 
