@@ -256,18 +256,38 @@ def _gradient_params(storage: str, kind: Kind, adaptive: bool) -> tuple[Paramete
 
 
 @cache
-def scatter_kernel(storage: str) -> Kernel:
-    """The gradient of the largest element, on CPUs: a work-item for each plane. For types that sums are kept in."""
+def scatter_kernel(storage: str, kind: Kind) -> Kernel:
+    """The gradient on CPUs: a work-item for each plane. For types that sums are kept in; not for adaptive windows."""
     math = arithmetic(storage)
+    indices = "I += plane * target_pixels;" if kind == "max" else ""
+    if kind == "max":
+        scatter = f"for (long i = 0; i < target_pixels; ++i) T[I[i]] += {math.load('G', 'i')};"
+    else:
+        rows = "\n".join(_window(a, f"t{a}", False) for a in ("z", "y"))
+        scatter = f"""
+for (int tz = 0; tz < target_z; ++tz)
+  for (int ty = 0; ty < target_y; ++ty) {{
+    {rows}
+    for (int tx = 0; tx < target_x; ++tx, ++G) {{
+      {_window("x", "tx", False)}
+      {_count()}
+      const {math.scalar} share = {math.load("G", "0")} / count;
+      for (int z = start_z; z < end_z; ++z)
+        for (int y = start_y; y < end_y; ++y)
+          for (int x = start_x; x < end_x; ++x) T[((long)z * source_y + y) * source_x + x] += share;
+    }}
+  }}"""
     body = f"""
 const long plane = GROUP_ID(0);
 const long source_pixels = (long)source_z * source_y * source_x, target_pixels = (long)target_z * target_y * target_x;
 T += plane * source_pixels;
 G += plane * target_pixels;
-I += plane * target_pixels;
+{indices}
 for (long i = 0; i < source_pixels; ++i) T[i] = 0;
-for (long i = 0; i < target_pixels; ++i) T[I[i]] += {math.load("G", "i")};"""
-    return Kernel("max_pool_scatter", _gradient_params(storage, "max", True), body)
+{scatter}"""
+    # The indices say where a maximum lay, whatever its windows.
+    params = _gradient_params(storage, kind, adaptive=kind == "max")
+    return Kernel(f"{kind}_pool_scatter", params, body)
 
 
 # --- Launches.
@@ -332,8 +352,10 @@ def pool_gradient_launch(
 ) -> Launch:
     """The launch of a pooling's gradient. Pointers: the source's gradient, the target's gradient [, the indices]."""
     sizes = (planes, *source_size, *target_size)
-    if kind == "max" and form == "cpu" and storage not in ("f16", "bf16") and planes >= units:
-        return Launch(scatter_kernel(storage), (planes,), (*pointers, *sizes))
+    scatters = kind == "max" or windows is not None
+    if scatters and form == "cpu" and storage not in ("f16", "bf16") and planes >= units:
+        more = () if kind == "max" else windows or ()
+        return Launch(scatter_kernel(storage, kind), (planes,), (*pointers, *sizes, *more))
     return Launch(
         gather_kernel(storage, kind, windows is None),
         (_ceil(planes * _pixels(source_size), _GROUP),),
