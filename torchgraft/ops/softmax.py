@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch._prims_common import canonicalize_dim
 
 from torchgraft.codegen import Kernel, element_type
 from torchgraft.kernels import softmax as kernels
@@ -28,7 +29,7 @@ def _plan(
     shape = tensors[0].shape
     if not tensors[0].is_floating_point():
         raise Unsupported(f"softmax of {tensors[0].dtype}")
-    axis = dim % len(shape) if shape else 0
+    axis = int(canonicalize_dim(len(shape), dim))  # torch's meta kernel lets a wrong one through
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     size = shape[axis] if shape else 1
     gpu = p.form == "gpu"
