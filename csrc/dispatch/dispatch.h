@@ -10,18 +10,20 @@
 namespace torchgraft {
 
 // dispatch/factories: new storage on a device, uninitialised.
-at::Tensor empty_on_device(c10::DeviceIndex device, c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype);
+at::Tensor empty_on_device(c10::DeviceIndex device, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                           c10::ScalarType dtype);
 
 // dispatch/copy: self and dst may be on any device, of any dtype and strides; at least one is ours.
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blocking);
-// A CPU tensor over the same memory (same sizes, strides); only for devices with TG_CAP_UNIFIED_MEMORY, after waiting for the current stream.
+// A CPU tensor over the same memory (same sizes, strides); only for devices with TG_CAP_UNIFIED_MEMORY, after waiting
+// for the current stream.
 at::Tensor host_alias(const at::Tensor& device_tensor);
 
 // dispatch/fallback: runs `op` on the CPU with the arguments on `stack`, leaves its results there, counts it.
 void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-// dispatch/plan: runs `op` by a plan for this call, made by Python when there is none. Used by copy_from for device-to-device copies that
-// are not plain (strided, or changing dtype): the planner of "aten::_copy_from".
+// dispatch/plan: runs `op` by a plan for this call, made by Python when there is none. Used by copy_from for
+// device-to-device copies that are not plain (strided, or changing dtype): the planner of "aten::_copy_from".
 void run_plan(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 }  // namespace torchgraft

@@ -98,17 +98,20 @@ void store_scalar(tg_arg& arg, ValueType type, const c10::Scalar& scalar) {
 
 // A zero-dim tensor is cast like any tensor: without a check.
 void store_tensor_value(tg_arg& arg, ValueType type, const at::Tensor& tensor) {
-  store_as(arg, type, [&]<typename T>() { return c10::fetch_and_cast<T>(tensor.scalar_type(), tensor.const_data_ptr()); });
+  store_as(arg, type,
+           [&]<typename T>() { return c10::fetch_and_cast<T>(tensor.scalar_type(), tensor.const_data_ptr()); });
 }
 
-at::Tensor make_tensor(c10::DeviceIndex device, c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype) {
+at::Tensor make_tensor(c10::DeviceIndex device, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                       c10::ScalarType dtype) {
   return empty_on_device(device, sizes, strides, dtype);
 }
 
 const at::Tensor undefined_tensor;
 
 [[noreturn]] void raise_devices_differ(const std::string& a, const std::string& b) {
-  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", a, " and ", b, "!");
+  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ", a, " and ", b,
+              "!");
 }
 
 }  // namespace
@@ -267,8 +270,9 @@ struct Call {
   Key key() const {
     Key key;
     bool large = contiguous && first->numel() > INT32_MAX;
-    key.push_back(uint64_t(uint8_t(device)) | uint64_t(contiguous) << 8 | uint64_t(large) << 9 | uint64_t(full_overlap) << 10 |
-                  uint64_t(partial_overlap) << 11 | uint64_t(at::globalContext().deterministicAlgorithms()) << 12 |
+    key.push_back(uint64_t(uint8_t(device)) | uint64_t(contiguous) << 8 | uint64_t(large) << 9 |
+                  uint64_t(full_overlap) << 10 | uint64_t(partial_overlap) << 11 |
+                  uint64_t(at::globalContext().deterministicAlgorithms()) << 12 |
                   plan_epoch.load(std::memory_order_relaxed) << 16);
     size_t tensor = 0, scalar = 0;
     uint64_t touched = op.touched_.load(std::memory_order_acquire);
@@ -390,7 +394,8 @@ struct Call {
         key.push_back(word);
       }
     } else if (value.isDevice()) {
-      key.push_back(7 | uint64_t(uint8_t(value.toDevice().type())) << 8 | uint64_t(uint8_t(value.toDevice().index())) << 16);
+      key.push_back(7 | uint64_t(uint8_t(value.toDevice().type())) << 8 |
+                    uint64_t(uint8_t(value.toDevice().index())) << 16);
     } else if (value.isIntList()) {
       auto list = value.toIntVector();
       key.push_back(8 | uint64_t(list.size()) << 8);
@@ -477,7 +482,8 @@ struct Replay {
   static at::Tensor view_of(const at::Tensor& base, const Output& output) {
     at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(base.storage()),
                                                                base.key_set(), base.dtype());
-    view.unsafeGetTensorImpl()->set_sizes_and_strides(output.sizes, output.strides, base.storage_offset() + output.offset);
+    view.unsafeGetTensorImpl()->set_sizes_and_strides(output.sizes, output.strides,
+                                                      base.storage_offset() + output.offset);
     return view;
   }
 
@@ -542,8 +548,9 @@ struct Replay {
 
   void submit(const CopyStep& step) {
     check(device,
-          device.driver->copy(device.driver->context, device.ordinal, stream, slots[step.destination] + step.destination_offset,
-                              slots[step.source] + step.source_offset, uint64_t(step.bytes), TG_COPY_DEVICE_TO_DEVICE, 0),
+          device.driver->copy(
+              device.driver->context, device.ordinal, stream, slots[step.destination] + step.destination_offset,
+              slots[step.source] + step.source_offset, uint64_t(step.bytes), TG_COPY_DEVICE_TO_DEVICE, 0),
           "copy on the device");
   }
 
@@ -574,7 +581,8 @@ std::shared_ptr<Plan> PlannedOp::find(const Key& key) const {
 }
 
 void PlannedOp::insert(const Key& key, const std::shared_ptr<Plan>& plan) {
-  std::vector<std::shared_ptr<Plan>> dropped;  // destroyed after the lock: a driver written in Python wants the GIL for it
+  std::vector<std::shared_ptr<Plan>>
+      dropped;  // destroyed after the lock: a driver written in Python wants the GIL for it
   std::unique_lock lock(mutex_);
   size_t capacity = plan_capacity.load(std::memory_order_relaxed);
   if (plans_.size() >= capacity) {  // forget the half that was used longest ago
@@ -597,8 +605,8 @@ void PlannedOp::insert(const Key& key, const std::shared_ptr<Plan>& plan) {
 
 std::shared_ptr<Plan> PlannedOp::make(Call& call, torch::jit::Stack* stack) {
   misses_.fetch_add(1, std::memory_order_relaxed);
-  auto [plan, touched] = request_plan({name_, stack, kinds_.size(), call.device, call.contiguous, call.full_overlap,
-                                       call.partial_overlap});
+  auto [plan, touched] = request_plan(
+      {name_, stack, kinds_.size(), call.device, call.contiguous, call.full_overlap, call.partial_overlap});
   if ((touched & ~touched_.load(std::memory_order_relaxed)) != 0) touched_.fetch_or(touched, std::memory_order_release);
   insert(call.key(), plan);
   return plan;
@@ -705,8 +713,8 @@ std::string Plan::describe(bool source) const {
     out << ": runs other ops, " << hits.load() << " hits\n";
     return out.str();
   }
-  out << ": " << steps.size() << " steps, " << temporaries.size() << " temporaries (" << arena_bytes << " bytes), " << hits.load()
-      << " hits\n";
+  out << ": " << steps.size() << " steps, " << temporaries.size() << " temporaries (" << arena_bytes << " bytes), "
+      << hits.load() << " hits\n";
   for (const Step& step : steps) {
     if (const auto* launch = std::get_if<LaunchStep>(&step)) {
       out << "  launch " << launch->kernel->name() << " groups (";

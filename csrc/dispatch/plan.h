@@ -1,7 +1,8 @@
 // Plan once in Python, replay in C++: the kernel behind every planned op.
 //
-// A call is described by a key: dtypes, sizes and strides of its tensors and its static arguments. The first call with a key asks Python for a
-// plan - what to allocate and which steps to run; later calls run the plan without Python and without the GIL.
+// A call is described by a key: dtypes, sizes and strides of its tensors and its static arguments. The first call with
+// a key asks Python for a plan - what to allocate and which steps to run; later calls run the plan without Python and
+// without the GIL.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,7 +45,8 @@ struct LaunchArg {
   int64_t offset = 0;
 };
 
-// How the elements of a contiguous plan are dealt out to work-groups; see codegen/pointwise.py for where the numbers come from.
+// How the elements of a contiguous plan are dealt out to work-groups; see codegen/pointwise.py for where the numbers
+// come from.
 struct Chunking {
   int64_t multiple = 0;    // a chunk is a multiple of this; 0: the grid is fixed
   int64_t single = 0;      // up to so many elements go to one group
@@ -83,7 +85,8 @@ struct FillStep {
 
 using Step = std::variant<LaunchStep, CopyStep, FillStep>;
 
-// One result of the op. Slots number the call's tensor arguments first (lists flattened), then new outputs, then temporaries.
+// One result of the op. Slots number the call's tensor arguments first (lists flattened), then new outputs, then
+// temporaries.
 struct Output {
   enum Kind : uint8_t { Argument, New, LikeArgument, View, Undefined, Constant, List } kind = Undefined;
   uint16_t slot = 0;      // New, LikeArgument
@@ -100,7 +103,8 @@ struct Resize {
   std::vector<int64_t> sizes;
 };
 
-// For which values of a scalar the plan is made. Other values are planned anew, so that torch's own check may refuse them.
+// For which values of a scalar the plan is made. Other values are planned anew, so that torch's own check may refuse
+// them.
 struct Guard {
   struct Bound {
     enum Kind : uint8_t { None, Number, Scalar } kind = None;
@@ -123,7 +127,8 @@ struct Plan {
   std::vector<Guard> guards;
   bool fallback = false;  // this key goes to the CPU
   std::string reason;     // why
-  // Instead of steps: a function that runs other ops, for results whose shape depends on data. Replaces the arguments by the results.
+  // Instead of steps: a function that runs other ops, for results whose shape depends on data. Replaces the arguments
+  // by the results.
   std::function<void(const c10::OperatorHandle&, torch::jit::Stack*)> eager;
 
   std::atomic<uint64_t> hits{0};
@@ -137,8 +142,8 @@ enum class ArgumentKind : uint8_t { Tensor, TensorList, Scalar, ScalarList, Gene
 
 // What a planned op does with CPU tensors among its arguments.
 enum class CpuTensors : uint8_t {
-  Value,   // zero-dim ones are read as scalars when the plan is replayed
-  Upload,  // zero-dim ones are copied to the device first
+  Value,     // zero-dim ones are read as scalars when the plan is replayed
+  Upload,    // zero-dim ones are copied to the device first
   UploadAll  // in lists (indices) any are
 };
 
@@ -187,7 +192,7 @@ class PlannedOp {
   CpuTensors cpu_tensors_;
   bool pointwise_;
   std::vector<ArgumentKind> kinds_;
-  std::vector<uint16_t> written_;  // arguments that the op writes
+  std::vector<uint16_t> written_;     // arguments that the op writes
   std::atomic<uint64_t> touched_{0};  // scalars whose value is part of the key
   std::atomic<uint64_t> misses_{0}, retired_hits_{0};
   mutable std::shared_mutex mutex_;

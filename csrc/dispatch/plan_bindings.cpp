@@ -1,13 +1,12 @@
 // The plan engine as Python sees it: kernels are compiled, plans are described and made, statistics are read.
 
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/python_headers.h>
-
-#include <pybind11/functional.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include "../bindings.h"
 #include "plan.h"
@@ -33,10 +32,10 @@ c10::ScalarType scalar_type(py::handle dtype) {
 
 ValueType value_type(const std::string& name) {
   static const std::unordered_map<std::string, ValueType> types{
-      {"f64", ValueType::F64},  {"f32", ValueType::F32}, {"f16", ValueType::F32},  {"bf16", ValueType::F32},
-      {"i64", ValueType::I64},  {"i32", ValueType::I32}, {"i16", ValueType::I16},  {"i8", ValueType::I8},
-      {"u8", ValueType::U8},    {"b8", ValueType::B8},   {"c64", ValueType::C64},  {"c128", ValueType::C128},
-      {"u32", ValueType::U32},  {"u64", ValueType::U64}};
+      {"f64", ValueType::F64}, {"f32", ValueType::F32}, {"f16", ValueType::F32}, {"bf16", ValueType::F32},
+      {"i64", ValueType::I64}, {"i32", ValueType::I32}, {"i16", ValueType::I16}, {"i8", ValueType::I8},
+      {"u8", ValueType::U8},   {"b8", ValueType::B8},   {"c64", ValueType::C64}, {"c128", ValueType::C128},
+      {"u32", ValueType::U32}, {"u64", ValueType::U64}};
   auto it = types.find(name);
   TORCH_CHECK_VALUE(it != types.end(), "no value type is called ", name);
   return it->second;
@@ -141,7 +140,8 @@ Step make_step(const py::tuple& description) {
     TORCH_CHECK_VALUE(groups.size() <= 3, "a launch has at most three dimensions");
     std::copy(groups.begin(), groups.end(), step.groups.begin());
     if (!description[3].is_none()) {
-      auto [multiple, single, per_group, max_groups] = description[3].cast<std::tuple<int64_t, int64_t, int64_t, int64_t>>();
+      auto [multiple, single, per_group, max_groups] =
+          description[3].cast<std::tuple<int64_t, int64_t, int64_t, int64_t>>();
       step.chunking = {multiple, single, per_group, max_groups};
     }
     for (py::handle arg : description[4]) add_argument(step, arg.cast<py::tuple>());
@@ -309,8 +309,8 @@ py::object load_module(c10::DeviceIndex device, const std::string& binary) {
   return module == nullptr ? py::none() : py::cast(module);
 }
 
-std::shared_ptr<Kernel> make_kernel(const std::shared_ptr<Module>& module, const std::string& name, const std::string& source,
-                                    const std::vector<size_t>& local) {
+std::shared_ptr<Kernel> make_kernel(const std::shared_ptr<Module>& module, const std::string& name,
+                                    const std::string& source, const std::vector<size_t>& local) {
   TORCH_CHECK_VALUE(!local.empty() && local.size() <= 3, "a work-group has one to three dimensions");
   std::array<size_t, 3> sizes{1, 1, 1};
   std::copy(local.begin(), local.end(), sizes.begin());
@@ -326,8 +326,8 @@ std::pair<std::shared_ptr<Plan>, uint64_t> request_plan(const PlanRequest& reque
     py::list arguments;
     for (const c10::IValue& value : torch::jit::last(*request.stack, request.argument_count))
       arguments.append(torch::jit::toPyObject(value));
-    py::object answer = (*python_planner)(request.op, arguments, int(request.device), request.contiguous, request.full_overlap,
-                                          request.partial_overlap);
+    py::object answer = (*python_planner)(request.op, arguments, int(request.device), request.contiguous,
+                                          request.full_overlap, request.partial_overlap);
     auto pair = answer.cast<py::tuple>();
     return {pair[0].cast<std::shared_ptr<Plan>>(), pair[1].cast<uint64_t>()};
   } catch (py::error_already_set& error) {
@@ -336,11 +336,10 @@ std::pair<std::shared_ptr<Plan>, uint64_t> request_plan(const PlanRequest& reque
 }
 
 void bind_plans(py::module_& m) {
-  py::class_<Module, std::shared_ptr<Module>>(m, "Module")
-      .def("binary", [](const Module& module) -> py::object {
-        std::string binary = module.binary();
-        return binary.empty() ? py::object(py::none()) : py::object(py::bytes(binary));
-      });
+  py::class_<Module, std::shared_ptr<Module>>(m, "Module").def("binary", [](const Module& module) -> py::object {
+    std::string binary = module.binary();
+    return binary.empty() ? py::object(py::none()) : py::object(py::bytes(binary));
+  });
   py::class_<Kernel, std::shared_ptr<Kernel>>(m, "Kernel")
       .def_property_readonly("name", &Kernel::name)
       .def_property_readonly("source", &Kernel::source);

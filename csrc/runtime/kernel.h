@@ -33,7 +33,8 @@ class Module {
 
 class Kernel {
  public:
-  Kernel(std::shared_ptr<Module> module, std::string name, std::string source, std::array<size_t, 3> local, uint32_t dims);
+  Kernel(std::shared_ptr<Module> module, std::string name, std::string source, std::array<size_t, 3> local,
+         uint32_t dims);
   ~Kernel();
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;

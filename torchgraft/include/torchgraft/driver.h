@@ -6,7 +6,8 @@
  * Rules for every function
  *  - The first argument is the `context` member of the table.
  *  - It may be called from any thread, at any time, without the Python GIL; the driver does its own locking.
- *  - It returns TG_OK or a status; after a failure `last_error` gives the calling thread's message. A failed call changes nothing.
+ *  - It returns TG_OK or a status; after a failure `last_error` gives the calling thread's message. A failed call
+ * changes nothing.
  *  - A function marked [optional] may be NULL; torchgraft then does without, or says that the device cannot.
  *
  * Order. Work submitted to one stream runs in the order of submission. A stream handle of NULL is never passed.
@@ -44,9 +45,9 @@ typedef enum tg_device_kind { TG_DEVICE_CPU = 1, TG_DEVICE_GPU = 2, TG_DEVICE_AC
 enum {
   /* The host may read and write device addresses whenever no submitted work uses them. */
   TG_CAP_UNIFIED_MEMORY = 1u << 0,
-  TG_CAP_COMPILER = 1u << 1,    /* module_compile and launch work */
-  TG_CAP_FLOAT64 = 1u << 2,     /* kernels may compute in float64 */
-  TG_CAP_FLOAT16 = 1u << 3,     /* kernels may compute in float16 (storing it is always possible) */
+  TG_CAP_COMPILER = 1u << 1, /* module_compile and launch work */
+  TG_CAP_FLOAT64 = 1u << 2,  /* kernels may compute in float64 */
+  TG_CAP_FLOAT16 = 1u << 3,  /* kernels may compute in float16 (storing it is always possible) */
   TG_CAP_ATOMIC_INT64 = 1u << 4,
   TG_CAP_EVENT_TIMING = 1u << 5, /* event_elapsed works */
   /* Kernels cannot be given an address inside an allocation: for each pointer argument a launch passes the allocation
@@ -64,8 +65,8 @@ typedef struct tg_device_properties {
   uint64_t local_memory;   /* bytes of a work-group's local memory */
   uint32_t compute_units;
   uint32_t max_work_group_size;
-  uint32_t simd_width;     /* of float32, 1 where it has no meaning */
-  uint32_t address_align;  /* bytes; every allocation starts at a multiple */
+  uint32_t simd_width;    /* of float32, 1 where it has no meaning */
+  uint32_t address_align; /* bytes; every allocation starts at a multiple */
   uint32_t clock_mhz;
   uint32_t reserved;
   char name[256];
@@ -76,7 +77,11 @@ typedef struct tg_device_properties {
   char uuid[64];    /* printable; equal for the same physical device; empty where unknown */
 } tg_device_properties;
 
-typedef enum tg_copy_kind { TG_COPY_HOST_TO_DEVICE = 1, TG_COPY_DEVICE_TO_HOST = 2, TG_COPY_DEVICE_TO_DEVICE = 3 } tg_copy_kind;
+typedef enum tg_copy_kind {
+  TG_COPY_HOST_TO_DEVICE = 1,
+  TG_COPY_DEVICE_TO_HOST = 2,
+  TG_COPY_DEVICE_TO_DEVICE = 3
+} tg_copy_kind;
 
 /* One argument of a launch: a device address, or `size` bytes of plain data (at most 16). */
 typedef struct tg_arg {
@@ -94,10 +99,10 @@ typedef struct tg_arg {
 
 typedef struct tg_launch {
   tg_kernel kernel;
-  uint32_t dims;      /* 1..3 */
+  uint32_t dims; /* 1..3 */
   uint32_t arg_count;
-  size_t groups[3];   /* number of work-groups in each dimension, never 0 */
-  size_t local[3];    /* work-items of one group in each dimension */
+  size_t groups[3]; /* number of work-groups in each dimension, never 0 */
+  size_t local[3];  /* work-items of one group in each dimension */
   const tg_arg* args;
 } tg_launch;
 
@@ -110,24 +115,28 @@ typedef struct tg_driver {
   /* The calling thread's message for its last failed call; valid until its next call. Never NULL. */
   const char* (*last_error)(void* context);
 
-  /* Devices. Opened by the first call of device_count, never at load. Zero devices is TG_OK; last_error may then say why. */
+  /* Devices. Opened by the first call of device_count, never at load. Zero devices is TG_OK; last_error may then say
+   * why. */
   tg_status (*device_count)(void* context, int32_t* count);
   tg_status (*device_properties)(void* context, int32_t device, tg_device_properties* out);
   tg_status (*device_synchronize)(void* context, int32_t device); /* waits for all streams */
   tg_status (*memory_info)(void* context, int32_t device, uint64_t* free_bytes, uint64_t* total_bytes);
 
-  /* Memory. `bytes` is never 0. An address is an ordinary 64-bit number on which torchgraft does arithmetic; any address inside an
-   * allocation is accepted by copies, fills and launches. deallocate is called only when no submitted work uses the memory. */
+  /* Memory. `bytes` is never 0. An address is an ordinary 64-bit number on which torchgraft does arithmetic; any
+   * address inside an allocation is accepted by copies, fills and launches. deallocate is called only when no submitted
+   * work uses the memory. */
   tg_status (*allocate)(void* context, int32_t device, uint64_t bytes, void** address);
   tg_status (*deallocate)(void* context, int32_t device, void* address);
-  tg_status (*host_allocate)(void* context, int32_t device, uint64_t bytes, void** address); /* [optional] pinned host memory */
-  tg_status (*host_deallocate)(void* context, int32_t device, void* address);                /* [optional] */
+  tg_status (*host_allocate)(void* context, int32_t device, uint64_t bytes,
+                             void** address);                                 /* [optional] pinned host memory */
+  tg_status (*host_deallocate)(void* context, int32_t device, void* address); /* [optional] */
 
-  /* Copies. With `blocking` the call returns when the copy is done; otherwise a host side must stay valid (and, unless pinned, is
-   * read or written) until the stream has run the copy. */
-  tg_status (*copy)(void* context, int32_t device, tg_stream stream, void* destination, const void* source, uint64_t bytes,
-                    tg_copy_kind kind, int32_t blocking);
-  /* [optional] Between two devices of this driver, ordered on `stream` of the destination's device; the source is ready. */
+  /* Copies. With `blocking` the call returns when the copy is done; otherwise a host side must stay valid (and, unless
+   * pinned, is read or written) until the stream has run the copy. */
+  tg_status (*copy)(void* context, int32_t device, tg_stream stream, void* destination, const void* source,
+                    uint64_t bytes, tg_copy_kind kind, int32_t blocking);
+  /* [optional] Between two devices of this driver, ordered on `stream` of the destination's device; the source is
+   * ready. */
   tg_status (*copy_peer)(void* context, int32_t destination_device, void* destination, int32_t source_device,
                          const void* source, uint64_t bytes, tg_stream stream);
   /* Repeats a pattern of 1, 2, 4, 8 or 16 bytes; `bytes` is a multiple of it. */
@@ -144,17 +153,19 @@ typedef struct tg_driver {
   tg_status (*event_create)(void* context, int32_t device, int32_t timing, tg_event* out);
   tg_status (*event_destroy)(void* context, int32_t device, tg_event event);
   tg_status (*event_record)(void* context, int32_t device, tg_event event, tg_stream stream);
-  tg_status (*event_wait)(void* context, int32_t device, tg_event event, tg_stream stream); /* the stream waits, not the host */
+  tg_status (*event_wait)(void* context, int32_t device, tg_event event,
+                          tg_stream stream); /* the stream waits, not the host */
   tg_status (*event_query)(void* context, int32_t device, tg_event event);
   tg_status (*event_synchronize)(void* context, int32_t device, tg_event event);
   /* Milliseconds from one recorded timing event to another. [optional] */
   tg_status (*event_elapsed)(void* context, int32_t device, tg_event start, tg_event end, double* milliseconds);
 
-  /* Kernels [optional, all or none: TG_CAP_COMPILER]. `log` receives a message owned by the driver, valid until the thread's next call,
-   * also on success (warnings); it may be set to NULL. */
-  tg_status (*module_compile)(void* context, int32_t device, const char* source, uint64_t source_bytes, const char* options,
-                              tg_module* out, const char** log);
-  tg_status (*module_load)(void* context, int32_t device, const void* binary, uint64_t bytes, tg_module* out, const char** log);
+  /* Kernels [optional, all or none: TG_CAP_COMPILER]. `log` receives a message owned by the driver, valid until the
+   * thread's next call, also on success (warnings); it may be set to NULL. */
+  tg_status (*module_compile)(void* context, int32_t device, const char* source, uint64_t source_bytes,
+                              const char* options, tg_module* out, const char** log);
+  tg_status (*module_load)(void* context, int32_t device, const void* binary, uint64_t bytes, tg_module* out,
+                           const char** log);
   /* The device's binary: first call with buffer NULL sets *bytes. TG_ERROR_UNSUPPORTED where there is none. */
   tg_status (*module_binary)(void* context, tg_module module, void* buffer, uint64_t* bytes);
   tg_status (*module_destroy)(void* context, tg_module module);
@@ -163,7 +174,8 @@ typedef struct tg_driver {
   tg_status (*launch)(void* context, int32_t device, tg_stream stream, const tg_launch* launch);
 } tg_driver;
 
-/* A shared library offers its driver by one exported function (name by convention) that returns a table which lives as long as the library. */
+/* A shared library offers its driver by one exported function (name by convention) that returns a table which lives as
+ * long as the library. */
 typedef const tg_driver* (*tg_driver_entry)(void);
 #define TG_DRIVER_ENTRY_NAME "torchgraft_driver"
 
