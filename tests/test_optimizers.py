@@ -14,7 +14,26 @@ from torchgraft.plans.builder import kernel_form
 
 pytestmark = pytest.mark.no_fallback
 
-SHAPES = [(3, 4), (5,), (64, 32), (100, 100), (7,), (1,), (), (2, 3, 4), (300,), (0,), (8, 1, 3), (33, 65), (9,), (10,), (11,), (12,), (13,), (14,)]
+SHAPES = [
+    (3, 4),
+    (5,),
+    (64, 32),
+    (100, 100),
+    (7,),
+    (1,),
+    (),
+    (2, 3, 4),
+    (300,),
+    (0,),
+    (8, 1, 3),
+    (33, 65),
+    (9,),
+    (10,),
+    (11,),
+    (12,),
+    (13,),
+    (14,),
+]
 
 
 @pytest.fixture(params=["cpu", "gpu"])
@@ -130,8 +149,8 @@ def test_parameters_of_other_layouts(device: str) -> None:
 
 
 UNARY = (
-    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt sigmoid sign sin sinh "
-    "sqrt tan tanh trunc"
+    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round "
+    "rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
 ).split()
 
 
@@ -145,9 +164,19 @@ def compare(name: str, device: str, *args: Any, tolerance: float = 1e-12) -> Non
 
     function = getattr(torch, f"_foreach_{name}")
     expected = function(*args)
-    torch.testing.assert_close(moved(list(function(*moved(list(args), device))), "cpu"), list(expected), rtol=tolerance, atol=tolerance, equal_nan=True)
+    torch.testing.assert_close(
+        moved(list(function(*moved(list(args), device))), "cpu"),
+        list(expected),
+        rtol=tolerance,
+        atol=tolerance,
+        equal_nan=True,
+    )
     inplace = getattr(torch, f"_foreach_{name}_", None)
-    if inplace is not None and isinstance(args[0], list) and all(e.dtype == a.dtype for e, a in zip(expected, args[0], strict=True)):
+    if (
+        inplace is not None
+        and isinstance(args[0], list)
+        and all(e.dtype == a.dtype for e, a in zip(expected, args[0], strict=True))
+    ):
         own = moved(list(args), device)
         inplace(*own)
         torch.testing.assert_close(moved(own[0], "cpu"), list(expected), rtol=tolerance, atol=tolerance, equal_nan=True)
@@ -183,7 +212,16 @@ def test_ternary_lists(device: str, form: str) -> None:
 
 def test_lists_of_mixed_types_and_layouts(device: str) -> None:
     base = torch.randn(8, 6, dtype=torch.float64)
-    mixed = [base.float(), base, base.t(), base[:, ::2], base.half(), (base * 9).long(), torch.ones(3, dtype=torch.int32), base > 0]
+    mixed = [
+        base.float(),
+        base,
+        base.t(),
+        base[:, ::2],
+        base.half(),
+        (base * 9).long(),
+        torch.ones(3, dtype=torch.int32),
+        base > 0,
+    ]
     moved = [t.to(device) for t in mixed]
     for name, other in (("add", 2), ("mul", 1.5), ("add", moved)):
         function = getattr(torch, f"_foreach_{name}")
@@ -199,7 +237,9 @@ def test_lists_of_mixed_types_and_layouts(device: str) -> None:
 @pytest.mark.parametrize("order", [1, 2, math.inf, 3])
 def test_norms(device: str, form: str, order: float) -> None:
     xs = [t for t in tensors(4, shapes=[*SHAPES, (70_001,), (513, 129)]) if t.numel()]
-    torch.testing.assert_close([t.cpu() for t in torch._foreach_norm([x.to(device) for x in xs], order)], list(torch._foreach_norm(xs, order)))
+    torch.testing.assert_close(
+        [t.cpu() for t in torch._foreach_norm([x.to(device) for x in xs], order)], list(torch._foreach_norm(xs, order))
+    )
     xs = [x.float() for x in xs]
     expected = torch._foreach_norm([x.double() for x in xs], order)
     got = [t.cpu().double() for t in torch._foreach_norm([x.to(device) for x in xs], order)]

@@ -1,6 +1,7 @@
 """Kernels that run one loop over several tensors: lists of small tensors would cost a launch each.
 
-The elements of the tensors count as one long row, which is dealt out to groups like one tensor's; a group walks over the tensors of its part.
+The elements of the tensors count as one long row, which is dealt out to groups like one tensor's; a group walks over
+the tensors of its part.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Batch:
         loop: of the elements. A result of the name of an input is the same memory.
         single: inputs that are one element for each tensor, loaded before its loop.
         varying: numbers that differ from tensor to tensor.
-        head, tail: statements before and behind the loop of a tensor's elements; `continue` in the head leaves the tensor out.
+        head, tail: statements before and behind the loop of a tensor's elements; `continue` in the head leaves the
+            tensor out.
     """
 
     loop: Loop
@@ -46,7 +48,9 @@ class Batch:
     @property
     def operands(self) -> list[Input | Result]:
         """Those that have a pointer, each once."""
-        return list({o.name: o for o in [*self.loop.inputs, *self.loop.results]}.values())
+        named: dict[str, Input | Result] = {o.name: o for o in self.loop.inputs}
+        named.update((o.name, o) for o in self.loop.results)
+        return list(named.values())
 
     @property
     def capacity(self) -> int:
@@ -64,8 +68,9 @@ class Batch:
 
 @functools.cache
 def batch_kernel(batch: Batch, count: int, form: str) -> Kernel:
-    """Arguments: for each operand `count` pointers, for each number one value or `count` of them, `count` numbers of elements, summed up from
-    the first tensor on, and the chunk (i64)."""
+    """Arguments: for each operand `count` pointers, for each number one value or `count` of them, `count` numbers of
+    elements, summed up from the first tensor on, and the chunk (i64).
+    """
     loop = batch.loop
     params: list[Parameter] = []
     arrays: list[str] = []
@@ -99,7 +104,9 @@ def batch_kernel(batch: Batch, count: int, form: str) -> Kernel:
         if form == "gpu"
         else "VECTORIZE\n    for (long tg_i = tg_low; tg_i < tg_high; ++tg_i)"
     )
-    body = "\n".join(arrays) + f"""
+    body = (
+        "\n".join(arrays)
+        + f"""
   long tg_begin = (long)GROUP_ID(0) * tg_chunk;
   for (int tg_t = 0; tg_t < {count}; ++tg_t) {{
     long tg_first = tg_t == 0 ? 0 : tg_last_of[tg_t - 1];
@@ -113,6 +120,7 @@ def batch_kernel(batch: Batch, count: int, form: str) -> Kernel:
     }}
     {batch.tail}
   }}"""
+    )
     params.append(Value("tg_chunk", "i64"))
     return Kernel(f"{loop.name}_list", tuple(params), body, local=(pointwise.GPU_LOCAL,) if form == "gpu" else (1,))
 
@@ -127,7 +135,9 @@ class Item:
 
 
 def plan_batch(p: PlanBuilder, batch: Batch, items: Sequence[Item]) -> None:
-    """Adds the launches for the items of a list. Specs of an item lie flat: its elements are numbered as they lie in memory."""
+    """Adds the launches for the items of a list. Specs of an item lie flat: its elements are numbered as they lie in
+    memory.
+    """
     items = [item for item in items if item.elements > 0]
     capacity = batch.capacity
     for start in range(0, len(items), capacity):
@@ -167,7 +177,9 @@ def plan_loops(p: PlanBuilder, loops: Sequence[PlannedLoop]) -> None:
             pointwise.plan_loop(p, loop, group[0].results, group[0].inputs, group[0].numbers)
             continue
         varying = frozenset(
-            number.name for k, number in enumerate(loop.numbers) if any(not _same(g.numbers[k], group[0].numbers[k]) for g in group)
+            number.name
+            for k, number in enumerate(loop.numbers)
+            if any(not _same(g.numbers[k], group[0].numbers[k]) for g in group)
         )
         batch = Batch(loop, single, varying)
         items = [Item([*g.inputs, *g.results], list(g.numbers), g.results[0].numel()) for g in group]
@@ -191,8 +203,8 @@ def _flat(planned: PlannedLoop) -> frozenset[str] | None:
     for operand, spec in zip(planned.loop.inputs, planned.inputs, strict=True):
         if spec.numel() == 1 and first.numel() != 1:
             single.add(operand.name)
-        elif spec.numel() != first.numel() or (first.numel() != 1 and (spec.shape != first.shape or spec.stride() != first.stride())):
+        elif spec.numel() != first.numel() or (
+            first.numel() != 1 and (spec.shape != first.shape or spec.stride() != first.stride())
+        ):
             return None
     return frozenset(single)
-
-

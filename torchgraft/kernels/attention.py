@@ -1,11 +1,13 @@
 """Attention without the matrix of scores: softmax(scale q k' + bias) v, block by block, and its gradients.
 
-On a CPU a work-item takes as many queries (for the gradients of keys and values: keys) as two vectors hold, and they stay in the vectors'
-lanes throughout: scores are kept transposed, so that maxima, sums and factors of the softmax are plain vectors, and what is read from
-memory - keys, values - is read in its own layout, element by element into all lanes. Two small products do all the work, with sixteen
-accumulators in registers: `_scores` (rows of memory times lanes) and `_gathered` (weights in lanes times rows of memory).
+On a CPU a work-item takes as many queries (for the gradients of keys and values: keys) as two vectors hold, and they
+stay in the vectors' lanes throughout: scores are kept transposed, so that maxima, sums and factors of the softmax are
+plain vectors, and what is read from memory - keys, values - is read in its own layout, element by element into all
+lanes. Two small products do all the work, with sixteen accumulators in registers: `_scores` (rows of memory times
+lanes) and `_gathered` (weights in lanes times rows of memory).
 
-On a GPU each work-item takes one query (key), and a work-group shares blocks of keys and values (queries) in local memory.
+On a GPU each work-item takes one query (key), and a work-group shares blocks of keys and values (queries) in local
+memory.
 
 Numbers of elements and strides are arguments; the heads' sizes are literals, since they size arrays.
 """
@@ -92,7 +94,9 @@ _PLAIN = '_Pragma("clang loop vectorize(disable) unroll(disable)") '
 
 
 def _pack(v: Variant, to: str, base: str, row: str, count: str, size: int, factor: str = "") -> str:
-    """The rows of a block of queries (or keys) as columns of `to`: element d of all lanes in two vectors; lanes without a row are 0."""
+    """The rows of a block of queries (or keys) as columns of `to`: element d of all lanes in two vectors; lanes
+    without a row are 0.
+    """
     value = f"load_{v.storage}({base}, (long)(r < {count} ? r : 0) * {row} + d)"
     return f"""\
   {_PLAIN}for (int d = 0; d < {size}; ++d) {{
@@ -133,9 +137,12 @@ def _scores(v: Variant, out: str, rows: str, columns: str, size: int) -> str:
     """out[r] = sum over d of rows[r][d] * columns[d], for n rows; up to 7 rows behind them are overwritten."""
     pairs = _accumulators(8)
     kind = f"const {v.scalar}*" if v.converted else v.pointer
-    pointers = "\n".join(f"      {kind} m{i} = {rows}_m + (r + {i} < n ? r + {i} : n - 1) * {rows}_s;" for i in range(8))
+    pointers = "\n".join(
+        f"      {kind} m{i} = {rows}_m + (r + {i} < n ? r + {i} : n - 1) * {rows}_s;" for i in range(8)
+    )
     products = "\n".join(
-        f"        {{ const {v.vector} s = m{i}[d]; {a} = fma(x, s, {a}); {b} = fma(y, s, {b}); }}" for i, (a, b) in enumerate(pairs)
+        f"        {{ const {v.vector} s = m{i}[d]; {a} = fma(x, s, {a}); {b} = fma(y, s, {b}); }}"
+        for i, (a, b) in enumerate(pairs)
     )
     stores = " ".join(f"{out}[2 * (r + {i})] = {a}; {out}[2 * (r + {i}) + 1] = {b};" for i, (a, b) in enumerate(pairs))
     return f"""\
@@ -162,10 +169,12 @@ def _gathered(v: Variant, sums: str, weights: str, rows: str, size: int, factor:
             for i, (a, b) in enumerate(pairs)
         )
         products = "\n".join(
-            f"        {{ const {v.vector} s = m[{i}]; {a} = fma(x, s, {a}); {b} = fma(y, s, {b}); }}" for i, (a, b) in enumerate(pairs)
+            f"        {{ const {v.vector} s = m[{i}]; {a} = fma(x, s, {a}); {b} = fma(y, s, {b}); }}"
+            for i, (a, b) in enumerate(pairs)
         )
         stores = " ".join(
-            f"{sums}[2 * ({first} + {i})] = {a}; {sums}[2 * ({first} + {i}) + 1] = {b};" for i, (a, b) in enumerate(pairs)
+            f"{sums}[2 * ({first} + {i})] = {a}; {sums}[2 * ({first} + {i}) + 1] = {b};"
+            for i, (a, b) in enumerate(pairs)
         )
         return f"""\
       {loads}
@@ -212,10 +221,12 @@ def _limit(v: Variant, row: str, difference: str, beyond: str) -> str:
 
 
 def _drop_head(v: Variant) -> str:
+    if not v.dropout:
+        return ""
     return f"""\
   const uint drop_limit = 1 - drop >= 1 ? 0xffffffffu : (uint)((1 - drop) * 4294967296.0f);
   const {v.scalar} keep = drop < 1 ? 1 / (1 - ({v.scalar})drop) : 0;
-  const ulong per_query = (ulong)((sk + 3) / 4);""" if v.dropout else ""
+  const ulong per_query = (ulong)((sk + 3) / 4);"""
 
 
 # Bias and causal limit for scores in blocks of keys (rows) by queries (lanes).
@@ -250,14 +261,17 @@ def _drop_keys(v: Variant, name: str) -> str:
     return f"""\
     for (int r = 0; r < n; r += 4) {{
       uint words[{4 * v.lanes}];
-      tg_philox_lanes(words, seed, offset + ((ulong)(bh * sq + q0) * per_query + (ulong)((k0 + r) / 4)), per_query, {v.lanes});
+      const ulong counter = offset + (ulong)(bh * sq + q0) * per_query + (ulong)((k0 + r) / 4);
+      tg_philox_lanes(words, seed, counter, per_query, {v.lanes});
   {_each(v, str(4 * v.lanes), f"(({v.scalar}*){name})[r * {v.lanes} + i] *= words[i] < drop_limit ? keep : 0;")}
     }}
 """
 
 
 def _common(v: Variant, which: str) -> str:
-    """What group is where: batch b, head h, its keys' head; `which` is the side that groups take blocks of, "q" or "k"."""
+    """What group is where: batch b, head h, its keys' head; `which` is the side that groups take blocks of, "q" or
+    "k".
+    """
     return f"""\
   const long blocks = (s{which} + {v.lanes - 1}) / {v.lanes};
   const long at = (long)GROUP_ID(0) / blocks;
@@ -352,7 +366,9 @@ def _queries_cpu(v: Variant) -> str:
 """
     rest = ""
     if v.bias_gradient and v.causal:
-        rest = "  for (int i = 0; i < nq; ++i)\n    for (long k = end; k < sk; ++k) scores_g[(bh * sq + q0 + i) * sk + k] = 0;"
+        rest = """\
+  for (int i = 0; i < nq; ++i)
+    for (long k = end; k < sk; ++k) scores_g[(bh * sq + q0 + i) * sk + k] = 0;"""
     return f"""\
 {_common(v, "q")}
 {_QUERY}
@@ -421,18 +437,21 @@ def _keys_cpu(v: Variant) -> str:
 """
     drop = ""
     if v.dropout:
-        factor = f"const {v.scalar} f = words[i] < drop_limit ? keep : 0;"
+        each = f"const {v.scalar} f = words[i] < drop_limit ? keep : 0;"
+        each += f" (({v.scalar}*)dropped)[i] = (({v.scalar}*)st)[i] * f; (({v.scalar}*)dp)[i] *= f;"
         drop = f"""\
       uint words[{BLOCK * v.lanes}];
-      tg_philox_rows(words, seed, offset + ((ulong)(bh * sq + q0) * per_query + (ulong)(k0 / 4)), per_query, {v.lanes // 4}, n);
-  {_each(v, f"n * {v.lanes}", f"{factor} (({v.scalar}*)dropped)[i] = (({v.scalar}*)st)[i] * f; (({v.scalar}*)dp)[i] *= f;")}
+      const ulong counter = offset + (ulong)(bh * sq + q0) * per_query + (ulong)(k0 / 4);
+      tg_philox_rows(words, seed, counter, per_query, {v.lanes // 4}, n);
+  {_each(v, f"n * {v.lanes}", each)}
 """
     weights = "dropped" if v.dropout else "st"
     return f"""\
 {_common(v, "k")}
   const long b = at / (heads / group), hk = at % (heads / group);
 {_pointers(v, "k", "v")}
-  {v.vector} kt[{2 * v.head}], vt[{2 * v.value_head}], dkt[{2 * v.head}], dvt[{2 * v.value_head}], st[{2 * rows}], dp[{2 * rows}];
+  {v.vector} kt[{2 * v.head}], vt[{2 * v.value_head}], dkt[{2 * v.head}], dvt[{2 * v.value_head}];
+  {v.vector} st[{2 * rows}], dp[{2 * rows}];
   {f"{v.vector} dropped[{2 * rows}];" if v.dropout else ""}
 {_pack(v, "kt", "(k_h + k0 * kss)", "kss", "nk", v.head, " * scale")}
 {_pack(v, "vt", "(v_h + k0 * vss)", "vss", "nk", v.value_head)}
@@ -488,11 +507,14 @@ def _common_gpu(which: str) -> str:
 def _share(v: Variant, to: str, base: str, row: str, size: int) -> str:
     """A block of rows in local memory."""
     return f"""\
-    for (int i = me; i < n * {size}; i += {GPU_LOCAL}) {to}[i] = load_{v.storage}({base}, (long)(i / {size}) * {row} + i % {size});"""
+    for (int i = me; i < n * {size}; i += {GPU_LOCAL})
+      {to}[i] = load_{v.storage}({base}, (long)(i / {size}) * {row} + i % {size});"""
 
 
 def _own(v: Variant, to: str, base: str, size: int, factor: str = "") -> str:
-    return f"  {v.scalar} {to}[{size}];\n  for (int d = 0; d < {size}; ++d) {to}[d] = load_{v.storage}({base}, d){factor};"
+    return (
+        f"  {v.scalar} {to}[{size}];\n  for (int d = 0; d < {size}; ++d) {to}[d] = load_{v.storage}({base}, d){factor};"
+    )
 
 
 def _score_gpu(v: Variant, query: str, key: str) -> str:
@@ -512,7 +534,8 @@ def _drop_gpu(v: Variant, query: str, key: str) -> str:
     return f"""\
       const ulong number = (ulong)({key});
       const uint4 drawn = tg_philox(seed, offset + (ulong)(bh * sq + {query}) * per_query + number / 4, 0);
-      const uint word = (number & 2) != 0 ? ((number & 1) != 0 ? drawn.s3 : drawn.s2) : ((number & 1) != 0 ? drawn.s1 : drawn.s0);
+      const uint2 two = (number & 2) != 0 ? drawn.hi : drawn.lo;
+      const uint word = (number & 1) != 0 ? two.y : two.x;
       const {v.scalar} f = word < drop_limit ? keep : 0;
 """
 
@@ -671,14 +694,21 @@ def _kernel(v: Variant, name: str, params: list[Parameter], body: str, form: str
 
 @functools.cache
 def forward(v: Variant, form: str) -> Kernel:
-    """Arguments: q, k, v, out (each with its strides), lse [batch, heads, queries], `_sizes`; with dropout: drop, seed, offset as values and where
-    to keep the latter two."""
+    """Arguments: q, k, v, out (each with its strides), lse [batch, heads, queries], `_sizes`; with dropout: drop,
+    seed, offset as values and where to keep the latter two.
+    """
     params = [*_operand(v, "q"), *_operand(v, "k"), *_operand(v, "v"), *_operand(v, "out", True)]
     params = [Value(p.name.replace("outs", "os"), p.type) if p.name.startswith("outs") else p for p in params]
     params += [Pointer("lse", v.compute), *_sizes(v)]
     body = _forward_gpu(v) if form == "gpu" else _forward_cpu(v)
     if v.dropout:
-        params += [Value("drop", "f32"), Value("seed", "u64"), Value("offset", "u64"), Pointer("seed_p", "i64"), Pointer("offset_p", "i64")]
+        params += [
+            Value("drop", "f32"),
+            Value("seed", "u64"),
+            Value("offset", "u64"),
+            Pointer("seed_p", "i64"),
+            Pointer("offset_p", "i64"),
+        ]
         once = "LOCAL_ID(0) == 0 && GROUP_ID(0) == 0" if form == "gpu" else "GROUP_ID(0) == 0"
         body = f"  if ({once}) {{ seed_p[0] = (long)seed; offset_p[0] = (long)offset; }}\n{body}"
     return _kernel(v, "forward", params, body, form)
@@ -687,20 +717,28 @@ def forward(v: Variant, form: str) -> Kernel:
 def _drawn(v: Variant) -> tuple[list[Parameter], str]:
     if not v.dropout:
         return [], ""
-    params: list[Parameter] = [Value("drop", "f32"), Pointer("seed_p", "i64", const=True), Pointer("offset_p", "i64", const=True)]
+    params: list[Parameter] = [
+        Value("drop", "f32"),
+        Pointer("seed_p", "i64", const=True),
+        Pointer("offset_p", "i64", const=True),
+    ]
     return params, "  const ulong seed = (ulong)seed_p[0], offset = (ulong)offset_p[0];\n"
 
 
 @functools.cache
 def query_gradient(v: Variant, form: str) -> Kernel:
-    """Arguments: q, k, v, o, g (the result's gradient), dq, lse, delta [batch, heads, queries] (written), `_sizes`, the scores' gradient [batch, heads,
-    queries, keys] if wanted; with dropout: drop, and where seed and offset are."""
+    """Arguments: q, k, v, o, g (the result's gradient), dq, lse, delta [batch, heads, queries] (written), `_sizes`,
+    the scores' gradient [batch, heads, queries, keys] if wanted; with dropout: drop, and where seed and offset
+    are.
+    """
     params = [p for name in "qkvog" for p in _operand(v, name)] + _operand(v, "dq", True)
     params += [Pointer("lse", v.compute, const=True), Pointer("delta", v.compute), *_sizes(v)]
     if v.bias_gradient:
         params.append(Pointer("scores_g", v.compute))
     extra, head = _drawn(v)
-    return _kernel(v, "query_gradient", params + extra, head + (_queries_gpu(v) if form == "gpu" else _queries_cpu(v)), form)
+    return _kernel(
+        v, "query_gradient", params + extra, head + (_queries_gpu(v) if form == "gpu" else _queries_cpu(v)), form
+    )
 
 
 @functools.cache

@@ -26,7 +26,9 @@ def _parts(order: str, compute: str) -> tuple[str, str, str]:
 
 @functools.cache
 def norm_parts(order: str, storage: str) -> Kernel:
-    """A group's part of each tensor. Arguments: tensors, their numbers of elements summed up, chunk, room [groups, COUNT]."""
+    """A group's part of each tensor. Arguments: tensors, their numbers of elements summed up, chunk, room [groups,
+    COUNT].
+    """
     compute = BY_NAME[storage].compute
     ctype = value_ctype(compute)
     term, combine, _ = _parts(order, compute)

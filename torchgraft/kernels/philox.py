@@ -7,8 +7,8 @@ COUNTERS = 64
 
 HELPERS: dict[str, str] = {}
 
-# Words are kept in the lower halves of 64-bit lanes: there the product of two words is one instruction, and what is left in the upper
-# halves does no harm.
+# Words are kept in the lower halves of 64-bit lanes: there the product of two words is one instruction, and what is
+# left in the upper halves does no harm.
 HELPERS["TG_PHILOX_ROUNDS"] = """\
 #define TG_PHILOX_ROUND(k) { \\
     ulong p0 = (c0 & 0xffffffffUL) * 0xD2511F53UL, p1 = (c2 & 0xffffffffUL) * 0xCD9E8D57UL; \\
@@ -59,8 +59,9 @@ TG_FUNCTION void tg_philox_rows(uint* words, ulong seed, ulong counter, ulong st
   }
 }"""
 
-# Two independent normal numbers by Box and Muller. The angle is a quarter turn chosen by two bits plus one within [-pi/4, pi/4) made of
-# the others, where sine and cosine are short polynomials. Radius: the uniform number is never 0, and 1 gives 0.
+# Two independent normal numbers by Box and Muller. The angle is a quarter turn chosen by two bits plus one within
+# [-pi/4, pi/4) made of the others, where sine and cosine are short polynomials. Radius: the uniform number is never 0,
+# and 1 gives 0.
 HELPERS["tg_normal_pair_f32"] = """\
 TG_FUNCTION void tg_normal_pair_f32(uint w, uint v, float* x, float* y) {
   float u = fma((float)w, 2.32830644e-10f, 2.32830644e-10f);
@@ -123,7 +124,8 @@ TG_FUNCTION void tg_normal_pair_f64(ulong w, ulong v, double* x, double* y) {
   *y = as_double(as_ulong(radius * b) ^ (((quarter + 1) & 2) << 62));
 }"""
 
-# To the nearest number with so many fewer bits; a storage type's rounding, done where the value is still to be compared.
+# To the nearest number with so many fewer bits; a storage type's rounding, done where the value is still to be
+# compared.
 HELPERS["tg_round_bits"] = """\
 TG_FUNCTION float tg_round_bits(float x, int drop) {
   uint u = as_uint(x);

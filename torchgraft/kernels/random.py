@@ -1,10 +1,10 @@
 """Random numbers: kernels that draw from Philox counters.
 
-Counter c of a reservation gives four 32-bit words, and a distribution takes a fixed number of words for a fixed number of values: the
-value of an element depends on its index only, not on how a kernel deals the elements out.
+Counter c of a reservation gives four 32-bit words, and a distribution takes a fixed number of words for a fixed
+number of values: the value of an element depends on its index only, not on how a kernel deals the elements out.
 
-On a CPU a group fills a block of words first - many counters side by side in vectors - and then turns it into values, so that a
-distribution is written as if for one element. On a GPU each work-item draws one counter.
+On a CPU a group fills a block of words first - many counters side by side in vectors - and then turns it into values,
+so that a distribution is written as if for one element. On a GPU each work-item draws one counter.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torchgraft.kernels.philox import COUNTERS
 
 WORDS = 4 * COUNTERS
 GPU_LOCAL = 256
+
 
 @dataclass(frozen=True)
 class Draw:
@@ -145,7 +146,9 @@ def _one(name: str, storage: str, numbers: tuple[str, ...], text: str, head: str
     compute = compute or BY_NAME[storage].compute
     typed = tuple(Number(n, compute) for n in numbers)
     words = 2 if compute == "f64" else 1
-    return Draw(name, words, 1, typed, (), expression(head, compute), expression(text, compute), ((storage, compute, ("x",)),))
+    return Draw(
+        name, words, 1, typed, (), expression(head, compute), expression(text, compute), ((storage, compute, ("x",)),)
+    )
 
 
 @functools.cache
@@ -196,7 +199,13 @@ def log_normal(storage: str) -> Draw:
 def exponential(storage: str) -> Draw:
     compute = BY_NAME[storage].compute
     log = "tg_log_positive_f64" if compute == "f64" else "tg_log_f32"
-    return _one("exponential", storage, ("lambd",), f"T u = {_open_fraction(compute)};\nT x = -{log}(u) * rate;", "T rate = 1 / lambd;")
+    return _one(
+        "exponential",
+        storage,
+        ("lambd",),
+        f"T u = {_open_fraction(compute)};\nT x = -{log}(u) * rate;",
+        "T rate = 1 / lambd;",
+    )
 
 
 @functools.cache
@@ -224,7 +233,14 @@ uchar tg_always = {p} >= 1;"""
 @functools.cache
 def bernoulli(storage: str) -> Draw:
     return Draw(
-        "bernoulli", 1, 1, (Number("p", "f32"),), (), _CHANCE.format(p="p"), "uchar x = w0 < tg_limit || tg_always;", ((storage, "u8", ("x",)),)
+        "bernoulli",
+        1,
+        1,
+        (Number("p", "f32"),),
+        (),
+        _CHANCE.format(p="p"),
+        "uchar x = w0 < tg_limit || tg_always;",
+        ((storage, "u8", ("x",)),),
     )
 
 
@@ -239,9 +255,10 @@ def bernoulli_of(storage: str, chance: str) -> Draw:
 def dropout(storage: str) -> Draw:
     """Results: the input, scaled or zero, and the mask. What is zero is multiplied by zero: a NaN stays one."""
     compute = BY_NAME[storage].compute
-    head = f"float tg_keep = 1 - p;\n{_CHANCE.format(p='tg_keep')}\n{value_ctype(compute)} tg_scale = p < 1 ? 1 / (1 - ({value_ctype(compute)})p) : 0;"
+    ctype = value_ctype(compute)
+    head = f"float tg_keep = 1 - p;\n{_CHANCE.format(p='tg_keep')}\n{ctype} tg_scale = p < 1 ? 1 / (1 - p) : 0;"
     text = "uchar kept = w0 < tg_limit || tg_always;"
-    value = f"input0 * (kept ? tg_scale : ({value_ctype(compute)})0)"
+    value = f"input0 * (kept ? tg_scale : ({ctype})0)"
     return Draw(
         "dropout",
         1,
@@ -278,7 +295,9 @@ def integers(storage: str, words: int, whole: bool) -> Draw:
 
 @functools.cache
 def permutation(storage: str) -> Kernel:
-    """Fisher and Yates's shuffle, by one work-item. Arguments: result, n (i64), seed, offset; takes two words for each element."""
+    """Fisher and Yates's shuffle, by one work-item. Arguments: result, n (i64), seed, offset; takes two words for
+    each element.
+    """
     value = convert("i", "i64", storage)
     body = f"""\
   uint words[{WORDS}];
@@ -303,12 +322,16 @@ def permutation(storage: str) -> Kernel:
 def multinomial_with_replacement(storage: str, total: str) -> Kernel:
     """A work-item takes a row: running sums, then a binary search for each sample.
 
-    Arguments: result [rows, samples], weights [rows, n], room for the sums [rows, n] of type `total`, n, samples, seed, offset; takes one
-    counter for each sample.
+    Arguments: result [rows, samples], weights [rows, n], room for the sums [rows, n] of type `total`, n, samples,
+        seed, offset; takes one counter for each sample.
     """
     ctype = value_ctype(total)
     value = convert("load_S(weights, row * n + i)".replace("_S", f"_{storage}"), storage, total)
-    fraction = "((ulong)drawn.s0 << 21 | drawn.s1 >> 11) * 1.1102230246251565e-16" if total == "f64" else "(drawn.s0 >> 8) * 5.9604644775390625e-8f"
+    fraction = (
+        "((ulong)drawn.s0 << 21 | drawn.s1 >> 11) * 1.1102230246251565e-16"
+        if total == "f64"
+        else "(drawn.s0 >> 8) * 5.9604644775390625e-8f"
+    )
     body = f"""\
   long row = GLOBAL_ID(0), last = 0;
   {ctype} sum = 0;
@@ -335,8 +358,8 @@ def multinomial_with_replacement(storage: str, total: str) -> Kernel:
 def multinomial_without_replacement(storage: str) -> Kernel:
     """A work-item takes a row. Every element runs for an exponential time with its weight as rate; the first ones win.
 
-    Arguments as `multinomial_with_replacement`, the room being for times in float32; takes a word for each weight, rows beginning new
-    blocks.
+    Arguments as `multinomial_with_replacement`, the room being for times in float32; takes a word for each weight,
+    rows beginning new blocks.
     """
     weight = convert(f"load_{storage}(weights, row * n + i + j)", storage, "f32")
     body = f"""\

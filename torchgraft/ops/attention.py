@@ -1,4 +1,6 @@
-"""Planners of scaled_dot_product_attention's fused op and its backward. Which calls come here is decided in csrc/dispatch/attention.cpp."""
+"""Planners of scaled_dot_product_attention's fused op and its backward. Which calls come here is decided in
+csrc/dispatch/attention.cpp.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import torch
 from torchgraft.codegen import element_type
 from torchgraft.kernels import attention as kernels
 from torchgraft.kernels.attention import Variant
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, decomposition, planner
 
 aten = torch.ops.aten
 
@@ -31,7 +33,9 @@ def _meta(
 ) -> tuple[Any, ...]:
     """As torch's, but that the logarithms of sums are float64 for float64."""
     dims = sorted(range(query.dim() - 1), key=query.stride, reverse=True)
-    out = torch.empty_permuted((*query.shape[:-1], value.shape[-1]), (*dims, query.dim() - 1), dtype=query.dtype, device="meta")
+    out = torch.empty_permuted(
+        (*query.shape[:-1], value.shape[-1]), (*dims, query.dim() - 1), dtype=query.dtype, device="meta"
+    )
     batch = query.shape[0] if query.dim() == 4 else 1
     lse = torch.empty((batch, *query.shape[-3:-1]), dtype=_statistics_dtype(query), device="meta")
     seed, offset = (torch.empty((), dtype=torch.int64, device="meta") for _ in range(2))
@@ -39,7 +43,9 @@ def _meta(
 
 
 class _Call:
-    """What both directions need: operands of four dimensions whose rows are contiguous, and the kernels' common arguments."""
+    """What both directions need: operands of four dimensions whose rows are contiguous, and the kernels' common
+    arguments.
+    """
 
     def __init__(
         self,
@@ -111,7 +117,14 @@ def _attention(
     out, lse, seed, offset = outs[0], outs[1], outs[6], outs[7]
     call = _Call(p, query, key, value, attn_bias, dropout_p, is_causal, scale)
     target = call.rows(out) if out.stride(-1) == 1 or out.shape[-1] == 1 else p.empty(call.four(out).shape, out.dtype)
-    args = [*call.strided(call.query), *call.strided(call.key), *call.strided(call.value), *call.strided(target), lse, *call.common]
+    args = [
+        *call.strided(call.query),
+        *call.strided(call.key),
+        *call.strided(call.value),
+        *call.strided(target),
+        lse,
+        *call.common,
+    ]
     if call.variant.dropout:
         reserved = p.philox(call.batch * call.heads * call.queries * -(-call.keys // 4))
         args += [dropout_p, reserved.seed, reserved.offset, seed, offset]
@@ -129,10 +142,15 @@ def _meta_backward(
     **__: Any,
 ) -> tuple[Any, ...]:
     operands = (query, key, value, attn_bias)
-    return tuple(torch.empty_like(t) if wanted and t is not None else None for t, wanted in zip(operands, grad_input_mask, strict=True))
+    return tuple(
+        torch.empty_like(t) if wanted and t is not None else None
+        for t, wanted in zip(operands, grad_input_mask, strict=True)
+    )
 
 
-@planner("_scaled_dot_product_fused_attention_overrideable_backward", meta=lambda **given: _meta_backward(*given.values()))
+@planner(
+    "_scaled_dot_product_fused_attention_overrideable_backward", meta=lambda **given: _meta_backward(*given.values())
+)
 def _attention_backward(
     p: PlanBuilder,
     outs: tuple[Any, ...],
@@ -186,7 +204,9 @@ def _attention_backward(
         dk, dv = target(grad_key, k), target(grad_value, v)
         second = [x for t in (q, k, v, grad, dk, dv) for x in call.strided(t)]
         p.launch(
-            kernels.key_gradient(call.variant, p.form), call.groups(call.keys, k.shape[1]), [*second, logsumexp, delta, *call.common, *drawn]
+            kernels.key_gradient(call.variant, p.form),
+            call.groups(call.keys, k.shape[1]),
+            [*second, logsumexp, delta, *call.common, *drawn],
         )
         deliver(grad_key, dk)
         deliver(grad_value, dv)
@@ -202,3 +222,114 @@ def _sum_to(p: PlanBuilder, to: torch.Tensor, by: torch.Tensor) -> None:
     if dims:
         by = p.call(aten.sum.dim_IntList, by, dims, True)
     p.copy(to, by.view(to.shape) if lead else by)
+
+
+# ---- the ops that torch.nn's layers call in eval mode ----
+
+
+def _masked(mask: torch.Tensor, kind: int | None, dtype: torch.dtype) -> torch.Tensor:
+    """A mask (true: not to be seen; or what is added to the scores) as a bias of four dimensions. Kinds: 0 queries by
+    keys, 1 batch by keys, 2 all.
+    """
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)
+    if kind == 1 and mask.dim() == 2:
+        return mask[:, None, None, :]
+    return mask if mask.dim() == 4 else mask[None, None]
+
+
+def _multi_head_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    embed_dim: int,
+    heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    need_weights: bool = True,
+    average_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def split(x: torch.Tensor, part: int) -> torch.Tensor:
+        rows = slice(part * embed_dim, (part + 1) * embed_dim)
+        projected = torch.nn.functional.linear(x, qkv_weight[rows], qkv_bias[rows])
+        return projected.view(*x.shape[:2], heads, embed_dim // heads).transpose(1, 2)
+
+    q, k, v = (split(x, part) for part, x in enumerate((query, key, value)))
+    bias = None if mask is None else _masked(mask, mask_type, query.dtype)
+    weights = None
+    if need_weights:
+        scores = torch.matmul(q * (1 / math.sqrt(q.shape[-1])), k.transpose(-2, -1))
+        weights = torch.softmax(scores if bias is None else scores + bias, -1)
+        joined = torch.matmul(weights, v)
+    else:
+        joined = aten._scaled_dot_product_fused_attention_overrideable(q, k, v, bias)[0]
+    out = torch.nn.functional.linear(joined.transpose(1, 2).reshape(query.shape), proj_weight, proj_bias)
+    return out, weights.mean(1) if weights is not None and average_weights else weights
+
+
+def _encoder_layer(
+    src: torch.Tensor,
+    embed_dim: int,
+    heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: torch.Tensor,
+    norm_bias_1: torch.Tensor,
+    norm_weight_2: torch.Tensor,
+    norm_bias_2: torch.Tensor,
+    ffn_weight_1: torch.Tensor,
+    ffn_bias_1: torch.Tensor,
+    ffn_weight_2: torch.Tensor,
+    ffn_bias_2: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> torch.Tensor:
+    functional = torch.nn.functional
+
+    def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, (embed_dim,), weight, bias, eps)
+
+    x = norm(src, norm_weight_1, norm_bias_1) if norm_first else src
+    x, _ = _multi_head_attention(
+        x,
+        x,
+        x,
+        embed_dim,
+        heads,
+        qkv_weight,
+        qkv_bias,
+        proj_weight,
+        proj_bias,
+        mask,
+        need_weights=False,
+        mask_type=mask_type,
+    )
+    x = src + x
+    if not norm_first:
+        x = norm(x, norm_weight_1, norm_bias_1)
+    y = norm(x, norm_weight_2, norm_bias_2) if norm_first else x
+    y = functional.linear(y, ffn_weight_1, ffn_bias_1)
+    y = functional.linear(functional.gelu(y) if use_gelu else functional.relu(y), ffn_weight_2, ffn_bias_2)
+    return x + y if norm_first else norm(x + y, norm_weight_2, norm_bias_2)
+
+
+def _meta_multi_head_attention(
+    query: torch.Tensor, key: torch.Tensor, num_head: int, need_weights: bool, average_attn_weights: bool, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    batch, rows = query.shape[:2]
+    shape = (batch, rows, key.shape[1]) if average_attn_weights else (batch, num_head, rows, key.shape[1])
+    weights = torch.empty(shape, dtype=query.dtype, device="meta") if need_weights else None
+    return torch.empty_like(query, memory_format=torch.contiguous_format), weights
+
+
+decomposition("_native_multi_head_attention", function=_multi_head_attention, meta=_meta_multi_head_attention)
+decomposition("_transformer_encoder_layer_fwd", function=_encoder_layer)

@@ -74,8 +74,8 @@ def foreach(name: str, base: str, **fixed: Any) -> None:
 
 
 for _name in (
-    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt sigmoid sign sin sinh "
-    "sqrt tan tanh trunc"
+    "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round "
+    "rsqrt sigmoid sign sin sinh sqrt tan tanh trunc"
 ).split():
     foreach(_name, _name)
 
@@ -87,7 +87,12 @@ foreach("add.Tensor", "add.Tensor")
 for _name in ("mul", "div"):
     for _kind in ("List", "Scalar", "ScalarList", "Tensor"):
         foreach(f"{_name}.{_kind}", f"{_name}.Tensor")
-for _name, _base in (("maximum", "maximum"), ("minimum", "minimum"), ("clamp_min", "maximum"), ("clamp_max", "minimum")):
+for _name, _base in (
+    ("maximum", "maximum"),
+    ("minimum", "minimum"),
+    ("clamp_min", "maximum"),
+    ("clamp_max", "minimum"),
+):
     for _kind in ("List", "Scalar", "ScalarList"):
         foreach(f"{_name}.{_kind}", _base)
 foreach("pow.List", "pow.Tensor_Tensor")
@@ -104,7 +109,12 @@ def _with_value(name: str, base: str) -> None:
     single = resolve(base)
 
     def plan(
-        p: PlanBuilder, outs: list[torch.Tensor], self: list[torch.Tensor], a: list[torch.Tensor], b: list[torch.Tensor], value: Any
+        p: PlanBuilder,
+        outs: list[torch.Tensor],
+        self: list[torch.Tensor],
+        a: list[torch.Tensor],
+        b: list[torch.Tensor],
+        value: Any,
     ) -> None:
         def one(i: int) -> None:
             own = _dynamic(value[i] if isinstance(value, list) else value, self[i])
@@ -132,11 +142,19 @@ for _overload, _how in variants(resolve("_foreach_zero")):
         register_entry(Entry(_overload, resolve("_foreach_zero"), _how, _zero, Options()))
 
 
-def _norm(p: PlanBuilder, outs: list[torch.Tensor], self: list[torch.Tensor], ord: Scalar, dtype: torch.dtype | None) -> None:
+def _norm(
+    p: PlanBuilder, outs: list[torch.Tensor], self: list[torch.Tensor], ord: Scalar, dtype: torch.dtype | None
+) -> None:
     order = {1.0: "1", 2.0: "2", float("inf"): "inf"}.get(float(ord))
     alike: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
     for i, (out, x) in enumerate(zip(outs, self, strict=True)):
-        together = p.form == "cpu" and order is not None and x.is_floating_point() and pointwise.is_dense(x) and dtype in (None, x.dtype)
+        together = (
+            p.form == "cpu"
+            and order is not None
+            and x.is_floating_point()
+            and pointwise.is_dense(x)
+            and dtype in (None, x.dtype)
+        )
         if together and x.dtype == out.dtype and x.numel() > 0:
             alike.setdefault((x.dtype, out.dtype), []).append(i)
         else:
@@ -150,7 +168,11 @@ def _norm(p: PlanBuilder, outs: list[torch.Tensor], self: list[torch.Tensor], or
             groups, chunk = pointwise.deal(lasts[-1], pointwise.chunking(p, 1))
             lasts += [lasts[-1]] * len(missing)
             room = p.empty((groups, kernels.COUNT), torch.float64 if storage.compute == "f64" else torch.float32)
-            p.launch(kernels.norm_parts(str(order), storage.name), (groups,), [*(self[i] for i in part), *missing, *lasts, chunk, room])
+            p.launch(
+                kernels.norm_parts(str(order), storage.name),
+                (groups,),
+                [*(self[i] for i in part), *missing, *lasts, chunk, room],
+            )
             ends = kernels.norm_ends(str(order), storage.compute, storage.name)
             p.launch(ends, (1,), [*(outs[i] for i in part), *missing, *lasts, chunk, room])
 

@@ -59,7 +59,9 @@ def _batch(step: Step, storages: tuple[str, ...], singles: tuple[str, ...], wide
     return Batch(loop, frozenset(step.single), frozenset(), head)
 
 
-def _plan_step(p: PlanBuilder, step: Step, lists: Sequence[Specs], singles: Sequence[Specs | torch.Tensor], numbers: Sequence[Any]) -> None:
+def _plan_step(
+    p: PlanBuilder, step: Step, lists: Sequence[Specs], singles: Sequence[Specs | torch.Tensor], numbers: Sequence[Any]
+) -> None:
     """Adds the launches of a step.
 
     Args:
@@ -79,7 +81,9 @@ def _plan_step(p: PlanBuilder, step: Step, lists: Sequence[Specs], singles: Sequ
         flat = pointwise.is_dense(first) and all(s.stride() == first.stride() for s in specs)
         if not flat:
             own, specs = specs, [p.contiguous(s) for s in specs]
-            backs += [(o, s) for name, o, s in zip(step.tensors, own, specs, strict=True) if name in written and o is not s]
+            backs += [
+                (o, s) for name, o, s in zip(step.tensors, own, specs, strict=True) if name in written and o is not s
+            ]
         one = [s[i] if isinstance(s, list) else s for s in singles]
         key = (tuple(element_type(s.dtype).name for s in specs), tuple(element_type(s.dtype).name for s in one))
         alike.setdefault(key, []).append(Item([*specs, *one], list(numbers), first.numel()))
@@ -105,7 +109,8 @@ T v = fma(g * g, 1 - b2, exp_avg_sq * b2);
 """
     if amsgrad:
         text += "T most = max_exp_avg_sq > v ? max_exp_avg_sq : v;\n"
-    text += f"T denominator = fma(sqrt({'most' if amsgrad else 'v'}), correction, small);\nT x = param - size * m / denominator;"
+    text += f"T denominator = fma(sqrt({'most' if amsgrad else 'v'}), correction, small);\n"
+    text += "T x = param - size * m / denominator;"
     head = f"""\
 {_STOPPED if checked else ""}T b1 = (T)beta1, b2 = (T)beta2, small = (T)eps;
     T size = (T)(lr / (1 - pow((W)beta1, step)));
@@ -120,7 +125,9 @@ T v = fma(g * g, 1 - b2, exp_avg_sq * b2);
         updated.append(("grad", "grad"))
     single = ["step"] + ["lr"] * tensor_lr + ["grad_scale"] * scaled + ["found_inf"] * checked
     numbers = ["lr"] * (not tensor_lr) + ["beta1", "beta2", "weight_decay", "eps"]
-    return Step("adamw" if decoupled else "adam", tuple(tensors), tuple(updated), tuple(single), tuple(numbers), head, text)
+    return Step(
+        "adamw" if decoupled else "adam", tuple(tensors), tuple(updated), tuple(single), tuple(numbers), head, text
+    )
 
 
 def _given(*optional: Any) -> list[Any]:
@@ -166,15 +173,20 @@ for _name, _decoupled in (("_fused_adam_", False), ("_fused_adamw_", True)):
 
 
 @functools.cache
-def _sgd_step(momentum: bool, nesterov: bool, maximize: bool, first: bool, tensor_lr: bool, scaled: bool, checked: bool) -> Step:
+def _sgd_step(
+    momentum: bool, nesterov: bool, maximize: bool, first: bool, tensor_lr: bool, scaled: bool, checked: bool
+) -> Step:
     text = f"""\
 {_SCALED if scaled else ""}T g = {"-grad" if maximize else "grad"};
 g = fma(param, decay, g);
 """
     if momentum:
-        text += f"T b = {'g' if first else 'fma(buffer, keep, g * take)'};\ng = {'fma(b, keep, g)' if nesterov else 'b'};\n"
+        text += (
+            f"T b = {'g' if first else 'fma(buffer, keep, g * take)'};\ng = {'fma(b, keep, g)' if nesterov else 'b'};\n"
+        )
     text += "T x = fma(-rate, g, param);"
-    head = f"{_STOPPED if checked else ''}T decay = (T)weight_decay, rate = (T)lr, keep = (T)momentum, take = (T)(1 - dampening);"
+    head = _STOPPED if checked else ""
+    head += "T decay = (T)weight_decay, rate = (T)lr, keep = (T)momentum, take = (T)(1 - dampening);"
     updated = [("param", "x")] + [("buffer", "b")] * momentum + [("grad", "grad")] * scaled
     tensors = ["param", "grad"] + ["buffer"] * momentum
     single = ["lr"] * tensor_lr + ["grad_scale"] * scaled + ["found_inf"] * checked
@@ -201,7 +213,9 @@ def _sgd(
     found_inf: torch.Tensor | None = None,
 ) -> None:
     tensor_lr = isinstance(lr, torch.Tensor)
-    step = _sgd_step(bool(buffers), nesterov, maximize, is_first_step, tensor_lr, grad_scale is not None, found_inf is not None)
+    step = _sgd_step(
+        bool(buffers), nesterov, maximize, is_first_step, tensor_lr, grad_scale is not None, found_inf is not None
+    )
     lists = [self, grads, *([buffers] if buffers else [])]
     singles = _given(lr if tensor_lr else None, grad_scale, found_inf)
     _plan_step(p, step, lists, singles, [weight_decay, momentum, *([] if tensor_lr else [lr]), dampening])

@@ -10,6 +10,7 @@ import torch
 
 from torchgraft.codegen import element_type, pointwise
 from torchgraft.kernels import random as kernels
+from torchgraft.kernels.philox import COUNTERS
 from torchgraft.kernels.random import Draw
 from torchgraft.ops.table import row
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
@@ -22,7 +23,11 @@ _BELOW_ONE = math.nextafter(1.0, 0.0)
 
 
 def plan_draw(
-    p: PlanBuilder, draw: Draw, outs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = (), numbers: Sequence[Any] = ()
+    p: PlanBuilder,
+    draw: Draw,
+    outs: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor] = (),
+    numbers: Sequence[Any] = (),
 ) -> None:
     """Adds the launch of a distribution: elements are numbered in logical order, whatever the strides."""
     n = outs[0].numel()
@@ -51,13 +56,17 @@ def _floating(out: torch.Tensor) -> str:
 
 
 @planner("uniform_", inplace_safe=True)
-def _uniform(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, low: Scalar, high: Scalar, *, generator: None) -> None:
+def _uniform(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, low: Scalar, high: Scalar, *, generator: None
+) -> None:
     p.within(low, None, high, "uniform_ expects to return a [from, to) range, but found from={} > to")
     plan_draw(p, kernels.uniform(_floating(out)), [out], numbers=[low, high])
 
 
 @planner("normal_", inplace_safe=True)
-def _normal(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, mean: Scalar, std: Scalar, *, generator: None) -> None:
+def _normal(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, mean: Scalar, std: Scalar, *, generator: None
+) -> None:
     p.within(std, 0, None, "normal expects std >= 0.0, but found std {}")
     pairs = out.is_complex()
     if pairs:
@@ -79,7 +88,9 @@ def _normal_of(p: PlanBuilder, out: torch.Tensor, mean: Any, std: Any, *, genera
 
 
 @planner("log_normal_", inplace_safe=True)
-def _log_normal(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, mean: Scalar, std: Scalar, *, generator: None) -> None:
+def _log_normal(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, mean: Scalar, std: Scalar, *, generator: None
+) -> None:
     p.within(std, _POSITIVE, None, "log_normal_ expects std > 0.0, but found std={}")
     plan_draw(p, kernels.log_normal(_floating(out)), [out], numbers=[mean, std])
 
@@ -91,7 +102,9 @@ def _exponential(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, lambd: S
 
 
 @planner("cauchy_", inplace_safe=True)
-def _cauchy(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, median: Scalar, sigma: Scalar, *, generator: None) -> None:
+def _cauchy(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, median: Scalar, sigma: Scalar, *, generator: None
+) -> None:
     p.within(sigma, _POSITIVE, None, "cauchy_ expects sigma > 0.0, but found sigma={}")
     plan_draw(p, kernels.cauchy(_floating(out)), [out], numbers=[median, sigma])
 
@@ -109,17 +122,23 @@ def _bernoulli(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, chance: Sc
 
 
 @planner("bernoulli_.Tensor", inplace_safe=True)
-def _bernoulli_tensor(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, chance: torch.Tensor, *, generator: None) -> None:
+def _bernoulli_tensor(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, chance: torch.Tensor, *, generator: None
+) -> None:
     plan_draw(p, kernels.bernoulli_of(element_type(out.dtype).name, _floating(chance)), [out], [chance])
 
 
 @planner("bernoulli.out", inplace_safe=True)
-def _bernoulli_out(p: PlanBuilder, result: torch.Tensor, self: torch.Tensor, *, generator: None, out: torch.Tensor) -> None:
+def _bernoulli_out(
+    p: PlanBuilder, result: torch.Tensor, self: torch.Tensor, *, generator: None, out: torch.Tensor
+) -> None:
     plan_draw(p, kernels.bernoulli_of(element_type(result.dtype).name, _floating(self)), [result], [self])
 
 
 @planner("native_dropout")
-def _dropout(p: PlanBuilder, outs: tuple[torch.Tensor, torch.Tensor], input: torch.Tensor, chance: Scalar, train: bool | None) -> None:
+def _dropout(
+    p: PlanBuilder, outs: tuple[torch.Tensor, torch.Tensor], input: torch.Tensor, chance: Scalar, train: bool | None
+) -> None:
     out, mask = outs
     if train is False:
         p.copy(out, input)
@@ -158,7 +177,9 @@ def _random_to(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, to: int, *
 
 
 @planner("random_.from", inplace_safe=True)
-def _random_from(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, base: int, to: int | None, *, generator: None) -> None:
+def _random_from(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, base: int, to: int | None, *, generator: None
+) -> None:
     _plan_integers(p, out, base, (_largest(out.dtype) + 1 if to is None else to) - base)
 
 
@@ -173,7 +194,9 @@ def _randperm(p: PlanBuilder, result: torch.Tensor, n: int, *, generator: None, 
 
 
 @planner("multinomial", contiguous=True)
-def _multinomial(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, samples: int, replacement: bool, *, generator: None) -> None:
+def _multinomial(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, samples: int, replacement: bool, *, generator: None
+) -> None:
     n = self.shape[-1]
     rows = self.numel() // n if n else 0
     storage = _floating(self)
@@ -185,5 +208,5 @@ def _multinomial(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, samples:
     else:
         kernel = kernels.multinomial_without_replacement(storage)
         room = p.empty(self.shape, torch.float32)
-        reserved = p.philox(rows * -(-n // kernels.WORDS) * kernels.COUNTERS)
+        reserved = p.philox(rows * -(-n // kernels.WORDS) * COUNTERS)
     p.launch(kernel, (rows,), [out, self, room, n, samples, reserved.seed, reserved.offset])

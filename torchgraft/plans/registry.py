@@ -169,7 +169,9 @@ def register(name: str, plan: Planner, options: Options) -> None:
     """Enters an op and its in-place and out= forms in `ENTRIES`."""
     op = resolve(name)
     for overload, kind in variants(op):
-        register_entry(Entry(overload, op, kind, plan, options))
+        # What a planner's own meta function does not serve, torch composes of the rest.
+        if overload is op or options.meta is None:
+            register_entry(Entry(overload, op, kind, plan, options))
 
 
 def register_entry(entry: Entry) -> None:
@@ -423,6 +425,8 @@ class _Call:
                 except RuntimeError:
                     if entry.options.pointwise:
                         _check_broadcast([spec for spec in self.specs if spec is not None])
+                    if entry.kind == "out":
+                        _result_dtypes(self.p, entry, self.arguments, self._targets())
                     raise
         if result is None:
             return ()
@@ -436,6 +440,9 @@ class _Call:
                     if isinstance(spec, torch.Tensor) and spec.untyped_storage()._cdata not in self.p._memory:
                         self.p.adopt(spec, "result")
             return list(returned)
+        return self._targets()
+
+    def _targets(self) -> list[Any]:
         return [self.arguments[name] for name in _written(self.entry.op)]
 
     def _describe(self, returned: tuple[Any, ...]) -> tuple[list[tuple[Any, ...]], list[torch.Tensor]]:
@@ -627,6 +634,9 @@ def plan_nested(
     arguments.update(kwargs)
     any_shape, p.any_shape = p.any_shape, False
     plain = plain_arguments(p, arguments)
+    for a in op._schema.arguments:
+        if str(a.type) == "Tensor" and isinstance(plain[a.name], (int, float, complex)):
+            plain[a.name] = _wrapped_number(_WRAPPED[type(plain[a.name])])
     if out is None:
         if entry.options.meta is not None:
             out = entry.options.meta(**plain)

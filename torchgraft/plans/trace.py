@@ -46,6 +46,10 @@ class _Trace(TorchDispatchMode):
             if entry.kind == "functional":
                 return plan_nested(self.p, func, args, kwargs, None)
             return self._plan_writing(func, entry, args, kwargs)
+        if func._overloadname == "Scalar":  # where tensors are taken numbers are too
+            by_tensor = ENTRIES.get(f"{func._schema.name}.Tensor")
+            if by_tensor is not None and by_tensor.kind == "functional":
+                return plan_nested(self.p, by_tensor.op, args, kwargs, None)
         decomposition = torch._decomp.decomposition_table.get(func)
         with self:
             if func.namespace == "prims":  # each says which torch function it is
@@ -150,11 +154,13 @@ def trace(p: PlanBuilder, op: torch._ops.OpOverload, args: tuple[Any, ...], kwar
     return _Trace(p).plan(op, args, kwargs)
 
 
-def decomposition(*names: str, function: Callable[..., Any] | None = None) -> None:
+def decomposition(
+    *names: str, function: Callable[..., Any] | None = None, meta: Callable[..., Any] | None = None
+) -> None:
     """Declares ops as planned by tracing: torch's own decomposition, or `function` with the functional overload's
     arguments.
 
-    Scalars of such an op are part of its key.
+    Scalars of such an op are part of its key. `meta` is as for `planner`.
     """
     for name in names:
         from torchgraft.plans.registry import resolve
@@ -165,7 +171,7 @@ def decomposition(*names: str, function: Callable[..., Any] | None = None) -> No
             op.name(), "CompositeImplicitAutograd"
         ):
             raise ValueError(f"torch has no decomposition of {name}; give one as `function`")
-        register(name, _planner_of(op, definition), Options())
+        register(name, _planner_of(op, definition), Options(meta=meta))
 
 
 def _planner_of(op: torch._ops.OpOverload, definition: Callable[..., Any] | None) -> Callable[..., None]:

@@ -1,0 +1,273 @@
+"""scaled_dot_product_attention: results and gradients against torch on the CPU in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import torchgraft.plans
+from torchgraft.plans.builder import kernel_form
+
+pytestmark = pytest.mark.no_fallback
+
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Makes plans with one form of the kernels, whatever the device is."""
+    monkeypatch.setenv("TORCHGRAFT_KERNEL_FORM", request.param)
+    kernel_form.cache_clear()
+    torchgraft.plans.clear()
+    yield request.param
+    monkeypatch.undo()
+    kernel_form.cache_clear()
+    torchgraft.plans.clear()
+
+
+@pytest.fixture(autouse=True)
+def only_fused() -> Iterator[None]:
+    """The fused kernels serve what is asked of them here, unless a test says otherwise."""
+    with sdpa_kernel([SDPBackend.OVERRIDEABLE]):
+        yield
+
+
+def operand(batch: int, heads: int, rows: int, size: int, layout: str = "bhsd") -> torch.Tensor:
+    if layout == "bshd":
+        return torch.randn(batch, rows, heads, size, dtype=torch.float64).transpose(1, 2)
+    if layout == "slices":
+        return torch.randn(batch, heads, rows, 3 * size, dtype=torch.float64)[..., size : 2 * size]
+    if layout == "bhds":
+        return torch.randn(batch, heads, size, rows, dtype=torch.float64).transpose(2, 3)
+    return torch.randn(batch, heads, rows, size, dtype=torch.float64)
+
+
+def compare(
+    device: str, dtype: torch.dtype, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any = None, **options: Any
+) -> None:
+    """Results and all gradients."""
+    floating = mask is not None and mask.is_floating_point()
+    leaves = [t.to(dtype) for t in (q, k, v)] + ([mask.to(dtype)] if floating else [])
+    exact = [t.detach().clone().double().requires_grad_() for t in leaves]
+    with sdpa_kernel([SDPBackend.MATH]):
+        expected = scaled_dot_product_attention(*exact[:3], exact[3] if floating else mask, **options)
+    grad = torch.randn(expected.shape, dtype=dtype)
+    expected.backward(grad.double())
+    own = [t.to(device).requires_grad_() for t in leaves]
+    moved = None if mask is None else (own[3] if floating else mask.to(device))
+    out = scaled_dot_product_attention(*own[:3], moved, **options)
+    out.backward(grad.to(device))
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(out.detach().cpu().double(), expected.detach(), rtol=tolerance, atol=tolerance)
+    for mine, theirs in zip(own, exact, strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.grad.cpu().double(), theirs.grad, rtol=4 * tolerance, atol=4 * tolerance)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("causal", [False, True])
+def test_dtypes(device: str, form: str, dtype: torch.dtype, causal: bool) -> None:
+    compare(device, dtype, operand(2, 3, 70, 32), operand(2, 3, 70, 32), operand(2, 3, 70, 32), is_causal=causal)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "slices", "bhds"])
+def test_layouts(device: str, form: str, layout: str) -> None:
+    q, k, v = (operand(2, 2, 33, 16, layout) for _ in range(3))
+    compare(device, torch.float32, q, k, v)
+    out = scaled_dot_product_attention(*(t.float().to(device) for t in (q, k, v)))
+    if layout == "bshd":  # merging the heads costs no copy then
+        assert out.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(5, 1), (6, 300), (31, 32), (64, 64), (65, 129), (130, 7)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths(device: str, queries: int, keys: int, causal: bool) -> None:
+    compare(
+        device,
+        torch.float64,
+        operand(1, 2, queries, 8),
+        operand(1, 2, keys, 8),
+        operand(1, 2, keys, 8),
+        is_causal=causal,
+    )
+
+
+@pytest.mark.parametrize(("head", "value_head"), [(1, 1), (7, 5), (20, 12), (64, 128), (256, 256)])
+def test_heads(device: str, head: int, value_head: int) -> None:
+    compare(device, torch.float32, operand(1, 1, 20, head), operand(1, 1, 70, head), operand(1, 1, 70, value_head))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 40, 50), (2, 1, 40, 50), (3, 40, 50), (40, 50), (1, 1, 1, 50), (2, 1, 40, 1)])
+def test_bias(device: str, form: str, shape: tuple[int, ...]) -> None:
+    q, k, v = operand(2, 3, 40, 16), operand(2, 3, 50, 16), operand(2, 3, 50, 16)
+    compare(device, torch.float32, q, k, v, torch.randn(shape, dtype=torch.float64), scale=0.3)
+    compare(device, torch.float32, q, k, v, torch.rand(shape) > 0.3)
+
+
+def test_rows_without_keys(device: str, form: str) -> None:
+    q, k, v = (operand(1, 2, 40, 16) for _ in range(3))
+    mask = torch.ones(40, 40, dtype=torch.bool)
+    mask[3] = False
+    mask[:, :35] &= torch.rand(40, 35) > 0.9
+    compare(device, torch.float32, q, k, v, mask)
+    assert (
+        scaled_dot_product_attention(*(t.float().to(device) for t in (q, k, v)), mask.to(device)).cpu()[:, :, 3] == 0
+    ).all()
+
+
+def test_groups_of_heads(device: str, form: str) -> None:
+    for heads, key_heads in ((6, 2), (4, 1)):
+        q, k, v = operand(2, heads, 40, 16), operand(2, key_heads, 50, 16), operand(2, key_heads, 50, 16)
+        compare(device, torch.float32, q, k, v, enable_gqa=True)
+
+
+def test_three_dimensions(device: str) -> None:
+    compare(device, torch.float32, *(torch.randn(3, 40, 16, dtype=torch.float64) for _ in range(3)), is_causal=True)
+
+
+def test_large_scores(device: str) -> None:
+    """Scores in the hundreds, whose exponentials would overflow."""
+    q, k, v = operand(1, 2, 40, 16) * 30, operand(1, 2, 300, 16) * 30, operand(1, 2, 300, 16)
+    compare(device, torch.float64, q, k, v)
+
+
+def test_not_a_number_shows(device: str) -> None:
+    q, k, v = (operand(1, 1, 40, 16).float() for _ in range(3))
+    q[0, 0, 3, 5] = math.nan
+    out = scaled_dot_product_attention(*(t.to(device) for t in (q, k, v))).cpu()
+    assert out[0, 0, 3].isnan().all()
+    assert out[0, 0, 4:].isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_dropout(device: str, form: str, causal: bool) -> None:
+    """Values that are unit vectors show which weights were dropped; the gradients must belong to the same ones."""
+    keys, rate = 60, 0.3
+    q, k = operand(2, 3, 50, 16), operand(2, 3, keys, 16)
+    v = torch.eye(keys, dtype=torch.float64).expand(2, 3, keys, keys)
+    own = [t.to(device).requires_grad_() for t in (q, k, v)]
+    out = scaled_dot_product_attention(*own, dropout_p=rate, is_causal=causal)
+    weights = (q @ k.transpose(-1, -2) / 4).requires_grad_(False)
+    limit = torch.ones(50, keys, dtype=torch.bool).tril() if causal else torch.ones(50, keys, dtype=torch.bool)
+    kept = (out.detach().cpu() != 0) | ~limit
+    share = 1 - float((~kept).sum()) / float(limit.expand_as(kept).sum())
+    assert abs(share - (1 - rate)) < 5 * math.sqrt(rate * (1 - rate) / float(limit.expand_as(kept).sum()))
+    exact = [t.clone().requires_grad_() for t in (q, k, v.contiguous())]
+    weights = (
+        torch.softmax((exact[0] @ exact[1].transpose(-1, -2) / 4).masked_fill(~limit, -math.inf), -1)
+        * kept
+        / (1 - rate)
+    )
+    expected = weights @ exact[2]
+    torch.testing.assert_close(out.detach().cpu(), expected.detach(), rtol=1e-6, atol=1e-6)
+    grad = torch.randn_like(expected)
+    expected.backward(grad)
+    out.backward(grad.to(device))
+    for mine, theirs in zip(own, exact, strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=1e-6, atol=1e-6)
+
+
+def test_dropout_can_be_repeated(device: str) -> None:
+    q, k, v = (operand(1, 2, 40, 16).float().to(device) for _ in range(3))
+    results = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        results += [scaled_dot_product_attention(q, k, v, dropout_p=0.5).cpu() for _ in range(2)]
+    assert torch.equal(results[0], results[2])
+    assert torch.equal(results[1], results[3])
+    assert not torch.equal(results[0], results[1])
+
+
+def test_the_scores_are_never_in_memory(device: str) -> None:
+    length = 6000
+    q, k, v = (torch.randn(1, 1, length, 16, device=device, requires_grad=True) for _ in range(3))
+    torch.accelerator.empty_cache()
+    torch.accelerator.reset_peak_memory_stats()
+    before = torch.accelerator.memory_allocated()
+    scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+    assert torch.accelerator.max_memory_allocated() - before < length * length
+
+
+def test_gradient_of_the_queries_alone(device: str) -> None:
+    q, k, v = (operand(1, 2, 40, 16) for _ in range(3))
+    own = q.to(device).requires_grad_()
+    scaled_dot_product_attention(own, k.to(device), v.to(device)).sum().backward()
+    exact = q.clone().requires_grad_()
+    with sdpa_kernel([SDPBackend.MATH]):
+        scaled_dot_product_attention(exact, k, v).sum().backward()
+    torch.testing.assert_close(own.grad.cpu(), exact.grad)  # type: ignore[union-attr]
+
+
+def test_what_the_kernels_do_not_serve(device: str) -> None:
+    """Goes through matrix products and softmax; the answer is the same."""
+    cases = [
+        [
+            torch.randn(2, 3, 2, 16, dtype=torch.float64),
+            *(torch.randn(2, 3, 30, 16, dtype=torch.float64) for _ in range(2)),
+        ],
+        [torch.randn(1, 1, 8, 300, dtype=torch.float64) for _ in range(3)],
+        [torch.randn(2, 2, 2, 8, 16, dtype=torch.float64) for _ in range(3)],
+    ]
+    with sdpa_kernel([SDPBackend.OVERRIDEABLE, SDPBackend.MATH]):
+        for tensors in cases:
+            got = scaled_dot_product_attention(*(t.to(device) for t in tensors))
+            torch.testing.assert_close(got.cpu(), scaled_dot_product_attention(*tensors))
+        with pytest.raises(RuntimeError):
+            scaled_dot_product_attention(
+                torch.randn(2, 2, 8, 16, device=device),
+                torch.randn(2, 2, 8, 15, device=device),
+                torch.randn(2, 2, 8, 16, device=device),
+            )
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "weights", "mask", "padding"])
+def test_multihead_attention(device: str, mode: str) -> None:
+    with sdpa_kernel([SDPBackend.OVERRIDEABLE, SDPBackend.MATH]):
+        layer = torch.nn.MultiheadAttention(32, 4, batch_first=True, dtype=torch.float64)
+        layer.train(mode != "eval")
+        x = torch.randn(2, 12, 32, dtype=torch.float64)
+        options: dict[str, Any] = {"need_weights": mode == "weights"}
+        if mode == "mask":
+            options["attn_mask"] = torch.ones(12, 12, dtype=torch.bool).triu(1)
+        if mode == "padding":
+            options["key_padding_mask"] = torch.arange(12).expand(2, 12) >= torch.tensor([[12], [7]])
+        results = []
+        for where in ("cpu", device):
+            own = torch.nn.MultiheadAttention(32, 4, batch_first=True, dtype=torch.float64)
+            own.load_state_dict(layer.state_dict())
+            own.to(where).train(layer.training)
+            y = x.to(where)
+            with torch.set_grad_enabled(layer.training):
+                result = own(
+                    y, y, y, **{k: v.to(where) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+                )
+            if layer.training:
+                result[0].sum().backward()
+            grads = [p.grad.cpu() for p in own.parameters() if p.grad is not None]
+            results.append([t.detach().cpu() for t in result if t is not None] + grads)
+        torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_encoder_layer(device: str, training: bool, norm_first: bool) -> None:
+    """In eval mode torch takes a path of its own, in one op."""
+    with sdpa_kernel([SDPBackend.OVERRIDEABLE, SDPBackend.MATH]):
+        layer = torch.nn.TransformerEncoderLayer(
+            32, 4, 64, dropout=0.0, batch_first=True, norm_first=norm_first, dtype=torch.float64
+        )
+        layer.train(training)
+        x = torch.randn(2, 12, 32, dtype=torch.float64)
+        with torch.set_grad_enabled(training):
+            expected = layer(x)
+            got = layer.to(device)(x.to(device))
+        torch.testing.assert_close(got.cpu(), expected)
