@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +22,7 @@ __all__ = ["Kind", "row"]
 Text = str | Callable[..., str]
 
 _REAL_OF = {"c64": "f32", "c128": "f64"}
+_OPERANDS = ("Tensor", "number", "float")  # argument types that an expression may compute with
 _NUMBER_OF = {"f": 1.0, "c": 1j, "i": 1, "b": True}
 
 
@@ -63,7 +63,7 @@ def row(
         schema = resolve(name)._schema
         plan = _RowPlanner(
             name,
-            [a.name for a in schema.arguments],
+            schema.arguments,
             text,
             kind,
             integer,
@@ -82,7 +82,7 @@ class _RowPlanner:
     def __init__(
         self,
         name: str,
-        parameters: list[str],
+        parameters: list[torch._C.Argument],
         text: Text | Mapping[str, Text],
         kind: Kind | Callable[..., Kind],
         integer: Text | None,
@@ -95,7 +95,9 @@ class _RowPlanner:
         types: str,
     ) -> None:
         self.name = re.sub(r"\W", "_", name)
-        self.parameters, self.text, self.kind = parameters, text, kind
+        self.parameters = [a.name for a in parameters]
+        self.operands = {a.name for a in parameters if str(a.type).removeprefix("Optional[").rstrip("]") in _OPERANDS}
+        self.text, self.kind = text, kind
         self.integer, self.boolean, self.complex = integer, boolean, complex_text
         self.promote, self.keep, self.statements, self.cost, self.types = promote, keep, statements, cost, types
 
@@ -200,14 +202,7 @@ class _RowPlanner:
 
 def _is_number_operand(name: str, argument: Any, planner: _RowPlanner) -> bool:
     """Python numbers stand for tensors or scalars where an op is planned inside another."""
-    return isinstance(argument, (int, float, complex)) and name in planner.parameters and _names_value(name, planner)
-
-
-@functools.cache
-def _names_value(name: str, planner: _RowPlanner) -> bool:
-    texts: list[Any] = [planner.text, planner.integer, planner.boolean, planner.complex, planner.statements]
-    texts += list(planner.text.values()) if isinstance(planner.text, Mapping) else []
-    return any(isinstance(t, str) and re.search(rf"\b{name}\b", t) for t in texts)
+    return isinstance(argument, (int, float, complex)) and name in planner.operands
 
 
 def _resolve(text: Text, compute: str, static: dict[str, Any]) -> str:
