@@ -1,5 +1,6 @@
 // The plan engine as Python sees it: kernels are compiled, plans are described and made, statistics are read.
 
+#include <pybind11/complex.h>
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
