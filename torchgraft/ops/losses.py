@@ -12,7 +12,7 @@ from torchgraft.codegen.pointwise import Input, Loop, Number, Result
 from torchgraft.kernels import losses as kernels
 from torchgraft.kernels import reduce
 from torchgraft.ops.reductions import plan_reduction
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, decomposition, planner
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -352,6 +352,3 @@ def _bce_logits(
         text = f"(1 - t) * x + (1 + (v - 1) * t) * {softplus}"
     text = _weighted(text, tensors, weight)
     _forward(p, "binary_cross_entropy_with_logits", out, tensors, {}, text, reduction, cost=8)
-
-
-decomposition("soft_margin_loss", "soft_margin_loss_backward", "multi_margin_loss", "multilabel_margin_loss_forward")

@@ -1,0 +1,104 @@
+"""Ops that are made of other ops, planned as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from torchgraft.plans import decomposition
+
+aten = torch.ops.aten
+
+decomposition(
+    "trace",
+    "linalg_cross",
+    "unfold_backward",
+    "im2col",
+    "col2im",
+    "reflection_pad1d",
+    "reflection_pad2d",
+    "reflection_pad3d",
+    "reflection_pad1d_backward",
+    "reflection_pad2d_backward",
+    "reflection_pad3d_backward",
+    "replication_pad1d",
+    "replication_pad2d",
+    "replication_pad3d",
+    "soft_margin_loss",
+    "soft_margin_loss_backward",
+    "multi_margin_loss",
+    "multilabel_margin_loss_forward",
+)
+
+
+def _replication_pad_backward(grad_output: torch.Tensor, self: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+    """Every element of the border adds to the one that it repeats."""
+    count = len(padding) // 2
+    before = self.dim() - count
+    indices: list[torch.Tensor | None] = [None] * before
+    for k in range(count):
+        size, (left, right) = self.size(before + k), padding[2 * (count - 1 - k) :][:2]
+        place = torch.arange(-left, size + right, device=self.device).clamp(0, size - 1)
+        indices.append(place.view(-1, *[1] * (count - 1 - k)))
+    result: torch.Tensor = aten.index_put.default(torch.zeros_like(self), indices, grad_output, True)
+    return result
+
+
+for _n in (1, 2, 3):
+    decomposition(f"replication_pad{_n}d_backward", function=_replication_pad_backward)
+
+
+def _embedding_renorm(self: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> torch.Tensor:
+    flat = indices.reshape(-1)
+    rows = self.index_select(0, flat)
+    norms = torch.linalg.vector_norm(rows, norm_type, dim=1, keepdim=True)
+    scale = torch.where(norms > max_norm, max_norm / (norms + 1e-7), 1.0)
+    return self.index_copy_(0, flat, rows * scale)  # equal rows where indices repeat
+
+
+decomposition("embedding_renorm_", function=_embedding_renorm)
+
+
+def _multi_margin_backward(
+    grad_output: torch.Tensor,
+    self: torch.Tensor,
+    target: torch.Tensor,
+    p: float,
+    margin: float,
+    weight: torch.Tensor | None,
+    reduction: int,
+) -> torch.Tensor:
+    x = self if self.dim() == 2 else self.unsqueeze(0)
+    t = target.reshape(-1, 1)
+    z = margin - x.gather(1, t) + x
+    grad = (torch.ones_like(z) if p == 1 else 2 * z) / x.size(1)
+    if weight is not None:
+        grad = grad * weight.index_select(0, t.reshape(-1)).unsqueeze(1)
+    others = torch.arange(x.size(1), device=x.device) != t
+    grad = torch.where((z > 0) & others, grad, 0)
+    grad = grad.scatter(1, t, -grad.sum(1, keepdim=True))
+    if reduction == 1:
+        grad = grad / x.size(0)
+    return (grad * grad_output.reshape(-1, 1)).reshape(self.shape)
+
+
+decomposition("multi_margin_loss_backward", function=_multi_margin_backward)
+
+
+def _multilabel_margin_backward(
+    grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, is_target: torch.Tensor
+) -> torch.Tensor:
+    x, t = (self, target) if self.dim() == 2 else (self.unsqueeze(0), target.unsqueeze(0))
+    given = (t < 0).long().cumsum(1) == 0  # classes are listed up to the first negative one
+    t = t.clamp(0)
+    apart = 1 - x.gather(1, t).unsqueeze(2) + x.unsqueeze(1)  # sample, listed class, class
+    counts = (apart > 0) & given.unsqueeze(2) & (is_target.reshape(x.shape).unsqueeze(1) == 0)
+    pairs = torch.where(counts, 1 / x.size(1), 0.0).to(x.dtype)
+    grad = pairs.sum(1).scatter_add(1, t, -pairs.sum(2))
+    if reduction == 1:
+        grad = grad / x.size(0)
+    return (grad * grad_output.reshape(-1, 1)).reshape(self.shape)
+
+
+decomposition("multilabel_margin_loss_backward", function=_multilabel_margin_backward)
