@@ -76,7 +76,9 @@ def elementwise() -> Iterator[Case]:
     side = 4096
     yield Case("elementwise/broadcast row", two(lambda a, b: a + b, (side, side), (side,)), 8 * n, "GB/s")
     yield Case("elementwise/broadcast column", two(lambda a, b: a + b, (side, side), (side, 1)), 8 * n, "GB/s")
-    yield Case("elementwise/every second", two(lambda a, b: a[:, ::2] + b[:, ::2], (side, side), (side, side)), 6 * n, "GB/s")
+    yield Case(
+        "elementwise/every second", two(lambda a, b: a[:, ::2] + b[:, ::2], (side, side), (side, side)), 6 * n, "GB/s"
+    )
     yield Case("elementwise/add transposed", two(lambda a, b: a.t() + b, (side, side), (side, side)), 12 * n, "GB/s")
 
 
@@ -100,7 +102,12 @@ def copies() -> Iterator[Case]:
 
     yield Case("copy/clone", one(lambda x: x.clone(), n), 8 * n, "GB/s")
     yield Case("copy/transpose", one(lambda x: x.t().contiguous(), side, side), 8 * n, "GB/s")
-    yield Case("copy/nchw to nhwc", one(lambda x: x.contiguous(memory_format=torch.channels_last), 16, 64, 128, 128), 8 * n, "GB/s")
+    yield Case(
+        "copy/nchw to nhwc",
+        one(lambda x: x.contiguous(memory_format=torch.channels_last), 16, 64, 128, 128),
+        8 * n,
+        "GB/s",
+    )
     yield Case("copy/host to device", from_host, 8 * n, "GB/s")
     yield Case("copy/device to host", to_host, 8 * n, "GB/s")
     yield Case("copy/cat", one(lambda x: torch.cat([x, x]), n // 2), 8 * n, "GB/s")
@@ -195,7 +202,12 @@ def convolutions() -> Iterator[Case]:
     }.items():
         flops = 2 * n * out * (size // stride) ** 2 * (c // groups) * kernel**2
         yield Case(f"convolution/{name}", conv(n, c, size, out, kernel, stride, groups, False), flops, "GFLOP/s")
-        yield Case(f"convolution/{name} with gradients", conv(n, c, size, out, kernel, stride, groups, True), 3 * flops, "GFLOP/s")
+        yield Case(
+            f"convolution/{name} with gradients",
+            conv(n, c, size, out, kernel, stride, groups, True),
+            3 * flops,
+            "GFLOP/s",
+        )
 
 
 def attentions() -> Iterator[Case]:

@@ -160,7 +160,12 @@ def test_promotion(device: str, a: torch.dtype, b: torch.dtype) -> None:
     check(device, torch.add, sample(a), sample(b))
     check(device, torch.add, sample(a), sample(b, ()))
     check(device, torch.mul, sample(a, ()), sample(b))
-    check(device, torch.div, sample(a), sample(b, (7,), 1, 4).nan_to_num(1) if b.is_floating_point else sample(b).to(b) | 1)
+    check(
+        device,
+        torch.div,
+        sample(a),
+        sample(b, (7,), 1, 4).nan_to_num(1) if b.is_floating_point else sample(b).to(b) | 1,
+    )
     check(device, torch.lt, sample(a), sample(b))
 
 

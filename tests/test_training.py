@@ -69,7 +69,9 @@ def images() -> tuple[torch.Tensor, torch.Tensor]:
 Data = tuple[torch.Tensor, torch.Tensor]
 
 
-def train(model: nn.Module, data: Data, make: Callable[..., torch.optim.Optimizer], steps: int, device: str) -> list[float]:
+def train(
+    model: nn.Module, data: Data, make: Callable[..., torch.optim.Optimizer], steps: int, device: str
+) -> list[float]:
     """Losses of `steps` steps on one batch."""
     model = model.to(device)
     x, y = (t.to(device) for t in data)
@@ -95,7 +97,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("make", "data"), [(Transformer, letters), (convolutional, images)], ids=["transformer", "convolutional"])
+@pytest.mark.parametrize(
+    ("make", "data"), [(Transformer, letters), (convolutional, images)], ids=["transformer", "convolutional"]
+)
 def test_losses_agree_with_the_cpu(
     device: str, make: Callable[[], nn.Module], data: Callable[[], Data], optimizer: str
 ) -> None:
@@ -113,7 +117,9 @@ def test_gradients_agree_with_the_cpu(device: str) -> None:
         F.cross_entropy(mine(x.to(device)).flatten(0, -2), y.to(device).flatten()).backward()
         for (name, expected), actual in zip(model.named_parameters(), mine.parameters(), strict=True):
             assert actual.grad is not None and expected.grad is not None, name
-            torch.testing.assert_close(actual.grad.cpu(), expected.grad, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                actual.grad.cpu(), expected.grad, rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 def test_two_threads_train_two_models(device: str) -> None:

@@ -108,11 +108,17 @@ def _opencl_accesses() -> dict[str, str]:
                 define = f"typedef {storage}{width} {vector} __attribute__((aligned({element.size})));"
                 # An unaligned vector type compiles to one instruction where vloadN may not.
                 out[vector] = define
-                out[f"load_{name}x{width}"] = f"#define load_{name}x{width}(p, i) (*(const GLOBAL {vector}*)((p) + (i)))"
-                out[f"store_{name}x{width}"] = f"#define store_{name}x{width}(p, i, v) (*(GLOBAL {vector}*)((p) + (i)) = (v))"
+                out[f"load_{name}x{width}"] = (
+                    f"#define load_{name}x{width}(p, i) (*(const GLOBAL {vector}*)((p) + (i)))"
+                )
+                out[f"store_{name}x{width}"] = (
+                    f"#define store_{name}x{width}(p, i, v) (*(GLOBAL {vector}*)((p) + (i)) = (v))"
+                )
             elif name == "f16":
                 out[f"load_f16x{width}"] = f"#define load_f16x{width}(p, i) vload_half{width}(0, (p) + (i))"
-                out[f"store_f16x{width}"] = f"#define store_f16x{width}(p, i, v) vstore_half{width}_rte(v, 0, (p) + (i))"
+                out[f"store_f16x{width}"] = (
+                    f"#define store_f16x{width}(p, i, v) vstore_half{width}_rte(v, 0, (p) + (i))"
+                )
             elif name == "bf16":
                 out[f"load_bf16x{width}"] = (
                     f"#define load_bf16x{width}(p, i) as_float{width}(convert_uint{width}(vload{width}(0, (p) + (i))) << 16)"
