@@ -2,9 +2,9 @@
 
 python benchmarks/ops.py [--device ocl] [--only matmul] [--rounds 5] [--json FILE]
 
-Every op writes into memory that was there before (out= or a warm cache), and the CPU's C library is told to keep its heap, so that neither side
-pays for fresh pages. Bytes are the least that must move: each input and output once. A figure is the median of rounds in which device and CPU take turns;
-the ratio is the median of the rounds' ratios.
+Every op writes into memory that was there before (out= or a warm cache), and the CPU's C library is told to keep its
+heap, so that neither side pays for fresh pages. Bytes are the least that must move: each input and output once. A
+figure is the median of rounds in which device and CPU take turns; the ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations

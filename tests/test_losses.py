@@ -21,7 +21,8 @@ Loss = Callable[..., torch.Tensor]
 def compare(
     device: str, loss: Loss, dtype: torch.dtype, *inputs: torch.Tensor, wrt: int = 1, tolerance: float = 0
 ) -> None:
-    """Value and gradients by the first `wrt` inputs on the device, against the same from the same numbers in float64 on the CPU."""
+    """Value and gradients by the first `wrt` inputs on the device, against the same from the same numbers in float64
+    on the CPU."""
     tolerance = tolerance or TOLERANCE[dtype]
     inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
     results: list[list[torch.Tensor]] = []

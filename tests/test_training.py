@@ -1,4 +1,5 @@
-"""Models trained on the device as on the CPU, without a fallback: alone, in threads, fed by a DataLoader, and refused after a fork."""
+"""Models trained on the device as on the CPU, without a fallback: alone, in threads, fed by a DataLoader, and refused
+after a fork."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """Dialects: how a kernel is spelled in a device's language.
 
-Kernel bodies are written in one C-like text with a few neutral names (GLOBAL, BARRIER, GROUP_ID(d), load_f16(p, i), ...).
-A dialect gives those names their meaning and renders the signature.
+Kernel bodies are written in one C-like text with a few neutral names (GLOBAL, BARRIER, GROUP_ID(d), load_f16(p, i),
+...). A dialect gives those names their meaning and renders the signature.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from typing import ClassVar
 
 from torchgraft.codegen.kernel import Kernel, Pointer, Value
 from torchgraft.codegen.types import BY_NAME, value_ctype
@@ -30,7 +31,7 @@ class Dialect:
 
     name = ""
     prelude = ""
-    definitions: dict[str, str] = {}
+    definitions: ClassVar[dict[str, str]] = {}
     kernel_prefix = ""
     global_prefix = ""
     restrict = "restrict"
@@ -121,7 +122,8 @@ def _opencl_accesses() -> dict[str, str]:
                 )
             elif name == "bf16":
                 out[f"load_bf16x{width}"] = (
-                    f"#define load_bf16x{width}(p, i) as_float{width}(convert_uint{width}(vload{width}(0, (p) + (i))) << 16)"
+                    f"#define load_bf16x{width}(p, i) "
+                    f"as_float{width}(convert_uint{width}(vload{width}(0, (p) + (i))) << 16)"
                 )
                 out[f"store_bf16x{width}"] = _BF16_STORE_VECTOR.format(n=width)
     return out
@@ -206,7 +208,7 @@ class OpenCL(Dialect):
 /* The iterations are independent, and wide vectors pay where the compiler would choose half of one. */
 #define VECTORIZE _Pragma("clang loop vectorize(assume_safety) vectorize_width(16)")
 """
-    definitions = {
+    definitions: ClassVar[dict[str, str]] = {
         **HELPERS,
         **_opencl_accesses(),
         "tg_report": _REPORT,

@@ -1,7 +1,7 @@
 """Division, remainders and powers with Python's and torch's rules.
 
-Integer division by zero and of the smallest number by -1 trap on CPUs: here they give 0 and the wrapped negation, so a bad divisor spoils
-one element and not the process.
+Integer division by zero and of the smallest number by -1 trap on CPUs: here they give 0 and the wrapped negation, so a
+bad divisor spoils one element and not the process.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ def _body(form: str, loop: str, before: str = "") -> tuple[str, tuple[int, ...]]
 
 @functools.cache
 def sequence_kernel(type_: str, compute: str, numbers: tuple[str, ...], text: str, form: str) -> Kernel:
-    """Stores `text`, an expression of type `compute` of the place `i` and of `numbers` (of that type), in a contiguous tensor."""
+    """Stores `text`, an expression of type `compute` of the place `i` and of `numbers` (of that type), in a contiguous
+    tensor."""
     params: list[Parameter] = [Pointer("out", type_), *(Value(name, compute) for name in numbers)]
     params += [Value("n", "i64"), Value("chunk", "i64")]
     loop = f"    {value_ctype(compute)} value = {text};\n    store_{type_}(out, i, {convert('value', compute, type_)});"
@@ -31,7 +32,8 @@ def sequence_kernel(type_: str, compute: str, numbers: tuple[str, ...], text: st
 
 @functools.cache
 def triangle_kernel(type_: str, upper: bool, form: str) -> Kernel:
-    """Copies the elements of contiguous matrices on one side of a diagonal; the others become zero. Works on rows on a CPU."""
+    """Copies the elements of contiguous matrices on one side of a diagonal; the others become zero. Works on rows on a
+    CPU."""
     params = (
         Pointer("out", type_),
         Pointer("in", type_, const=True),
@@ -59,7 +61,8 @@ def triangle_kernel(type_: str, upper: bool, form: str) -> Kernel:
 
 @functools.cache
 def triangle_indices_kernel(type_: str, upper: bool) -> Kernel:
-    """Rows and columns of a triangle's elements in order: `offset` is the diagonal. One work-item for each row of the matrix.
+    """Rows and columns of a triangle's elements in order: `offset` is the diagonal. One work-item for each row of the
+    matrix.
 
     Row r of the lower triangle has min(columns, max(0, r + offset + 1)) elements; the upper triangle is what is left of
     the matrix by the lower one of offset - 1.

@@ -12,7 +12,8 @@ JOINED = 8
 
 @functools.cache
 def join_kernel(type_: str) -> Kernel:
-    """Copies row r of each input, one after the other, to row r of the output, from column `start` on; all are contiguous."""
+    """Copies row r of each input, one after the other, to row r of the output, from column `start` on; all are
+    contiguous."""
     params = (
         Pointer("out", type_),
         *(Pointer(f"in{k}", type_, const=True) for k in range(JOINED)),

@@ -1,4 +1,5 @@
-"""Kernels of the negative log likelihood: one log probability a target, out of [batch, class, place] with any strides."""
+"""Kernels of the negative log likelihood: one log probability a target, out of [batch, class, place] with any
+strides."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def each_kernel(type_: str, target: str, weight: str | None, form: str) -> Kerne
 
 @functools.cache
 def sum_kernel(type_: str, accumulate: str, target: str, weight: str | None) -> Kernel:
-    """Sums of losses and of weights of each group: sums[2 g], sums[2 g + 1]. One work-item takes a chunk in both forms."""
+    """Sums of losses and of weights of each group: sums[2 g], sums[2 g + 1]. One work-item takes a chunk in both
+    forms."""
     params = (Pointer("sums", accumulate), Pointer("x", type_, const=True), *_params(target, weight, type_))
     a = value_ctype(accumulate)
     text, local = _walk(
@@ -108,7 +110,8 @@ def finish_kernel(type_: str, accumulate: str, mean: bool) -> Kernel:
 
 @functools.cache
 def backward_kernel(type_: str, target: str, weight: str | None, mean: bool, each: bool, form: str) -> Kernel:
-    """Writes the gradients at the targets' classes; the others are zero before. `each`: one gradient for every target."""
+    """Writes the gradients at the targets' classes; the others are zero before. `each`: one gradient for every
+    target."""
     params: tuple[Parameter, ...] = (
         Pointer("out", type_),
         Pointer("grad", type_, const=True),

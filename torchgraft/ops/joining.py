@@ -38,7 +38,8 @@ def _cat(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim
 
 
 def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int) -> bool:
-    """Joins contiguous tensors by few launches, each row of the result from a row of each; false where copies are as good."""
+    """Joins contiguous tensors by few launches, each row of the result from a row of each; false where copies are as
+    good."""
     rows = math.prod(out.shape[:dim])
     if p.form == "gpu" or len(tensors) == 1 or (rows < _ROWS and out.numel() > _SMALL):
         return False

@@ -201,7 +201,8 @@ def planner(
             schemas.
         contiguous: tensors arrive contiguous, copied where they are not.
         inplace_safe: a result may be one of the inputs; otherwise such calls get a temporary and a copy.
-        cpu_tensors: CPU tensors among the arguments: "upload" copies zero-dim ones to the device, "upload_all" also any in lists of tensors.
+        cpu_tensors: CPU tensors among the arguments: "upload" copies zero-dim ones to the device, "upload_all" also
+            any in lists of tensors.
         meta: gives the results' specs for ops without a meta kernel in torch.
         eager: looks at a call's arguments by name (not at data) and at whether the call is in place; a function that
             it returns is run in place of a plan, for every such call. It takes the functional overload's arguments and
