@@ -271,3 +271,16 @@ def test_encoder_layer(device: str, training: bool, norm_first: bool) -> None:
             expected = layer(x)
             got = layer.to(device)(x.to(device))
         torch.testing.assert_close(got.cpu(), expected)
+
+
+def test_encoder_with_padding(device: str) -> None:
+    """Where torch's CPU would take a nested tensor: what is not padding is the same."""
+    encoder = (
+        torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).double().eval()
+    )
+    x = torch.randn(2, 12, 32, dtype=torch.float64)
+    padding = torch.arange(12).expand(2, 12) >= torch.tensor([[12], [7]])
+    with sdpa_kernel([SDPBackend.OVERRIDEABLE, SDPBackend.MATH]), torch.no_grad():
+        expected = encoder(x, src_key_padding_mask=padding)
+        got = encoder.to(device)(x.to(device), src_key_padding_mask=padding.to(device)).cpu()
+    torch.testing.assert_close(got[~padding], expected[~padding])

@@ -333,3 +333,8 @@ def _meta_multi_head_attention(
 
 decomposition("_native_multi_head_attention", function=_multi_head_attention, meta=_meta_multi_head_attention)
 decomposition("_transformer_encoder_layer_fwd", function=_encoder_layer)
+
+
+@planner("_nested_tensor_from_mask_left_aligned", meta=lambda **_: False)
+def _left_aligned(p: PlanBuilder, out: bool, t: torch.Tensor, mask: torch.Tensor) -> None:
+    """The device has no nested tensors; torch.nn.TransformerEncoder asks this before it makes one."""
