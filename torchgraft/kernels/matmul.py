@@ -16,9 +16,10 @@ the arguments, in the order of the kernel's parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from math import prod
 from typing import Literal
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
@@ -371,13 +372,14 @@ def multiply_tile(math: Arithmetic, tile: Tile, unit: Unit, in_rows: bool = Fals
 {{
   const {math.vector}* b = panels + (n / {math.width}) * {panel_step};
   {math.vector} {", ".join(everything)};
-  if (kb == 0) {{ {" ".join(f"{name} = 0;" for name in everything)} }}
-  else {{ {" ".join(f"{name} = sums[{i}];" for i, name in enumerate(everything))} }}
+  {" ".join(f"{name} = 0;" for name in everything)}
   for (int k = 0; k < kc; ++k, b += {k_step}) {{
     {loads}
     {chr(10).join(rows)}
   }}
-  {" ".join(f"sums[{i}] = {name};" for i, name in enumerate(everything))}
+  // Slices are summed on their own: so rounding errors grow with the length of a slice and the number of slices.
+  if (kb == 0) {{ {" ".join(f"sums[{i}] = {name};" for i, name in enumerate(everything))} }}
+  else {{ {" ".join(f"sums[{i}] += {name};" for i, name in enumerate(everything))} }}
 }}"""
 
 
@@ -471,37 +473,50 @@ for (int kb = 0;; kb += {tile.depth}) {{
 }}"""
 
 
-def _operands(math: Arithmetic, addend: Addend, sizes: Sequence[str]) -> tuple[Parameter, ...]:
-    """C, A, B, [D,] sizes, strides (row, column, batch) of each, alpha [, beta]."""
-    pointers = [Pointer("C", math.storage), Pointer("A", math.storage, True), Pointer("B", math.storage, True)]
+def _operands(math: Arithmetic, result: str, addend: Addend, *sizes: str) -> tuple[Parameter, ...]:
+    """C, A, B, [D,] M, N, K of all parts but the last, K of the last, `sizes`, each one's strides (row, column, batch),
+    alpha [, beta]."""
+    pointers = [Pointer("C", result), Pointer("A", math.storage, True), Pointer("B", math.storage, True)]
     scalars = [Value("alpha", math.value)]
     if addend != "none":
         pointers.append(Pointer("D", math.storage, True))
         scalars.append(Value("beta", math.value))
     strides = [Value(f"{p.name.lower()}_{s}", "i64") for p in pointers for s in ("rs", "cs", "bs")]
+    sizes = ("M", "N", "each_K", "last_K", *sizes)
     return (*pointers, *(Value(size, "i32") for size in sizes), *strides, *scalars)
+
+
+def _begin(addend: Addend, dimension: int) -> str:
+    """What every product begins with: K, and the pointers moved to the batch (or to the part of the sums)."""
+    return f"""
+const long batch = GROUP_ID({dimension});
+const int K = batch + 1 == NUM_GROUPS({dimension}) ? last_K : each_K;
+A += batch * a_bs;
+B += batch * b_bs;
+C += batch * c_bs;
+{"D += batch * d_bs;" if addend != "none" else ""}"""
 
 
 @cache
 def block_kernel(
-    storage: str, unit_a: Unit, unit_b: Unit, addend: Addend, narrow: bool = False, simd_width: int = 16
+    storage: str, result: str, unit_a: Unit, unit_b: Unit, addend: Addend, narrow: bool = False, simd_width: int = 16
 ) -> Kernel:
-    """The CPU form for products of some size. Launch with `block_launch`."""
+    """The CPU form for products of some size. C has elements of type `result`: `storage`, or with no D any other."""
     math = arithmetic(storage, simd_width)
+    finish = _finish_block(arithmetic(result, simd_width), block_tile(math, narrow), addend)
     tile = block_tile(math, narrow)
     fill_panels, fill_tile = pack_b(math, tile, unit_b), pack_a(math, tile, unit_a)
-    body = f"""
-const long batch = GROUP_ID(2);
+    body = f"""{_begin(addend, 2)}
 const int m0 = GROUP_ID(1) * block_rows, n0 = GROUP_ID(0) * block_columns;
 const int rows = min(block_rows, M - m0), columns = min(block_columns, N - n0);
-A += batch * a_bs + m0 * a_rs;
-B += batch * b_bs + n0 * b_cs;
-C += batch * c_bs + m0 * c_rs + n0 * c_cs;
-{"D += batch * d_bs + m0 * d_rs + n0 * d_cs;" if addend != "none" else ""}
-{block_loop(math, tile, fill_panels, fill_tile, unit_a, _finish_block(math, tile, addend))}"""
+A += m0 * a_rs;
+B += n0 * b_cs;
+C += m0 * c_rs + n0 * c_cs;
+{"D += m0 * d_rs + n0 * d_cs;" if addend != "none" else ""}
+{block_loop(math, tile, fill_panels, fill_tile, unit_a, finish)}"""
     return Kernel(
         "matmul_block",
-        _operands(math, addend, ("M", "N", "K", "block_rows", "block_columns")),
+        _operands(math, result, addend, "block_rows", "block_columns"),
         plain_loops(body),
         helpers=shuffle_helpers(math.width, math.vector) if unit_b == "k" else "",
         local=(1, 1, 1),
@@ -545,20 +560,16 @@ def _horizontal_sum(math: Arithmetic, vector: str) -> str:
 
 
 @cache
-def dot_kernel(storage: str, rows: int, addend: Addend, simd_width: int = 16) -> Kernel:
+def dot_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width: int = 16) -> Kernel:
     """At most `rows` (1 or 4) rows of A with unit stride along k, times a B with unit stride along k: one dot product
-    for each element, several columns at a time for the sake of the memory. Launch with `matmul_launch`.
+    for each element, several columns at a time for the sake of the memory. Launch with `matmul_launches`.
     """
     math = arithmetic(storage, simd_width)
+    target = arithmetic(result, simd_width)
     together = 8 if rows == 1 else 4
     pairs = [(i, j) for i in range(rows) for j in range(together)]
-    body = f"""
-const long batch = GROUP_ID(1);
+    body = f"""{_begin(addend, 1)}
 const int begin = GROUP_ID(0) * block_columns, end = min(N, begin + block_columns);
-A += batch * a_bs;
-B += batch * b_bs;
-C += batch * c_bs;
-{"D += batch * d_bs;" if addend != "none" else ""}
 {" ".join(f"{math.const_pointer} a{i} = A + min({i}, M - 1) * a_rs;" for i in range(rows))}
 for (int n = begin; n < end; n += {together}) {{
   {" ".join(f"{math.const_pointer} b{j} = B + min(n + {j}, N - 1) * b_cs;" for j in range(together))}
@@ -576,12 +587,12 @@ for (int n = begin; n < end; n += {together}) {{
   const {math.scalar} sums[{rows * together}] = {{{", ".join(f"s{i}_{j}_sum" for i, j in pairs)}}};
   for (int i = 0; i < min({rows}, M); ++i)
     for (int j = 0; j < min({together}, end - n); ++j) {{
-      {math.pointer} c = C + i * c_rs + (n + j) * c_cs;
+      {target.pointer} c = C + i * c_rs + (n + j) * c_cs;
       {"" if addend == "none" else f"{math.const_pointer} d = D + i * d_rs + (n + j) * d_cs;"}
-      {finish_scalar(math, addend, f"sums[i * {together} + j]", "0", "0")}
+      {finish_scalar(target, addend, f"sums[i * {together} + j]", "0", "0")}
     }}
 }}"""
-    return Kernel("matmul_dot", _operands(math, addend, ("M", "N", "K", "block_columns")), body, local=(1, 1))
+    return Kernel("matmul_dot", _operands(math, result, addend, "block_columns"), body, local=(1, 1))
 
 
 def axpy_columns(rows: int) -> int:
@@ -590,11 +601,12 @@ def axpy_columns(rows: int) -> int:
 
 
 @cache
-def axpy_kernel(storage: str, rows: int, addend: Addend, simd_width: int = 16) -> Kernel:
+def axpy_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width: int = 16) -> Kernel:
     """At most `rows` (1 or 4) rows of A times a B with unit stride along the columns: a work-item adds up a long
-    stretch of B's rows, several at a time, so that memory is read in few long streams. Launch with `matmul_launch`.
+    stretch of B's rows, several at a time, so that memory is read in few long streams. Launch with `matmul_launches`.
     """
     math = arithmetic(storage, simd_width)
+    target = arithmetic(result, simd_width)
     together = 8 if rows == 1 else 4
     pitch = axpy_columns(rows)
     pairs = [(i, t) for i in range(rows) for t in range(together)]
@@ -623,13 +635,8 @@ def axpy_kernel(storage: str, rows: int, addend: Addend, simd_width: int = 16) -
     for (; n + {math.width} <= columns; n += {math.width}) {{ {loads} {updates} }}
     for (; n < columns; ++n) {{ {singles} }}"""
 
-    body = f"""
-const long batch = GROUP_ID(1);
+    body = f"""{_begin(addend, 1)}
 const int begin = GROUP_ID(0) * block_columns, columns = min(block_columns, N - begin);
-A += batch * a_bs;
-B += batch * b_bs;
-C += batch * c_bs;
-{"D += batch * d_bs;" if addend != "none" else ""}
 {math.scalar} sums[{rows * pitch}] __attribute__((aligned(64)));
 for (int i = 0; i < {rows}; ++i)
   for (int n = 0; n < columns; ++n) sums[i * {pitch} + n] = 0;
@@ -638,11 +645,11 @@ for (; k + {together} <= K; k += {together}) {{ {add_rows(together)} }}
 for (; k < K; ++k) {{ {add_rows(1)} }}
 for (int i = 0; i < min({rows}, M); ++i)
   for (int n = 0; n < columns; ++n) {{
-    {math.pointer} c = C + i * c_rs + (begin + n) * c_cs;
+    {target.pointer} c = C + i * c_rs + (begin + n) * c_cs;
     {"" if addend == "none" else f"{math.const_pointer} d = D + i * d_rs + (begin + n) * d_cs;"}
-    {finish_scalar(math, addend, f"sums[i * {pitch} + n]", "0", "0")}
+    {finish_scalar(target, addend, f"sums[i * {pitch} + n]", "0", "0")}
   }}"""
-    return Kernel("matmul_axpy", _operands(math, addend, ("M", "N", "K", "block_columns")), body, local=(1, 1))
+    return Kernel("matmul_axpy", _operands(math, result, addend, "block_columns"), body, local=(1, 1))
 
 
 # --- The GPU form.
@@ -723,23 +730,19 @@ TILE_LOCAL = (_GROUP, _GROUP, 1)
 
 
 @cache
-def tile_kernel(storage: str, unit_a: Unit, unit_b: Unit, addend: Addend) -> Kernel:
+def tile_kernel(storage: str, result: str, unit_a: Unit, unit_b: Unit, addend: Addend) -> Kernel:
     """The GPU form."""
     math = arithmetic(storage)
+    target = arithmetic(result)
     finish = f"""
-      {math.pointer} c = C + m * c_rs + n * c_cs;
+      {target.pointer} c = C + m * c_rs + n * c_cs;
       {"" if addend == "none" else f"{math.const_pointer} d = D + m * d_rs + n * d_cs;"}
-      {finish_scalar(math, addend, "sums[i][j]", "0", "0")}"""
+      {finish_scalar(target, addend, "sums[i][j]", "0", "0")}"""
     fetch_a = f"value = {math.load('A', 'm * a_rs + k * a_cs')};"
     fetch_b = f"value = {math.load('B', 'n * b_cs + k * b_rs')};"
-    body = f"""
-const long batch = GROUP_ID(2);
-A += batch * a_bs;
-B += batch * b_bs;
-C += batch * c_bs;
-{"D += batch * d_bs;" if addend != "none" else ""}
+    body = f"""{_begin(addend, 2)}
 {tile_loop(math, unit_a, unit_b, fetch_a, fetch_b, finish)}"""
-    return Kernel("matmul_tile", _operands(math, addend, ("M", "N", "K")), body, local=TILE_LOCAL)
+    return Kernel("matmul_tile", _operands(math, result, addend), body, local=TILE_LOCAL)
 
 
 # --- Launches.
@@ -775,27 +778,59 @@ def _unit(k_stride: int, outer_stride: int, k: int, outer: int) -> Unit:
     return "k" if k_stride == 1 or k == 1 else "none"
 
 
-def matmul_launch(
+def _parts(groups: int, k: int, wanted: int) -> int:
+    """Into how many parts to divide sums of `k` products when there are `groups` groups and `wanted` could run."""
+    return max(1, min(wanted // groups, k // _LEAST_PART))
+
+
+# Shorter parts of a sum cost more to add up than they gain.
+_LEAST_PART = 1024
+
+
+@cache
+def fold_kernel(storage: str, addend: Addend) -> Kernel:
+    """Adds up the parts of products: C = alpha * (sum of `parts` matrices, one after the other in P) + beta * D."""
+    math = arithmetic(storage)
+    value = BY_NAME[math.value].storage
+    body = f"""
+const long index = GLOBAL_ID(0), count = (long)M * N;
+if (index >= count) return;
+{value} sum = ({value})(0);
+for (int part = 0; part < parts; ++part) sum += P[part * count + index];
+{math.pointer} c = C + index / N * c_rs + index % N * c_cs;
+{"" if addend == "none" else f"{math.const_pointer} d = D + index / N * d_rs + index % N * d_cs;"}
+{finish_scalar(math, addend, "sum", "0", "0")}"""
+    params: list[Parameter] = [Pointer("C", storage), Pointer("P", math.value, True)]
+    params += [] if addend == "none" else [Pointer("D", storage, True)]
+    params += [Value(name, "i32") for name in ("M", "N", "parts")] + [Value("c_rs", "i64"), Value("c_cs", "i64")]
+    params += [] if addend == "none" else [Value("d_rs", "i64"), Value("d_cs", "i64")]
+    params += [Value("alpha", math.value)] + ([] if addend == "none" else [Value("beta", math.value)])
+    return Kernel("matmul_fold", tuple(params), body, local=(64,))
+
+
+def matmul_launches(
     storage: str,
     sizes: tuple[int, int, int, int],
     c: Matrix,
     a: Matrix,
     b: Matrix,
-    d: Matrix | None = None,
-    alpha: object = 1,
-    beta: object = 1,
+    d: Matrix | None,
+    alpha: object,
+    beta: object,
+    temporary: Callable[[int, str], object],
     *,
     form: str = "cpu",
     units: int = 1,
     simd_width: int = 16,
-) -> Launch:
-    """The launch for C = alpha * A @ B + beta * D.
+) -> list[Launch]:
+    """The launches for C = alpha * A @ B + beta * D.
 
     Args:
         storage: the element type of all four.
-        sizes: batches, rows (M), columns (N) and length of the sums (K); K may be 0.
+        sizes: batches, rows (M), columns (N) and length of the sums (K); only K may be 0.
         d: strides of 0 broadcast it.
         alpha, beta: numbers or whatever the launcher takes for one.
+        temporary: makes a place for a number of elements of a type.
         form: "cpu" or "gpu".
         units: the device's compute units.
         simd_width: float32 elements of its vector registers.
@@ -808,37 +843,76 @@ def matmul_launch(
         a, b, c, d = b.transposed, a.transposed, c.transposed, d.transposed if d else None
     unit_a, unit_b = _unit(a.column, a.row, k, m), _unit(b.row, b.column, k, n)
     addend: Addend = "none" if d is None else {0: "column", 1: "row"}.get(d.column, "any")  # type: ignore[assignment]
-    operands = [c, a, b] + ([d] if d else [])
-    pointers = tuple(x.pointer for x in operands)
-    tail = (*(stride for x in operands for stride in (x.row, x.column, x.batch)), alpha, *((beta,) if d else ()))
 
+    # The kernel as a function of C's element type and D's kind, its groups within a matrix, and the sizes it takes.
+    kernel: Callable[[str, Addend], Kernel]
+    more: tuple[int, ...] = ()
+    wanted = 2 * units
+    few = 1 if m == 1 else 4
     if form != "cpu":
-        kernel = tile_kernel(storage, unit_a, unit_b, addend)
-        return Launch(kernel, tile_groups(m, n, batch), (*pointers, m, n, k, *tail))
-    if m <= 4 and not math.is_complex:
-        rows = 1 if m == 1 else 4
-        if unit_b == "k" and a.column == 1 and k >= math.width:
-            columns = max(8, min(64, -(-n // (4 * units) // 8 * 8)))
-            return Launch(
-                dot_kernel(storage, rows, "any" if d else "none", simd_width),
-                (-(-n // columns), batch),
-                (*pointers, m, n, k, columns, *tail),
+        groups: tuple[int, ...] = tile_groups(m, n, 1)[:2]
+        kernel = partial(_tile, storage, unit_a, unit_b)
+        wanted = 4 * units
+    elif m <= 4 and not math.is_complex and unit_b == "k" and a.column == 1 and k >= math.width:
+        more = (max(8, min(64, -(-n // (4 * units) // 8 * 8))),)
+        groups = (-(-n // more[0]),)
+        kernel = partial(_dot, storage, few, simd_width)
+    elif m <= 4 and not math.is_complex and unit_b == "outer":
+        more = (min(axpy_columns(few), max(64, -(-n // (2 * units) // 64 * 64))),)
+        groups = (-(-n // more[0]),)
+        kernel = partial(_axpy, storage, few, simd_width)
+    else:
+        if math.is_complex:
+            unit_a = unit_b = "none"
+            addend = "none" if d is None else "any"
+        narrow = n <= math.width
+        rows, columns = block_shape(math, block_tile(math, narrow), m, n, k, batch, units)
+        more = (rows, columns)
+        groups = (-(-n // columns), -(-m // rows))
+        kernel = partial(_block, storage, unit_a, unit_b, narrow, simd_width)
+
+    parts = _parts(prod(groups), k, wanted) if batch == 1 and units > 1 else 1
+    if parts == 1:
+        operands = [c, a, b] + ([d] if d else [])
+        return [
+            Launch(
+                kernel(storage, addend),
+                (*groups, batch),
+                (
+                    *(x.pointer for x in operands),
+                    *(m, n, k, k, *more),
+                    *(stride for x in operands for stride in (x.row, x.column, x.batch)),
+                    alpha,
+                    *((beta,) if d else ()),
+                ),
             )
-        if unit_b == "outer":
-            columns = min(axpy_columns(rows), max(64, -(-n // (2 * units) // 64 * 64)))
-            return Launch(
-                axpy_kernel(storage, rows, "any" if d else "none", simd_width),
-                (-(-n // columns), batch),
-                (*pointers, m, n, k, columns, *tail),
-            )
-    narrow = n <= math.width
-    tile = block_tile(math, narrow)
-    rows, columns = block_shape(math, tile, m, n, k, batch, units)
-    if math.is_complex:
-        unit_a = unit_b = "none"
-        addend = "none" if d is None else "any"
-    return Launch(
-        block_kernel(storage, unit_a, unit_b, addend, narrow, simd_width),
-        (-(-n // columns), -(-m // rows), batch),
-        (*pointers, m, n, k, rows, columns, *tail),
-    )
+        ]
+    # Too few blocks, of long sums: every group sums a part.
+    each = -(-k // parts)
+    parts = -(-k // each)
+    place = temporary(parts * m * n, math.value)
+    strides = (n, 1, m * n, a.row, a.column, each * a.column, b.row, b.column, each * b.row)
+    one = 1.0 if math.is_float else 1
+    args = (place, a.pointer, b.pointer, m, n, each, k - (parts - 1) * each, *more, *strides, one)
+    product = Launch(kernel(math.value, "none"), (*groups, parts), args)
+    fold_args: tuple[object, ...] = (c.pointer, place, *((d.pointer,) if d else ()), m, n, parts, c.row, c.column)
+    fold_args += (d.row, d.column, alpha, beta) if d else (alpha,)
+    return [product, Launch(fold_kernel(storage, "any" if d else "none"), (-(-m * n // 64),), fold_args)]
+
+
+def _tile(storage: str, unit_a: Unit, unit_b: Unit, result: str, addend: Addend) -> Kernel:
+    return tile_kernel(storage, result, unit_a, unit_b, "any" if addend != "none" else "none")
+
+
+def _dot(storage: str, rows: int, simd_width: int, result: str, addend: Addend) -> Kernel:
+    return dot_kernel(storage, result, rows, "any" if addend != "none" else "none", simd_width)
+
+
+def _axpy(storage: str, rows: int, simd_width: int, result: str, addend: Addend) -> Kernel:
+    return axpy_kernel(storage, result, rows, "any" if addend != "none" else "none", simd_width)
+
+
+def _block(
+    storage: str, unit_a: Unit, unit_b: Unit, narrow: bool, simd_width: int, result: str, addend: Addend
+) -> Kernel:
+    return block_kernel(storage, result, unit_a, unit_b, addend, narrow, simd_width)

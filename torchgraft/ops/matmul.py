@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from torchgraft.codegen import element_type
-from torchgraft.kernels.matmul import Matrix, matmul_launch
+from torchgraft.codegen.types import BY_NAME
+from torchgraft.kernels.matmul import Matrix, matmul_launches
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 
 Number = Scalar | int | complex
@@ -41,7 +42,11 @@ def plan_product(
     if element_type(out.dtype).is_complex:
         alpha, beta = (complex(x) if isinstance(x, int) else x for x in (alpha, beta))
     batch = out.shape[0] if out.dim() == 3 else 1
-    launch = matmul_launch(
+
+    def temporary(count: int, element: str) -> torch.Tensor:
+        return p.empty((count,), BY_NAME[element].dtype)
+
+    launches = matmul_launches(
         storage,
         (batch, out.shape[-2], out.shape[-1], a.shape[-1]),
         _matrix(out),
@@ -50,10 +55,12 @@ def plan_product(
         _matrix(addend) if addend is not None else None,
         alpha,
         beta,
+        temporary,
         form=p.form,
         units=p.device.compute_units,
     )
-    p.launch(launch.kernel, launch.groups, launch.args)
+    for launch in launches:
+        p.launch(launch.kernel, launch.groups, launch.args)
 
 
 @planner("mm", "bmm")
