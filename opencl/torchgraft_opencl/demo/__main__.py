@@ -33,9 +33,10 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--device", default="ocl", help='"ocl", "ocl:1", "cpu", ... (default: ocl)')
     parser.add_argument("--tasks", nargs="+", choices=["digits", "text"], default=["digits", "text"])
     parser.add_argument("--epochs", type=int, default=10, help="over the digits (default: 10)")
-    parser.add_argument("--steps", type=int, default=150, help="on the text (default: 150)")
+    parser.add_argument("--steps", type=int, default=200, help="on the text (default: 200)")
     parser.add_argument("--characters", type=int, default=300, help="to sample from the GPT (default: 300)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--least-accuracy", type=float, default=0.97, help="of the digits, held out (default: 0.97)")
     parser.add_argument("--no-cpu", action="store_true", help="leave out the comparison with the CPU")
     return parser.parse_args()
 
@@ -45,7 +46,7 @@ def chosen_tasks(options: argparse.Namespace) -> Iterator[Task]:
     if "digits" in options.tasks:
         from torchgraft_opencl.demo.digits import Digits
 
-        yield Digits(options.seed, options.epochs)
+        yield Digits(options.seed, options.epochs, options.least_accuracy)
     if "text" in options.tasks:
         from torchgraft_opencl.demo.text import Text
 

@@ -36,10 +36,10 @@ class Digits(Task):
     """Four fifths of the images are trained on, one fifth is held out."""
 
     name = "digits"
-    least_accuracy = 0.97
 
-    def __init__(self, seed: int, epochs: int) -> None:
+    def __init__(self, seed: int, epochs: int, least_accuracy: float) -> None:
         super().__init__(seed)
+        self.least_accuracy = least_accuracy
         data = load_digits()
         images = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16 - 0.5
         labels = torch.tensor(data.target, dtype=torch.int64)

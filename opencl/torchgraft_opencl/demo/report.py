@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from rich.table import Table
+from rich.table import Column, Table
 
 from torchgraft_opencl.demo.task import Task
 from torchgraft_opencl.demo.training import Run
@@ -14,7 +14,7 @@ from torchgraft_opencl.demo.training import Run
 # The loss curves are compared over so many steps. They cannot agree for ever: devices round differently, and every
 # step of training amplifies the difference.
 COMPARED_STEPS = 10
-AGREEMENT = 1e-4
+AGREEMENT = 1e-5
 
 
 @dataclass
@@ -37,7 +37,6 @@ class Comparison:
 class Work:
     """What the toolkit counted while the device trained."""
 
-    plans: int
     hits: int
     misses: int
     kernels_compiled: int
@@ -50,7 +49,6 @@ class Work:
 
         stats = torchgraft.plans.stats()
         return Work(
-            plans=stats.plans,
             hits=stats.hits,
             misses=stats.misses,
             kernels_compiled=stats.kernels_compiled,
@@ -62,9 +60,7 @@ class Work:
 def results_table(comparisons: list[Comparison]) -> Table:
     """Each task on the device beside the CPU."""
     columns = [(each, run) for each in comparisons for run in (each.device, each.cpu) if run]
-    table = Table("", *(f"{each.task.name}\n{run.device}" for each, run in columns))
-    for column in table.columns[1:]:
-        column.justify = "right"
+    table = Table("", *(Column(f"{each.task.name}\n{run.device}", justify="right") for each, run in columns))
 
     def row(label: str, describe: Callable[[Run], str]) -> None:
         table.add_row(label, *(describe(run) for _, run in columns))
@@ -79,9 +75,12 @@ def results_table(comparisons: list[Comparison]) -> Table:
 
 def work_table(work: Work) -> Table:
     """How the device did it."""
-    table = Table("plans", "plan hits", "plan misses", "kernels compiled", "from the cache", "fallbacks")
-    counts = (work.plans, work.hits, work.misses, work.kernels_compiled, work.kernels_loaded, work.fallbacks)
-    table.add_row(*(f"{count:,}" for count in counts))
+    table = Table("the device's work", Column("", justify="right"))
+    table.add_row("plans made", f"{work.misses:,}")
+    table.add_row("calls served by a plan", f"{work.hits:,}")
+    table.add_row("kernels compiled", f"{work.kernels_compiled:,}")
+    table.add_row("kernels from the cache on disk", f"{work.kernels_loaded:,}")
+    table.add_row("fallbacks to the CPU", f"{work.fallbacks:,}")
     return table
 
 
@@ -108,4 +107,4 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cpu" or not hasattr(module, "get_device_properties"):
         return str(device)
     properties = module.get_device_properties(device)
-    return f"{device}: {properties.name} ({properties.platform}, {properties.driver_version.splitlines()[0]})"
+    return f"{device} is {properties.name} ({properties.platform})"

@@ -17,7 +17,7 @@ class Task(ABC):
     name: str
     steps: int
     clip: float | None = None  # the norm that gradients are clipped to
-    least_accuracy: float = 0.0  # what a run with the default options reaches on any device
+    least_accuracy: float = 0.0  # below it, something is wrong
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

@@ -14,9 +14,9 @@ from torchgraft_opencl.demo.task import Batch, Task
 
 BATCH = 16
 CONTEXT = 64
-WIDTH = 128
-HEADS = 4
-LAYERS = 5
+WIDTH = 160
+HEADS = 5
+LAYERS = 3
 
 # The printable part of ASCII and the newline; whatever else occurs becomes a question mark.
 ALPHABET = "\n" + "".join(map(chr, range(32, 127)))
@@ -121,7 +121,7 @@ class Text(Task):
         return GPT()
 
     def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.98), weight_decay=0.05, fused=True)
+        return torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
 
     def make_scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         warm_up = max(1, self.steps // 10)
