@@ -28,6 +28,8 @@ def plan_product(
     alpha: Number = 1,
 ) -> None:
     """Plans `out = alpha * a @ b + beta * addend` for matrices or batches of matrices, whatever their strides."""
+    if a.dtype != b.dtype:  # torch's meta kernel lets it through
+        raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {a.dtype} != {b.dtype}")
     if out.numel() == 0:
         return
     storage = element_type(out.dtype).name
