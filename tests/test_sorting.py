@@ -1,0 +1,152 @@
+"""Sorting and what follows from it, against torch's CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.no_fallback
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+DTYPES = [*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+
+
+def make(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Values of both signs, many of them equal."""
+    if dtype.is_floating_point:
+        return (torch.randn(shape) * 20).round().div(8).to(dtype)
+    if dtype == torch.bool:
+        return torch.rand(shape) > 0.5
+    low = 0 if dtype == torch.uint8 else torch.iinfo(dtype).min
+    return torch.where(
+        torch.rand(shape) < 0.5, torch.randint(0, 9, shape), torch.randint(low, torch.iinfo(dtype).max, shape)
+    ).to(dtype)
+
+
+def compare(device: str, f: Callable[..., Any], *inputs: torch.Tensor, backward: bool = False) -> None:
+    results: list[list[torch.Tensor]] = []
+    for where in (device, "cpu"):
+        copies = [x.detach().clone().to(where) for x in inputs]
+        if backward:
+            copies = [x.requires_grad_() for x in copies]
+        out = f(*copies)
+        out = list(out) if isinstance(out, (tuple, list)) else [out]
+        if backward:
+            (out[0] * torch.linspace(1, 2, out[0].numel()).view(out[0].shape).to(where)).sum().backward()
+            out += [x.grad for x in copies if x.grad is not None]
+        results.append([o.detach() for o in out])
+    for got, expected in zip(*results, strict=True):
+        assert got.device.type != "cpu"
+        torch.testing.assert_close(
+            got.cpu(), expected, rtol=1e-6 if backward else 0, atol=1e-6 if backward else 0, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sort_dtypes(device: str, dtype: torch.dtype, descending: bool) -> None:
+    for length in (1, 20, 300):
+        compare(device, lambda a: a.sort(stable=True, descending=descending), make((5, length), dtype))
+
+
+def test_sort(device: str) -> None:
+    x = make((6, 50, 4))
+    for dim in (0, 1, 2, -1):
+        compare(device, lambda a, d=dim: a.sort(dim=d, stable=True), x)
+        compare(device, lambda a, d=dim: a.transpose(0, 1).sort(dim=d, stable=True), x)
+    compare(device, lambda a: a.sort(1), torch.randn(4, 500), backward=True)
+    compare(device, lambda a: a.argsort(dim=1, stable=True), x)
+    compare(device, lambda a: a.msort(), torch.randn(40, 3))
+    compare(device, lambda a: a.sort(), torch.tensor(2.0))
+    compare(device, lambda a: a.sort(), make((3, 0)))
+    compare(device, lambda a: a[:, ::2].sort(dim=1, stable=True), x)
+    values, places = torch.empty(0, device=device), torch.empty(0, dtype=torch.long, device=device)
+    torch.sort(x.to(device), dim=1, stable=True, out=(values, places))
+    assert torch.equal(values.cpu(), x.sort(1).values)
+
+
+def test_sort_special_values(device: str) -> None:
+    x = torch.tensor([3.0, float("nan"), -0.0, float("inf"), 0.0, -float("inf"), -3.0, float("nan"), 0.0, -0.0, 1e-40])
+    for dtype in FLOATS:
+        for descending in (False, True):
+            for y in (x, x.repeat(20)):
+                compare(device, lambda a, r=descending: a.sort(stable=True, descending=r), y.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.uint8, torch.float16], ids=str)
+def test_sort_long_rows(device: str, dtype: torch.dtype) -> None:
+    compare(device, lambda a: a.sort(stable=True), make((200_001,), dtype))
+    compare(device, lambda a: a.sort(stable=True, descending=True), make((2, 70_000), dtype))
+    compare(device, lambda a: a.sort(stable=True), make((300, 1000), dtype))
+
+
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES[:-1], ids=str)
+def test_topk(device: str, dtype: torch.dtype, largest: bool) -> None:
+    x = make((5, 300), dtype)
+    for k in (0, 1, 7, 40, 100, 300):
+        compare(device, lambda a, k=k: a.topk(k, largest=largest).values, x)
+        top = x.to(device).topk(k, largest=largest)
+        assert torch.equal(x.gather(1, top.indices.cpu()), top.values.cpu())
+        assert all(len(set(row)) == k for row in top.indices.cpu().tolist())
+
+
+def test_topk_shapes(device: str) -> None:
+    x = torch.randn(6, 50, 4)
+    for dim in (0, 1, 2, -1):
+        compare(device, lambda a, d=dim: a.topk(3, d), x, backward=True)
+    compare(device, lambda a: a.topk(1), torch.tensor(2.0))
+    compare(device, lambda a: a.topk(5), torch.randn(100_000))
+    compare(device, lambda a: a.topk(2, sorted=False).values.sort().values, x)
+    with_nan = torch.tensor([1.0, float("nan"), 2.0])
+    compare(device, lambda a: a.topk(2).values, with_nan)
+    compare(device, lambda a: a.topk(2, largest=False).values, with_nan)
+    with pytest.raises(RuntimeError):
+        x.to(device).topk(51, 1)
+
+
+def test_order_statistics(device: str) -> None:
+    x = torch.randn(6, 51, 4)
+    for dim in (0, 1, -1):
+        compare(device, lambda a, d=dim: a.kthvalue(3, d), x, backward=True)
+        compare(device, lambda a, d=dim: a.median(d), x, backward=True)
+        compare(device, lambda a, d=dim: a.nanmedian(d, keepdim=True), x)
+    compare(device, lambda a: a.median(), x, backward=True)
+    compare(device, lambda a: a.quantile(0.3, 1), x)
+    compare(device, lambda a: a.quantile(torch.tensor([0.25, 0.75], device=a.device)), x)
+    compare(device, lambda a: a.kthvalue(1), torch.tensor(3.0))
+    compare(device, lambda a: a.median(), torch.tensor([1, 4, 2, 3]))
+    y = x.clone()
+    y[0, 3], y[2, :, 1] = float("nan"), float("nan")
+    for dim in (0, 1):
+        compare(device, lambda a, d=dim: a.median(d).values, y)
+        compare(device, lambda a, d=dim: a.nanmedian(d).values, y)
+    compare(device, lambda a: a.median(), y)
+    compare(device, lambda a: a.nanmedian(), y)
+
+
+def test_mode(device: str) -> None:
+    x = torch.randint(0, 5, (6, 51, 4))
+    for dim in (0, 1, -1):
+        compare(device, lambda a, d=dim: a.mode(d).values, x)
+        mode = x.to(device).mode(dim, keepdim=True)
+        assert torch.equal(x.gather(dim, mode.indices.cpu()), mode.values.cpu())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_unique_dtypes(device: str, dtype: torch.dtype) -> None:
+    compare(device, lambda a: a.unique(return_inverse=True, return_counts=True), make((9, 11), dtype))
+
+
+def test_unique(device: str) -> None:
+    x = torch.randint(0, 4, (30, 2, 3))
+    compare(device, lambda a: a.unique(), x)
+    compare(device, lambda a: a.unique(), x[:0])
+    for dim in (0, 1):
+        compare(device, lambda a, d=dim: a.unique(dim=d, return_inverse=True, return_counts=True), x)
+        compare(device, lambda a, d=dim: a.unique_consecutive(dim=d, return_inverse=True, return_counts=True), x)
+    compare(device, lambda a: a.unique_consecutive(return_inverse=True, return_counts=True), x)
+    compare(device, lambda a: a.unique_consecutive(), torch.tensor([1, 1, 2, 2, 1]))

@@ -1,0 +1,332 @@
+"""Planners of sorting and of what follows from it."""
+
+from __future__ import annotations
+
+import torch
+
+from torchgraft.codegen import element_type
+from torchgraft.kernels import sorting as kernels
+from torchgraft.kernels.indexing import MOVES
+from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
+
+# Rows from this length on are sorted by several work-items, if there are few of them.
+_LONG = 1 << 16
+_GPU_LONG = 4096
+_GPU_PART = 1024
+# The largest few are found by insertion up to so many.
+_FEW = 64
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _type(x: torch.Tensor) -> str:
+    element = element_type(x.dtype)
+    if element.is_complex:
+        raise Unsupported("order of complex numbers")
+    return element.name
+
+
+def _rows(p: PlanBuilder, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """A contiguous [rows, length] with dimension `dim` last."""
+    if x.dim() == 0:
+        return p.contiguous(x).view(1, 1)
+    length = x.size(dim)
+    return p.contiguous(x.movedim(dim, -1)).view(x.numel() // max(1, length), length)
+
+
+def _back(p: PlanBuilder, out: torch.Tensor, rows: torch.Tensor, dim: int) -> None:
+    """Brings rows to where they belong."""
+    if out.dim() == 0:
+        p.copy(out, rows.view(()))
+        return
+    moved = out.movedim(dim, -1)
+    p.copy(moved, rows.view(moved.shape))
+
+
+def _target(p: PlanBuilder, out: torch.Tensor, dim: int) -> torch.Tensor | None:
+    """The result as rows, if it can be written in place."""
+    if out.dim() == 0:
+        return out.view(1, 1)
+    if out.is_contiguous() and dim % out.dim() == out.dim() - 1:
+        return out.view(out.numel() // max(1, out.size(-1)), out.size(-1))
+    return None
+
+
+def _sort_rows(
+    p: PlanBuilder,
+    x: torch.Tensor,
+    descending: bool,
+    values: torch.Tensor | None = None,
+    places: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sorts contiguous rows."""
+    type_, (n, length) = _type(x), x.shape
+    values = p.empty_like(x) if values is None else values
+    places = p.empty(x.shape, torch.int64) if places is None else places
+    if x.numel() == 0:
+        return values, places
+    if length >= 2**31:
+        raise Unsupported("rows of 2**31 elements")
+    gpu, units = p.form == "gpu", p.device.compute_units
+    if (gpu and length >= _GPU_LONG) or (length >= _LONG and n < 4 * units):
+        _sort_long_rows(p, x, descending, values, places)
+        return values, places
+    key = torch.int64 if kernels.key_type(type_) == "i64" else torch.int32
+    if gpu:
+        groups, chunk, scratch = _ceil(n, kernels.GPU_LOCAL), 1, n
+    else:
+        groups = 1 if x.numel() <= 2048 else min(n, _ceil(x.numel(), 1024), 32 * units)
+        chunk = _ceil(n, groups)
+        groups = scratch = _ceil(n, chunk)
+    keys, orders = p.empty((scratch, 2, length), key), p.empty((scratch, 2, length), torch.int32)
+    kernel = kernels.row_kernel(type_, descending, p.form)
+    p.launch(kernel, (groups,), [values, places, x, keys, orders, length, n, chunk])
+    return values, places
+
+
+def _sort_long_rows(
+    p: PlanBuilder, x: torch.Tensor, descending: bool, values: torch.Tensor, places: torch.Tensor
+) -> None:
+    type_, (n, length) = _type(x), x.shape
+    key = kernels.key_type(type_)
+    gpu = p.form == "gpu"
+    parts = _ceil(length, _GPU_PART) if gpu else 8 * p.device.compute_units
+    chunk = _ceil(length, parts)
+    parts = _ceil(length, chunk)
+    grid = (_ceil(parts, kernels.GPU_LOCAL) if gpu else parts, n)
+    shape = [length, parts, chunk]
+    dtype = torch.int64 if key == "i64" else torch.int32
+    ours = p.empty(x.shape, dtype), p.empty(x.shape, torch.int32)
+    theirs = p.empty(x.shape, dtype), p.empty(x.shape, torch.int32)
+    counts = p.empty((n, 256, parts), torch.int32)
+    p.launch(kernels.key_kernel(type_, descending, p.form), grid, [*ours, x, *shape])
+    for number in range(kernels.passes(type_)):
+        p.fill(counts, 0)
+        p.launch(kernels.count_kernel(key, p.form), grid, [counts, ours[0], *shape, 8 * number])
+        p.launch(kernels.scan_kernel(), (n,), [counts, parts])
+        p.launch(kernels.deal_kernel(key, p.form), grid, [*theirs, *ours, counts, *shape, 8 * number])
+        ours, theirs = theirs, ours
+    p.launch(kernels.finish_kernel(MOVES[x.element_size()], p.form), grid, [values, places, x, ours[1], *shape])
+
+
+def _sort(p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor, dim: int, descending: bool) -> None:
+    rows = _rows(p, x, dim)
+    targets = [_target(p, o, dim) for o in out]
+    results = _sort_rows(p, rows, descending, *targets)
+    for o, target, result in zip(out, targets, results, strict=True):
+        if target is None:
+            _back(p, o, result, dim)
+
+
+@planner("sort.stable")
+def _sort_stable(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor, torch.Tensor],
+    self: torch.Tensor,
+    *,
+    stable: bool | None,
+    dim: int = -1,
+    descending: bool = False,
+) -> None:
+    _sort(p, out, self, dim, descending)
+
+
+@planner("sort")
+def _sort_plain(
+    p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int = -1, descending: bool = False
+) -> None:
+    _sort(p, out, self, dim, descending)
+
+
+@planner("topk")
+def _topk(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor, torch.Tensor],
+    self: torch.Tensor,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
+) -> None:
+    if out[0].numel() == 0:
+        return
+    rows, type_ = _rows(p, self, dim), _type(self)
+    n, length = rows.shape
+    if k > _FEW or (k > 8 and k > length // 8):
+        results = _sort_rows(p, rows, largest)
+        for o, result in zip(out, results, strict=True):
+            _back(p, o, result.narrow(1, 0, k), dim) if o.dim() else p.copy(o, result.view(()))
+        return
+    targets = [_target(p, o, dim) for o in out]
+    values = p.empty((n, k), self.dtype) if targets[0] is None else targets[0]
+    places = p.empty((n, k), torch.int64) if targets[1] is None else targets[1]
+    keys = p.empty((n, k), torch.int64 if kernels.key_type(type_) == "i64" else torch.int32)
+    if p.form == "gpu":
+        groups, chunk = _ceil(n, kernels.GPU_LOCAL), 1
+    else:
+        groups = 1 if rows.numel() <= 8192 else min(n, _ceil(rows.numel(), 4096), 32 * p.device.compute_units)
+        chunk = _ceil(n, groups)
+        groups = _ceil(n, chunk)
+    p.launch(kernels.top_kernel(type_, largest, p.form), (groups,), [values, places, rows, keys, k, length, n, chunk])
+    for o, target, result in zip(out, targets, (values, places), strict=True):
+        if target is None:
+            _back(p, o, result, dim)
+
+
+def _one(p: PlanBuilder, out: torch.Tensor, rows: torch.Tensor, x: torch.Tensor, dim: int) -> None:
+    """One element of each row, to a result that has the dimension or has lost it."""
+    if x.dim() == 0:
+        p.copy(out, rows.reshape(()))
+        return
+    kept = out if out.dim() == x.dim() else out.unsqueeze(dim)
+    _back(p, kept, rows.reshape(-1, 1), dim)
+
+
+@planner("kthvalue")
+def _kthvalue(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor, torch.Tensor],
+    self: torch.Tensor,
+    k: int,
+    dim: int = -1,
+    keepdim: bool = False,
+) -> None:
+    if out[0].numel() == 0:
+        return
+    for o, result in zip(out, _sort_rows(p, _rows(p, self, dim), False), strict=True):
+        picked = p.empty((result.size(0), 1), result.dtype)
+        p.copy(picked, result.narrow(1, k - 1, 1))
+        _one(p, o, picked, self, dim)
+
+
+def _median_dim(
+    p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor, dim: int, skip_nan: bool
+) -> None:
+    if out[0].numel() == 0:
+        return
+    rows = _rows(p, x, dim)
+    n, length = rows.shape
+    values, places = _sort_rows(p, rows, False)
+    picked = p.empty((n, 1), x.dtype), p.empty((n, 1), torch.int64)
+    p.launch(kernels.middle_kernel(_type(x), skip_nan), (n,), [*picked, values, places, length])
+    for o, result in zip(out, picked, strict=True):
+        _one(p, o, result, x, dim)
+
+
+@planner("median.dim")
+def _median(
+    p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int, keepdim: bool = False
+) -> None:
+    _median_dim(p, out, self, dim, False)
+
+
+@planner("nanmedian.dim")
+def _nanmedian(
+    p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int, keepdim: bool = False
+) -> None:
+    _median_dim(p, out, self, dim, True)
+
+
+def _median_of_all(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, skip_nan: bool) -> None:
+    if x.numel() == 0:
+        if not x.is_floating_point():
+            raise Unsupported("the median of no integers")
+        p.fill(out, float("nan"))
+        return
+    flat = p.contiguous(x).view(1, -1)
+    values, places = _sort_rows(p, flat, False)
+    p.launch(kernels.middle_kernel(_type(x), skip_nan), (1,), [out, None, values, places, flat.size(1)])
+
+
+@planner("median")
+def _median_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
+    _median_of_all(p, out, self, False)
+
+
+@planner("nanmedian")
+def _nanmedian_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
+    _median_of_all(p, out, self, True)
+
+
+@planner("mode")
+def _mode(
+    p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int = -1, keepdim: bool = False
+) -> None:
+    if out[0].numel() == 0:
+        return
+    rows = _rows(p, self, dim)
+    n, length = rows.shape
+    values, places = _sort_rows(p, rows, False)
+    picked = p.empty((n, 1), self.dtype), p.empty((n, 1), torch.int64)
+    p.launch(kernels.mode_kernel(_type(self)), (n,), [*picked, values, places, length])
+    for o, result in zip(out, picked, strict=True):
+        _one(p, o, result, self, dim)
+
+
+# ---- distinct elements ----
+
+
+Distinct = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _runs(new: torch.Tensor, want_inverse: bool, want_counts: bool) -> Distinct:
+    """Where runs of equal elements start, the run of each element, and the runs' lengths; `new` is true where one starts."""
+    starts = new.nonzero().view(-1)
+    none = torch.empty(0, dtype=torch.int64, device=new.device)
+    inverse = new.cumsum(0) - 1 if want_inverse else none
+    counts = none
+    if want_counts:
+        end = torch.full((1,), len(new), dtype=torch.int64, device=new.device)
+        counts = torch.cat([starts, end]).diff()
+    return starts, inverse, counts
+
+
+def _starts_run(rows: torch.Tensor) -> torch.Tensor:
+    """Whether each row differs from the one before it."""
+    new = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    differs = rows[1:] != rows[:-1]
+    new[1:] = differs if rows.dim() == 1 else differs.flatten(1).any(1)
+    return new
+
+
+@composite("_unique2")
+def _unique2(
+    self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Distinct:
+    values, order = self.reshape(-1).sort(stable=True)
+    starts, runs, counts = _runs(_starts_run(values), return_inverse, return_counts)
+    inverse = torch.empty_like(runs).scatter_(0, order, runs).view(self.shape) if return_inverse else runs
+    return values[starts], inverse, counts
+
+
+@composite("_unique")
+def _unique(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    return _unique2(self, sorted, return_inverse)[:2]
+
+
+@composite("unique_consecutive")
+def _unique_consecutive(
+    self: torch.Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> Distinct:
+    if dim is None:
+        flat = self.reshape(-1)
+        starts, inverse, counts = _runs(_starts_run(flat), return_inverse, return_counts)
+        return flat[starts], inverse.view(self.shape) if return_inverse else inverse, counts
+    rows = self.movedim(dim, 0)
+    starts, inverse, counts = _runs(_starts_run(rows), return_inverse, return_counts)
+    return self.index_select(dim, starts), inverse, counts
+
+
+@composite("unique_dim")
+def _unique_dim(
+    self: torch.Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Distinct:
+    rows = self.movedim(dim, 0).reshape(self.size(dim), -1)
+    order = torch.arange(len(rows), device=self.device)
+    for column in range(rows.size(1) - 1, -1, -1):  # the first column decides, so it comes last
+        order = order[rows[:, column][order].argsort(stable=True)]
+    starts, runs, counts = _runs(_starts_run(rows[order]), return_inverse, return_counts)
+    inverse = torch.empty_like(runs).scatter_(0, order, runs) if return_inverse else runs
+    return self.index_select(dim, order[starts]), inverse, counts
