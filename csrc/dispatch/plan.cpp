@@ -250,8 +250,12 @@ struct Call {
           case at::MemOverlapStatus::Full:
             full_overlap = true;
             break;
-          default:
+          case at::MemOverlapStatus::Partial:
             partial_overlap = true;
+            break;
+          case at::MemOverlapStatus::TooHard:
+            // Like x[::2] and x[1::2]. An elementwise op goes on, as on the CPU; others write elsewhere first.
+            full_overlap |= !op.pointwise_;
         }
       }
     }

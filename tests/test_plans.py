@@ -1,0 +1,497 @@
+"""Plans: made once in Python for each kind of call, run many times in C++."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import torchgraft
+from torchgraft import _C, plans
+from torchgraft.plans import PlanBuilder, registry
+
+pytestmark = pytest.mark.no_fallback
+
+
+@pytest.fixture(autouse=True)
+def _compiler(device: str) -> None:
+    if device == "npy":
+        pytest.skip("the device has no compiler, so nothing is planned")
+
+
+@pytest.fixture
+def capacity() -> Iterator[Callable[[int], None]]:
+    """Sets how many plans an op may keep."""
+    plans.clear()
+    yield _C.set_plan_capacity
+    _C.set_plan_capacity(4096)
+
+
+def misses(call: Callable[[], Any]) -> int:
+    """How many plans Python makes for a call."""
+    before = plans.stats().misses
+    call()
+    return plans.stats().misses - before
+
+
+def kept(op: str) -> int:
+    """How many plans an overload has."""
+    return next(count[1] for count in _C.plan_counts() if count[0] == op)
+
+
+# What is a new plan, and what is not
+
+
+class TestKeys:
+    def test_same_call(self, device: str) -> None:
+        x = torch.ones(3, 4, device=device)
+        plans.clear()
+        assert misses(lambda: torch.sin(x)) == 1
+        assert misses(lambda: torch.sin(x)) == 0
+        assert misses(lambda: torch.sin(torch.zeros(3, 4, device=device))) <= 1  # of zeros
+        assert kept("aten::sin") == 1
+
+    def test_a_contiguous_call_has_one_plan_for_all_shapes(self, device: str) -> None:
+        plans.clear()
+        tensors = [
+            torch.rand(shape).to(device) for shape in [(3, 4), (5,), (2, 3, 4), (70_000,), (1, 1), (0, 3), (257,)]
+        ]
+        for x in tensors:
+            assert_close((x * x).cpu(), x.cpu() * x.cpu())
+            y = x.clone()
+            y.mul_(x)
+            assert_close(y.cpu(), x.cpu() * x.cpu())
+        assert (kept("aten::mul.Tensor"), kept("aten::mul_.Tensor")) == (1, 1)
+
+    def test_scalars_of_zero_dimensions_are_apart(self, device: str) -> None:
+        plans.clear()
+        assert (torch.tensor(3.0, device=device) * torch.tensor(2.0, device=device)).item() == 6
+
+    def test_other_strides_have_plans_of_their_own(self, device: str) -> None:
+        x, y = torch.rand(6, 8).to(device), torch.rand(8, 6).to(device)
+        plans.clear()
+        for a, b in [(x, y.t()), (x.t(), y), (x[::2], x[1::2]), (x, x[:1])]:
+            assert misses(functools.partial(torch.add, a, b)) == 1
+            assert misses(functools.partial(torch.add, a, b)) == 0
+            assert_close((a + b).cpu(), a.cpu() + b.cpu())
+
+    def test_dtypes_have_plans_of_their_own(self, device: str) -> None:
+        plans.clear()
+        dtypes = [torch.float32, torch.int64, torch.bfloat16, torch.bool]
+        for dtype in dtypes:
+            x = torch.ones(3).to(dtype).to(device)
+            assert torch.eq(x, x).tolist() == [True] * 3
+        assert kept("aten::eq.Tensor") == len(dtypes)
+
+    def test_static_arguments_have_plans_of_their_own(self, device: str) -> None:
+        x = torch.arange(12.0).view(3, 4).to(device)
+        plans.clear()
+        results = [x.sum(dim).tolist() for dim in (0, 1, 0, [0, 1], None)]
+        assert results == [[12, 15, 18, 21], [6, 22, 38], [12, 15, 18, 21], 66, 66]
+        assert kept("aten::sum.dim_IntList") in (3, 4)  # torch may call sum() by either overload
+        x.sum(1, keepdim=True)
+        assert x.sum(1, dtype=torch.float16).dtype == torch.float16
+
+    def test_deterministic_mode_has_plans_of_its_own(self, device: str) -> None:
+        x = torch.ones(3, 4, device=device)
+        torch.cos(x)
+        was = torch.are_deterministic_algorithms_enabled()
+        try:
+            torch.use_deterministic_algorithms(True)
+            plans_of_cos = kept("aten::cos")
+            torch.cos(x)
+            assert kept("aten::cos") == plans_of_cos + 1
+        finally:
+            torch.use_deterministic_algorithms(was)
+        assert misses(lambda: torch.cos(x)) == 0
+
+    def test_conjugates_and_negatives(self, device: str) -> None:
+        z = torch.randn(4, dtype=torch.complex64)
+        on_device = z.to(device)
+        for view in (lambda t: t, torch.conj, lambda t: torch._neg_view(t), lambda t: torch._neg_view(t.conj())):
+            assert_close((view(on_device) * on_device).cpu(), view(z) * z)
+
+    def test_an_op_inside_a_no_dispatch_mode(self, device: str) -> None:
+        """A plan that is made while a mode of the user's watches does not show it the plan's insides."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        seen = []
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                seen.append(func)
+                return func(*args, **(kwargs or {}))
+
+        x = torch.ones(3, 5, device=device)
+        plans.clear()
+        with Watch():  # type: ignore[no-untyped-call]
+            torch.softmax(x, 1)
+        assert [op.overloadpacket for op in seen] == [torch.ops.aten._softmax]
+
+
+class TestScalars:
+    def test_a_scalar_that_is_passed_on_is_dynamic(self, device: str) -> None:
+        x, y = torch.ones(5, device=device), torch.full((5,), 2.0, device=device)
+        torch.add(x, y, alpha=0.5)
+        for alpha in (2.0, -3.25, 1e30, float("inf")):
+            assert misses(functools.partial(torch.add, x, y, alpha=alpha)) == 0
+            assert_close(torch.add(x, y, alpha=alpha).cpu(), torch.add(x.cpu(), y.cpu(), alpha=alpha))
+
+    def test_the_type_of_a_scalar_is_part_of_the_key(self, device: str) -> None:
+        x = torch.ones(5, dtype=torch.int32, device=device)
+        assert (x + 1).dtype == torch.int32
+        assert (x + 1.5).tolist() == [2.5] * 5
+        assert (x + True).dtype == torch.int32
+
+    def test_a_scalar_that_is_read_is_static(self, device: str) -> None:
+        x = torch.rand(5).to(device)
+        exponents = [2, 3, 2.5, -1, 7, 0.125]
+        for _ in range(2):
+            for exponent in exponents:
+                assert_close(torch.pow(x, exponent).cpu(), torch.pow(x.cpu(), exponent))
+        # From the first read on the value is looked at, of either type.
+        assert misses(lambda: [torch.pow(x, exponent) for exponent in exponents]) == 0
+        assert misses(lambda: torch.pow(x, 11.0)) == 1
+
+    def test_a_zero_dim_cpu_tensor_is_read_when_the_plan_runs(self, device: str) -> None:
+        x, number = torch.arange(3.0).to(device), torch.tensor(10.0)
+        assert (x + number).tolist() == [10, 11, 12]
+        number.fill_(20)
+        assert misses(lambda: x + number) == 0
+        assert (x + number).tolist() == [20, 21, 22]
+        assert (number - x).tolist() == [20, 19, 18]
+        assert (x * torch.tensor(2, dtype=torch.int64)).tolist() == [0, 2, 4]
+        assert (x * torch.tensor(1.5, dtype=torch.float64)).dtype == torch.float32
+
+    def test_a_value_that_no_plan_is_for_is_refused(self, device: str) -> None:
+        """A dynamic scalar's bounds hold for hits too."""
+        x = torch.empty(8, device=device)
+        x.bernoulli_(0.5)
+        x.bernoulli_(0.25)
+        with pytest.raises(RuntimeError, match="p"):
+            x.bernoulli_(1.5)
+        x.bernoulli_(0.75)
+
+
+# A hit is C++ alone
+
+
+class TestHits:
+    def test_the_planner_is_not_asked(self, device: str) -> None:
+        x, y = torch.rand(4, 6).to(device), torch.rand(6, 4).to(device)
+
+        def work() -> list[torch.Tensor]:
+            z = torch.relu(x + y.t())
+            z.mul_(2).add_(x, alpha=0.5)
+            return [z, (x @ y), z.sum(1), torch.softmax(z, 1), z.t().contiguous(), torch.cat([x, z])]
+
+        expected = [t.cpu() for t in work()]
+
+        def refuse(*_: Any) -> Any:
+            raise AssertionError("a plan was asked for")
+
+        _C.set_planner(refuse)
+        try:
+            for result, by in zip(work(), expected, strict=True):
+                assert torch.equal(result.cpu(), by)
+            with pytest.raises(AssertionError, match="a plan was asked for"):
+                torch.add(x[::2], x[1::2])
+        finally:
+            _C.set_planner(registry.plan_call)
+        torch.add(x[::2], x[1::2])
+
+    def test_python_runs_nothing(self, device: str) -> None:
+        x = torch.rand(4, 6).to(device)
+        torch.exp(x)
+        calls = []
+        sys.setprofile(lambda frame, event, argument: calls.append(event) if event == "call" else None)
+        torch.exp(x)
+        sys.setprofile(None)
+        assert calls == []
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript, which runs ops in threads of its own
+    def test_the_gil_is_not_needed(self, device: str) -> None:
+        """Another thread runs hundreds of ops while this one holds the GIL without a break."""
+
+        def repeat(x: torch.Tensor, n: int) -> torch.Tensor:
+            for _ in range(n):
+                x = torch.add(x, 1.0)
+            return x
+
+        scripted = torch.jit.script(repeat)
+        x = torch.zeros(5, device=device)
+        for _ in range(3):
+            scripted(x, 3)  # what TorchScript compiles at first
+        hold = ctypes.PyDLL(None).usleep  # unlike time.sleep
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1000)
+        try:
+            until = time.monotonic() + 20
+            future = torch.jit.fork(scripted, x, 300)
+            while not future.done() and time.monotonic() < until:
+                hold(1000)
+            done = future.done()
+        finally:
+            sys.setswitchinterval(interval)
+        assert torch.jit.wait(future).tolist() == [300.0] * 5
+        assert done
+
+
+class TestThreads:
+    def test_hits_and_misses_at_once(self, device: str) -> None:
+        plans.clear()
+        shapes = [(n, m) for n in range(1, 7) for m in range(1, 7)]
+        begin = threading.Barrier(6)
+
+        def work(number: int) -> None:
+            begin.wait()
+            for i in range(len(shapes)):
+                n, m = shapes[(i + number * 5) % len(shapes)]
+                a, b = torch.rand(n, m), torch.rand(m, n)
+                x, y = a.to(device), b.to(device)
+                assert_close((x + y.t() * number).cpu(), a + b.t() * number)
+                assert_close(x.sum(0).cpu(), a.sum(0))
+                assert_close(torch.pow(x, number).cpu(), torch.pow(a, number))
+
+        with ThreadPoolExecutor(6) as pool:
+            for future in [pool.submit(work, number) for number in range(6)]:
+                future.result()
+
+    def test_plans_are_forgotten_while_they_run(self, device: str, capacity: Callable[[int], None]) -> None:
+        capacity(2)
+        stop = threading.Event()
+
+        def forget() -> None:
+            while not stop.wait(0.002):
+                plans.clear()
+
+        def work(number: int) -> None:
+            for i in range(60):
+                x = torch.full((2 + i % 5, 3), float(number), device=device)
+                assert (x.t() + x.t()[:, :1]).cpu().unique().tolist() == [2.0 * number]
+
+        with ThreadPoolExecutor(4) as pool:
+            forgetting = pool.submit(forget)
+            try:
+                for future in [pool.submit(work, number) for number in range(3)]:
+                    future.result()
+            finally:
+                stop.set()
+            forgetting.result()
+
+
+class TestCapacity:
+    def test_the_oldest_are_forgotten(self, device: str, capacity: Callable[[int], None]) -> None:
+        capacity(8)
+        tensors = [torch.rand(n, 3).to(device).t() for n in range(2, 40)]
+        favourite = tensors[0]
+        for x in tensors:
+            assert_close(torch.neg(x).cpu(), -x.cpu())
+            torch.neg(favourite)
+            assert kept("aten::neg") <= 8
+        assert misses(lambda: torch.neg(favourite)) == 0
+        assert misses(lambda: torch.neg(tensors[-1])) == 0
+        assert misses(lambda: torch.neg(tensors[1])) == 1
+
+    def test_counts_outlive_plans(self, device: str, capacity: Callable[[int], None]) -> None:
+        capacity(4)
+        before = plans.stats()
+        tensors = [torch.rand(n, 3).to(device).t() for n in range(2, 12)]
+        calls = plans.stats().hits + plans.stats().misses
+        for x in tensors:
+            torch.neg(x)
+            torch.neg(x)
+        plans.clear()
+        after = plans.stats()
+        assert after.hits + after.misses == calls + 20
+        assert after.hits >= before.hits
+        assert after.plans == 0
+
+
+# Results
+
+
+class TestOut:
+    def test_an_empty_one_is_resized(self, device: str) -> None:
+        x = torch.rand(3, 4).to(device)
+        for _ in range(2):
+            out = torch.empty(0, device=device)
+            assert torch.add(x, x, out=out) is out
+            assert_close(out.cpu(), x.cpu() * 2)
+
+    def test_one_of_another_shape_is_resized_with_a_warning(self, device: str) -> None:
+        x = torch.rand(3, 4).to(device)
+        for _ in range(2):
+            out = torch.ones(5, device=device)
+            with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
+                torch.mul(x, x, out=out)
+            assert_close(out.cpu(), x.cpu() * x.cpu())
+
+    def test_one_of_another_dtype_is_converted_into(self, device: str) -> None:
+        x = torch.tensor([1.5, -2.5]).to(device)
+        out = torch.empty(2, dtype=torch.float64, device=device)
+        assert torch.add(x, x, out=out).tolist() == [3, -5]
+        with pytest.raises(RuntimeError, match="result type Float can't be cast to the desired output type Int"):
+            torch.add(x, x, out=torch.empty(2, dtype=torch.int32, device=device))
+
+    def test_one_with_strides(self, device: str) -> None:
+        x = torch.rand(3, 4).to(device)
+        base = torch.zeros(4, 6, device=device)
+        torch.mul(x, 2, out=base.t()[::2])
+        expected = torch.zeros(4, 6)
+        torch.mul(x.cpu(), 2, out=expected.t()[::2])
+        assert_close(base.cpu(), expected)
+
+    def test_one_that_is_an_input(self, device: str) -> None:
+        ops: list[tuple[Callable[..., torch.Tensor], int]] = [(torch.mm, 2), (torch.sub, 2), (torch.neg, 1)]
+        for op, takes in ops:
+            a = torch.rand(4, 4)
+            x = a.to(device)
+            assert_close(op(*[x] * takes, out=x).cpu(), op(*[a] * takes))
+
+
+class TestOverlap:
+    def raises_as_on_cpu(self, call: Callable[[str], Any], device: str) -> None:
+        with pytest.raises(RuntimeError) as there:
+            call("cpu")
+        for _ in range(2):
+            with pytest.raises(RuntimeError) as here:
+                call(device)
+            assert str(here.value).splitlines()[0] == str(there.value).splitlines()[0]
+
+    def test_half_over_an_input(self, device: str) -> None:
+        def transposed(device: str) -> None:
+            x = torch.ones(3, 3, device=device)
+            x.add_(x.t())
+
+        def shifted(device: str) -> None:
+            x = torch.ones(10, device=device)
+            torch.mul(x[:-1], 2, out=x[1:])
+
+        self.raises_as_on_cpu(transposed, device)
+        self.raises_as_on_cpu(shifted, device)
+
+    def test_over_itself(self, device: str) -> None:
+        def in_place(device: str) -> None:
+            torch.ones(1, 3, device=device).expand(4, 3).add_(1)
+
+        def out(device: str) -> None:
+            torch.add(torch.ones(4, 3, device=device), 1, out=torch.ones(1, 3, device=device).expand(4, 3))
+
+        self.raises_as_on_cpu(in_place, device)
+        self.raises_as_on_cpu(out, device)
+
+    def test_neighbours_do_not_overlap(self, device: str) -> None:
+        def work(device: str) -> torch.Tensor:
+            x = torch.arange(8.0, device=device)
+            x[:4].add_(x[4:])
+            x[::2].mul_(x[1::2])
+            x[::2].add_(x[::2])
+            x.add_(x)
+            y = x.view(2, 4)
+            torch.sum(y[:, ::2], 1, out=y[:, 1])
+            return x
+
+        assert_close(work(device).cpu(), work("cpu"))
+
+
+# Calls without a plan
+
+
+class TestFallback:
+    def test_a_dtype_that_kernels_do_not_have(self, device: str) -> None:
+        x = torch.tensor([1, 2, 3], dtype=torch.uint16).to(device)
+        with torchgraft.fallback("silent"):
+            assert torch.eq(x, x).tolist() == [True] * 3
+        with pytest.raises(NotImplementedError, match=r"aten::eq\.Tensor has no kernel for device"):
+            torch.eq(x, x)
+        assert "CPU fallback: kernels have no element type for torch.uint16" in plans.show("aten::eq.Tensor")
+
+    def test_a_planner_may_refuse(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(p: PlanBuilder, *_: Any, **__: Any) -> None:
+            raise plans.Unsupported("today is Sunday")
+
+        entry = plans.ENTRIES["aten::sinh"]
+        monkeypatch.setitem(
+            plans.ENTRIES, "aten::sinh", registry.Entry(entry.op, entry.functional, entry.kind, refuse, entry.options)
+        )
+        plans.clear()
+        x = torch.ones(3, device=device)
+        with torchgraft.fallback("silent"):
+            assert_close(torch.sinh(x).cpu(), torch.sinh(torch.ones(3)))
+        assert plans.show("sinh") == "aten::sinh: CPU fallback: today is Sunday\n"
+        plans.clear()
+
+    def test_an_error_of_the_planner_is_the_callers(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(p: PlanBuilder, *_: Any, **__: Any) -> None:
+            raise ZeroDivisionError("in the planner")
+
+        entry = plans.ENTRIES["aten::cosh"]
+        plans.clear()
+        x = torch.ones(3, device=device)
+        with monkeypatch.context() as patch:
+            patch.setitem(
+                plans.ENTRIES, "aten::cosh", registry.Entry(entry.op, entry.functional, entry.kind, fail, entry.options)
+            )
+            for _ in range(2):  # a failure is not kept
+                with pytest.raises(ZeroDivisionError, match="in the planner"):
+                    torch.cosh(x)
+        assert_close(torch.cosh(x).cpu(), torch.cosh(torch.ones(3)))
+
+    def test_devices_must_agree(self, device: str) -> None:
+        x = torch.ones(3, device=device)
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            x + torch.ones(3)
+
+
+# What can be seen of plans
+
+
+class TestReports:
+    def test_stats(self, device: str) -> None:
+        x = torch.ones(3, device=device)
+        plans.clear()
+        torch.tan(x)
+        before = plans.stats()
+        torch.tan(x)
+        after = plans.stats()
+        assert (after.hits - before.hits, after.misses - before.misses, after.plans) == (1, 0, before.plans)
+        assert before.plans >= 1
+        assert after.kernels_compiled + after.kernels_loaded > 0
+        plans.clear()
+        assert plans.stats().plans == 0
+        assert plans.stats().hits == after.hits
+
+    def test_show(self, device: str) -> None:
+        x = torch.ones(3, device=device)
+        plans.clear()
+        for _ in range(3):
+            torch.asinh(x)
+        text = plans.show("aten::asinh")
+        assert text.startswith(
+            "aten::asinh: 1 steps, 0 temporaries (0 bytes), 2 hits\n  launch asinh_f32 groups (numel / chunk) of ("
+        )
+        assert "asinh_f32(" not in text
+        assert "asinh_f32(" in plans.show("asinh", source=True)
+        assert plans.show("acosh") == ""
+        with pytest.raises(ValueError, match="no planned op is called no_such_op"):
+            plans.show("no_such_op")
+
+
+class TestDeclaring:
+    def test_no_such_op(self) -> None:
+        with pytest.raises(ValueError, match="there is no op aten::no_such_op"):
+            plans.planner("no_such_op")(lambda p: None)
+
+    def test_twice(self) -> None:
+        with pytest.raises(ValueError, match=r"aten::add.Tensor has a planner already"):
+            plans.planner("add.Tensor")(lambda p: None)
