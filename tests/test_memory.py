@@ -261,14 +261,12 @@ class TestStorage:
         storage = torch.UntypedStorage(100, device=device)
         assert (storage.nbytes(), storage.device.type) == (100, torch.device(device).type)
 
-    def test_copy_on_write(self, device: str) -> None:
+    def test_copy_on_write_is_refused(self, device: str) -> None:
+        """torch wants a pointer's owner to be found by its address, which would make every release slower."""
         x = torch.arange(6.0).to(device)
-        y = torch._lazy_clone(x)
-        # The storage has another owner than the allocator now, which still has to find its block.
-        y.record_stream(torch.Stream(device=device))
-        y.add_(1)
-        assert x.data_ptr() != y.data_ptr()
-        assert (x.cpu().tolist(), y.cpu().tolist()) == ([0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6])
+        with pytest.raises(RuntimeError):
+            torch._lazy_clone(x)
+        assert x.cpu().tolist() == [0, 1, 2, 3, 4, 5]
 
 
 class TestPinned:

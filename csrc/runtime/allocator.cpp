@@ -573,7 +573,7 @@ void free_block(void* context) {
 
 Block* block_of(const c10::DataPtr& data) {
   if (auto* block = data.cast_context<Block>(&free_block)) return block;
-  // Wrapped by another owner, as copy-on-write storages are.
+  // Wrapped by another owner.
   if (!data.device().is_privateuseone() || !data.device().has_index()) return nullptr;
   return heap_of(data.device().index()).find(data.get());
 }
@@ -581,7 +581,6 @@ Block* block_of(const c10::DataPtr& data) {
 class Allocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t bytes) override { return torchgraft::allocate(current_device(), bytes); }
-  bool is_simple_data_ptr(const c10::DataPtr& data) const override { return data.get_deleter() == &free_block; }
 
   void copy_data(void* destination, const void* source, size_t bytes) const override {
     if (bytes == 0) return;
