@@ -28,7 +28,6 @@ decomposition(
     "soft_margin_loss",
     "soft_margin_loss_backward",
     "multi_margin_loss",
-    "multilabel_margin_loss_forward",
 )
 
 
@@ -83,7 +82,26 @@ def _multi_margin_backward(
     return (grad * grad_output.reshape(-1, 1)).reshape(self.shape)
 
 
-decomposition("multi_margin_loss_backward", function=_multi_margin_backward)
+def _like_self(self: torch.Tensor, **_: object) -> torch.Tensor:
+    return torch.empty_like(self)
+
+
+decomposition("multi_margin_loss_backward", function=_multi_margin_backward, meta=_like_self)
+
+
+def _multilabel_margin(self: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """torch's own decomposition also counts what follows the first negative class."""
+    x, t = (self, target) if self.dim() == 2 else (self.unsqueeze(0), target.unsqueeze(0))
+    given = (t < 0).long().cumsum(1) == 0
+    t = t.clamp(0)
+    is_target = torch.zeros_like(t).scatter_add(1, t, given.long()) > 0
+    z = (1 - x.gather(1, t).unsqueeze(2) + x.unsqueeze(1)).clamp_min(0) / x.size(1)  # sample, listed class, class
+    each = torch.where(given.unsqueeze(2) & ~is_target.unsqueeze(1), z, 0).sum((1, 2))
+    loss = each.mean() if reduction == 1 else each.sum() if reduction == 2 else each.reshape(self.shape[:-1])
+    return loss, is_target.to(self.dtype).reshape(target.shape)
+
+
+decomposition("multilabel_margin_loss_forward", function=_multilabel_margin)
 
 
 def _multilabel_margin_backward(
@@ -101,4 +119,4 @@ def _multilabel_margin_backward(
     return (grad * grad_output.reshape(-1, 1)).reshape(self.shape)
 
 
-decomposition("multilabel_margin_loss_backward", function=_multilabel_margin_backward)
+decomposition("multilabel_margin_loss_backward", function=_multilabel_margin_backward, meta=_like_self)
