@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build demo test lint format bench clean
+.PHONY: help setup build demo test test-second lint format bench clean
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
 	@echo 'make test   run the tests                                                 (ARGS="-k name": pytest options)'
+	@echo 'make test-second   some of the tests on another OpenCL implementation'
 	@echo 'make lint   ruff, mypy --strict and clang-format                          make format   let them rewrite'
 	@echo 'make bench  microseconds a call, GB/s and GFLOP/s beside the CPU          make clean    remove what was built'
 	@echo 'make setup  only the set-up: virtual environment, torch, OpenCL platform, both distributions compiled'
@@ -21,6 +22,14 @@ demo: setup
 
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)
+
+# A second, independent OpenCL: Intel's runtime for the CPU, from PyPI. It serves as the only one here, with a part of the tests.
+SECOND := from torchgraft_opencl.implementations import packaged_implementations as p; print(*p(), sep=":")
+SECOND_TESTS ?= tests/test_copy.py tests/test_matmul.py tests/test_softmax.py tests/test_training.py opencl/tests
+
+test-second:
+	@$(PYTHON) scripts/setup --venv $(VENV) --opencl wheels
+	@TORCHGRAFT_OPENCL_LIBRARY=$$($(BIN)/python -c '$(SECOND)') $(BIN)/python -m pytest $(SECOND_TESTS) $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

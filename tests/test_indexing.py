@@ -605,7 +605,7 @@ def test_writing_out_of_range(device: str) -> None:
             lambda i, s: x.index_put_((i,), s, accumulate=True),
             lambda i, s: x.put_(i, s),
         ):
-            refused(device, lambda f=f, i=index: f(i, ones), f"{bad} |out of range in self")
+            refused(device, lambda f=f, i=index, s=ones: f(i, s), f"{bad} |out of range in self")
     values = guard.cpu()
     assert float(values[0].abs().sum()) == 0 and float(values[2].abs().sum()) == 0
     assert float(values[1, 1].abs() + values[1, 3:].abs().sum()) == 0

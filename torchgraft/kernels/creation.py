@@ -34,7 +34,7 @@ def sequence_kernel(type_: str, compute: str, numbers: tuple[str, ...], text: st
 def triangle_kernel(type_: str, upper: bool, form: str) -> Kernel:
     """Copies the elements of contiguous matrices on one side of a diagonal; the others become zero. Works on rows on a
     CPU."""
-    params = (
+    params: tuple[Parameter, ...] = (
         Pointer("out", type_),
         Pointer("in", type_, const=True),
         *(Value(v, "i64") for v in ("rows", "columns", "diagonal", "n", "chunk")),
@@ -67,7 +67,7 @@ def triangle_indices_kernel(type_: str, upper: bool) -> Kernel:
     Row r of the lower triangle has min(columns, max(0, r + offset + 1)) elements; the upper triangle is what is left of
     the matrix by the lower one of offset - 1.
     """
-    params = (Pointer("out", type_), *(Value(v, "i64") for v in ("columns", "offset", "size")))
+    params: tuple[Parameter, ...] = (Pointer("out", type_), *(Value(v, "i64") for v in ("columns", "offset", "size")))
     # Elements of rows before r: of those that grow from row to row, and of full ones.
     body = f"""\
   long r = GROUP_ID(0);

@@ -1,11 +1,13 @@
 """Kernels that read or write where index tensors say.
 
-All walk over a space of some dimensions in which every operand has a stride for each dimension. One of them, the indexed one, lies besides at the
-sum of the indices times their steps: it is the source (gather, index_select, embedding) or the target (scatter, index_put). An index out of range
+All walk over a space of some dimensions in which every operand has a stride for each dimension. One of them, the
+indexed one, lies besides at the
+sum of the indices times their steps: it is the source (gather, index_select, embedding) or the target (scatter,
+    index_put). An index out of range
 is reported and the element skipped.
 
-`move_kernel` treats elements in any order. `collect_kernel` lets several elements meet in one place: it walks one more dimension, along which
-places may repeat, in order, so that results do not depend on chance and need no atomics.
+`move_kernel` treats elements in any order. `collect_kernel` lets several elements meet in one place: it walks one more
+dimension, along which places may repeat, in order, so that results do not depend on chance and need no atomics.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class Indexing:
         return ["target", *([] if self.number else ["source"]), *(f"index{k}" for k in range(len(self.indices)))]
 
     def params(self, *extra: str, more_strides: bool = False) -> tuple[Parameter, ...]:
-        """Pointers and number; error words; codes, limits and steps of the indices; `extra`; n, chunk, sizes; each operand's strides."""
+        """Pointers and number; error words; codes, limits and steps of the indices; `extra`; n, chunk, sizes; each
+        operand's strides."""
         out: list[Parameter] = [Pointer("target", self.target)]
         out.append(Value("number", self.source) if self.number else Pointer("source", self.source, const=True))
         if self.alpha:
@@ -206,7 +209,8 @@ def move_kernel(x: Indexing, form: str) -> Kernel:
 def collect_kernel(x: Indexing, form: str, inner_rows: bool) -> Kernel:
     """Elements that may meet in one place: `rows` times the space.
 
-    The work-items along dimension 0 share the space; those along dimension 1 share the values of the first index, `range` each. Extra arguments
+    The work-items along dimension 0 share the space; those along dimension 1 share the values of the first index,
+    `range` each. Extra arguments
     before n: rows, range; at the end, for each operand but the target, its stride from row to row.
 
     Args:
@@ -263,7 +267,8 @@ def collect_kernel(x: Indexing, form: str, inner_rows: bool) -> Kernel:
 def embedding_backward_kernel(grad: str, index: str, out: str, scaled: bool, form: str) -> Kernel:
     """Sums rows of gradients into a table; all tensors are contiguous.
 
-    Work-items along dimension 0 share the columns, `columns` each; along dimension 1 the table's rows, `rows` each, which they set to zero first.
+    Work-items along dimension 0 share the columns, `columns` each; along dimension 1 the table's rows, `rows` each,
+    which they set to zero first.
     """
     ctype = value_ctype(out)
     params: list[Parameter] = [
@@ -276,10 +281,16 @@ def embedding_backward_kernel(grad: str, index: str, out: str, scaled: bool, for
     params += [Pointer("errors", "i32"), Value("code", "i32")]
     params += [Value(v, "i64") for v in ("n", "width", "limit", "padding", "columns", "rows")]
     if form == "gpu":
-        begin = f"  long first = (long)GROUP_ID(0) * {GPU_COLLECT_LOCAL} + LOCAL_ID(0);\n  long last = first < width ? first + 1 : first;"
+        begin = (
+            f"  long first = (long)GROUP_ID(0) * {GPU_COLLECT_LOCAL} + LOCAL_ID(0);\n"
+            "  long last = first < width ? first + 1 : first;"
+        )
         loop = ""
     else:
-        begin = "  long first = (long)GROUP_ID(0) * columns;\n  long last = width - first < columns ? width : first + columns;"
+        begin = (
+            "  long first = (long)GROUP_ID(0) * columns;\n"
+            "  long last = width - first < columns ? width : first + columns;"
+        )
         loop = "VECTORIZE"
     factor = f" * (({ctype})1 / counts[k])" if scaled else ""
     body = f"""\
@@ -336,14 +347,16 @@ def nonzero_count_kernel(source: str) -> Kernel:
 
 @functools.cache
 def nonzero_kernel(source: str, rank: int) -> Kernel:
-    """Writes the multi-index of each element that is not zero, up to `size` of them; the last group fills up with `fill`."""
+    """Writes the multi-index of each element that is not zero, up to `size` of them; the last group fills up with
+    `fill`."""
     params: list[Parameter] = [
         Pointer("out", "i64"),
         Pointer("counts", "i64", const=True),
         Pointer("source", source, const=True),
     ]
     params += [Value(v, "i64") for v in ("size", "fill", "n", "chunk", *(f"n{d}" for d in range(rank)))]
-    split = [f"{'long rest = i' if d == rank - 1 else 'rest /= n' + str(d + 1)}; out[at * {rank} + {d}] = {'rest' if d == 0 else f'rest % n{d}'};"
+    split = [f"{'long rest = i' if d == rank - 1 else 'rest /= n' + str(d + 1)}; "
+        f"out[at * {rank} + {d}] = {'rest' if d == 0 else f'rest % n{d}'};"
              for d in range(rank - 1, -1, -1)]  # fmt: skip
     body = f"""\
 {_bounds(1)}  long at = 0;
@@ -371,9 +384,11 @@ def _is_true(type_: str, pointer: str, i: str) -> str:
 def search_kernel(
     values: str, boundaries: str, compute: str, out: str, right: bool, sorter: bool, number: bool, form: str
 ) -> Kernel:
-    """Where each value belongs in a sorted sequence. Rows of values go with rows of boundaries, or all with a single one (`boundary_row` 0).
+    """Where each value belongs in a sorted sequence. Rows of values go with rows of boundaries, or all with a single
+    one (`boundary_row` 0).
 
-    Without `right` the first place whose boundary is not less than the value, with it the first whose boundary is greater.
+    Without `right` the first place whose boundary is not less than the value, with it the first whose boundary is
+    greater.
     """
     ctype = value_ctype(compute)
     params: list[Parameter] = [Pointer("out", out)]

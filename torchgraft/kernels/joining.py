@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from torchgraft.codegen.kernel import Kernel, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 
 JOINED = 8
 """Tensors that one launch joins; missing ones have width 0."""
@@ -14,7 +14,7 @@ JOINED = 8
 def join_kernel(type_: str) -> Kernel:
     """Copies row r of each input, one after the other, to row r of the output, from column `start` on; all are
     contiguous."""
-    params = (
+    params: tuple[Parameter, ...] = (
         Pointer("out", type_),
         *(Pointer(f"in{k}", type_, const=True) for k in range(JOINED)),
         *(Value(f"width{k}", "i64") for k in range(JOINED)),

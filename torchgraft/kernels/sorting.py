@@ -1,8 +1,9 @@
 """Sorting by digits, and the largest few of a row.
 
-Elements are mapped to unsigned keys of the same order: NaN is the largest, the two zeros are equal. Sorting goes over the keys' bytes from the lowest
-to the highest, each pass keeping the order that it finds, so equal elements stay in order. `row_kernel` sorts a row with one work-item;
-for few long rows `count_kernel`, `scan_kernel` and `deal_kernel` share each pass among several.
+Elements are mapped to unsigned keys of the same order: NaN is the largest, the two zeros are equal. Sorting goes over
+    the keys' bytes from the lowest
+to the highest, each pass keeping the order that it finds, so equal elements stay in order. `row_kernel` sorts a row
+with one work-item; for few long rows `count_kernel`, `scan_kernel` and `deal_kernel` share each pass among several.
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ def _move(type_: str, to: str, at: str, source: str, source_at: str) -> str:
 
 @functools.cache
 def row_kernel(type_: str, descending: bool, form: str) -> Kernel:
-    """Sorts contiguous rows: values and their places. Each group of a CPU has two rows of keys and places as scratch, each row on a GPU."""
+    """Sorts contiguous rows: values and their places. Each group of a CPU has two rows of keys and places as scratch,
+    each row on a GPU."""
     key, count = key_type(type_), passes(type_)
-    params = (
+    params: tuple[Parameter, ...] = (
         Pointer("values", type_),
         Pointer("places", "i64"),
         Pointer("x", type_, const=True),
@@ -75,7 +77,10 @@ def row_kernel(type_: str, descending: bool, form: str) -> Kernel:
       for (int i = 0; i < (int)length; ++i) {{
         {unsigned} k = sort_key(load_{type_}(x, base + i));
         int j = i;
-        for (; j > 0 && ({unsigned})from[j - 1] > k; --j) {{ from[j] = from[j - 1]; from_order[j] = from_order[j - 1]; }}
+        for (; j > 0 && ({unsigned})from[j - 1] > k; --j) {{
+          from[j] = from[j - 1];
+          from_order[j] = from_order[j - 1];
+        }}
         from[j] = k;
         from_order[j] = i;
       }}
@@ -109,7 +114,10 @@ def row_kernel(type_: str, descending: bool, form: str) -> Kernel:
       places[base + i] = at;
     }}"""
     if form == "gpu":
-        rows = f"  long r = (long)GROUP_ID(0) * {GPU_LOCAL} + LOCAL_ID(0);\n  if (r >= n) return;\n  {{\n    long scratch = r * 2 * length;"
+        rows = (
+            f"  long r = (long)GROUP_ID(0) * {GPU_LOCAL} + LOCAL_ID(0);\n"
+            "  if (r >= n) return;\n  {\n    long scratch = r * 2 * length;"
+        )
     else:
         rows = (
             "  long begin = (long)GROUP_ID(0) * chunk, end = n - begin < chunk ? n : begin + chunk;\n"
@@ -166,7 +174,12 @@ def key_kernel(type_: str, descending: bool, form: str) -> Kernel:
 @functools.cache
 def count_kernel(key: str, form: str) -> Kernel:
     """How often each digit occurs in each part: counts[row][digit][part], zero before."""
-    params = (Pointer("counts", "i32"), Pointer("keys", key, const=True), *_PARTS, Value("shift", "i32"))
+    params: tuple[Parameter, ...] = (
+        Pointer("counts", "i32"),
+        Pointer("keys", key, const=True),
+        *_PARTS,
+        Value("shift", "i32"),
+    )
     body = f"""\
 {_part(form)}  for (long i = begin; i < end; ++i)
     ++counts[(row * 256 + ((keys[row * length + i] >> shift) & 255)) * parts + part];"""
@@ -176,7 +189,7 @@ def count_kernel(key: str, form: str) -> Kernel:
 @functools.cache
 def scan_kernel() -> Kernel:
     """Turns counts into the places where each part's digits begin. One work-item a row."""
-    params = (Pointer("counts", "i32"), Value("parts", "i64"))
+    params: tuple[Parameter, ...] = (Pointer("counts", "i32"), Value("parts", "i64"))
     body = """\
   GLOBAL int* own = counts + (long)GROUP_ID(0) * 256 * parts;
   int sum = 0;
@@ -187,7 +200,7 @@ def scan_kernel() -> Kernel:
 @functools.cache
 def deal_kernel(key: str, form: str) -> Kernel:
     """Moves keys and places to where their digits go."""
-    params = (
+    params: tuple[Parameter, ...] = (
         Pointer("to", key),
         Pointer("to_order", "i32"),
         Pointer("from", key, const=True),
@@ -209,7 +222,7 @@ def deal_kernel(key: str, form: str) -> Kernel:
 @functools.cache
 def finish_kernel(move: str, form: str) -> Kernel:
     """Values and places in the order found."""
-    params = (
+    params: tuple[Parameter, ...] = (
         Pointer("values", move),
         Pointer("places", "i64"),
         Pointer("x", move, const=True),
@@ -232,7 +245,7 @@ def top_kernel(type_: str, largest: bool, form: str) -> Kernel:
     An element moves in only if it beats the last of them, which soon is rare.
     """
     unsigned, key = _unsigned(type_), key_type(type_)
-    params = (
+    params: tuple[Parameter, ...] = (
         Pointer("values", type_),
         Pointer("places", "i64"),
         Pointer("x", type_, const=True),
@@ -270,7 +283,7 @@ def top_kernel(type_: str, largest: bool, form: str) -> Kernel:
 @functools.cache
 def mode_kernel(type_: str) -> Kernel:
     """The most frequent value of each sorted row, the smallest of several, and the last place that it had."""
-    params = (
+    params: tuple[Parameter, ...] = (
         Pointer("value", type_),
         Pointer("place", "i64"),
         Pointer("sorted", type_, const=True),
@@ -292,7 +305,7 @@ def mode_kernel(type_: str) -> Kernel:
 @functools.cache
 def middle_kernel(type_: str, skip_nan: bool) -> Kernel:
     """The lower median of each sorted row; NaN, which comes last, wins or is not counted."""
-    params = (
+    params: tuple[Parameter, ...] = (
         Pointer("value", type_),
         Pointer("place", "i64"),
         Pointer("sorted", type_, const=True),
@@ -301,7 +314,10 @@ def middle_kernel(type_: str, skip_nan: bool) -> Kernel:
     )
     nan = f"load_{type_}(sorted, base + {{0}}) != load_{type_}(sorted, base + {{0}})"
     if skip_nan:
-        choose = f"  long count = length;\n  while (count > 1 && {nan.format('count - 1')}) --count;\n  long at = (count - 1) / 2;"
+        choose = (
+            f"  long count = length;\n  while (count > 1 && {nan.format('count - 1')}) --count;\n"
+            "  long at = (count - 1) / 2;"
+        )
     else:
         choose = f"""\
   long at = (length - 1) / 2;

@@ -32,7 +32,8 @@ def _ceil(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class Index:
-    """An index tensor: `spec` with its strides over the walk's space, for places 0 <= index < `limit`, `step` elements apart.
+    """An index tensor: `spec` with its strides over the walk's space, for places 0 <= index < `limit`, `step` elements
+    apart.
 
     `row` is its stride along the rows of `plan_collect`.
     """
@@ -107,10 +108,7 @@ def plan_move(
     operands = [target_strides, *([] if number else [source_strides]), *(index.strides for index in indices)]
     lead = target_strides if reads else None if number else source_strides
     merged, strides = _spaces(sizes, lead, operands)
-    if number:
-        moved = element_type(target.dtype).name
-    else:
-        moved = kernels.MOVES[target.element_size()]
+    moved = element_type(target.dtype).name if number else kernels.MOVES[target.element_size()]
     x = Indexing(
         name="gather" if reads else "scatter",
         target=moved,
@@ -165,7 +163,8 @@ def plan_collect(
     wraps: bool = False,
     alpha: Scalar | float | None = None,
 ) -> None:
-    """Brings `rows` times a space of elements to a target where they may meet; each place takes them in the rows' order.
+    """Brings `rows` times a space of elements to a target where they may meet; each place takes them in the rows'
+    order.
 
     Args:
         combine: see `Indexing`; "" keeps the last.
@@ -523,7 +522,8 @@ def _rows_into(
     wraps: bool = False,
     alpha: Scalar | float | None = None,
 ) -> None:
-    """Writes (combine None) or collects slices: that number i of the source goes to place index[i] of dimension `dim`."""
+    """Writes (combine None) or collects slices: that number i of the source goes to place index[i] of dimension
+    `dim`."""
     out, index = _some_dims(out), _flat_index(index).reshape(-1)
     dim %= out.dim()
     sizes = [*out.shape[:dim], index.size(0), *out.shape[dim + 1 :]]
@@ -663,8 +663,8 @@ def _without_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> l
         for k in range(index.dim()):
             if index.size(k) != x.size(len(out) + k):
                 raise IndexError(
-                    f"The shape of the mask {list(index.shape)} at index {k} does not match the shape of the indexed tensor "
-                    f"{list(x.shape)} at index {len(out) + k}"
+                    f"The shape of the mask {list(index.shape)} at index {k} does not match the shape of the indexed "
+                    f"tensor {list(x.shape)} at index {len(out) + k}"
                 )
         out += (index.to(x.device) if index.device != x.device else index).nonzero().unbind(1)
     return out

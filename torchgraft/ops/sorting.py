@@ -272,7 +272,8 @@ Distinct = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _runs(new: torch.Tensor, want_inverse: bool, want_counts: bool) -> Distinct:
-    """Where runs of equal elements start, the run of each element, and the runs' lengths; `new` is true where one starts."""
+    """Where runs of equal elements start, the run of each element, and the runs' lengths; `new` is true where one
+    starts."""
     starts = new.nonzero().view(-1)
     none = torch.empty(0, dtype=torch.int64, device=new.device)
     inverse = new.cumsum(0) - 1 if want_inverse else none
@@ -303,7 +304,8 @@ def _unique2(
 
 @composite("_unique")
 def _unique(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    return _unique2(self, sorted, return_inverse)[:2]
+    values, inverse, _ = _unique2(self, sorted, return_inverse)
+    return values, inverse
 
 
 @composite("unique_consecutive")
