@@ -29,7 +29,7 @@ VALUES = r"""
 static inline __attribute__((always_inline)) float4 twice(float4 x) { return fma(x, (float4)(2), (float4)(1)); }
 __kernel void values(__global float* out, volatile __global int* words, __global half* h) {
   __local float shared[4];
-  shared[get_local_id(0)] = exp((float)get_global_id(0));
+  for (int i = 0; i < 4; ++i) shared[i] = exp((float)(get_global_id(0) + i));
   barrier(CLK_LOCAL_MEM_FENCE);
   vstore4(twice(vload4(0, shared)) + convert_float4(as_int4(vload4(0, out)) & 255), 0, out);
   atomic_cmpxchg(words, 0, 7); atomic_add(words + 1, 5); atomic_xchg(words + 2, 9);
