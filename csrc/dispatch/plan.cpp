@@ -102,11 +102,6 @@ void store_tensor_value(tg_arg& arg, ValueType type, const at::Tensor& tensor) {
            [&]<typename T>() { return c10::fetch_and_cast<T>(tensor.scalar_type(), tensor.const_data_ptr()); });
 }
 
-at::Tensor make_tensor(c10::DeviceIndex device, c10::IntArrayRef sizes, c10::IntArrayRef strides,
-                       c10::ScalarType dtype) {
-  return empty_on_device(device, sizes, strides, dtype);
-}
-
 const at::Tensor undefined_tensor;
 
 [[noreturn]] void raise_devices_differ(const std::string& a, const std::string& b) {
@@ -208,7 +203,7 @@ struct Call {
     auto moved = [&](const c10::IValue& value, bool in_list) -> c10::IValue {
       if (!value.isTensor() || !value.toTensor().defined() || !wants_upload(value.toTensor(), in_list)) return value;
       const at::Tensor& source = value.toTensor();
-      at::Tensor copy = make_tensor(target->index(), source.sizes(), source.strides(), source.scalar_type());
+      at::Tensor copy = empty_on_device(target->index(), source.sizes(), source.strides(), source.scalar_type());
       copy_from(source, copy, false);
       return copy;
     };
@@ -422,7 +417,6 @@ struct Replay {
   Device& device;
   tg_stream stream;
   c10::SmallVector<char*, 16> slots;
-  c10::SmallVector<at::Tensor, 4> created;
   int64_t numel = 0, chunk = 0;
   std::pair<uint64_t, uint64_t> philox{0, 0};
 
@@ -457,13 +451,13 @@ struct Replay {
       case Output::Argument:
         return *call.tensors[output.argument];
       case Output::New: {
-        at::Tensor tensor = make_tensor(call.device, output.sizes, output.strides, output.dtype);
+        at::Tensor tensor = empty_on_device(call.device, output.sizes, output.strides, output.dtype);
         slots[output.slot] = static_cast<char*>(tensor.data_ptr());
         return tensor;
       }
       case Output::LikeArgument: {
         const at::Tensor& like = *call.tensors[output.argument];
-        at::Tensor tensor = make_tensor(call.device, like.sizes(), like.strides(), output.dtype);
+        at::Tensor tensor = empty_on_device(call.device, like.sizes(), like.strides(), output.dtype);
         slots[output.slot] = static_cast<char*>(tensor.data_ptr());
         return tensor;
       }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Helpers = str | tuple[str, ...]
-
 
 @dataclass(frozen=True)
 class Pointer:
@@ -36,10 +34,9 @@ class Kernel:
         name: an identifier; shown by profilers and error messages. Kernels that differ may share it.
         params: in the order of a launch's arguments.
         body: statements, without the signature and its braces.
-        helpers: text before the kernel: macros and functions.
+        helpers: text before the kernel: macros and functions. Those of `kernels.HELPERS` that a text names need not be
+            here: the dialect includes them.
         local: work-items of one group in each dimension; a constant, since compilers specialise on it.
-        required: names of helper texts of `kernels.math` and the like that the body uses are found by themselves; name
-            here only what cannot be seen in the text.
     """
 
     name: str

@@ -52,7 +52,6 @@ class Options:
     contiguous: bool = False
     inplace_safe: bool = False
     pointwise: bool = False
-    casts: bool = False
     cpu_tensors: str = "upload"
     meta: Callable[..., Any] | None = None
     eager: Callable[[dict[str, Any], bool], Callable[..., Any] | None] | None = None
@@ -211,7 +210,8 @@ def planner(
 
     def declare(plan: Planner) -> Planner:
         for name in names:
-            register(name, plan, Options(contiguous, inplace_safe, False, False, cpu_tensors, meta, eager))
+            options = Options(contiguous, inplace_safe, cpu_tensors=cpu_tensors, meta=meta, eager=eager)
+            register(name, plan, options)
         return plan
 
     return declare
@@ -558,7 +558,7 @@ def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[s
         for i, out in enumerate(outs):
             if not isinstance(out, torch.Tensor):
                 continue
-            dtype = (None if options.casts else dtypes[i]) or out.dtype
+            dtype = dtypes[i] or out.dtype
             shared = not options.inplace_safe and (overlap or p.memory(out) in in_memory)
             if shared or dtype != out.dtype or (options.contiguous and not out.is_contiguous()):
                 wanted[i] = p.empty(out.shape, dtype)
