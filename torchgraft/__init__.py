@@ -11,24 +11,23 @@ torch.ones(3, device="foo")
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
-
-import torch
+from typing import TYPE_CHECKING, Any, NoReturn
 
 try:
+    import torch  # before the core, which needs its libraries
+
     from torchgraft import _C as _C
 except ImportError as error:
-    raise ImportError(
-        f"torchgraft's C++ core does not load into torch {torch.__version__} ({error}). It is compiled for one minor "
-        "version of torch; compile it for this one: "
-        "pip install --force-reinstall --no-deps --no-build-isolation torchgraft"
-    ) from error
+    # The package can still be imported, so that `torchgraft doctor` can say what is wrong; using it says so too.
+    _core_error: ImportError | None = error
+else:
+    _core_error = None
 
-from torchgraft import driver
-from torchgraft.driver import Driver
-from torchgraft.fallback import fallback, fallback_report, reset_fallback_report
-from torchgraft.registration import RegistrationError, SharedLibrary, register
+if TYPE_CHECKING or _core_error is None:
+    from torchgraft import driver
+    from torchgraft.driver import Driver
+    from torchgraft.fallback import fallback, fallback_report, reset_fallback_report
+    from torchgraft.registration import RegistrationError, SharedLibrary, register
 
 if TYPE_CHECKING:
     from torchgraft import plans
@@ -48,9 +47,25 @@ __all__ = [
     "reset_fallback_report",
 ]
 
+# Making plans needs parts of torch that are slow to import, so they wait until they are wanted.
+_LATE = {"plans"}
 
-def __getattr__(name: str) -> ModuleType:
-    # Making plans needs parts of torch that are slow to import, so they wait until they are wanted.
-    if name == "plans":
-        return importlib.import_module("torchgraft.plans")
+
+def __getattr__(name: str) -> Any:
+    if _core_error is not None and name in __all__:
+        _explain_missing_core(_core_error)
+    if name in _LATE:
+        return importlib.import_module(f"torchgraft.{name}")
     raise AttributeError(f"module 'torchgraft' has no attribute {name!r}")
+
+
+def _explain_missing_core(error: ImportError) -> NoReturn:
+    try:
+        found = f"torch {torch.__version__}"
+    except NameError:
+        raise ImportError(f"torchgraft needs torch, which does not import: {error}") from error
+    raise ImportError(
+        f"torchgraft's C++ core does not load into {found} ({error}). It is compiled for one minor version of torch; "
+        "compile it for this one: pip install --force-reinstall --no-deps --no-build-isolation torchgraft. "
+        "`torchgraft doctor` tells more."
+    ) from error
