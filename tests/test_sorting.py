@@ -68,6 +68,15 @@ def test_sort(device: str) -> None:
     assert torch.equal(values.cpu(), x.sort(1).values)
 
 
+def test_out_keeps_its_strides(device: str) -> None:
+    x = make((6, 40))
+    around = torch.zeros(6, 40, 2, device=device), torch.zeros(6, 40, 2, dtype=torch.int64, device=device)
+    torch.sort(x.to(device), stable=True, out=(around[0][..., 1], around[1][..., 1]))
+    for written, expected in zip(around, x.sort(stable=True), strict=True):
+        assert torch.equal(written[..., 1].cpu(), expected)
+        assert not written[..., 0].any()
+
+
 def test_sort_special_values(device: str) -> None:
     x = torch.tensor([3.0, float("nan"), -0.0, float("inf"), 0.0, -float("inf"), -3.0, float("nan"), 0.0, -0.0, 1e-40])
     for dtype in FLOATS:

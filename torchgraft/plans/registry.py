@@ -391,12 +391,16 @@ class _Call:
     def plan(self, full_overlap: bool, partial_overlap: bool) -> _C.Plan:
         """Runs torch's meta kernel, then the planner, then numbers the memory."""
         entry, p = self.entry, self.p
-        before = [None if spec is None else spec.shape for spec in self.specs]
+        before = [None if spec is None else (spec.shape, spec.stride()) for spec in self.specs]
         returned = self._run_meta()
         resizes = []
-        for slot, spec in enumerate(self.specs):
-            if spec is not None and spec.shape != before[slot]:
+        for slot, (spec, kept) in enumerate(zip(self.specs, before, strict=True)):
+            if spec is None or kept is None:
+                continue
+            if spec.shape != kept[0]:
                 resizes.append((slot, list(spec.shape)))
+            elif spec.stride() != kept[1]:  # sort's meta kernel gives an out= of the right shape other strides
+                spec.as_strided_(*kept)
         _check_overlap(entry, self.arguments, partial_overlap)
         outs = self._out_specs(returned)
         for out in outs:
