@@ -229,6 +229,14 @@ def test_what_the_kernels_do_not_serve(device: str) -> None:
             )
 
 
+def test_the_choice_can_be_asked_for(device: str) -> None:
+    served = torch.randn(1, 2, 8, 16, device=device)
+    not_served = torch.randn(1, 2, 8, 300, device=device)
+    with sdpa_kernel([SDPBackend.OVERRIDEABLE, SDPBackend.MATH]):
+        assert torch._fused_sdp_choice(served, served, served) == SDPBackend.OVERRIDEABLE.value
+        assert torch._fused_sdp_choice(not_served, not_served, not_served) == SDPBackend.MATH.value
+
+
 @pytest.mark.parametrize("mode", ["train", "eval", "weights", "mask", "padding"])
 def test_multihead_attention(device: str, mode: str) -> None:
     with sdpa_kernel([SDPBackend.OVERRIDEABLE, SDPBackend.MATH]):

@@ -4,6 +4,7 @@
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/native/transformers/attention.h>
+#include <torch/library.h>
 
 #include "dispatch.h"
 
@@ -47,6 +48,11 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
 
 }  // namespace
 
-void register_attention() { at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose); }
+void register_attention() {
+  at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose);
+  static auto* library = new torch::Library(MAKE_TORCH_LIBRARY_IMPL(aten, PrivateUse1));
+  library->impl("_fused_sdp_choice",
+                TORCH_FN(choose));  // for whoever asks; by fallback the CPU would answer for itself
+}
 
 }  // namespace torchgraft

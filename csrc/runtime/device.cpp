@@ -193,9 +193,9 @@ Device& get_device(c10::DeviceIndex index) {
   c10::DeviceIndex available = device_count();
   if (index < 0 || index >= available) [[unlikely]] {
     std::string errors = device_errors();
-    TORCH_CHECK(false, backend_name(), ":", static_cast<int>(index), ": there is no such device, ",
-                static_cast<int>(available), available == 1 ? " is" : " are", " available", errors.empty() ? "" : "; ",
-                errors);
+    TORCH_CHECK(false, "The device index is out of range: there is no ", backend_name(), ":", static_cast<int>(index),
+                ", ", static_cast<int>(available), available == 1 ? " device is" : " devices are", " available",
+                errors.empty() ? "" : "; ", errors);
   }
   return devices[index];
 }

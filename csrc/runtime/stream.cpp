@@ -60,7 +60,8 @@ void set_current_device_unchecked(c10::DeviceIndex index) noexcept {
 
 c10::Stream current_stream(c10::DeviceIndex index) {
   if (index < 0) index = device_of_thread;
-  TORCH_CHECK(index < kMaxDevices, backend_name(), ":", static_cast<int>(index), ": there is no such device");
+  TORCH_CHECK(index < kMaxDevices, "The device index is out of range: there is no ", backend_name(), ":",
+              static_cast<int>(index));
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(c10::DeviceType::PrivateUse1, index), stream_of_thread[index]);
 }
 
