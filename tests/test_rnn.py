@@ -70,6 +70,18 @@ def test_packed_sequences(device: str) -> None:
     torch.testing.assert_close(found.cpu(), expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_gradient_of_the_last_state_alone(device: str, kind: type[nn.RNNBase]) -> None:
+    model, x = kind(3, 4), torch.randn(5, 2, 3)
+    gradients = []
+    for where in (device, "cpu"):
+        own = copy.deepcopy(model).to(where)
+        state = own(x.to(where))[1]
+        gradients.append(torch.autograd.grad(tree_leaves(state)[-1].sum(), list(own.parameters())))
+    for mine, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine.cpu(), expected, rtol=2e-5, atol=2e-5)
+
+
 def test_second_derivatives(device: str) -> None:
     for kind in (nn.LSTMCell, nn.GRUCell):
         model = kind(2, 3).double()
