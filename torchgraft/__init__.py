@@ -11,10 +11,12 @@ torch.ones(3, device="foo")
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
+
+from torchgraft._missing_core import explain_missing_core
 
 try:
-    import torch  # before the core, which needs its libraries
+    import torch as torch  # before the core, which needs its libraries
 
     from torchgraft import _C as _C
 except ImportError as error:
@@ -25,9 +27,10 @@ else:
 
 if TYPE_CHECKING or _core_error is None:
     from torchgraft import driver
-    from torchgraft.driver import Driver
+    from torchgraft.driver import Driver, SharedLibrary
     from torchgraft.fallback import fallback, fallback_report, reset_fallback_report
-    from torchgraft.registration import RegistrationError, SharedLibrary, register
+    from torchgraft.installed import installed_drivers
+    from torchgraft.registration import RegistrationError, register
 
 if TYPE_CHECKING:
     from torchgraft import plans
@@ -42,6 +45,7 @@ __all__ = [
     "driver",
     "fallback",
     "fallback_report",
+    "installed_drivers",
     "plans",
     "register",
     "reset_fallback_report",
@@ -53,19 +57,7 @@ _LATE = {"plans"}
 
 def __getattr__(name: str) -> Any:
     if _core_error is not None and name in __all__:
-        _explain_missing_core(_core_error)
+        explain_missing_core(_core_error)
     if name in _LATE:
         return importlib.import_module(f"torchgraft.{name}")
     raise AttributeError(f"module 'torchgraft' has no attribute {name!r}")
-
-
-def _explain_missing_core(error: ImportError) -> NoReturn:
-    try:
-        found = f"torch {torch.__version__}"
-    except NameError:
-        raise ImportError(f"torchgraft needs torch, which does not import: {error}") from error
-    raise ImportError(
-        f"torchgraft's C++ core does not load into {found} ({error}). It is compiled for one minor version of torch; "
-        "compile it for this one: pip install --force-reinstall --no-deps --no-build-isolation torchgraft. "
-        "`torchgraft doctor` tells more."
-    ) from error

@@ -28,9 +28,19 @@ import enum
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any, TypeVar
 
-__all__ = ["Capability", "CompileError", "CopyKind", "DeviceKind", "DeviceProperties", "Driver", "InvalidArgument"]
+__all__ = [
+    "Capability",
+    "CompileError",
+    "CopyKind",
+    "DeviceKind",
+    "DeviceProperties",
+    "Driver",
+    "InvalidArgument",
+    "SharedLibrary",
+]
 
 
 class DeviceKind(enum.IntEnum):
@@ -91,6 +101,14 @@ class DeviceProperties:
     platform: str = ""
     dialect: str = ""  #: the kernel language; empty without a compiler
     uuid: str = ""  #: equal for the same physical device
+
+
+@dataclass(frozen=True)
+class SharedLibrary:
+    """A driver in C: a shared library that exports a function which returns its table (see torchgraft/driver.h)."""
+
+    path: str | PathLike[str]
+    symbol: str = "torchgraft_driver"
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -2,92 +2,103 @@
 
 from __future__ import annotations
 
-import re
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from os import PathLike, fspath
+from os import fspath
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import backend_registration
 
 from torchgraft import _C, _backend
 from torchgraft.device_module import make_device_module
-from torchgraft.driver import Driver
+from torchgraft.driver import Driver, SharedLibrary
+from torchgraft.installed import DRIVERS, installed_drivers
+from torchgraft.naming import check_name
 
-__all__ = ["SharedLibrary", "register"]
+__all__ = ["RegistrationError", "SharedLibrary", "register", "registered_name"]
 
-# Names that torch's device parser or its compiler give a meaning of their own.
-RESERVED_NAMES = set(
-    "any cpu cuda fpga hip hpu ideep ipu lazy maia meta mkldnn mps mtia opencl opengl ort privateuse1 privateuseone "
-    "tpu ve vulkan xla xpu".split()
-)
 UNNAMED = "privateuseone"
 
 T = TypeVar("T")
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _registered: str | None = None
-
-
-@dataclass(frozen=True)
-class SharedLibrary:
-    """A driver in C: a shared library that exports a function which returns its table (see torchgraft/driver.h)."""
-
-    path: str | PathLike[str]
-    symbol: str = "torchgraft_driver"
 
 
 class RegistrationError(RuntimeError):
     """A step of the registration could not be done; the message says which, and what to do."""
 
 
+@dataclass(frozen=True)
+class _Methods:
+    """Methods that torch generates by one option of `generate_methods_for_privateuse1_backend`.
+
+    Attributes:
+        of: whose they are, for messages.
+        option: the option's name.
+        owners: the classes that get them.
+        attributes: their names, with `{}` for the backend's.
+    """
+
+    of: str
+    option: str
+    owners: tuple[type, ...]
+    attributes: tuple[str, ...] = ("{}", "is_{}")
+
+    def places(self, name: str) -> list[tuple[type, str]]:
+        return [(owner, attribute.format(name)) for owner in self.owners for attribute in self.attributes]
+
+    def are_there(self, name: str) -> bool:
+        return all(hasattr(owner, attribute) for owner, attribute in self.places(name))
+
+
+# In the order in which torch generates them: some need those of tensors.
+_METHODS = (
+    _Methods("tensors", "for_tensor", (torch.Tensor,)),
+    _Methods("modules", "for_module", (torch.nn.Module,), ("{}",)),
+    _Methods("storages", "for_storage", (torch.UntypedStorage, torch.TypedStorage)),
+    _Methods("packed sequences", "for_packed_sequence", (torch.nn.utils.rnn.PackedSequence,)),
+)
+
+
 def register(
     name: str,
-    drivers: Sequence[Driver | SharedLibrary],
+    drivers: Sequence[Driver | SharedLibrary] | None = None,
     *,
-    unsupported_dtype: Sequence[torch.dtype] | None = None,
+    unsupported_dtype: Iterable[torch.dtype] | None = None,
 ) -> ModuleType:
     """Registers a backend: afterwards `torch.device(name)` and the module `torch.<name>` work.
 
-    No device is opened here: that happens at the first use.
+    No device is opened here: that happens at the first use. A call of `torch.utils.rename_privateuse1_backend` or of
+    `generate_methods_for_privateuse1_backend` that came before, for the same name, is kept; the device module is made
+    here.
 
     Args:
         name: of lower-case letters and underscores. A process can have one backend made this way.
         drivers: instances of `torchgraft.Driver` or shared libraries. Their devices are numbered one after the other.
-        unsupported_dtype: types for which no storage method is to be made.
+            By default those that installed packages offer (`torchgraft.installed_drivers(name)`, which can also be
+            part of a list).
+        unsupported_dtype: types that the methods made for storages, as `torch.TypedStorage.<name>()`, refuse.
 
     Returns:
         The module `torch.<name>`.
+
+    Raises:
+        ValueError: the name cannot be used, or there is no driver.
+        TypeError: what is given as driver is none.
+        RegistrationError: a backend is registered already, or a step failed.
     """
-    global _registered
+    check_name(name)
+    refused = _dtypes(unsupported_dtype)
+    # Outside the lock: what is imported by this may wait for it, in another thread.
+    given = installed_drivers(name) if drivers is None else drivers
     with _lock:
-        _check_name(name)
-        _check_drivers(name, drivers)
-        additions = [_step(f"load the driver {each}", partial(_load, each)) for each in drivers]
-        # From here on the steps change the process, and none can be undone.
-        _registered = name
-        _step("add the drivers", lambda: [add() for add in additions])
-        _step("name the core's backend", lambda: _C.set_backend_name(name))
-        _step("install the runtime", _C.install_runtime)
-        _step("install the kernels", _install_kernels)
-        module = _step("make the device module", lambda: make_device_module(name))
-        _step("rename torch's PrivateUse1", lambda: backend_registration.rename_privateuse1_backend(name))
-        _step(
-            "generate methods",
-            lambda: backend_registration.generate_methods_for_privateuse1_backend(
-                for_tensor=True,
-                for_module=True,
-                for_packed_sequence=True,
-                for_storage=True,
-                unsupported_dtype=list(unsupported_dtype) if unsupported_dtype else None,
-            ),
-        )
-        _step("register the device module", lambda: torch._register_device_module(name, module))
-        return module
+        return _register(name, given, refused)
 
 
 def registered_name() -> str | None:
@@ -95,21 +106,55 @@ def registered_name() -> str | None:
     return _registered
 
 
-def _step(what: str, action: Callable[[], T]) -> T:
+def _register(name: str, drivers: Sequence[Driver | SharedLibrary], unsupported_dtype: list[torch.dtype]) -> ModuleType:
+    global _registered
+    _check_place(name)
+    _check_attributes(name)
+    missing = _missing_methods(name, unsupported_dtype)
+    _check_drivers(name, drivers)
+    additions = [_step(f"load the driver {each}", partial(_load, each)) for each in drivers]
+    # From here on the steps change the process, and none can be undone.
+    _registered = name
+    _step("add the drivers", lambda: [add() for add in additions])
+    _step("name the core's backend", partial(_C.set_backend_name, name), lambda: _C.backend_name() == name)
+    _step("install the runtime", _C.install_runtime)
+    _step("install the kernels", _install_kernels, _kernels_are_installed)
+    module = _step("make the device module", partial(make_device_module, name))
+    _step("rename torch's PrivateUse1", partial(_rename, name), partial(_is_renamed, name))
+    for each in missing:
+        _step(
+            f"generate the methods of {each.of}",
+            partial(_generate, each, unsupported_dtype),
+            partial(each.are_there, name),
+        )
+    _step(
+        "register the device module",
+        partial(_register_device_module, name, module),
+        lambda: sys.modules.get(f"torch.{name}") is module is getattr(torch, name),
+    )
+    return module
+
+
+def _step(what: str, action: Callable[[], T], check: Callable[[], bool] | None = None) -> T:
+    """Does one step; whatever goes wrong, and a check that does not find the step done, is told with its name."""
     try:
-        return action()
+        result = action()
+        done = check is None or check()
     except Exception as error:
         raise RegistrationError(f'registering a backend failed at the step "{what}": {error}') from error
-
-
-def _check_name(name: str) -> None:
-    if not re.fullmatch("[a-z_]+", name):
-        raise ValueError(
-            f"{name!r} cannot name a device: torch parses device names of lower-case letters and underscores only, "
-            "so choose one like 'foo' or 'my_npu'"
+    if not done:
+        raise RegistrationError(
+            f'registering a backend failed at the step "{what}": it raised no error, but had no effect in torch '
+            f"{torch.__version__}; `torchgraft doctor` shows which versions are supported"
         )
-    if name in RESERVED_NAMES:
-        raise ValueError(f"{name!r} cannot name a device: torch itself uses this name; choose another")
+    return result
+
+
+# ---- Checks before anything is changed ----
+
+
+def _check_place(name: str) -> None:
+    """Whether this process has room for a backend of that name."""
     if _registered is not None:
         raise RegistrationError(
             f"the backend '{_registered}' is registered already, and a process can have only one: pass all drivers to "
@@ -117,32 +162,85 @@ def _check_name(name: str) -> None:
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 in the environment prevents that)"
         )
     taken = torch._C._get_privateuse1_backend_name()
-    if taken != UNNAMED:
+    if taken not in (UNNAMED, name):
         raise RegistrationError(
             f"another extension has named torch's PrivateUse1 '{taken}' in this process, and that can be done once: "
             "keep one of the two from being imported (TORCH_DEVICE_BACKEND_AUTOLOAD=0 stops those torch imports itself)"
         )
-    owners = {"torch": vars(torch), "torch.Tensor": dir(torch.Tensor), "torch.nn.Module": dir(torch.nn.Module)}
-    owners |= {
-        "torch.UntypedStorage": dir(torch.UntypedStorage),
-        "PackedSequence": dir(torch.nn.utils.rnn.PackedSequence),
-    }
-    for owner, attributes in owners.items():
-        if name in attributes:
-            raise ValueError(
-                f"{name!r} cannot name a device: {owner}.{name} exists, and registering would need that name"
+
+
+def _check_attributes(name: str) -> None:
+    """Whether `torch.<name>` and the names of the methods are free."""
+    if hasattr(torch, name) and not _is_placeholder(getattr(torch, name)):
+        if torch._C._get_privateuse1_backend_name() == name:
+            raise RegistrationError(
+                f"torch.{name} has been registered by torch._register_device_module already: leave that call out. "
+                "torchgraft.register makes the device module and returns it; what yours has more can be set on it"
             )
+        _refuse_name(name, f"torch.{name}")
+    for methods in _METHODS:
+        for owner, attribute in methods.places(name):
+            if hasattr(owner, attribute) and not _is_generated(owner, attribute):
+                _refuse_name(name, f"{owner.__module__}.{owner.__qualname__}.{attribute}")
+
+
+def _refuse_name(name: str, existing: str) -> None:
+    raise ValueError(f"{name!r} cannot name a device: {existing} exists, and registering would need that name")
+
+
+def _is_placeholder(module: Any) -> bool:
+    """Whether it only says why an earlier registration failed (torchgraft.autoload)."""
+    return getattr(module, "_torchgraft_placeholder", False)
+
+
+def _is_generated(owner: type, attribute: str) -> bool:
+    """Whether a method is one that `generate_methods_for_privateuse1_backend` made."""
+    found = getattr(owner, attribute)
+    function = found.fget if isinstance(found, property) else found
+    return getattr(function, "__module__", None) == backend_registration.__name__
+
+
+def _missing_methods(name: str, unsupported_dtype: list[torch.dtype]) -> list[_Methods]:
+    """What is to be generated: all that the author has not had generated already."""
+    missing = [methods for methods in _METHODS if not methods.are_there(name)]
+    for methods in missing:
+        if any(hasattr(owner, attribute) for owner, attribute in methods.places(name)):
+            raise RegistrationError(
+                f"some of the methods of {methods.of} for '{name}' have been generated and some not, perhaps by an "
+                "earlier call that failed: start another process, and leave "
+                "torch.utils.generate_methods_for_privateuse1_backend to torchgraft.register"
+            )
+    if unsupported_dtype and not any(methods.option == "for_storage" for methods in missing):
+        raise RegistrationError(
+            "unsupported_dtype has no effect: the methods of storages have been generated already. Leave "
+            "torch.utils.generate_methods_for_privateuse1_backend out, or give unsupported_dtype to that call instead"
+        )
+    return missing
+
+
+def _dtypes(unsupported: Iterable[torch.dtype] | None) -> list[torch.dtype]:
+    dtypes = list(unsupported or ())
+    for each in dtypes:
+        if not isinstance(each, torch.dtype):
+            raise TypeError(f"unsupported_dtype has dtypes, like torch.float64, not {each!r}")
+    return dtypes
 
 
 def _check_drivers(name: str, drivers: Sequence[Driver | SharedLibrary]) -> None:
     if not drivers:
-        raise ValueError(f"the backend '{name}' needs at least one driver")
+        raise ValueError(
+            f"the backend '{name}' needs at least one driver: pass a list of them, or install a package with an entry "
+            f'point "{name}" in the group "{DRIVERS}"'
+        )
     for driver in drivers:
         if not isinstance(driver, Driver | SharedLibrary):
             advice = ": pass an instance, not the class" if isinstance(driver, type) else ""
             raise TypeError(
                 f"a driver is a torchgraft.Driver or a torchgraft.SharedLibrary, not {type(driver).__name__}{advice}"
             )
+
+
+# ---- The steps ----
 
 
 def _load(driver: Driver | SharedLibrary) -> Callable[[], None]:
@@ -159,7 +257,33 @@ def _install_kernels() -> None:
     _backend.when_opened(_install_ops)
 
 
+def _kernels_are_installed() -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key("aten::empty.memory_format", "PrivateUse1")
+
+
 def _install_ops() -> None:
     from torchgraft import ops
 
     ops.install()
+
+
+def _rename(name: str) -> None:
+    if backend_registration._privateuse1_backend_name != name:
+        backend_registration.rename_privateuse1_backend(name)
+
+
+def _is_renamed(name: str) -> bool:
+    return torch.device(f"{name}:1").type == name and torch.accelerator.current_accelerator() == torch.device(name)
+
+
+def _generate(methods: _Methods, unsupported_dtype: list[torch.dtype]) -> None:
+    options = {each.option: each is methods for each in _METHODS}
+    backend_registration.generate_methods_for_privateuse1_backend(
+        **options, unsupported_dtype=unsupported_dtype or None
+    )
+
+
+def _register_device_module(name: str, module: ModuleType) -> None:
+    if hasattr(torch, name):  # what told of an earlier error
+        delattr(torch, name)
+    torch._register_device_module(name, module)
