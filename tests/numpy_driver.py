@@ -31,6 +31,8 @@ class NumpyDriver(Driver):
         return self.devices
 
     def device_properties(self, device: int) -> DeviceProperties:
+        if device not in range(self.devices):
+            raise InvalidArgument(f"there is no device {device}, the driver has {self.devices}")
         return DeviceProperties(
             name=f"NumPy {numpy.__version__}",
             vendor="NumPy",

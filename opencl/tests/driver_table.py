@@ -1,4 +1,4 @@
-"""The driver's C table, torchgraft/driver.h, for tests: without torch, by ctypes.
+"""The OpenCL driver's C table for tests: a copy of the library for each, with a state of its own.
 
 Functions are called by their names in the table, `driver.call("allocate", ...)`, without the context; a failure raises
 `DriverError`.
@@ -9,107 +9,34 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from ctypes import c_char, c_char_p, c_double, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from collections.abc import Sequence
+from ctypes import c_char_p, c_double, c_int32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-OK, ERROR, OUT_OF_MEMORY, INVALID, UNSUPPORTED, COMPILE, NOT_READY = range(7)
-TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
-CPU, GPU, ACCELERATOR = 1, 2, 3
-UNIFIED_MEMORY, COMPILER, BASE_OFFSET_POINTERS = 1 << 0, 1 << 1, 1 << 6
+from torchgraft.driver import Capability, CopyKind, DeviceKind
+from torchgraft.testing.table import Argument, Launch, Properties, Status, Table, driver_table
+
+OK, ERROR, OUT_OF_MEMORY, INVALID, UNSUPPORTED, COMPILE, NOT_READY = Status
+TO_DEVICE, TO_HOST, ON_DEVICE = CopyKind
+CPU, GPU, ACCELERATOR = DeviceKind
+UNIFIED_MEMORY, COMPILER = Capability.UNIFIED_MEMORY, Capability.COMPILER
+BASE_OFFSET_POINTERS = Capability.BASE_OFFSET_POINTERS
 
 LIBRARY = Path(__file__).parents[1] / "torchgraft_opencl" / "libtorchgraft_opencl.so"
+MODELS = ["host", "svm", "coarse", "buffer"]
 
-
-class Properties(ctypes.Structure):
-    _fields_ = (
-        ("struct_size", c_uint32),
-        ("kind", c_uint32),
-        ("capabilities", c_uint64),
-        ("total_memory", c_uint64),
-        ("max_allocation", c_uint64),
-        ("local_memory", c_uint64),
-        ("compute_units", c_uint32),
-        ("max_work_group_size", c_uint32),
-        ("simd_width", c_uint32),
-        ("address_align", c_uint32),
-        ("clock_mhz", c_uint32),
-        ("reserved", c_uint32),
-        ("name", c_char * 256),
-        ("vendor", c_char * 128),
-        ("driver_version", c_char * 256),
-        ("platform", c_char * 128),
-        ("dialect", c_char * 32),
-        ("uuid", c_char * 64),
-    )
-
-
-class Value(ctypes.Union):
-    _fields_ = (("pointer", c_void_p), ("u64", c_uint64), ("bytes", ctypes.c_ubyte * 16))
-
-
-class Argument(ctypes.Structure):
-    _fields_ = (("is_pointer", c_uint32), ("size", c_uint32), ("value", Value))
-
-
-class Launch(ctypes.Structure):
-    _fields_ = (
-        ("kernel", c_void_p),
-        ("dims", c_uint32),
-        ("arg_count", c_uint32),
-        ("groups", c_size_t * 3),
-        ("local", c_size_t * 3),
-        ("args", ctypes.POINTER(Argument)),
-    )
-
-
-DEVICE, STREAM, EVENT, ADDRESS, BYTES, OUT = c_int32, c_void_p, c_void_p, c_void_p, c_uint64, c_void_p
-
-# In the order of the table; the context comes first in each.
+# Name and types of the arguments, the context left out.
 FUNCTIONS: list[tuple[str, Sequence[Any]]] = [
-    ("device_count", [OUT]),
-    ("device_properties", [DEVICE, OUT]),
-    ("device_synchronize", [DEVICE]),
-    ("memory_info", [DEVICE, OUT, OUT]),
-    ("allocate", [DEVICE, BYTES, OUT]),
-    ("deallocate", [DEVICE, ADDRESS]),
-    ("host_allocate", [DEVICE, BYTES, OUT]),
-    ("host_deallocate", [DEVICE, ADDRESS]),
-    ("copy", [DEVICE, STREAM, ADDRESS, ADDRESS, BYTES, c_int, c_int32]),
-    ("copy_peer", [DEVICE, ADDRESS, DEVICE, ADDRESS, BYTES, STREAM]),
-    ("fill", [DEVICE, STREAM, ADDRESS, c_char_p, c_uint32, BYTES]),
-    ("stream_create", [DEVICE, c_int32, OUT]),
-    ("stream_destroy", [DEVICE, STREAM]),
-    ("stream_synchronize", [DEVICE, STREAM]),
-    ("stream_query", [DEVICE, STREAM]),
-    ("event_create", [DEVICE, c_int32, OUT]),
-    ("event_destroy", [DEVICE, EVENT]),
-    ("event_record", [DEVICE, EVENT, STREAM]),
-    ("event_wait", [DEVICE, EVENT, STREAM]),
-    ("event_query", [DEVICE, EVENT]),
-    ("event_synchronize", [DEVICE, EVENT]),
-    ("event_elapsed", [DEVICE, EVENT, EVENT, OUT]),
-    ("module_compile", [DEVICE, c_char_p, BYTES, c_char_p, OUT, OUT]),
-    ("module_load", [DEVICE, c_char_p, BYTES, OUT, OUT]),
-    ("module_binary", [c_void_p, c_void_p, OUT]),
-    ("module_destroy", [c_void_p]),
-    ("kernel_create", [c_void_p, c_char_p, OUT]),
-    ("kernel_destroy", [c_void_p]),
-    ("launch", [DEVICE, STREAM, OUT]),
+    (name, kind._argtypes_[1:])
+    for name, kind in Table._fields_  # type: ignore[misc]
+    if hasattr(kind, "_argtypes_") and name != "last_error"
 ]
-LAST_ERROR = ctypes.CFUNCTYPE(c_char_p, c_void_p)
 
 
-class Table(ctypes.Structure):
-    _fields_ = (
-        ("abi_version", c_uint32),
-        ("struct_size", c_uint32),
-        ("name", c_char_p),
-        ("context", c_void_p),
-        ("last_error", LAST_ERROR),
-        *((name, ctypes.CFUNCTYPE(c_int, c_void_p, *arguments)) for name, arguments in FUNCTIONS),
-    )
+def private_copy(folder: Path) -> Path:
+    """A copy of the library has its own state and reads the environment anew."""
+    return Path(shutil.copy(LIBRARY, folder / f"driver-{len(list(folder.iterdir()))}.so"))
 
 
 class DriverError(Exception):
@@ -123,15 +50,12 @@ class Driver:
     """One loaded driver; by default a copy of the library, which has its own state and reads the environment anew."""
 
     def __init__(self, folder: Path, copy: bool = True, **environment: str) -> None:
-        path = LIBRARY
-        if copy:
-            path = Path(shutil.copy(LIBRARY, folder / f"driver-{len(list(folder.iterdir()))}.so"))
+        path = private_copy(folder) if copy else LIBRARY
         saved = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)
         try:
-            self.library = ctypes.CDLL(str(path))
-            self.library.torchgraft_driver.restype = ctypes.POINTER(Table)
-            self.table: Table = self.library.torchgraft_driver().contents
+            self.library = ctypes.CDLL(str(path))  # for functions beside the table
+            self.table: Table = driver_table(path)
             self.count_message = ""
             self.count = self._count()
         finally:
@@ -153,8 +77,8 @@ class Driver:
         return text.decode()
 
     def status(self, function: str, *arguments: Any) -> int:
-        call: Callable[..., int] = getattr(self.table, function)
-        return call(None, *arguments)
+        status: int = getattr(self.table, function)(None, *arguments)
+        return status
 
     def call(self, function: str, *arguments: Any) -> int:
         status = self.status(function, *arguments)
@@ -209,7 +133,7 @@ class Driver:
             else:
                 argument.size = ctypes.sizeof(value)
                 ctypes.memmove(argument.value.bytes, ctypes.byref(value), argument.size)
-        launch = Launch(kernel=kernel, dims=len(groups), arg_count=len(arguments), args=packed)
+        launch = Launch(kernel=kernel, dims=len(groups), arg_count=len(arguments), args=ctypes.addressof(packed))
         launch.groups[: len(groups)] = list(groups)
         launch.local[: len(local)] = list(local)
         self.call("launch", 0, stream, ctypes.byref(launch))

@@ -28,6 +28,8 @@ from driver_table import (
     FUNCTIONS,
     GPU,
     INVALID,
+    LIBRARY,
+    MODELS,
     NOT_READY,
     OK,
     ON_DEVICE,
@@ -37,11 +39,10 @@ from driver_table import (
     UNIFIED_MEMORY,
     Driver,
     DriverError,
-    Properties,
-    Table,
 )
 
-MODELS = ["host", "svm", "coarse", "buffer"]
+from torchgraft.testing.table import Properties, Table, driver_table
+
 MIB = 1 << 20
 
 
@@ -105,11 +106,7 @@ def floats(data: bytes) -> list[float]:
 
 
 def test_table() -> None:
-    from driver_table import LIBRARY
-
-    library = ctypes.CDLL(str(LIBRARY))
-    library.torchgraft_driver.restype = ctypes.POINTER(Table)
-    table = library.torchgraft_driver().contents
+    table = driver_table(LIBRARY)
     assert (table.abi_version, table.struct_size, table.name) == (1, ctypes.sizeof(Table), b"opencl")
     assert all(getattr(table, name) for name, _ in FUNCTIONS)
 
@@ -210,6 +207,7 @@ def test_fallback_libraries(tmp_path: Path) -> None:
     program = f"""if True:
         import ctypes, sys
         from pathlib import Path
+        sys.modules["torch"] = None  # the driver needs none, and importing it takes seconds
         from driver_table import LIBRARY, Driver
         fallback = sys.argv[1]
         ctypes.CDLL(str(LIBRARY)).torchgraft_opencl_fallback_libraries(fallback.encode())
