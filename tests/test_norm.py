@@ -171,3 +171,18 @@ def test_instance_norm(device: str) -> None:
 def test_empty(device: str) -> None:
     assert F.layer_norm(torch.empty(0, 5, device=device), (5,)).shape == (0, 5)
     assert F.group_norm(torch.empty(0, 4, 3, device=device), 2).shape == (0, 4, 3)
+
+
+def test_batch_norm_with_strided_parameters(device: str) -> None:
+    x = torch.randn(5, 3, 4)
+    weight, bias, mean, var = torch.rand(4, 3, 2).add(0.5)[..., 0]
+    results = []
+    for where in (device, "cpu"):
+        strided = torch.empty(4, 3, 2, device=where)[..., 0].copy_(torch.stack([weight, bias, mean, var]))
+        own = list(strided)
+        grads = [t.detach().requires_grad_() for t in own[:2]]
+        y = torch.nn.functional.batch_norm(x.to(where), own[2], own[3], *grads, training=True)
+        y.square().sum().backward()
+        results.append([y.detach(), own[2], own[3], *(g.grad for g in grads)])
+    for mine, expected in zip(*results, strict=True):
+        torch.testing.assert_close(mine.cpu(), expected, rtol=1e-4, atol=1e-4)

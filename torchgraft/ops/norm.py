@@ -269,6 +269,34 @@ def _map_channels(
     p.launch(kernels.channel_map(type_, backward, last), (_ceil(rows, chunk),), args)
 
 
+class _Channels:
+    """The tensors with one element a channel: kernels want them contiguous, so others have a contiguous stand-in."""
+
+    def __init__(self, p: PlanBuilder) -> None:
+        self._p = p
+        self._backs: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def read(self, *specs: torch.Tensor | None) -> list[torch.Tensor | None]:
+        """Stand-ins for what is read."""
+        return [None if spec is None else self._p.contiguous(spec) for spec in specs]
+
+    def write(self, *specs: torch.Tensor | None, read: bool = False) -> list[torch.Tensor | None]:
+        """Stand-ins for what is written, and read before if `read`; `finish` brings their values back."""
+        stand_ins: list[torch.Tensor | None] = []
+        for spec in specs:
+            own = spec
+            if spec is not None and not spec.is_contiguous():
+                own = self._p.contiguous(spec) if read else self._p.empty_like(spec)
+                self._backs.append((spec, own))
+            stand_ins.append(own)
+        return stand_ins
+
+    def finish(self) -> None:
+        """After the last kernel that writes one."""
+        for spec, own in self._backs:
+            self._p.copy(spec, own)
+
+
 def _batch_norm(
     p: PlanBuilder,
     y: torch.Tensor,
@@ -286,6 +314,13 @@ def _batch_norm(
     type_ = _float_name(x)
     if x.numel() == 0:
         return
+    of_channels = _Channels(p)
+    weight, bias = of_channels.read(weight, bias)
+    if training:
+        running_mean, running_var = of_channels.write(running_mean, running_var, read=True)
+    else:
+        running_mean, running_var = of_channels.read(running_mean, running_var)
+    save_mean, save_invstd = of_channels.write(save_mean, save_invstd)
     target = p.empty_like(y) if _channels_last(y) is None else y
     x = _like(p, x, target.stride())
     channels = x.size(1)
@@ -311,12 +346,24 @@ def _batch_norm(
     )
     stats = [mean, var, weight, bias, running_mean, running_var, save_mean, save_invstd, scale, shift, center]
     p.launch(kernel, (_ceil(channels, 64),), [*stats, channels, x.numel() // channels, momentum, eps])
+    of_channels.finish()
     _map_channels(p, target, x, scale, shift, center)
     if target is not y:
         p.copy(y, target)
 
 
-@planner("native_batch_norm")
+def _batch_norm_meta(
+    input: torch.Tensor, weight: torch.Tensor | None, training: bool, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As on torch's CPU there are no statistics to save in evaluation."""
+    if input.dim() < 2:
+        raise RuntimeError(f"batch norm takes inputs of at least two dimensions, not {input.dim()}")
+    own = torch.promote_types(input.dtype, torch.float32)
+    saved = [input.new_empty((input.size(1) if training else 0,), dtype=own) for _ in range(2)]
+    return torch.empty_like(input), saved[0], saved[1]
+
+
+@planner("native_batch_norm", meta=_batch_norm_meta)
 def batch_norm(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -332,7 +379,7 @@ def batch_norm(
     _batch_norm(p, *out, input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
-enter("_native_batch_norm_legit", batch_norm)
+enter("_native_batch_norm_legit", batch_norm, meta=_batch_norm_meta)
 
 
 def batch_norm_with_update(
@@ -352,7 +399,7 @@ def batch_norm_with_update(
 enter("_batch_norm_with_update", batch_norm_with_update)
 
 
-@planner("_native_batch_norm_legit.no_stats")
+@planner("_native_batch_norm_legit.no_stats", meta=_batch_norm_meta)  # torch has none for its out= form
 def batch_norm_without_statistics(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -386,6 +433,10 @@ def _batch_norm_backward(
             if result is not None:
                 p.fill(result, 0)
         return
+    of_channels = _Channels(p)
+    weight, running_mean, running_var = of_channels.read(weight, running_mean, running_var)
+    save_mean, save_invstd = of_channels.read(save_mean, save_invstd)
+    weight_grad, bias_grad = of_channels.write(weight_grad, bias_grad)
     layout = input_grad if input_grad is not None else x
     if _channels_last(layout) is None:
         layout = torch.empty(x.shape, device="meta")
@@ -405,6 +456,7 @@ def _batch_norm_backward(
     count = x.numel() // channels
     args = [total, dot, invstd, weight, weight_grad, bias_grad, scale, slope, shift, channels, count, *wants]
     p.launch(kernel, groups, args)
+    of_channels.finish()
     if input_grad is None:
         return
     target = input_grad if input_grad.stride() == x.stride() else p.empty(x.shape, x.dtype, x.stride())

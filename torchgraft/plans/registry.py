@@ -417,9 +417,7 @@ class _Call:
         if "device" in plain and plain["device"] is not None:
             plain["device"] = torch.device("meta")
         if entry.options.meta is not None:
-            if entry.op is not entry.functional:
-                raise RuntimeError(f"{entry.op}: a planner with its own meta function serves functional overloads only")
-            result = entry.options.meta(**plain)
+            result = self._run_own_meta(entry.options.meta, plain)
         else:
             with ExitStack() as stack:
                 if entry.kind == "out":  # a resized one is warned of when it is resized
@@ -433,9 +431,22 @@ class _Call:
                     if entry.kind == "out":
                         _result_dtypes(self.p, entry, self.arguments, self._targets())
                     raise
+                except AssertionError as error:  # in which some of torch's meta kernels check what users give
+                    raise RuntimeError(str(error)) from error
         if result is None:
             return ()
         return tuple(result) if isinstance(result, (tuple, list)) and _returns_several(entry.op) else (result,)
+
+    def _run_own_meta(self, meta: Callable[..., Any], plain: dict[str, Any]) -> Any:
+        """What the planner's meta function says, and as for torch's own: an out= of another shape is resized."""
+        result = meta(**{a.name: plain[a.name] for a in parameters(self.entry.functional)})
+        if self.entry.kind == "functional":
+            return result
+        targets = self._targets()
+        for target, spec in zip(targets, result if len(targets) > 1 else [result], strict=True):
+            if target.shape != spec.shape:
+                target.resize_(spec.shape)
+        return tuple(targets) if len(targets) > 1 else targets[0]
 
     def _out_specs(self, returned: tuple[Any, ...]) -> list[Any]:
         """What the planner writes: new results, or the arguments that the overload writes."""
@@ -587,7 +598,10 @@ def _result_dtypes(
     p: PlanBuilder, entry: Entry, arguments: dict[str, Any], outs: Sequence[Any]
 ) -> list[torch.dtype | None]:
     """The dtypes that the functional overload would give: an out= of another dtype is filled by conversion."""
-    result = _call(entry.functional, entry.functional, plain_arguments(p, arguments))
+    plain = plain_arguments(p, arguments)
+    meta = entry.options.meta
+    functional = {a.name: plain[a.name] for a in parameters(entry.functional)}
+    result = _call(entry.functional, entry.functional, plain) if meta is None else meta(**functional)
     items = list(result) if isinstance(result, (tuple, list)) else [result]
     dtypes: list[torch.dtype | None] = []
     for item, out in zip(items, outs, strict=True):
