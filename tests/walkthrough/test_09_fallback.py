@@ -1,0 +1,45 @@
+"""What the device cannot do yet is done by the CPU: rightly, visibly, and counted."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import torchgraft
+
+
+def test_a_warning_an_error_or_silence(device: str) -> None:
+    matrix = torch.eye(3, device=device)
+    torchgraft.reset_fallback_report(warnings=True)
+    # --8<-- [start:modes]
+    with torchgraft.fallback("warn"), warnings.catch_warnings(record=True) as caught:  # the default
+        warnings.simplefilter("always")
+        torch.linalg.svdvals(matrix)  # one warning, which names this line
+        torch.linalg.svdvals(matrix)  # no second one
+
+    with torchgraft.fallback("silent"):
+        torch.linalg.svdvals(matrix)
+
+    with torchgraft.fallback("error"), pytest.raises(NotImplementedError, match="svd"):
+        torch.linalg.svdvals(matrix)
+    # --8<-- [end:modes]
+    assert len(caught) == 1
+    assert "aten::_linalg_svd" in str(caught[0].message)
+    assert "test_09_fallback.py" in str(caught[0].message)
+
+
+def test_the_report(device: str) -> None:
+    torchgraft.reset_fallback_report()
+    # --8<-- [start:report]
+    with torchgraft.fallback("silent"):
+        values = torch.linalg.svdvals(2 * torch.eye(3, device=device))
+    report = torchgraft.fallback_report()
+    print(report)
+    # --8<-- [end:report]
+    assert values.device.type == torch.device(device).type
+    assert values.tolist() == pytest.approx([2.0, 2.0, 2.0])
+    (row,) = (row for row in report.rows if row.op.startswith("aten::_linalg_svd"))
+    assert row.calls == 1
+    assert any("test_09_fallback.py" in place for place in row.places)
