@@ -47,7 +47,7 @@ def device() -> str:
 
         module = torchgraft_opencl.register()  # shows why, should it have failed at import
     module.init()
-    module.set_device(name)
+    module.set_device(torch.device(name).index or 0)
     return name
 
 

@@ -6,7 +6,9 @@ import gc
 import itertools
 import random
 import threading
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -269,6 +271,60 @@ class TestStorage:
         assert x.cpu().tolist() == [0, 1, 2, 3, 4, 5]
 
 
+class TestSnapshot:
+    def test_it_adds_up(self, device: str) -> None:
+        module = torch.get_device_module(device)
+        x, y = new(3 * MIB, device), new(700, device)
+        segments = [each for each in module.memory_snapshot() if each["device"] == module.current_device()]
+        for segment in segments:
+            address = segment["address"]
+            for block in segment["blocks"]:  # without gaps
+                assert block["address"] == address
+                address += block["size"]
+            assert address - segment["address"] == segment["total_size"]
+        assert sum(each["total_size"] for each in segments) == module.memory_reserved()
+        assert sum(each["allocated_size"] for each in segments) == module.memory_allocated()
+        assert sum(each["active_size"] for each in segments) == statistic("active_bytes.all.current")
+        blocks = {block["address"]: block for each in segments for block in each["blocks"]}
+        assert blocks[x.data_ptr()]["state"] == "active_allocated"
+        assert (blocks[y.data_ptr()]["requested_size"], blocks[y.data_ptr()]["size"]) == (700, 1024)
+
+    def test_states_and_streams(self, device: str) -> None:
+        module = torch.get_device_module(device)
+
+        def block_at(address: int) -> tuple[dict[str, Any], dict[str, Any]]:
+            return next(
+                (segment, block)
+                for segment in module.memory_snapshot()
+                for block in segment["blocks"]
+                if block["address"] == address
+            )
+
+        side = torch.Stream(device=device)
+        with side:
+            x = new(2 * MIB, device)
+        address = x.data_ptr()
+        segment, block = block_at(address)
+        assert (segment["stream"], segment["segment_type"]) == (side.stream_id, "large")
+        assert block["state"] == "active_allocated"
+        x.record_stream(acc.current_stream())
+        del x
+        assert block_at(address)[1]["state"] == "active_awaiting_free"
+        acc.synchronize()
+        new(40 * MIB, device)  # asks for the events that have passed
+        _, block = block_at(address)
+        assert (block["state"], block["requested_size"]) == ("inactive", 0)
+
+    def test_the_tools_of_torch_read_it(self, device: str) -> None:
+        from torch.cuda._memory_viz import segsum
+
+        kept = new(5 * MIB, device)
+        segments = torch.get_device_module(device).memory_snapshot()
+        summary = segsum({"segments": segments, "device_traces": [[]]})
+        assert "segments: " in summary
+        assert kept.nbytes == 5 * MIB
+
+
 class TestPinned:
     def test_pinned_memory_is_known(self, device: str) -> None:
         x = torch.arange(10.0).pin_memory()
@@ -303,6 +359,13 @@ class TestPinned:
         del x
         acc.empty_host_cache()
         assert torch.empty(5 * MIB, dtype=torch.uint8, pin_memory=True).is_pinned()
+
+    def test_data_loader_with_a_device(self, device: str) -> None:
+        data = torch.utils.data.TensorDataset(torch.arange(8.0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch finds the device by itself by now
+            loader = torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True, pin_memory_device=device)
+            assert [batch.is_pinned() for (batch,) in loader] == [True, True]
 
     def test_data_loader(self, device: str) -> None:
         data = torch.utils.data.TensorDataset(torch.arange(32.0))

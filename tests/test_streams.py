@@ -130,6 +130,34 @@ def test_elapsed_time_needs_timing(device: str) -> None:
     acc.synchronize()
     with pytest.raises(ValueError, match="enable_timing"):
         start.elapsed_time(end)
+    module = torch.get_device_module(device)
+    with pytest.raises(ValueError, match="enable_timing"):
+        module.Event().record().elapsed_time(module.Event().record())
+    with pytest.raises(ValueError, match="recorded"):
+        module.Event(enable_timing=True).elapsed_time(module.Event(enable_timing=True))
+
+
+def test_the_modules_classes_and_torchs_go_together(device: str) -> None:
+    module = torch.get_device_module(device)
+    first, second = module.Event(enable_timing=True), torch.Event(device=device, enable_timing=True)
+    first.record(torch.Stream(device=device))
+    x = torch.ones(1000, device=device)
+    second.record(module.Stream())
+    acc.synchronize()
+    assert abs(first.elapsed_time(second)) < 5000
+    assert isinstance(module.current_stream().record_event(), module.Event)
+    assert module.current_stream().record_event(second) is second
+    module.Stream().wait_event(second)
+    torch.Stream(device=device).wait_event(first)
+    module.Stream().wait_stream(torch.Stream(device=device))
+    torch.Stream(device=device).wait_stream(module.Stream())
+    x.record_stream(module.Stream())
+    x.record_stream(torch.Stream(device=device))
+    acc.set_stream(side := module.Stream())
+    assert module.current_stream() == acc.current_stream() == side
+    module.set_stream(module.default_stream())
+    assert "not recorded" in repr(module.Event())
+    assert "id=0x" in repr(first)
 
 
 def test_synchronize_of_a_device_waits_for_all_its_streams(device: str) -> None:
@@ -191,6 +219,15 @@ class TestReportedErrors:
         self.report("bad value", 0)
         with pytest.raises(IndexError, match="bad value"):
             acc.current_stream().synchronize()
+
+    def test_an_event_raises_it(self, device: str) -> None:
+        event = torch.Event(device=device)
+        self.report("bad value", 0)
+        event.record()
+        assert event.query() in (True, False)  # asking raises nothing
+        with pytest.raises(IndexError, match="bad value"):
+            event.synchronize()
+        event.synchronize()
 
     def test_reading_a_result_raises_it(self, device: str) -> None:
         x = torch.ones(3, device=device)

@@ -60,17 +60,31 @@ def when_opened(call: Callable[[], None]) -> None:
             call()
 
 
+def named_index(device: DeviceLike) -> int | None:
+    """The number that a device is given with, which may be negative; None where there is none to be read.
+
+    Raises:
+        ValueError: it is another backend's device.
+        RuntimeError: a string that names no device.
+        TypeError: it is not a device at all.
+    """
+    if device is None:
+        return None
+    if isinstance(device, int):
+        return int(device)
+    device = torch.device(device)
+    if device.type != name():
+        raise ValueError(f"Expected a '{name()}' device, but got: {device}")
+    index: int | None = device.index
+    return index
+
+
 def device_index(device: DeviceLike = None) -> int:
-    """The number of a device given in any usual way; the current device for None and for a name without number."""
-    if isinstance(device, int) and not isinstance(device, bool):
-        index: int | None = device
-    elif device is None:
-        index = None
-    else:
-        device = torch.device(device)
-        if device.type != name():
-            raise ValueError(f"Expected a '{name()}' device, but got: {device}")
-        index = device.index
+    """The number of a device given in any usual way.
+
+    It is the current device for None, a name without number and, as in torch.cuda, a negative number.
+    """
+    index = named_index(device)
     if index is None or index < 0:
         open_devices()
         return torch._C._accelerator_getDeviceIndex()

@@ -22,8 +22,8 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """Whether bfloat16 tensors can be used: always."""
-    return True
+    """Whether bfloat16 tensors can be used: always, but without emulation never, since float32 does their computing."""
+    return including_emulation
 
 
 # The four that PyTorch's guide of 2.1 asks of the module; torch has since kept this state for every device itself.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchgraft import _C, _backend, amp, memory, random, streams
+from torchgraft import _C, _backend, amp, memory, random, storages, streams
 from torchgraft._backend import DeviceLike
 
 __all__ = [
@@ -55,9 +55,18 @@ def current_device() -> int:
 
 
 def set_device(device: DeviceLike) -> None:
-    """Chooses this thread's current device. The context manager `device` is to be preferred."""
-    _backend.open_devices()
-    torch._C._accelerator_setDeviceIndex(_backend.device_index(device))
+    """Chooses this thread's current device; a negative number changes nothing. Better is the context manager `device`.
+
+    Raises:
+        ValueError: None, a name without a number, or another backend's device.
+        RuntimeError: there is no such device.
+    """
+    index = _backend.named_index(device)
+    if index is None:
+        raise ValueError(f"Expected a torch.device with a specified index or an integer, but got: {device}")
+    if index >= 0:
+        _backend.open_devices()
+        torch._C._accelerator_setDeviceIndex(index)
 
 
 def synchronize(device: DeviceLike = None) -> None:
@@ -67,10 +76,14 @@ def synchronize(device: DeviceLike = None) -> None:
 
 
 class device:
-    """`with torch.<name>.device(1):` makes a device current for a while; nothing happens for None."""
+    """`with torch.<name>.device(1):` makes a device current for a while.
+
+    Nothing happens for None, a name without a number and a negative number.
+    """
 
     def __init__(self, device: DeviceLike) -> None:
-        self.idx = -1 if device is None else _backend.device_index(device)
+        index = _backend.named_index(device)
+        self.idx = -1 if index is None else index
         self.prev_idx = -1
 
     def __enter__(self) -> None:
@@ -118,9 +131,20 @@ class DeviceProperties:
 
 
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
-    """Name, memory, capabilities and more."""
+    """Name, memory, capabilities and more.
+
+    Raises:
+        AssertionError: a number that no device has, as in torch.cuda.
+    """
     _backend.open_devices()
-    given = _C.device_properties(_backend.device_index(device))
+    index = _backend.named_index(device)
+    if index is None:
+        index = current_device()
+    if not 0 <= index < device_count():
+        raise AssertionError(
+            f"Invalid device id: there is no {_backend.name()}:{index}, but {device_count()} device(s)"
+        )
+    given = _C.device_properties(index)
     return DeviceProperties(**{field: given[field] for field in DeviceProperties.__dataclass_fields__})
 
 
@@ -130,7 +154,7 @@ def get_device_name(device: DeviceLike = None) -> str:
 
 
 def get_device_capability(device: DeviceLike = None) -> dict[str, Any]:
-    """What the device supports, as `torch.accelerator.get_device_capability` tells it."""
+    """What the device supports, as `torch.accelerator.get_device_capability` tells it: "supported_dtypes", a set."""
     _backend.open_devices()
     return torch._C._accelerator_getDeviceCapability(_backend.device_index(device))
 
@@ -151,6 +175,9 @@ class DeviceModule(ModuleType):
         # Read by torch.utils.checkpoint, which otherwise would not keep the device's random numbers.
         return _backend.is_opened()
 
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), "default_generators"})
+
     @property
     def default_generators(self) -> tuple[torch.Generator, ...]:
         return random.default_generators()
@@ -166,16 +193,17 @@ def make_device_module(name: str) -> DeviceModule:
     for part, names in offered.items():
         for each in names:
             setattr(module, each, getattr(part, each))
+    legacy = storages.make_storages(module.__name__)
+    parts = {"memory": memory, "streams": streams, "random": random, "amp": amp}
+    public = {*legacy, *parts, "default_generators"}.union(*offered.values())
     module.__dict__.update(
-        memory=memory,
-        streams=streams,
-        random=random,
-        amp=amp,
+        legacy,
+        **parts,
         _lazy_init=_backend.open_devices,
         _is_in_bad_fork=_C.in_bad_fork,
         _get_generator=random.generator,
         _exchange_device=_exchange_device,
         _maybe_exchange_device=_maybe_exchange_device,
-        __all__=sorted(each for names in offered.values() for each in names),
+        __all__=sorted(public),
     )
     return module

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from typing_extensions import deprecated
 
 from torchgraft import _C, _backend
 from torchgraft._backend import DeviceLike
 
 __all__ = [
     "empty_cache",
+    "get_per_process_memory_fraction",
+    "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
     "max_memory_allocated",
+    "max_memory_cached",
     "max_memory_reserved",
     "mem_get_info",
     "memory_allocated",
+    "memory_cached",
     "memory_reserved",
+    "memory_snapshot",
     "memory_stats",
+    "memory_stats_as_nested_dict",
     "memory_summary",
+    "reset_accumulated_host_memory_stats",
     "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "reset_peak_host_memory_stats",
     "reset_peak_memory_stats",
     "set_per_process_memory_fraction",
 ]
@@ -32,9 +45,22 @@ def empty_cache() -> None:
 
 def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
     """The allocator's statistics, by `torch.cuda.memory_stats`' keys; empty before the device's first use."""
+    return dict(sorted(_flat(memory_stats_as_nested_dict(device))))
+
+
+def memory_stats_as_nested_dict(device: DeviceLike = None) -> dict[str, Any]:
+    """The same as dictionaries of dictionaries: `["allocated_bytes"]["all"]["current"]`."""
     if not _backend.is_opened():
         return {}
-    return dict(torch.accelerator.memory_stats(_backend.device_index(device)))
+    return torch._C._accelerator_getDeviceStats(_backend.device_index(device))
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def _statistic(key: str, device: DeviceLike) -> int:
@@ -73,6 +99,39 @@ def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
         torch._C._accelerator_resetAccumulatedStats(_backend.device_index(device))
 
 
+def host_memory_stats() -> dict[str, Any]:
+    """The statistics of pinned host memory, by `torch.cuda.host_memory_stats`' keys; times are in microseconds."""
+    return dict(sorted(_flat(host_memory_stats_as_nested_dict())))
+
+
+def host_memory_stats_as_nested_dict() -> dict[str, Any]:
+    """The same as dictionaries of dictionaries; empty before the device's first use."""
+    return _C.host_memory_stats() if _backend.is_opened() else {}
+
+
+def reset_accumulated_host_memory_stats() -> None:
+    """Sets the counters of all pinned memory that was ever allocated and freed to zero."""
+    _C.reset_accumulated_host_memory_stats()
+
+
+def reset_peak_host_memory_stats() -> None:
+    """Makes the peaks of pinned memory begin again from the present values."""
+    _C.reset_peak_host_memory_stats()
+
+
+def memory_snapshot() -> list[dict[str, Any]]:
+    """The segments that the allocators of all devices have got from their drivers, and what they are cut into.
+
+    Returns:
+        For each segment "device", "address", "stream" (an id), "segment_type" ("large" or "small"), "total_size",
+        "allocated_size", "active_size", "requested_size" (bytes) and "blocks", each with "address", "size",
+        "requested_size" and "state": "active_allocated" (a tensor's), "active_awaiting_free" (freed, but another stream
+        may still use it) or "inactive". The keys are `torch.cuda.memory_snapshot`'s; "frames" is always empty, since
+        where memory was allocated is not recorded.
+    """
+    return _C.memory_snapshot() if _backend.is_opened() else []
+
+
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     """Free and total bytes of the device, as its driver tells them."""
     _backend.open_devices()
@@ -80,11 +139,24 @@ def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
 
 
 def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) -> None:
-    """Limits this process to a part of the device's memory; beyond it `torch.OutOfMemoryError` is raised."""
+    """Limits this process to a part of the device's memory; beyond it `torch.OutOfMemoryError` is raised.
+
+    Raises:
+        TypeError: `fraction` is not a number.
+        ValueError: `fraction` is not between 0 and 1.
+    """
+    if not isinstance(fraction, int | float):
+        raise TypeError(f"fraction must be a number, not {type(fraction).__name__}")
     if not 0.0 <= fraction <= 1.0:
         raise ValueError(f"fraction must be between 0 and 1, not {fraction}")
     _backend.open_devices()
     _C.set_memory_fraction(fraction, _backend.device_index(device))
+
+
+def get_per_process_memory_fraction(device: DeviceLike = None) -> float:
+    """The part of the device's memory that this process is limited to; 1.0 where it is not."""
+    _backend.open_devices()
+    return _C.memory_fraction(_backend.device_index(device))
 
 
 def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
@@ -114,3 +186,30 @@ def _readable(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+# Older names that programs still use.
+
+
+@deprecated("`memory_cached` has been renamed to `memory_reserved`", category=FutureWarning)
+def memory_cached(device: DeviceLike = None) -> int:
+    """`memory_reserved`."""
+    return memory_reserved(device)
+
+
+@deprecated("`max_memory_cached` has been renamed to `max_memory_reserved`", category=FutureWarning)
+def max_memory_cached(device: DeviceLike = None) -> int:
+    """`max_memory_reserved`."""
+    return max_memory_reserved(device)
+
+
+@deprecated("`reset_max_memory_allocated` resets all peaks: use `reset_peak_memory_stats`", category=FutureWarning)
+def reset_max_memory_allocated(device: DeviceLike = None) -> None:
+    """`reset_peak_memory_stats`."""
+    reset_peak_memory_stats(device)
+
+
+@deprecated("`reset_max_memory_cached` resets all peaks: use `reset_peak_memory_stats`", category=FutureWarning)
+def reset_max_memory_cached(device: DeviceLike = None) -> None:
+    """`reset_peak_memory_stats`."""
+    reset_peak_memory_stats(device)

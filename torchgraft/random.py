@@ -33,9 +33,18 @@ def default_generators() -> tuple[torch.Generator, ...]:
 
 
 def generator(device: DeviceLike = None) -> torch.Generator:
-    """A device's default generator."""
+    """A device's default generator.
+
+    Raises:
+        IndexError: there is no such device, as in torch.cuda.
+    """
     _backend.open_devices()
-    return _C.default_generator(_backend.device_index(device))
+    index = _backend.named_index(device)
+    if index is None:
+        index = _backend.device_index()
+    if not 0 <= index < _C.device_count():
+        raise IndexError(f"{_backend.name()}:{index}: there is no such device, and so no generator of it")
+    return _C.default_generator(index)
 
 
 def manual_seed(seed: int) -> None:

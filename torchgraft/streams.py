@@ -30,6 +30,12 @@ class Stream(torch.Stream):
         where = torch.device(_backend.name(), _backend.device_index(device))
         return super().__new__(cls, device=where, priority=priority)
 
+    def record_event(self, event: torch.Event | None = None) -> torch.Event:
+        """Marks the present end of this stream with `event`, or with a new one of this module's class."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
     def __repr__(self) -> str:
         return f"<torch.{_backend.name()}.Stream device={self.device} id={self.stream_id}>"
 
@@ -56,9 +62,18 @@ class Event(torch.Event):
         super().wait(current_stream() if stream is None else stream)
 
     def elapsed_time(self, other: torch.Event) -> float:
-        """Milliseconds from this event to a later one; both are made with `enable_timing=True` and have passed."""
+        """Milliseconds from this event to a later one.
+
+        Raises:
+            ValueError: one of them was made without `enable_timing=True`, or has not been recorded.
+            NotImplementedError: the device's events take no times.
+        """
         # torch's own refuses an `other` whose class is derived from torch.Event.
         return _C.elapsed_time(self.event_id, other.event_id)
+
+    def __repr__(self) -> str:
+        state = f"device={self.device} id={self.event_id:#x}" if self.event_id else "not recorded"
+        return f"<torch.{_backend.name()}.Event {state}>"
 
 
 def _stream(index: int, stream_id: int) -> Stream:
@@ -74,8 +89,7 @@ def current_stream(device: DeviceLike = None) -> Stream:
 
 def default_stream(device: DeviceLike = None) -> Stream:
     """The stream that is current where no other was chosen."""
-    _backend.open_devices()
-    return _stream(_backend.device_index(device), 0)
+    return _stream(current_stream(device).device_index, 0)
 
 
 def set_stream(stream: torch.Stream | None) -> None:

@@ -39,6 +39,7 @@ constexpr size_t kSmallSegment = size_t{2} << 20;
 constexpr size_t kSegmentGranule = size_t{2} << 20;
 constexpr size_t kBins = kSmallLimit / kGranule;
 
+enum class State : uint8_t { kAllocated, kAwaitingFree, kInactive };
 enum Pool : uint8_t { kSmallPool = 1, kLargePool = 2 };  // also the index into a StatArray
 
 struct StreamPools;
@@ -53,6 +54,7 @@ struct Block {
   StreamPools* owner;
   c10::DeviceIndex device;
   Pool pool;
+  State state = State::kInactive;
   bool free = false;          // in its owner's set; a block in a bin is not, so that neighbours leave it alone
   Block* previous = nullptr;  // neighbours in the segment
   Block* next = nullptr;
@@ -135,6 +137,7 @@ class Heap {
       decrease(stats_.allocation, block->pool, 1);
       decrease(stats_.allocated_bytes, block->pool, block->size);
       decrease(stats_.requested_bytes, block->pool, block->requested);
+      block->state = State::kAwaitingFree;
       usage = current_usage();
       if (block->used_on.empty()) [[likely]]
         put_back(block);
@@ -256,6 +259,24 @@ class Heap {
     std::lock_guard lock(mutex_);
     limit_ = bytes;
   }
+  uint64_t limit() {
+    std::lock_guard lock(mutex_);
+    return limit_;
+  }
+
+  void snapshot(std::vector<SegmentInfo>& segments) {
+    std::lock_guard lock(mutex_);
+    for (const auto& [address, first] : segments_) {
+      SegmentInfo& segment = segments.emplace_back();
+      segment.device = device_.index;
+      segment.stream = stream_of(first);
+      segment.large = first->pool == kLargePool;
+      for (const Block* block = first; block; block = block->next)
+        segment.blocks.push_back({reinterpret_cast<uintptr_t>(block->address), block->size,
+                                  block->state == State::kInactive ? 0 : block->requested,
+                                  block->state == State::kAllocated, block->state != State::kInactive});
+    }
+  }
 
   // The block that covers `address`, or NULL.
   Block* find(const void* address) {
@@ -287,6 +308,12 @@ class Heap {
   }
 
   // Everything below is called with the mutex held, down to the slow path.
+
+  c10::StreamId stream_of(const Block* block) const {
+    auto owner =
+        std::find_if(pools_.begin(), pools_.end(), [&](const auto& each) { return each.get() == block->owner; });
+    return owner - pools_.begin();
+  }
 
   void count_inactive(const Block* block, bool more) {
     if (block->whole()) return;
@@ -342,6 +369,7 @@ class Heap {
 
   // A block that nothing uses any more.
   void put_back(Block* block) {
+    block->state = State::kInactive;
     decrease(stats_.active, block->pool, 1);
     decrease(stats_.active_bytes, block->pool, block->size);
     if (oversize(block)) [[unlikely]]
@@ -360,6 +388,7 @@ class Heap {
 
   Usage hand_out(Block* block, size_t requested) {
     block->requested = requested;
+    block->state = State::kAllocated;
     increase(stats_.allocation, block->pool, 1);
     increase(stats_.allocated_bytes, block->pool, block->size);
     increase(stats_.active, block->pool, 1);
@@ -615,7 +644,10 @@ class Allocator final : public c10::DeviceAllocator {
           "copying from another device");
   }
 
-  bool initialized() override { return devices_opened(); }
+  // Once memory has been asked for. Before that torch.accelerator's questions are answered without opening a device.
+  bool initialized() override {
+    return std::any_of(heaps.begin(), heaps.end(), [](const auto& heap) { return heap.load() != nullptr; });
+  }
 
   void emptyCache(c10::MempoolId_t) override {
     raise_if_forked();
@@ -675,6 +707,16 @@ c10::DeviceIndex device_of_address(const void* address) {
 }
 
 void set_memory_limit(c10::DeviceIndex index, uint64_t bytes) { heap_of(index).set_limit(bytes); }
+
+uint64_t memory_limit(c10::DeviceIndex index) { return heap_of(index).limit(); }
+
+std::vector<SegmentInfo> memory_snapshot() {
+  raise_if_forked();
+  std::vector<SegmentInfo> segments;
+  for (auto& heap : heaps)
+    if (Heap* used = heap.load()) used->snapshot(segments);
+  return segments;
+}
 
 void register_allocator() { c10::SetAllocator(c10::DeviceType::PrivateUse1, device_allocator(), /*priority=*/0); }
 

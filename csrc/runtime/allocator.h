@@ -3,6 +3,8 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include <vector>
+
 #include "device.h"
 
 namespace torchgraft {
@@ -17,6 +19,23 @@ c10::DataPtr allocate(c10::DeviceIndex index, size_t bytes);
 c10::DeviceIndex device_of_address(const void* address);
 // At most this many bytes are taken from the driver, whatever the device would give.
 void set_memory_limit(c10::DeviceIndex index, uint64_t bytes);
+uint64_t memory_limit(c10::DeviceIndex index);  // the largest number where there is none
+
+struct BlockInfo {
+  uintptr_t address;
+  size_t size;
+  size_t requested;
+  bool allocated;  // a tensor has it
+  bool active;     // and so it is, or another stream is still using it
+};
+struct SegmentInfo {
+  c10::DeviceIndex device;
+  c10::StreamId stream;
+  bool large;
+  std::vector<BlockInfo> blocks;
+};
+// What all devices' segments are cut into.
+std::vector<SegmentInfo> memory_snapshot();
 
 // Called once by install_runtime().
 void register_allocator();

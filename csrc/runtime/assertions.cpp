@@ -16,7 +16,8 @@ constexpr uint64_t kWordsBytes = 4 * sizeof(int32_t);
 
 struct Words {
   std::atomic<void*> address{nullptr};
-  std::atomic<bool> watched{false};  // a checked kernel may have run since the words were last read
+  std::atomic<tg_stream> reader{nullptr};  // reads them while other streams go on
+  std::atomic<bool> watched{false};        // a checked kernel may have run since the words were last read
 };
 constinit std::array<Words, kMaxDevices> words_of{};
 
@@ -63,6 +64,51 @@ std::string message_of(int32_t code, int64_t index) {
   return text;
 }
 
+tg_stream reader_of(Device& device) {
+  auto& reader = words_of[device.index].reader;
+  if (tg_stream made = reader.load(std::memory_order_acquire)) return made;
+  const tg_driver* driver = device.driver;
+  tg_stream made = nullptr, expected = nullptr;
+  check(device, driver->stream_create(driver->context, device.ordinal, /*priority=*/-1, &made), "creating a stream");
+  if (reader.compare_exchange_strong(expected, made)) return made;
+  driver->stream_destroy(driver->context, device.ordinal, made);  // another thread was first
+  return expected;
+}
+
+using Report = std::array<int32_t, 4>;
+
+Report read_words(Device& device, const void* address, tg_stream stream) {
+  Report found;
+  if (device.has(TG_CAP_UNIFIED_MEMORY)) {
+    std::copy_n(static_cast<const volatile int32_t*>(address), found.size(), found.begin());
+  } else {
+    check(device,
+          device.driver->copy(device.driver->context, device.ordinal, stream, found.data(), address, kWordsBytes,
+                              TG_COPY_DEVICE_TO_HOST, /*blocking=*/1),
+          "reading the error words");
+  }
+  return found;
+}
+
+bool may_have_reported(c10::DeviceIndex index) {
+  return index >= 0 && index < kMaxDevices && words_of[index].watched.load(std::memory_order_relaxed) &&
+         words_of[index].address.load(std::memory_order_acquire);
+}
+
+void raise_found(Device& device, tg_stream stream) {
+  void* address = words_of[device.index].address.load(std::memory_order_acquire);
+  if (read_words(device, address, stream)[0] == 0) return;
+  // The reporter may still be running, between its code and its index, and so may others that want to report: all are
+  // waited for before the words are believed and cleared.
+  check(device, device.driver->device_synchronize(device.driver->context, device.ordinal), "waiting for the device");
+  Report found = read_words(device, address, stream);
+  if (found[0] == 0) return;  // another thread has raised it
+  clear_words(device, address, stream);
+  int64_t position = static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(found[2])) << 32 |
+                                          static_cast<uint32_t>(found[1]));
+  TORCH_CHECK_INDEX(false, message_of(found[0], position));
+}
+
 }  // namespace
 
 void* error_words(c10::DeviceIndex index) {
@@ -84,35 +130,23 @@ void note_checked_launch(c10::DeviceIndex index) noexcept {
 }
 
 void raise_reported_errors(c10::DeviceIndex index) {
-  if (index < 0 || index >= kMaxDevices || !words_of[index].watched.load(std::memory_order_relaxed)) return;
+  if (!may_have_reported(index)) return;
   raise_reported_errors(index, current_stream_handle(index));
 }
 
 void raise_reported_errors(c10::DeviceIndex index, tg_stream idle) {
-  Words& words = words_of[index];
-  if (!words.watched.load(std::memory_order_relaxed)) return;
+  if (!may_have_reported(index)) return;
   Device& device = get_device(index);
-  void* address = words.address.load(std::memory_order_acquire);
-  if (!address) return;
   // Looking again is cheap in unified memory, and necessary where kernels of other streams may still be running.
-  bool unified = device.has(TG_CAP_UNIFIED_MEMORY);
-  if (!unified && (!idle || !has_several_streams(index))) words.watched.store(false, std::memory_order_relaxed);
-  if (!idle) idle = stream_handle(index, 0);
+  if (!device.has(TG_CAP_UNIFIED_MEMORY) && (!idle || !has_several_streams(index)))
+    words_of[index].watched.store(false, std::memory_order_relaxed);
+  raise_found(device, idle ? idle : stream_handle(index, 0));
+}
 
-  int32_t found[4];
-  if (unified) {
-    std::copy_n(static_cast<volatile int32_t*>(address), 4, found);
-  } else {
-    check(device,
-          device.driver->copy(device.driver->context, device.ordinal, idle, found, address, kWordsBytes,
-                              TG_COPY_DEVICE_TO_HOST, /*blocking=*/1),
-          "reading the error words");
-  }
-  if (found[0] == 0) return;
-  clear_words(device, address, idle);
-  int64_t position = static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(found[2])) << 32 |
-                                          static_cast<uint32_t>(found[1]));
-  TORCH_CHECK_INDEX(false, message_of(found[0], position));
+void raise_errors_reported_so_far(c10::DeviceIndex index) {
+  if (!may_have_reported(index)) return;
+  Device& device = get_device(index);
+  raise_found(device, device.has(TG_CAP_UNIFIED_MEMORY) ? stream_handle(index, 0) : reader_of(device));
 }
 
 }  // namespace torchgraft

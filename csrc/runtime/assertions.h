@@ -23,5 +23,8 @@ void note_checked_launch(c10::DeviceIndex index) noexcept;
 void raise_reported_errors(c10::DeviceIndex index);
 // The same where only `idle` is known to be done (NULL: the whole device is); the words are read through it.
 void raise_reported_errors(c10::DeviceIndex index, tg_stream idle);
+// The same where some work is known to be done (an event has been waited for) while streams go on: the words are read
+// through a stream of their own, so that nothing else is waited for unless there is an error.
+void raise_errors_reported_so_far(c10::DeviceIndex index);
 
 }  // namespace torchgraft

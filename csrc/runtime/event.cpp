@@ -98,7 +98,7 @@ double elapsed_time(Event& start, Event& end) {
   Device& device = get_device(start.device);
   TORCH_CHECK_NOT_IMPLEMENTED(device.has(TG_CAP_EVENT_TIMING), backend_name(), ":", static_cast<int>(start.device),
                               ": elapsed_time: the device's events take no times");
-  TORCH_CHECK(start.timing && end.timing, "elapsed_time: both events need enable_timing=True");
+  TORCH_CHECK_VALUE(start.timing && end.timing, "elapsed_time: both events need enable_timing=True");
   double milliseconds = 0;
   check(device,
         device.driver->event_elapsed(device.driver->context, device.ordinal, start.handle, end.handle, &milliseconds),

@@ -5,6 +5,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "allocator.h"
+#include "assertions.h"
 #include "event.h"
 #include "stream.h"
 
@@ -37,9 +38,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return capability;
   }
 
-  c10::Stream getStream(c10::Device device) const override { return current_stream(index_of(device)); }
+  c10::Stream getStream(c10::Device device) const override {
+    return current_stream(get_device(index_of(device)).index);
+  }
   c10::Stream getDefaultStream(c10::Device device) const override {
-    return c10::Stream(c10::Stream::DEFAULT, on(index_of(device)));
+    return c10::Stream(c10::Stream::DEFAULT, on(get_device(index_of(device)).index));
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool high_priority) const override {
     return new_stream(index_of(device), high_priority ? -1 : 0);
@@ -71,15 +74,19 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void block(void* event, const c10::Stream& stream) const override {
     if (event) wait_event(*static_cast<Event*>(event), stream);
   }
+  // Asking never waits, so it does not read (and raise) what kernels have reported; the waits do.
   bool queryEvent(void* event) const override { return !event || query_event(*static_cast<Event*>(event)); }
   void synchronizeEvent(void* event) const override {
-    if (event) synchronize_event(*static_cast<Event*>(event));
+    if (!event) return;
+    auto& waited = *static_cast<Event*>(event);
+    synchronize_event(waited);
+    raise_errors_reported_so_far(waited.device);
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     destroy_event(static_cast<Event*>(event));
   }
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
-    TORCH_CHECK(start && end, "elapsed_time: both events must have been recorded");
+    TORCH_CHECK_VALUE(start && end, "elapsed_time: both events must have been recorded");
     return elapsed_time(*static_cast<Event*>(start), *static_cast<Event*>(end));
   }
 

@@ -1,5 +1,6 @@
 #include "host_allocator.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -53,6 +54,7 @@ class Impl final : public at::CachingHostAllocatorImpl<c10::Stream, EventPtr> {
 
  private:
   void allocate_host_memory(size_t size, void** address) override {
+    Timer timer(*this, &at::HostStatsStaged::host_alloc_time);
     Device& device = get_device(current_device());
     const tg_driver* driver = device.driver;
     if (driver->host_allocate) {
@@ -65,6 +67,22 @@ class Impl final : public at::CachingHostAllocatorImpl<c10::Stream, EventPtr> {
     std::unique_lock lock(r.mutex);
     r.by_address[static_cast<char*>(*address)] = {size, device.index, driver->host_allocate != nullptr};
   }
+
+  // Adds the microseconds of its life to a statistic.
+  class Timer {
+   public:
+    Timer(Impl& owner, c10::CachingAllocator::DurationStat at::HostStatsStaged::* stat) : owner_(owner), stat_(stat) {}
+    ~Timer() {
+      auto passed = std::chrono::steady_clock::now() - start_;
+      std::lock_guard lock(owner_.stats_.timing_mutex_);
+      (owner_.stats_.*stat_).increase(std::chrono::duration_cast<std::chrono::microseconds>(passed).count());
+    }
+
+   private:
+    Impl& owner_;
+    c10::CachingAllocator::DurationStat at::HostStatsStaged::* stat_;
+    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  };
 
   // Called under torch's locks, where a driver in Python must not be: the memory is put aside, and given back by
   // release().
@@ -80,6 +98,7 @@ class Impl final : public at::CachingHostAllocatorImpl<c10::Stream, EventPtr> {
       addresses.swap(aside_);
     }
     for (char* address : addresses) {
+      Timer timer(*this, &at::HostStatsStaged::host_free_time);
       Region region;
       {
         Regions& r = regions();

@@ -60,6 +60,76 @@ void set_memory_fraction(c10::DeviceIndex index, double fraction) {
                                         : static_cast<uint64_t>(static_cast<double>(total) * fraction));
 }
 
+double memory_fraction(c10::DeviceIndex index) {
+  uint64_t limit = memory_limit(index), total = device_allocator()->getMemoryInfo(index).second;
+  return limit >= total ? 1.0 : static_cast<double>(limit) / static_cast<double>(total);
+}
+
+// The keys are those of torch.cuda.memory_snapshot, so that the tools for it can be used.
+py::dict segment_dict(const SegmentInfo& segment) {
+  py::list blocks;
+  size_t total = 0, requested = 0, allocated = 0, active = 0;
+  for (const BlockInfo& block : segment.blocks) {
+    py::dict d;
+    d["address"] = block.address;
+    d["size"] = block.size;
+    d["requested_size"] = block.requested;
+    d["state"] = block.allocated ? "active_allocated" : block.active ? "active_awaiting_free" : "inactive";
+    d["frames"] = py::list();
+    blocks.append(d);
+    total += block.size;
+    if (block.allocated) allocated += block.size, requested += block.requested;
+    if (block.active) active += block.size;
+  }
+  py::dict d;
+  d["device"] = static_cast<int>(segment.device);
+  d["address"] = segment.blocks.front().address;
+  d["total_size"] = total;
+  d["allocated_size"] = allocated;
+  d["active_size"] = active;
+  d["requested_size"] = requested;
+  d["stream"] = segment.stream;
+  d["segment_type"] = segment.large ? "large" : "small";
+  d["segment_pool_id"] = py::make_tuple(0, 0);
+  d["is_expandable"] = false;
+  d["frames"] = py::list();
+  d["blocks"] = blocks;
+  return d;
+}
+
+py::dict stat_dict(const c10::CachingAllocator::Stat& stat) {
+  py::dict d;
+  d["current"] = stat.current;
+  d["peak"] = stat.peak;
+  d["allocated"] = stat.allocated;
+  d["freed"] = stat.freed;
+  return d;
+}
+
+py::dict duration_dict(const c10::CachingAllocator::DurationStat& stat) {
+  py::dict d;
+  d["total"] = stat.total;
+  d["max"] = stat.max;
+  d["min"] = stat.min;
+  d["count"] = stat.count;
+  d["avg"] = stat.count ? static_cast<double>(stat.total) / static_cast<double>(stat.count) : 0.0;
+  return d;
+}
+
+py::dict host_stats_dict() {
+  at::HostStats stats = host_allocator()->get_stats();
+  py::dict d;
+  d["num_host_alloc"] = stats.num_host_alloc;
+  d["num_host_free"] = stats.num_host_free;
+  d["allocations"] = stat_dict(stats.allocations);
+  d["allocated_bytes"] = stat_dict(stats.allocated_bytes);
+  d["active_requests"] = stat_dict(stats.active_requests);
+  d["active_bytes"] = stat_dict(stats.active_bytes);
+  d["host_alloc_time"] = duration_dict(stats.host_alloc_time);
+  d["host_free_time"] = duration_dict(stats.host_free_time);
+  return d;
+}
+
 // For tests: what a kernel does that finds an error, done by the host.
 void report_error_as_kernel(c10::DeviceIndex index, int32_t code, int64_t position) {
   const Device& device = get_device(index);
@@ -148,7 +218,7 @@ void bind_runtime(py::module_& m) {
   def_waiting(
       "elapsed_time",
       [](uintptr_t start, uintptr_t end) {
-        TORCH_CHECK(start && end, "elapsed_time: both events must have been recorded");
+        TORCH_CHECK_VALUE(start && end, "elapsed_time: both events must have been recorded");
         return elapsed_time(*reinterpret_cast<Event*>(start), *reinterpret_cast<Event*>(end));
       },
       "Milliseconds between two events, given by their torch.Event.event_id.");
@@ -164,6 +234,20 @@ void bind_runtime(py::module_& m) {
       "set_memory_limit",
       [](int index, uint64_t bytes) { set_memory_limit(static_cast<c10::DeviceIndex>(index), bytes); },
       "The same in bytes.");
+  def_waiting(
+      "memory_fraction", [](int index) { return memory_fraction(static_cast<c10::DeviceIndex>(index)); },
+      "The part of the device's memory that this process is limited to; 1 where it is not.");
+  def(
+      "memory_snapshot",
+      [] {
+        py::list segments;
+        for (const SegmentInfo& segment : memory_snapshot()) segments.append(segment_dict(segment));
+        return segments;
+      },
+      "What all devices' segments are cut into.");
+  def("host_memory_stats", [] { return host_stats_dict(); }, "The statistics of pinned memory.");
+  def("reset_accumulated_host_memory_stats", [] { host_allocator()->reset_accumulated_stats(); }, "Of pinned memory.");
+  def("reset_peak_host_memory_stats", [] { host_allocator()->reset_peak_stats(); }, "Of pinned memory.");
 
   def(
       "default_generator", [](int index) { return generator_object(static_cast<c10::DeviceIndex>(index)); },
