@@ -309,3 +309,10 @@ def test_integer_division_by_zero_harms_nothing(device: str) -> None:
     for function in (torch.floor_divide, torch.remainder, torch.fmod):
         function(x, zero).cpu()
     assert torch.floor_divide(x, minus).tolist()[:2] == [-7, 8]
+
+
+def test_an_op_that_torch_composes_keeps_its_derivative(device: str) -> None:
+    """conj_physical has a formula through the ops it is made of, and none for a kernel of its own."""
+    x = torch.randn(4, dtype=torch.complex64, device=device, requires_grad=True)
+    y = x.conj_physical()
+    assert torch.equal(torch.autograd.grad(y.real.sum() + 2 * y.imag.sum(), x)[0].cpu(), torch.full((4,), 1 - 2j))

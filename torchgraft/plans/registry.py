@@ -239,7 +239,14 @@ def install(dispatch: bool = True) -> None:
     _C.set_planner(plan_call)
     for name, entry in ENTRIES.items():
         internal = name.startswith("aten::_copy_from")  # reached from the copy kernel, not from the dispatcher
-        _C.register_planned_op(name, entry.options.cpu_tensors, entry.options.pointwise, dispatch and not internal)
+        reached = dispatch and not internal and not _is_composed(name)
+        _C.register_planned_op(name, entry.options.cpu_tensors, entry.options.pointwise, reached)
+
+
+def _is_composed(name: str) -> bool:
+    """Whether torch makes the overload of ops that have derivatives; a kernel for itself would have none."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "Autograd")
 
 
 # ---- from a call to a plan ----
