@@ -7,7 +7,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
+
+#include "device_selection.h"
 
 namespace torchgraft {
 namespace {
@@ -18,7 +21,8 @@ enum Phase : int { kClosed, kOpening, kOpened };
 struct Registry {
   std::mutex mutex;
   std::vector<const tg_driver*> drivers;
-  std::vector<Device> devices;  // fixed from kOpened on
+  std::vector<FoundDevice> found;  // both fixed from kOpened on
+  std::vector<Device> devices;
   std::string errors;
   std::string name = "privateuseone";
 };
@@ -46,9 +50,13 @@ const char* driver_error(const tg_driver* driver) {
   return text && *text ? text : "the driver gave no reason";
 }
 
-void append_error(std::string& errors, const tg_driver* driver, const std::string& text) {
+void append_error(std::string& errors, const std::string& text) {
   if (!errors.empty()) errors += '\n';
-  errors += std::string(driver->name) + ": " + text;
+  errors += text;
+}
+
+void append_error(std::string& errors, const tg_driver* driver, const std::string& text) {
+  append_error(errors, std::string(driver->name) + ": " + text);
 }
 
 // What the properties claim must be there.
@@ -64,10 +72,7 @@ void open_driver(Registry& r, const tg_driver* driver) {
     return append_error(r.errors, driver, driver_error(driver));
   if (found <= 0) return append_error(r.errors, driver, std::string("no devices (") + driver_error(driver) + ")");
   for (int32_t ordinal = 0; ordinal < found; ++ordinal) {
-    if (r.devices.size() == static_cast<size_t>(kMaxDevices))
-      return append_error(r.errors, driver,
-                          "more than " + std::to_string(kMaxDevices) + " devices; the rest is left out");
-    Device device{driver, ordinal, static_cast<c10::DeviceIndex>(r.devices.size()), {}};
+    Device device{driver, ordinal, -1, {}};
     device.properties.struct_size = sizeof(tg_device_properties);
     auto where = "device " + std::to_string(ordinal) + ": ";
     if (driver->device_properties(driver->context, ordinal, &device.properties) != TG_OK) {
@@ -75,8 +80,25 @@ void open_driver(Registry& r, const tg_driver* driver) {
     } else if (const char* missing = missing_for(driver, device.properties.capabilities)) {
       append_error(r.errors, driver, where + "it claims " + missing);
     } else {
-      r.devices.push_back(device);
+      r.found.push_back({device});
     }
+  }
+}
+
+// Numbers those of the found devices that are used.
+void choose_devices(Registry& r) {
+  mark_duplicates(r.found);
+  Selection selection = select_devices(r.found, std::getenv("TORCHGRAFT_DEVICES"));
+  if (!selection.errors.empty()) append_error(r.errors, selection.errors);
+  if (selection.chosen.size() > static_cast<size_t>(kMaxDevices)) {
+    append_error(r.errors, "more than " + std::to_string(kMaxDevices) +
+                               " devices; the rest is left out (TORCHGRAFT_DEVICES chooses others)");
+    selection.chosen.resize(kMaxDevices);
+  }
+  for (size_t position : selection.chosen) {
+    Device& device = r.found[position].device;
+    device.index = static_cast<c10::DeviceIndex>(r.devices.size());
+    r.devices.push_back(device);
   }
 }
 
@@ -90,6 +112,7 @@ c10::DeviceIndex open_devices() noexcept {
   try {
     for (const tg_driver* driver : r.drivers) open_driver(r, driver);
     if (r.drivers.empty()) r.errors = "no driver has been added";
+    choose_devices(r);
   } catch (const std::exception& e) {
     r.errors += e.what();
   }
@@ -185,6 +208,12 @@ std::string device_errors() {
   if (in_bad_fork()) return {};
   device_count();
   return registry().errors;
+}
+
+const std::vector<FoundDevice>& found_devices() {
+  raise_if_forked();
+  device_count();
+  return registry().found;
 }
 
 Device& get_device(c10::DeviceIndex index) {

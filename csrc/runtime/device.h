@@ -21,6 +21,12 @@ struct Device {
   bool has(uint64_t capability) const { return (properties.capabilities & capability) != 0; }
 };
 
+// A device as a driver offers it, used or not.
+struct FoundDevice {
+  Device device;              // its index is -1 if it is not used
+  int32_t duplicate_of = -1;  // the place of an earlier one that is the same physical device
+};
+
 // Adds a driver. Allowed until devices are first counted; its devices are not opened here.
 void add_driver(const tg_driver* driver);
 // Loads a shared library and returns its table; throws with the loader's message.
@@ -36,6 +42,8 @@ c10::DeviceIndex device_count() noexcept;
 bool devices_opened() noexcept;
 // Why there are no devices (or fewer than expected); empty if all is well.
 std::string device_errors();
+// All devices that the drivers offer, in their order, also those that are not used; fixed once they are opened.
+const std::vector<FoundDevice>& found_devices();
 // Throws RuntimeError naming the backend, the index and the number of devices.
 Device& get_device(c10::DeviceIndex index);
 

@@ -7,6 +7,7 @@
 
 #include "allocator.h"
 #include "assertions.h"
+#include "device_selection.h"
 #include "event.h"
 #include "generator.h"
 #include "guard.h"
@@ -21,14 +22,13 @@ namespace py = pybind11;
 namespace torchgraft {
 namespace {
 
-py::dict properties_dict(c10::DeviceIndex index) {
-  const Device& device = get_device(index);
+py::dict properties_dict(const Device& device) {
   const tg_device_properties& p = device.properties;
   py::dict d;
   d["driver"] = device.driver->name;
   d["ordinal"] = device.ordinal;
   d["index"] = static_cast<int>(device.index);
-  d["kind"] = p.kind;
+  d["kind"] = kind_name(p.kind);
   d["capabilities"] = p.capabilities;
   d["total_memory"] = p.total_memory;
   d["max_allocation"] = p.max_allocation;
@@ -197,8 +197,22 @@ void bind_runtime(py::module_& m) {
   def_waiting("device_errors", [] { return device_errors(); }, "Why devices are missing, or ''.");
   def("devices_opened", [] { return devices_opened(); }, "Whether the drivers have been opened.");
   def(
-      "device_properties", [](int index) { return properties_dict(static_cast<c10::DeviceIndex>(index)); },
+      "device_properties", [](int index) { return properties_dict(get_device(static_cast<c10::DeviceIndex>(index))); },
       "The properties of a device.");
+  def(
+      "found_devices",
+      [] {
+        py::list all;
+        for (const FoundDevice& found : found_devices()) {
+          py::dict properties = properties_dict(found.device);
+          properties["duplicate_of"] = found.duplicate_of;
+          all.append(properties);
+        }
+        return all;
+      },
+      "The properties of all devices that the drivers offer; those not used have the index -1, and `duplicate_of` is "
+      "the "
+      "place of an earlier one that is the same physical device, or -1.");
   def("in_bad_fork", [] { return in_bad_fork(); }, "Whether this is a forked child of a process that used devices.");
   def("raise_if_forked", [] { raise_if_forked(); }, "Raises in such a child.");
   def("current_device", [] { return static_cast<int>(current_device()); }, "The thread's current device.");

@@ -1,10 +1,8 @@
 #include "device.h"
 
-#include <strings.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -138,10 +136,14 @@ MemoryModel choose_memory(const Device& device, cl_bitfield svm, bool& unified) 
     unified = false;
     return MemoryModel::kBuffer;
   }
-  if (!wish.empty() && wish != "host" && wish != "svm" && wish != "coarse") {
-    fail_invalid("TORCHGRAFT_OPENCL_MEMORY is '" + wish + "': it may be host, svm, coarse or buffer");
-  }
   return model;  // a wish that this device cannot grant is one for other devices
+}
+
+void check_memory_wish() {
+  const std::string wish = environment("TORCHGRAFT_OPENCL_MEMORY");
+  for (const char* known : {"", "host", "svm", "coarse", "buffer"})
+    if (wish == known) return;
+  fail_invalid("TORCHGRAFT_OPENCL_MEMORY is '" + wish + "': it may be host, svm, coarse or buffer");
 }
 
 int rank(const Device& device) {
@@ -155,40 +157,80 @@ int rank(const Device& device) {
   }
 }
 
-bool contains_ignoring_case(const char* text, const std::string& part) { return strcasestr(text, part.c_str()); }
-
-bool matches(const Device& device, const std::string& wish) {
-  static const char* const kinds[] = {"", "cpu", "gpu", "accelerator"};
-  for (uint32_t kind = TG_DEVICE_CPU; kind <= TG_DEVICE_ACCELERATOR; ++kind) {
-    if (strcasecmp(wish.c_str(), kinds[kind]) == 0) return device.properties.kind == kind;
+const char* name_of(MemoryModel model) {
+  switch (model) {
+    case MemoryModel::kHost:
+      return "host memory";
+    case MemoryModel::kSvm:
+      return "shared virtual memory";
+    default:
+      return "buffers";
   }
-  return contains_ignoring_case(device.properties.name, wish) ||
-         contains_ignoring_case(device.properties.platform, wish);
 }
 
-// TORCHGRAFT_OPENCL_DEVICES: a list of indices, kinds and parts of names; its order becomes the devices' order.
-Devices select(Devices found, const std::string& wishes) {
-  Devices chosen;
-  for (const std::string& wish : split(wishes, ',')) {
-    const bool is_index = std::all_of(wish.begin(), wish.end(), [](unsigned char c) { return std::isdigit(c); });
-    for (size_t i = 0; i < found.size(); ++i) {
-      if (found[i] == nullptr) continue;  // chosen already
-      if (is_index ? std::to_string(i) == wish : matches(*found[i], wish)) chosen.push_back(std::move(found[i]));
+std::string features(const Device& device) {
+  const uint64_t capabilities = device.properties.capabilities;
+  std::string names;
+  const auto add = [&](bool there, const char* name) {
+    if (there) names += (names.empty() ? "" : ", ") + std::string(name);
+  };
+  const auto svm = number<cl_bitfield>(device, CL_DEVICE_SVM_CAPABILITIES);
+  add((capabilities & TG_CAP_COMPILER) != 0, "compiler");
+  add((capabilities & TG_CAP_FLOAT64) != 0, "float64");
+  add((capabilities & TG_CAP_FLOAT16) != 0, "float16");
+  add((capabilities & TG_CAP_ATOMIC_INT64) != 0, "int64 atomics");
+  add((capabilities & TG_CAP_SUBGROUPS) != 0, "subgroups");
+  add((svm & CL_DEVICE_SVM_COARSE_GRAIN_BUFFER) != 0, "SVM");
+  add((svm & CL_DEVICE_SVM_FINE_GRAIN_BUFFER) != 0, "fine-grained SVM");
+  add((svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0, "system SVM");
+  add(device.unified(), "memory shared with the host");
+  return names;
+}
+
+// Why this driver cannot use a device; empty if it can.
+std::string refusal(const Device& device) {
+  if (number<cl_bool>(device, CL_DEVICE_AVAILABLE) == 0) return "its driver says that it is not available";
+  if (number<cl_bool>(device, CL_DEVICE_ENDIAN_LITTLE) == 0) return "its byte order is not the host's";
+  return "";
+}
+
+void add_device(const Platform& platform, cl_device_id id, Devices& devices, Journal& journal) {
+  std::string name = "a device", platform_name, why;
+  try {
+    auto device = std::make_unique<Device>(platform, id);
+    const tg_device_properties& p = device->properties;
+    name = p.name, platform_name = p.platform, why = refusal(*device);
+    if (why.empty()) {
+      journal.add({"device", name, platform_name, text(*device, CL_DEVICE_VERSION), name_of(device->memory->model),
+                   features(*device)});
+      devices.push_back(std::move(device));
     }
+  } catch (const Failure& failure) {  // the others are not to suffer from it
+    why = failure.what();
   }
-  return chosen;
+  if (!why.empty()) journal.add({"refused", name, platform_name, why});
 }
 
-void add_devices(const std::vector<Platform>& platforms, Devices& devices) {
+void add_devices(const std::vector<Platform>& platforms, Devices& devices, Journal& journal) {
   for (const Platform& platform : platforms) {
+    const auto about = [&](cl_uint name) {
+      return text_of([&](size_t size, void* value, size_t* needed) {
+        return platform.api->clGetPlatformInfo(platform.id, name, size, value, needed);
+      });
+    };
+    const std::string name = about(CL_PLATFORM_NAME);
+    journal.add({"platform", name, about(CL_PLATFORM_VENDOR), about(CL_PLATFORM_VERSION)});
     cl_uint count = 0;
-    if (platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, 0, nullptr, &count) != CL_SUCCESS) continue;
+    cl_int status = platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, 0, nullptr, &count);
+    if (status == CL_DEVICE_NOT_FOUND) count = 0, status = CL_SUCCESS;
     std::vector<cl_device_id> ids(count);
-    if (count == 0 ||
-        platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, count, ids.data(), nullptr) != CL_SUCCESS) {
+    if (status == CL_SUCCESS && count != 0)
+      status = platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, count, ids.data(), nullptr);
+    if (status != CL_SUCCESS) {
+      journal.add({"refused", "all devices", name, "clGetDeviceIDs failed: " + status_name(status)});
       continue;
     }
-    for (cl_device_id id : ids) devices.push_back(std::make_unique<Device>(platform, id));
+    for (cl_device_id id : ids) add_device(platform, id, devices, journal);
   }
 }
 
@@ -273,10 +315,20 @@ tg_stream Device::transfer_stream() {
 
 void set_fallback_libraries(const std::string& paths) { fallback_libraries = paths; }
 
-Devices discover(std::string& why) {
+void Journal::add(std::initializer_list<std::string> fields) {
+  const char* separator = "";
+  for (std::string field : fields) {
+    std::replace_if(field.begin(), field.end(), [](char c) { return c == '\t' || c == '\n'; }, ' ');
+    text_ += separator + field;
+    separator = "\t";
+  }
+  text_ += '\n';
+}
+
+Devices discover(std::string& why, Journal& journal) {
+  check_memory_wish();
   prepare_pocl();
   const std::string wanted_libraries = environment("TORCHGRAFT_OPENCL_LIBRARY");
-  const std::string wanted_devices = environment("TORCHGRAFT_OPENCL_DEVICES");
   const bool named = !wanted_libraries.empty();
 
   Devices devices;
@@ -285,7 +337,8 @@ Devices discover(std::string& why) {
     std::vector<Platform> platforms;
     const std::string problem = open_library(path, platforms);
     if (!problem.empty()) problems += "\n  " + problem;
-    add_devices(platforms, devices);
+    journal.add({"library", path, problem});
+    add_devices(platforms, devices, journal);
   };
 
   if (named) {
@@ -306,17 +359,8 @@ Devices discover(std::string& why) {
                 "apt-get install pocl-opencl-icd), or without root Intel's runtime (pip install intel-opencl-rt "
                 "intel-cmplr-lib-rt).";
     why += problems;
-    return devices;
   }
-
   std::stable_sort(devices.begin(), devices.end(), [](const auto& a, const auto& b) { return rank(*a) < rank(*b); });
-  if (wanted_devices.empty()) return devices;
-  std::string names;
-  for (size_t i = 0; i < devices.size(); ++i) {
-    names += "\n  " + std::to_string(i) + ": " + devices[i]->properties.name + ", " + devices[i]->properties.platform;
-  }
-  devices = select(std::move(devices), wanted_devices);
-  if (devices.empty()) why = "TORCHGRAFT_OPENCL_DEVICES='" + wanted_devices + "' selects none of these:" + names;
   return devices;
 }
 

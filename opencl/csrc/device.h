@@ -51,10 +51,23 @@ struct Device {
 
 using Devices = std::vector<std::unique_ptr<Device>>;
 
-// All devices that TORCHGRAFT_OPENCL_LIBRARY and TORCHGRAFT_OPENCL_DEVICES allow: GPUs, then accelerators, then CPUs.
-// The same device seen through two platforms is there twice, with one uuid. Where there are none, `why` says what to
-// do.
-Devices discover(std::string& why);
+// What discovery met, for `torchgraft doctor`: a line each, fields separated by tabs, the first one of
+//   library   path, problem (empty if none)
+//   platform  name, vendor, version
+//   device    name, platform, version, memory model, features
+//   refused   name, platform, why
+class Journal {
+ public:
+  void add(std::initializer_list<std::string> fields);
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+// All devices that TORCHGRAFT_OPENCL_LIBRARY allows: GPUs, then accelerators, then CPUs. The same device seen through
+// two platforms is there twice, with one uuid. Where there are none, `why` says what to do.
+Devices discover(std::string& why, Journal& journal);
 
 // Libraries, separated by ':', to be tried when no other has a device and the user named none.
 void set_fallback_libraries(const std::string& paths);

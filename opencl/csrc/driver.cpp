@@ -24,6 +24,7 @@ struct Driver {
   std::once_flag once;
   Devices devices;
   std::string why_none;
+  Journal journal;
 };
 
 // Never destroyed: the implementations' threads and torch's own last frees outlive static objects.
@@ -34,7 +35,7 @@ Driver& driver() {
 
 Devices& devices() {
   Driver& d = driver();
-  std::call_once(d.once, [&] { d.devices = discover(d.why_none); });
+  std::call_once(d.once, [&] { d.devices = discover(d.why_none, d.journal); });
   return d.devices;
 }
 
@@ -243,6 +244,13 @@ OCL_EXPORT int torchgraft_opencl_fail(const char* specification) {
 // Before the first device_count: OpenCL libraries, separated by ':', that are tried when the system's has no device.
 OCL_EXPORT void torchgraft_opencl_fallback_libraries(const char* paths) {
   set_fallback_libraries(paths != nullptr ? paths : "");
+}
+
+// What was found and what was refused, as lines of text (see Journal in device.h); opens the devices. After a failure
+// it is what had been met until then.
+OCL_EXPORT const char* torchgraft_opencl_journal(void) {
+  run("torchgraft_opencl_journal", [] { devices(); });
+  return driver().journal.text().c_str();
 }
 
 }  // namespace ocl

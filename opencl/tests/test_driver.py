@@ -149,17 +149,29 @@ def test_gpus_come_first(load: Callable[..., Driver]) -> None:
     assert kinds == sorted(kinds, key=[GPU, 3, CPU].index)
 
 
-def test_selection(load: Callable[..., Driver]) -> None:
-    everything = load()
-    name = everything.properties(0).name.decode()
-    assert load(TORCHGRAFT_OPENCL_DEVICES="0").properties(0).name.decode() == name
-    assert load(TORCHGRAFT_OPENCL_DEVICES=name[2:9].upper()).properties(0).name.decode() == name
-    kind = {CPU: "cpu", GPU: "gpu", 3: "accelerator"}[everything.properties(0).kind]
-    by_kind = load(TORCHGRAFT_OPENCL_DEVICES=f"{kind},0")
-    assert {by_kind.properties(i).kind for i in range(by_kind.count)} == {everything.properties(0).kind}
-    nothing = load(TORCHGRAFT_OPENCL_DEVICES="nosuch")
-    assert nothing.count == 0
-    assert "selects none of these:\n  0: " + name in nothing.count_message
+def test_journal(load: Callable[..., Driver], tmp_path: Path) -> None:
+    """What discovery met, for `torchgraft doctor`."""
+
+    def journal(driver: Driver) -> list[list[str]]:
+        driver.library.torchgraft_opencl_journal.restype = ctypes.c_char_p
+        return [line.split("\t") for line in driver.library.torchgraft_opencl_journal().decode().splitlines()]
+
+    driver = load()
+    lines = journal(driver)
+    assert {line[0] for line in lines} <= {"library", "platform", "device", "refused"}
+    devices = [line[1:] for line in lines if line[0] == "device"]
+    assert len(devices) == driver.count
+    found = {driver.properties(i).name.decode() for i in range(driver.count)}
+    assert {name for name, *_ in devices} == found
+    platforms = {line[1] for line in lines if line[0] == "platform"}
+    assert {platform for _, platform, *_ in devices} <= platforms
+    assert {model for _, _, _, model, _ in devices} <= {"host memory", "shared virtual memory", "buffers"}
+    buffers = journal(load(TORCHGRAFT_OPENCL_MEMORY="buffer"))
+    assert {line[4] for line in buffers if line[0] == "device"} == {"buffers"}
+
+    nothing = journal(load(TORCHGRAFT_OPENCL_LIBRARY="/nowhere.so"))
+    assert nothing[0][:2] == ["library", "/nowhere.so"]
+    assert "cannot open" in nothing[0][2]
 
 
 def test_no_library(load: Callable[..., Driver]) -> None:

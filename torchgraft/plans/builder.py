@@ -18,7 +18,6 @@ from torchgraft.codegen.kernel import Kernel, Pointer
 from torchgraft.codegen.types import element_type
 from torchgraft.plans.scalar import Scalar
 
-_KINDS = {1: "cpu", 2: "gpu", 3: "gpu"}
 _ARENA_ALIGN = 256
 
 
@@ -48,7 +47,7 @@ def device_traits(index: int) -> DeviceTraits:
     return DeviceTraits(
         index=index,
         name=str(p["name"]),
-        kind=_KINDS.get(int(p["kind"]), "gpu"),
+        kind="cpu" if p["kind"] == "cpu" else "gpu",
         compute_units=max(1, int(p["compute_units"])),
         local_memory=int(p["local_memory"]),
         max_work_group_size=int(p["max_work_group_size"]),
