@@ -20,7 +20,7 @@ from torchgraft.driver import Driver, SharedLibrary
 from torchgraft.installed import DRIVERS, installed_drivers
 from torchgraft.naming import check_name
 
-__all__ = ["RegistrationError", "SharedLibrary", "register", "registered_name"]
+__all__ = ["RegistrationError", "SharedLibrary", "check_attributes", "register", "registered_name"]
 
 UNNAMED = "privateuseone"
 
@@ -109,7 +109,7 @@ def registered_name() -> str | None:
 def _register(name: str, drivers: Sequence[Driver | SharedLibrary], unsupported_dtype: list[torch.dtype]) -> ModuleType:
     global _registered
     _check_place(name)
-    _check_attributes(name)
+    check_attributes(name)
     missing = _missing_methods(name, unsupported_dtype)
     _check_drivers(name, drivers)
     additions = [_step(f"load the driver {each}", partial(_load, each)) for each in drivers]
@@ -169,8 +169,8 @@ def _check_place(name: str) -> None:
         )
 
 
-def _check_attributes(name: str) -> None:
-    """Whether `torch.<name>` and the names of the methods are free."""
+def check_attributes(name: str) -> None:
+    """Raises ValueError if `torch.<name>` or the name of a method that would be generated is in use."""
     if hasattr(torch, name) and not _is_placeholder(getattr(torch, name)):
         if torch._C._get_privateuse1_backend_name() == name:
             raise RegistrationError(
