@@ -43,6 +43,8 @@ def autoload() -> None:
     """Registers the installed backend, if nothing speaks against it: what `import torch` is to call."""
     try:
         name = os.environ.get("TORCHGRAFT_BACKEND") or _preferred()
+        if name and (name in errors or _is_registered(name)):
+            return  # torch calls this once for each installed backend
         if name and (os.environ.get("TORCHGRAFT_BACKEND") or not _has_other_accelerator()):
             attempt(name, lambda: _register(name))
     except Exception as error:

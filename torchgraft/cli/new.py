@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         example:
           torchgraft new foo && pip install ./foo && pytest foo""")
     parser.add_argument(
-        "name", help="of the device, in torch.device(NAME), and of the package: lower-case letters and underscores"
+        "name",
+        metavar="NAME",
+        help="of the device, in torch.device(NAME), and of the package: lower-case letters and underscores",
     )
     parser.add_argument(
         "--driver",

@@ -1,0 +1,219 @@
+"""`torchgraft new`: the packages that it writes install, pass their own tests, and are clean and typed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import torchgraft
+from torchgraft.cli import main
+
+ROOT = Path(torchgraft.__file__).parents[1]
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+# What a device on host memory has no use for; whatever else is skipped would be an omission.
+REASONS = {"the device does not claim COMPILER", "one device only"}
+
+
+@dataclass
+class Package:
+    """A package as written, and where it is installed together with the others."""
+
+    name: str
+    driver: str
+    folder: Path
+    site: Path
+
+    def run(self, *command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Runs a command in the package's folder, where what is installed beside it can be imported."""
+        path = os.pathsep.join([str(self.site), str(ROOT), *filter(None, sys.path)])
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("TORCH")}
+        return subprocess.run(
+            [str(each) for each in command],
+            cwd=self.folder,
+            env={**inherited, "PYTHONPATH": path, **environment},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+
+    def python(self, program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self.run(sys.executable, "-c", program, **environment)
+
+
+def passes(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-5000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Package]:
+    """One with each kind of driver, installed side by side."""
+    where = tmp_path_factory.mktemp("new")
+    made = {
+        driver: Package(name, driver, where / name, where / "site")
+        for driver, name in {"python": "foo", "c": "my_new_accelerator"}.items()
+    }
+    for package in made.values():
+        assert main(["new", package.name, "--driver", package.driver, "--directory", str(where)]) == 0
+    install = ["install", "--no-build-isolation", "--no-deps", "--no-index", "--target", made["c"].site]
+    passes(made["c"].run(*PIP, *install, *(package.folder for package in made.values())))
+    return made
+
+
+@pytest.fixture(params=["python", "c"])
+def package(request: pytest.FixtureRequest, packages: dict[str, Package]) -> Package:
+    return packages[request.param]
+
+
+def test_its_own_tests_pass(package: Package) -> None:
+    printed = passes(package.run(sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"))
+    tests = int(re.findall(r"(\d+) passed", printed)[0])
+    assert tests > 100
+    assert set(re.findall(r"^SKIPPED \[\d+\] \S+: (.*)$", printed, re.MULTILINE)) == REASONS
+
+
+def test_more_devices(packages: dict[str, Package], tmp_path: Path) -> None:
+    """The driver's text says that two devices work as well."""
+    package = Package("two", "python", tmp_path / "two", packages["python"].site)
+    assert main(["new", "two", "--directory", str(tmp_path)]) == 0
+    driver = package.folder / "src/two/driver.py"
+    driver.write_text(driver.read_text().replace("DEVICES = 1", "DEVICES = 2"))
+    path = os.pathsep.join([str(package.folder / "src"), str(ROOT), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "tests/test_driver.py", "tests/test_device.py"]
+    printed = passes(package.run(*command, "-k", "peer or between or current_device", PYTHONPATH=path))
+    assert "3 passed" in printed
+
+
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
+def test_it_is_clean(package: Package, command: list[str]) -> None:
+    passes(package.run(sys.executable, "-m", "ruff", *command, "."))
+
+
+def test_it_is_typed(package: Package) -> None:
+    passes(package.run(sys.executable, "-m", "mypy", MYPYPATH=f"{package.folder / 'src'}:{ROOT}"))
+
+
+def test_distributions(package: Package, tmp_path: Path) -> None:
+    """A source distribution is enough to build the wheel from."""
+    passes(package.python(f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"))
+    source = next(tmp_path.glob("*.tar.gz"))
+    passes(package.run(*PIP, "wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", tmp_path, source))
+    wheel = next(tmp_path.glob("*.whl"))
+    files = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"{package.name}/__init__.py", f"{package.name}/driver.py", f"{package.name}/py.typed"} <= files
+    if package.driver == "c":
+        assert f"{package.name}/lib{package.name}.so" in files
+        assert "-py3-none-linux_" in wheel.name
+        with tarfile.open(source) as archive:
+            names = archive.getnames()
+        assert any(name.endswith("include/torchgraft/driver.h") for name in names)
+    else:
+        assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_nothing_of_the_template_is_left(package: Package) -> None:
+    files = [path for path in package.folder.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    assert {".gitignore", "README.md", "pyproject.toml", "ci.yml", "py.typed"} <= {path.name for path in files}
+    for path in files:
+        assert "skeleton" not in str(path)
+        if path.suffix in (".py", ".toml", ".md", ".c", ".h", ".yml"):
+            assert "skeleton" not in path.read_text().lower(), path
+
+
+def test_it_wants_the_torchgraft_that_wrote_it(package: Package) -> None:
+    from packaging.requirements import Requirement
+
+    text = (package.folder / "pyproject.toml").read_text()
+    requirement = Requirement(re.findall(r'dependencies = \["(torchgraft.*)"\]', text)[0])
+    assert torchgraft.__version__ in requirement.specifier
+
+
+class TestTwoInstalledBackends:
+    """A process has room for one; the second says why it cannot be used, and what to do."""
+
+    def test_the_first_by_name_wins(self, packages: dict[str, Package]) -> None:
+        first, second = packages["python"].name, packages["c"].name
+        assert first < second
+        passes(
+            packages["c"].python(f"""if True:
+            import torch, torchgraft
+            assert torch.ones(2, device="{first}").sum().item() == 2
+            try:
+                import {second}
+            except torchgraft.RegistrationError as error:
+                assert "'{first}' is registered already" in str(error), error
+            else:
+                raise AssertionError("no error")
+            torch.ones(2, device="{first}").add_(1)  # and the first is none the worse for it
+            """)
+        )
+
+    def test_the_environment_chooses(self, packages: dict[str, Package]) -> None:
+        for package in packages.values():
+            program = f"import torch; assert torch.ones(2, device='{package.name}').sum().item() == 2"
+            passes(package.python(program, TORCHGRAFT_BACKEND=package.name))
+
+    def test_importing_one_before_torch_chooses(self, packages: dict[str, Package]) -> None:
+        name = packages["c"].name
+        passes(packages["c"].python(f"import {name}, torch; torch.ones(2, device='{name}')"))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("Foo", "lower-case letters and underscores"),
+            ("npu2", "lower-case letters and underscores"),
+            ("../x", "lower-case letters and underscores"),
+            ("cuda", "torch itself uses this name"),
+            ("nn", "torch.nn exists"),
+            ("json", "would be hidden"),
+            ("tests", "would be hidden"),
+            ("class", "keyword"),
+            ("_foo", "underscore"),
+            ("pytest", "one of this name is installed"),
+        ],
+    )
+    def test_names(self, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str) -> None:
+        assert main(["new", name, "--directory", str(tmp_path / "parent")]) == 1
+        told = capsys.readouterr().err
+        assert message in told
+        assert repr(name) in told
+        assert not (tmp_path / "parent").exists()
+
+    def test_a_folder_that_exists(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "foo").mkdir()
+        (tmp_path / "foo" / "mine.txt").write_text("mine")
+        assert main(["new", "foo", "--directory", str(tmp_path)]) == 1
+        assert "exists already; nothing was written" in capsys.readouterr().err
+        assert [path.name for path in (tmp_path / "foo").iterdir()] == ["mine.txt"]
+
+    def test_an_unknown_kind_of_driver(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            main(["new", "foo", "--driver", "cobol"])
+        assert "invalid choice: 'cobol'" in capsys.readouterr().err
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["new", "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    for word in ("NAME", "--driver", "--directory", "pip install ./foo && pytest foo"):
+        assert word in told
+
+
+def test_next_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "foo", "--driver", "c"]) == 0
+    told = capsys.readouterr().out
+    for line in ("pip install ./foo", "pytest ./foo", 'torch.ones(3, device="foo")', "foo/src/foo/driver.c"):
+        assert line in told
