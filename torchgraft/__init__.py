@@ -33,7 +33,8 @@ if TYPE_CHECKING or _core_error is None:
     from torchgraft.registration import RegistrationError, register
 
 if TYPE_CHECKING:
-    from torchgraft import plans
+    from torchgraft import autocast, autograd, ops, plans
+    from torchgraft.raw_kernel import host_view, kernel
 
 __version__ = "0.1.0"
 
@@ -42,22 +43,36 @@ __all__ = [
     "RegistrationError",
     "SharedLibrary",
     "__version__",
+    "autocast",
+    "autograd",
     "driver",
     "fallback",
     "fallback_report",
+    "host_view",
     "installed_drivers",
+    "kernel",
+    "ops",
     "plans",
     "register",
     "reset_fallback_report",
 ]
 
-# Making plans needs parts of torch that are slow to import, so they wait until they are wanted.
-_LATE = {"plans"}
+# What is needed to add ops has to import parts of torch that are slow, so it waits until it is wanted: modules, and
+# names with the module that has them.
+_LATE = {
+    "autocast": "",
+    "autograd": "",
+    "host_view": "raw_kernel",
+    "kernel": "raw_kernel",
+    "ops": "",
+    "plans": "",
+}
 
 
 def __getattr__(name: str) -> Any:
     if _core_error is not None and name in __all__:
         explain_missing_core(_core_error)
     if name in _LATE:
-        return importlib.import_module(f"torchgraft.{name}")
+        module = importlib.import_module(f"torchgraft.{_LATE[name] or name}")
+        return getattr(module, name) if _LATE[name] else module
     raise AttributeError(f"module 'torchgraft' has no attribute {name!r}")

@@ -16,7 +16,66 @@ at::Tensor binary_cross_entropy_banned(const at::Tensor&, const at::Tensor&, con
       "safe to autocast.");
 }
 
+enum class Policy { LowerPrecision, Float32, Promote, None };
+
+Policy policy_named(const std::string& name) {
+  if (name == "lower_precision") return Policy::LowerPrecision;
+  if (name == "float32") return Policy::Float32;
+  if (name == "promote") return Policy::Promote;
+  TORCH_CHECK_VALUE(name == "none", "an autocast policy is 'lower_precision', 'float32', 'promote' or 'none', not '",
+                    name, "'");
+  return Policy::None;
+}
+
+// One policy for any op: what the macros below make of an op's C++ signature, made of its schema.
+struct PolicyKernel final : c10::OperatorKernel {
+  explicit PolicyKernel(Policy policy) : policy(policy) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKey::AutocastPrivateUse1);
+    if (policy != Policy::None) {
+      auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
+      const at::ScalarType target = dtype(arguments);
+      size_t first = stack->size() - arguments.size();
+      for (size_t i = first; i < stack->size(); ++i) cast((*stack)[i], target);
+    }
+    op.callBoxed(stack);
+  }
+
+  at::ScalarType dtype(c10::ArrayRef<c10::IValue> arguments) const {
+    if (policy == Policy::Float32) return at::kFloat;
+    at::ScalarType found = at::autocast::get_lower_precision_fp_from_device_type(c10::DeviceType::PrivateUse1);
+    if (policy == Policy::Promote)
+      for (const c10::IValue& value : arguments) {
+        if (value.isTensor()) found = at::autocast::prioritize(found, value.toTensor(), c10::DeviceType::PrivateUse1);
+        if (value.isTensorList())
+          for (const at::Tensor& tensor : value.toTensorVector())
+            found = at::autocast::prioritize(found, tensor, c10::DeviceType::PrivateUse1);
+      }
+    return found;
+  }
+
+  static void cast(c10::IValue& value, at::ScalarType target) {
+    if (value.isTensor()) value = at::autocast::cached_cast(target, value.toTensor(), c10::DeviceType::PrivateUse1);
+    if (value.isTensorList()) {
+      std::vector<at::Tensor> tensors = value.toTensorVector();
+      // A vector would be taken by the overload that passes on what is no tensor.
+      value = at::autocast::cached_cast(target, at::TensorList(tensors), c10::DeviceType::PrivateUse1);
+    }
+  }
+
+  Policy policy;
+};
+
 }  // namespace
+
+void register_autocast_policy(const std::string& op, const std::string& policy) {
+  auto kernel = std::make_unique<PolicyKernel>(policy_named(policy));
+  // Never taken back, as the registrations of the ops themselves.
+  auto* library = new torch::Library(torch::Library::IMPL, op.substr(0, op.find("::")),
+                                     c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
+  library->impl(op.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::move(kernel)));
+}
 
 void register_autocast() {
   static auto* others = new torch::Library(MAKE_TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1));

@@ -494,18 +494,7 @@ struct Replay {
     }
     c10::SmallVector<tg_arg, 16> args(step.args.begin(), step.args.end());
     for (const auto& [position, source] : step.patches) patch(args[position], source);
-    tg_launch launch;
-    launch.kernel = step.kernel->handle();
-    launch.dims = step.kernel->dims();
-    launch.arg_count = uint32_t(args.size());
-    for (int d = 0; d < 3; ++d) {
-      launch.groups[d] = groups[d];
-      launch.local[d] = step.kernel->local()[d];
-    }
-    launch.args = args.data();
-    tg_status status = device.driver->launch(device.driver->context, device.ordinal, stream, &launch);
-    if (status != TG_OK) [[unlikely]]
-      raise_status(device, status, ("launch kernel " + step.kernel->name() + " of " + plan.op).c_str());
+    launch(*step.kernel, stream, {step.kernel->dims(), groups, step.kernel->local()}, args, plan.op);
     if (step.reports) note_checked_launch(call.device);
   }
 
@@ -562,8 +551,12 @@ struct Replay {
 
 }  // namespace
 
-PlannedOp::PlannedOp(c10::OperatorHandle op, CpuTensors cpu_tensors, bool pointwise)
+PlannedOp::PlannedOp(c10::OperatorHandle op, CpuTensors cpu_tensors, bool pointwise, const PlannedOp* before)
     : op_(op), name_(toString(op.operator_name())), cpu_tensors_(cpu_tensors), pointwise_(pointwise) {
+  if (before != nullptr) {
+    misses_ = before->misses();
+    retired_hits_ = before->hits();
+  }
   const auto& arguments = op.schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
     kinds_.push_back(kind_of(arguments[i]));
@@ -651,9 +644,18 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::deque<PlannedOp> ops;  // never freed: the dispatcher holds pointers
-  std::unordered_map<std::string, PlannedOp*> by_name;
-  torch::Library library{torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__};
+  std::deque<PlannedOp> ops;                           // never freed, not even when replaced: calls may be running
+  std::unordered_map<std::string, PlannedName> names;  // nor moved: the dispatcher holds pointers
+  std::unordered_map<std::string, torch::Library> libraries;  // by namespace
+
+  torch::Library& library(const std::string& ns) {
+    auto it = libraries.find(ns);
+    if (it == libraries.end())
+      it = libraries
+               .emplace(ns, torch::Library(torch::Library::IMPL, ns, c10::DispatchKey::PrivateUse1, __FILE__, __LINE__))
+               .first;
+    return it->second;
+  }
 };
 
 Registry& registry() {
@@ -663,25 +665,28 @@ Registry& registry() {
 
 }  // namespace
 
-PlannedOp& register_planned_op(const std::string& name, CpuTensors cpu_tensors, bool pointwise, bool dispatch) {
+void register_planned_op(const std::string& name, CpuTensors cpu_tensors, bool pointwise, bool dispatch) {
   Registry& r = registry();
   size_t dot = name.find('.');
   c10::OperatorHandle handle = c10::Dispatcher::singleton().findSchemaOrThrow(
       name.substr(0, dot).c_str(), dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
   std::lock_guard lock(r.mutex);
-  TORCH_CHECK(r.by_name.count(name) == 0, name, " is planned already");
-  PlannedOp& op = r.ops.emplace_back(handle, cpu_tensors, pointwise);
-  r.by_name.emplace(name, &op);
-  if (dispatch)
-    r.library.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PlanKernel>(&op)));
-  return op;
+  PlannedName& known = r.names[name];
+  const PlannedOp* before = known.op.load(std::memory_order_relaxed);
+  known.op.store(&r.ops.emplace_back(handle, cpu_tensors, pointwise, before), std::memory_order_release);
+  if (dispatch && !known.dispatched) {
+    r.library(name.substr(0, name.find("::")))
+        .impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PlanKernel>(&known)));
+    known.dispatched = true;
+  }
 }
 
 std::vector<PlannedOp*> planned_ops() {
   Registry& r = registry();
   std::lock_guard lock(r.mutex);
   std::vector<PlannedOp*> out;
-  for (PlannedOp& op : r.ops) out.push_back(&op);
+  for (PlannedOp& op : r.ops)
+    if (r.names.at(op.name()).op.load(std::memory_order_relaxed) == &op) out.push_back(&op);
   return out;
 }
 
@@ -690,8 +695,8 @@ void run_plan(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   PlannedOp* planned = nullptr;
   {
     std::lock_guard lock(r.mutex);
-    auto it = r.by_name.find(toString(op.operator_name()));
-    if (it != r.by_name.end()) planned = it->second;
+    auto it = r.names.find(toString(op.operator_name()));
+    if (it != r.names.end()) planned = it->second.op.load(std::memory_order_relaxed);
   }
   TORCH_CHECK_NOT_IMPLEMENTED(planned != nullptr, "no planner for ", op.operator_name());
   planned->run(stack);

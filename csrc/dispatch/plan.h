@@ -171,7 +171,8 @@ struct Call;
 // One planned op: its schema, its plans.
 class PlannedOp {
  public:
-  PlannedOp(c10::OperatorHandle op, CpuTensors cpu_tensors, bool pointwise);
+  // `before` is what this one takes the place of; its counts go on.
+  PlannedOp(c10::OperatorHandle op, CpuTensors cpu_tensors, bool pointwise, const PlannedOp* before);
 
   void run(torch::jit::Stack* stack);
 
@@ -199,15 +200,24 @@ class PlannedOp {
   std::unordered_map<Key, std::shared_ptr<Plan>, KeyHash, KeyEqual> plans_;
 };
 
+// What a name stands for now; its planner may be replaced while the op is in use.
+struct PlannedName {
+  std::atomic<PlannedOp*> op{nullptr};
+  bool dispatched = false;
+};
+
 // The kernel that the dispatcher sees.
 struct PlanKernel final : c10::OperatorKernel {
-  explicit PlanKernel(PlannedOp* op) : op(op) {}
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) { op->run(stack); }
-  PlannedOp* op;
+  explicit PlanKernel(const PlannedName* name) : name(name) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    name->op.load(std::memory_order_acquire)->run(stack);
+  }
+  const PlannedName* name;
 };
 
 // Registers `name` ("aten::add.Tensor") for PrivateUse1, or only makes it known to run_plan if `dispatch` is false.
-PlannedOp& register_planned_op(const std::string& name, CpuTensors cpu_tensors, bool pointwise, bool dispatch);
+// A name that is planned already is planned anew from now on.
+void register_planned_op(const std::string& name, CpuTensors cpu_tensors, bool pointwise, bool dispatch);
 std::vector<PlannedOp*> planned_ops();
 
 // Global switches that decide what planners do; part of every key.

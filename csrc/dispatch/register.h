@@ -1,6 +1,8 @@
 // The parts of dispatch, for whoever puts them together; free of torch's headers.
 #pragma once
 
+#include <string>
+
 namespace torchgraft {
 
 // Each registers its kernels for PrivateUse1; called once.
@@ -10,5 +12,8 @@ void register_copy();
 void register_fallback();
 void register_autocast();
 void register_attention();
+
+// What autocast does with an op of an author's: see torchgraft/autocast.py.
+void register_autocast_policy(const std::string& op, const std::string& policy);
 
 }  // namespace torchgraft

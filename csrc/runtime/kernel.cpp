@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 namespace torchgraft {
 
 namespace {
@@ -70,6 +72,21 @@ Kernel::Kernel(std::shared_ptr<Module> module, std::string name, std::string sou
 
 Kernel::~Kernel() {
   if (handle_ != nullptr && !in_bad_fork()) device().driver->kernel_destroy(device().driver->context, handle_);
+}
+
+void launch(const Kernel& kernel, tg_stream stream, const Grid& grid, c10::ArrayRef<tg_arg> args,
+            const std::string& op) {
+  const Device& device = kernel.device();
+  tg_launch launch;
+  launch.kernel = kernel.handle();
+  launch.dims = grid.dims;
+  launch.arg_count = uint32_t(args.size());
+  std::copy(grid.groups.begin(), grid.groups.end(), launch.groups);
+  std::copy(grid.local.begin(), grid.local.end(), launch.local);
+  launch.args = args.data();
+  tg_status status = device.driver->launch(device.driver->context, device.ordinal, stream, &launch);
+  if (status != TG_OK) [[unlikely]]
+    raise_status(device, status, ("launch kernel " + kernel.name() + (op.empty() ? op : " of " + op)).c_str());
 }
 
 }  // namespace torchgraft

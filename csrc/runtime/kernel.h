@@ -1,6 +1,8 @@
 // Compiled kernels.
 #pragma once
 
+#include <c10/util/ArrayRef.h>
+
 #include <array>
 #include <memory>
 #include <string>
@@ -53,5 +55,16 @@ class Kernel {
   uint32_t dims_;
   tg_kernel handle_ = nullptr;
 };
+
+// Work-groups, and work-items of each, in `dims` dimensions; 1 in the others.
+struct Grid {
+  uint32_t dims = 1;
+  std::array<size_t, 3> groups{1, 1, 1}, local{1, 1, 1};
+};
+
+// Puts a kernel on a stream of its device: the one way by which kernels are launched. `op` is who wants it, for
+// messages; empty for a launch of the user's own.
+void launch(const Kernel& kernel, tg_stream stream, const Grid& grid, c10::ArrayRef<tg_arg> args,
+            const std::string& op);
 
 }  // namespace torchgraft

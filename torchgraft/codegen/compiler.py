@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torchgraft import _C
 from torchgraft.codegen.cache import KernelCache
-from torchgraft.codegen.dialect import dialect
+from torchgraft.codegen.dialect import Dialect, dialect
 from torchgraft.codegen.kernel import Kernel
 
 _CAP_BASE_OFFSET_POINTERS = 1 << 6
@@ -42,6 +42,7 @@ class CompileCounts:
 counts = CompileCounts()
 _lock = threading.Lock()
 _kernels: dict[tuple[int, Kernel], _C.Kernel] = {}
+_modules: dict[tuple[int, str, str], _C.Module] = {}
 
 
 @functools.cache
@@ -71,25 +72,63 @@ def compiled(kernel: Kernel, device: int) -> _C.Kernel:
     return known
 
 
-def _make(kernel: Kernel, device: int) -> _C.Kernel:
+def compiled_source(source: str, name: str, device: int, options: str) -> _C.Kernel:
+    """The kernel `name` of a source in the device's own language; kernels of one source share a module.
+
+    Raises: as `compiled`.
+    """
+    with _lock:
+        key = (device, source, options)
+        module = _modules.get(key)
+        if module is None:
+            module = _modules[key] = _module(source, name, device, options)
+        return _C.make_kernel(module, name, source, [1])
+
+
+def device_dialect(device: int) -> Dialect:
+    """The dialect of a device's language.
+
+    Raises:
+        NotImplementedError: the device has no compiler, or none of a known dialect.
+    """
     properties = _properties(device)
-    language = dialect(str(properties["dialect"]))
-    source = language.render(kernel, bool(int(str(properties["capabilities"])) & _CAP_BASE_OFFSET_POINTERS))
-    options = " ".join(filter(None, [language.options, os.environ.get("TORCHGRAFT_COMPILE_OPTIONS", "")]))
+    if not properties["has_compiler"]:
+        raise NotImplementedError(
+            f"{_C.backend_name()}:{device} ({properties['name']}) has no kernel compiler, so no kernel can be launched "
+            "on it; give it functions, with torchgraft.plans.composite or torch.library"
+        )
+    return dialect(str(properties["dialect"]))
+
+
+def has_base_offset_pointers(device: int) -> bool:
+    """Whether kernels get an allocation and an offset for each pointer (see TG_CAP_BASE_OFFSET_POINTERS)."""
+    return bool(int(str(_properties(device)["capabilities"])) & _CAP_BASE_OFFSET_POINTERS)
+
+
+def _make(kernel: Kernel, device: int) -> _C.Kernel:
+    language = device_dialect(device)
+    source = language.render(kernel, has_base_offset_pointers(device))
+    module = _module(source, kernel.name, device, language.options)
+    return _C.make_kernel(module, kernel.name, source, list(kernel.local))
+
+
+def _module(source: str, name: str, device: int, options: str) -> _C.Module:
+    """The source compiled for a device, or loaded from the disk where it is there."""
+    options = " ".join(filter(None, [options, os.environ.get("TORCHGRAFT_COMPILE_OPTIONS", "")]))
+    properties = _properties(device)
     disk_key = KernelCache.key(source, options, str(properties["name"]), str(properties["driver_version"]))
     binary = _disk().read(disk_key)
     if binary is not None:
         module = _C.load_module(device, binary)
         if module is not None:
             counts.loaded += 1
-            return _C.make_kernel(module, kernel.name, source, list(kernel.local))
+            return module
         _disk().discard(disk_key)
     module, log = _C.compile_module(device, source, options)
     if module is None:
-        raise KernelCompileError(kernel.name, f"{properties['name']} ({properties['driver_version']})", log, source)
+        raise KernelCompileError(name, f"{properties['name']} ({properties['driver_version']})", log, source)
     counts.compiled += 1
-    made = _C.make_kernel(module, kernel.name, source, list(kernel.local))
     binary = module.binary()
     if binary is not None:
         _disk().write(disk_key, binary)
-    return made
+    return module

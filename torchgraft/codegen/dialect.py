@@ -25,6 +25,7 @@ class Dialect:
         prelude: text at the head of every module.
         definitions: name -> text of everything that is included only when a kernel uses the name.
         kernel_prefix, global_prefix: parts of a signature.
+        kernel_words: those that mark a kernel in the language itself.
         group_size_attribute: format of the attribute that fixes a kernel's work-group size.
         options: of the compiler.
     """
@@ -33,6 +34,7 @@ class Dialect:
     prelude = ""
     definitions: ClassVar[dict[str, str]] = {}
     kernel_prefix = ""
+    kernel_words: tuple[str, ...] = ()
     global_prefix = ""
     restrict = "restrict"
     group_size_attribute = ""
@@ -189,6 +191,7 @@ class OpenCL(Dialect):
 
     name = "opencl-c"
     kernel_prefix = "__kernel"
+    kernel_words = ("__kernel", "kernel")
     global_prefix = "__global"
     group_size_attribute = "__attribute__((reqd_work_group_size({x}, {y}, {z})))"
     options = "-cl-std=CL1.2 -w"

@@ -1,20 +1,22 @@
-"""The op library. Importing this package declares every op; `install` gives them to the dispatcher."""
+"""The op library. Importing this package declares every op of it; `install` gives them to the dispatcher.
+
+`row` and `reduction` are the tables' own two ways of saying what an op is, for an author's ops as for these.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 
+from torchgraft.ops.table import Kind, reduction, row
 from torchgraft.plans import registry
 
+__all__ = ["Kind", "install", "reduction", "row"]
 
-def declare() -> None:
-    """Imports every table and planner of this package, which enter themselves in `plans.ENTRIES`."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
+for _module in pkgutil.iter_modules(__path__):  # each enters its ops in `plans.ENTRIES`
+    importlib.import_module(f"{__name__}.{_module.name}")
 
 
 def install() -> None:
-    """Declares every op and registers it for the device. Called once."""
-    declare()
+    """Registers every op for the device. Called once, when the devices are opened."""
     registry.install()

@@ -331,8 +331,8 @@ def _meta_multi_head_attention(
     return torch.empty_like(query, memory_format=torch.contiguous_format), weights
 
 
-decomposition("_native_multi_head_attention", function=_multi_head_attention, meta=_meta_multi_head_attention)
-decomposition("_transformer_encoder_layer_fwd", function=_encoder_layer)
+decomposition("_native_multi_head_attention", meta=_meta_multi_head_attention)(_multi_head_attention)
+decomposition("_transformer_encoder_layer_fwd")(_encoder_layer)
 
 
 @planner("_nested_tensor_from_mask_left_aligned", meta=lambda **_: False)

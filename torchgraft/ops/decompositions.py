@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from torchgraft.plans import decomposition
+from torchgraft.plans import decompose, decomposition
 
 aten = torch.ops.aten
 
-decomposition(
+decompose(
     "trace",
     "linalg_cross",
     "unfold_backward",
@@ -31,6 +31,7 @@ decomposition(
 )
 
 
+@decomposition("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")
 def _replication_pad_backward(grad_output: torch.Tensor, self: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
     """Every element of the border adds to the one that it repeats."""
     count = len(padding) // 2
@@ -44,10 +45,7 @@ def _replication_pad_backward(grad_output: torch.Tensor, self: torch.Tensor, pad
     return result
 
 
-for _n in (1, 2, 3):
-    decomposition(f"replication_pad{_n}d_backward", function=_replication_pad_backward)
-
-
+@decomposition("embedding_renorm_")
 def _embedding_renorm(self: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> torch.Tensor:
     flat = indices.reshape(-1)
     rows = self.index_select(0, flat)
@@ -56,9 +54,11 @@ def _embedding_renorm(self: torch.Tensor, indices: torch.Tensor, max_norm: float
     return self.index_copy_(0, flat, rows * scale)  # equal rows where indices repeat
 
 
-decomposition("embedding_renorm_", function=_embedding_renorm)
+def _like_self(self: torch.Tensor, **_: object) -> torch.Tensor:
+    return torch.empty_like(self)
 
 
+@decomposition("multi_margin_loss_backward", meta=_like_self)
 def _multi_margin_backward(
     grad_output: torch.Tensor,
     self: torch.Tensor,
@@ -82,13 +82,7 @@ def _multi_margin_backward(
     return (grad * grad_output.reshape(-1, 1)).reshape(self.shape)
 
 
-def _like_self(self: torch.Tensor, **_: object) -> torch.Tensor:
-    return torch.empty_like(self)
-
-
-decomposition("multi_margin_loss_backward", function=_multi_margin_backward, meta=_like_self)
-
-
+@decomposition("multilabel_margin_loss_forward")
 def _multilabel_margin(self: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
     """torch's own decomposition also counts what follows the first negative class."""
     x, t = (self, target) if self.dim() == 2 else (self.unsqueeze(0), target.unsqueeze(0))
@@ -101,9 +95,7 @@ def _multilabel_margin(self: torch.Tensor, target: torch.Tensor, reduction: int)
     return loss, is_target.to(self.dtype).reshape(target.shape)
 
 
-decomposition("multilabel_margin_loss_forward", function=_multilabel_margin)
-
-
+@decomposition("multilabel_margin_loss_backward", meta=_like_self)
 def _multilabel_margin_backward(
     grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, is_target: torch.Tensor
 ) -> torch.Tensor:
@@ -117,6 +109,3 @@ def _multilabel_margin_backward(
     if reduction == 1:
         grad = grad / x.size(0)
     return (grad * grad_output.reshape(-1, 1)).reshape(self.shape)
-
-
-decomposition("multilabel_margin_loss_backward", function=_multilabel_margin_backward, meta=_like_self)

@@ -14,4 +14,4 @@ def enter(name: str, plan: Callable[..., None], **options: Any) -> None:
     It gets what the op returns as `out`, also where the op writes some of its arguments, which it then writes itself.
     """
     op = registry.resolve(name)
-    registry.ENTRIES[f"aten::{name}"] = registry.Entry(op, op, "functional", plan, registry.Options(**options))
+    registry.register_entry(registry.Entry(op, op, "functional", plan, registry.Options(**options)))

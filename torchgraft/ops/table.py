@@ -1,4 +1,4 @@
-"""Rows of the pointwise tables: an op as an expression."""
+"""Rows of the tables: a pointwise op as an expression, a reduction as four."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import Any
 
 import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
-from torch._prims_common import elementwise_dtypes
+from torch._prims_common import compute_elementwise_output_strides, elementwise_dtypes
 
 from torchgraft.codegen import ElementType, UnsupportedDtype, element_type, pointwise
-from torchgraft.codegen.types import BY_NAME
+from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.kernels import HELPERS
+from torchgraft.kernels.reduce import Reduction
+from torchgraft.ops.reductions import plan_reduction, reduced_dims
 from torchgraft.plans.builder import PlanBuilder
-from torchgraft.plans.registry import Options, check_dtype, dtype_name, number_like, register, resolve
+from torchgraft.plans.registry import Options, check_dtype, dtype_name, has_meta, number_like, register, resolve
 from torchgraft.plans.scalar import Scalar
 
-__all__ = ["Kind", "row"]
+__all__ = ["Kind", "reduction", "row"]
 
 Text = str | Callable[..., str]
 
@@ -39,10 +41,12 @@ def row(
     statements: Text = "",
     cost: int = 1,
     types: str = "all",
+    replace: bool = False,
 ) -> None:
     """Declares a pointwise op.
 
-    The op's in-place and out= forms, every dtype and stride, broadcasting and type promotion follow from the row.
+    The op's in-place and out= forms, every dtype and stride, broadcasting and type promotion follow from the row; for
+    an op of an author's own its meta function too, if it has none.
 
     Args:
         names: functional overloads, separated by blanks; all have the same argument names.
@@ -58,12 +62,17 @@ def row(
         cost: of one element relative to an addition.
         types: compute types that the op has on torch's CPU too: "all", "float" (with complex where there is an
             expression), "integer" (with bool) or "number" (all but bool). Others raise NotImplementedError.
+        replace: takes the place of the planner that an op has, which is an error otherwise.
+
+    Raises:
+        ValueError: there is no such op, it has a planner, or a row says what its schema does not allow.
     """
     for name in names.split():
-        schema = resolve(name)._schema
+        op = resolve(name)
+        _check_row(name, op._schema, promote, keep)
         plan = _RowPlanner(
             name,
-            schema.arguments,
+            op._schema.arguments,
             text,
             kind,
             integer,
@@ -75,7 +84,19 @@ def row(
             cost,
             types,
         )
-        register(name, plan, Options(pointwise=True, cpu_tensors="value"))
+        meta = None if has_meta(op) else plan.meta
+        register(name, plan, Options(pointwise=True, cpu_tensors="value", meta=meta), replace)
+
+
+def _check_row(name: str, schema: torch._C.FunctionSchema, promote: tuple[str, ...], keep: tuple[str, ...]) -> None:
+    """Finds at once what would only be found at the first call."""
+    if not any(str(a.type) == "Tensor" for a in schema.arguments):
+        raise ValueError(f"{name} has no tensor among its arguments, so it is no pointwise op: {schema}")
+    unknown = {*promote, *keep} - {a.name for a in schema.arguments}
+    if unknown:
+        raise ValueError(f"{name} has no argument {', '.join(sorted(unknown))}: {schema}")
+    if any(str(r.type) != "Tensor" for r in schema.returns):
+        raise ValueError(f"{name} returns something else than tensors, so it is no pointwise op: {schema}")
 
 
 class _RowPlanner:
@@ -167,6 +188,22 @@ class _RowPlanner:
         computation, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
         return computation
 
+    def meta(self, **arguments: Any) -> Any:
+        """The results of an op that has no meta function: broadcast, of the promoted type, strided as torch would."""
+        tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}
+        static = {n: n if n in tensors else a for n, a in arguments.items()}
+        kind = self.kind(**static) if callable(self.kind) else self.kind
+        operands = [a for n, a in tensors.items() if n not in self.keep] or list(tensors.values())
+        operands += [arguments[n] for n in self.promote if arguments[n] is not None and n not in tensors]
+        _, dtype = elementwise_dtypes(*operands, type_promotion_kind=kind)
+        spread = torch.broadcast_tensors(*tensors.values())
+        strides = compute_elementwise_output_strides(*spread)
+        outs = [
+            spread[0].new_empty_strided(spread[0].shape, strides, dtype=dtype)
+            for _ in (self.text if isinstance(self.text, Mapping) else [self.text])
+        ]
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
     def _check_type(self, p: PlanBuilder, element: ElementType) -> None:
         refused = {
             "all": False,
@@ -212,3 +249,106 @@ def _resolve(text: Text, compute: str, static: dict[str, Any]) -> str:
             if f"tg_{function}_{BY_NAME[compute].compute}" not in HELPERS:
                 raise UnsupportedDtype(f"no {function} for {compute}")
     return pointwise.expression(body, compute)
+
+
+# ---- reductions ----
+
+
+def reduction(
+    names: str,
+    *,
+    combine: str,
+    identity: str,
+    map: str = "x",
+    finish: str = "a",
+    dtype: torch.dtype | None = None,
+    accumulate: torch.dtype | None = None,
+    replace: bool = False,
+) -> None:
+    """Declares a reduction.
+
+    The op takes a tensor, optionally `dim` (an int, or several; all without it) and `keepdim`, and numbers that the
+    texts use by name. Its out= form, every dtype but the complex ones, strides and dimensions follow, and for an op of
+    an author's own the meta function, if it has none.
+
+    Args:
+        names: functional overloads, separated by blanks.
+        combine: of two accumulated values, ``a`` and ``b``: "a + b". It must be associative and commutative.
+        identity: what `combine` leaves the other as it is for: "0".
+        map: what of an element ``x`` is accumulated: "x * x".
+        finish: the result, of the accumulated value ``a`` and the number of elements ``count``: "a / count".
+            In all texts ``@f(x)`` is a mathematical function of the accumulated type and ``T`` that type.
+        dtype: of the result; the input's by default.
+        accumulate: in which dtype is accumulated; by default one that is wide enough for sums of the result's.
+        replace: takes the place of the planner that an op has, which is an error otherwise.
+
+    Raises:
+        ValueError: there is no such op, it has a planner, or its schema is not that of a reduction.
+    """
+    for name in names.split():
+        op = resolve(name)
+        plan = _ReductionPlanner(name, op._schema, combine, identity, map, finish, dtype, accumulate)
+        register(name, plan, Options(meta=None if has_meta(op) else plan.meta), replace)
+
+
+class _ReductionPlanner:
+    def __init__(
+        self,
+        name: str,
+        schema: torch._C.FunctionSchema,
+        combine: str,
+        identity: str,
+        map_text: str,
+        finish: str,
+        dtype: torch.dtype | None,
+        accumulate: torch.dtype | None,
+    ) -> None:
+        self.name = re.sub(r"\W", "_", name)
+        self.parameters = [a.name for a in schema.arguments]
+        tensors = [a.name for a in schema.arguments if str(a.type) == "Tensor"]
+        self.numbers = [a.name for a in schema.arguments if str(a.type) in ("number", "float")]
+        others = set(self.parameters) - {*tensors, *self.numbers, "dim", "keepdim"}
+        if len(tensors) != 1 or others or [str(r.type) for r in schema.returns] != ["Tensor"]:
+            raise ValueError(
+                f"{name} is no reduction of one tensor to one, over `dim` with `keepdim` and with numbers: {schema}"
+            )
+        self.input = tensors[0]
+        self.combine, self.identity, self.map, self.finish = combine, identity, map_text, finish
+        self.dtype, self.accumulate = dtype, accumulate
+
+    def meta(self, **arguments: Any) -> torch.Tensor:
+        x: torch.Tensor = arguments[self.input]
+        dims = reduced_dims(x.dim(), arguments.get("dim"))
+        keep = arguments.get("keepdim", False)
+        shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keep or d not in dims]
+        return x.new_empty(shape, dtype=self.dtype or x.dtype)
+
+    def __call__(self, p: PlanBuilder, out: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        arguments = dict(zip(self.parameters, args, strict=False)) | kwargs
+        x, result = arguments[self.input], element_type(out.dtype)
+        held = element_type(self.accumulate).name if self.accumulate is not None else result.accumulate
+        if x.is_complex() or BY_NAME[held].is_complex:
+            raise UnsupportedDtype(f"{self.name} has no kernel for complex numbers")
+        check_dtype(p, BY_NAME[held].dtype)
+        ctype = value_ctype(held)
+        taken = re.sub(r"\bx\b", f"(({ctype})x)", self.map)
+
+        def text(template: str, a: str, b: str = "") -> str:
+            named = {"a": a, "b": b}
+            return pointwise.expression(re.sub(r"\b[ab]\b", lambda m: named[m[0]], template), held)
+
+        plan_reduction(
+            p,
+            Reduction(
+                name=f"{self.name}_{held}_{result.name}",
+                fields=(("value", held, text(self.identity, "")),),
+                step=f"A.value = {text(self.combine, 'A.value', f'({taken})')};",
+                combine=f"A.value = {text(self.combine, 'A.value', 'B.value')};",
+                results=((result.name, text(self.finish, "A.value")),),
+                values=tuple((name, held) for name in self.numbers),
+            ),
+            [out],
+            x,
+            reduced_dims(x.dim(), arguments.get("dim")),
+            [arguments[name] for name in self.numbers],
+        )

@@ -5,22 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchgraft import _C
+from torchgraft.codegen import Kernel, Pointer, Value, element_type
+from torchgraft.codegen.compiler import KernelCompileError
 from torchgraft.codegen.compiler import counts as _kernel_counts
-from torchgraft.plans.builder import DeviceTraits, PlanBuilder, Unsupported
+from torchgraft.plans.builder import DeviceTraits, PlanBuilder, Unsupported, device_traits, kernel_form
 from torchgraft.plans.registry import ENTRIES, composite, planner
 from torchgraft.plans.scalar import Scalar
-from torchgraft.plans.trace import decomposition
+from torchgraft.plans.trace import decompose, decomposition
 
 __all__ = [
     "ENTRIES",
     "DeviceTraits",
+    "Kernel",
+    "KernelCompileError",
     "PlanBuilder",
+    "Pointer",
     "Scalar",
     "Stats",
     "Unsupported",
+    "Value",
     "clear",
     "composite",
+    "decompose",
     "decomposition",
+    "device_traits",
+    "element_type",
+    "kernel_form",
     "planner",
     "show",
     "stats",

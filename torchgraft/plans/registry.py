@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._library import custom_ops
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
@@ -76,6 +78,17 @@ class Entry:
 
 ENTRIES: dict[str, Entry] = {}
 """Every planned overload by name ("aten::add.out")."""
+
+_META_KEYS = (
+    "Meta",
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
+
+_lock = threading.RLock()
+_installed = False
+_planned: set[str] = set()  # names that the dispatcher has from here
 
 
 @dataclass(frozen=True)
@@ -164,22 +177,82 @@ def resolve(name: str) -> torch._ops.OpOverload:
     return op
 
 
-def register(name: str, plan: Planner, options: Options) -> None:
-    """Enters an op and its in-place and out= forms in `ENTRIES`."""
+def overload_name(op: torch._ops.OpOverload) -> str:
+    """An overload's name as the dispatcher writes it: "aten::add.out", "aten::mm"."""
+    return op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
+
+
+def register(name: str, plan: Planner, options: Options, replace: bool = False) -> None:
+    """Enters an op and its in-place and out= forms in `ENTRIES`, and in the dispatcher if the devices are open."""
+    import torchgraft.ops  # noqa: F401  # whatever is declared comes after our own tables
+
     op = resolve(name)
-    for overload, kind in variants(op):
-        # What a planner's own meta function does not serve, torch composes of the rest.
-        if overload is op or options.meta is None:
-            register_entry(Entry(overload, op, kind, plan, options))
+    entries = [Entry(overload, op, kind, plan, options) for overload, kind in variants(op)]
+    with _lock:
+        for entry in entries:
+            if not replace and overload_name(entry.op) in ENTRIES:
+                raise ValueError(
+                    f"{overload_name(entry.op)} has a planner already; replace=True puts this one in its place"
+                )
+        for entry in entries:
+            register_entry(entry)
+    if options.meta is not None:
+        for entry in entries:
+            offer_meta(entry)
 
 
 def register_entry(entry: Entry) -> None:
     """Enters one overload in `ENTRIES`."""
-    op = entry.op
-    key = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
-    if key in ENTRIES:
-        raise ValueError(f"{key} has a planner already")
-    ENTRIES[key] = entry
+    with _lock:
+        ENTRIES[overload_name(entry.op)] = entry
+        if _installed:
+            _install(entry)
+
+
+def offer_meta(entry: Entry) -> None:
+    """Gives an op of an author's own the meta function that its planner has, where it has none: fake tensors,
+    torch.export and torch.compile use it too."""
+    if has_meta(entry.op):
+        return
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        names = [a.name for a in parameters(entry.op)]
+        defaults = {a.name: a.default for a in parameters(entry.op)}
+        return _run_own_meta(entry, defaults | dict(zip(names, args, strict=False)) | kwargs)
+
+    torch.library.register_fake(overload_name(entry.op), fake)
+
+
+def has_meta(op: torch._ops.OpOverload) -> bool:
+    """Whether an overload has a meta function; torch's own have, or are given one where they are planned."""
+    if op.namespace == "aten":
+        return True
+    definition = custom_ops._maybe_get_opdef(op)
+    if definition is not None:  # torch.library.custom_op registers one that only raises
+        return definition._abstract_fn is not None or (op._schema.is_mutable and not op._schema.returns)
+    # Not the computed kernel: where there is none, that is a fallback which only raises.
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has(overload_name(op), key) for key in _META_KEYS)
+
+
+def _run_own_meta(entry: Entry, arguments: Mapping[str, Any]) -> Any:
+    """What an overload returns, by the meta function of its functional form."""
+    assert entry.options.meta is not None
+    result = entry.options.meta(**{a.name: arguments[a.name] for a in parameters(entry.functional)})
+    if entry.op is entry.functional:
+        return result
+    targets = [arguments[name] for name in _written(entry.op)]
+    for target, by in zip(targets, result if isinstance(result, (tuple, list)) else [result], strict=True):
+        if target.shape == by.shape:
+            continue
+        if entry.kind == "inplace":
+            raise RuntimeError(
+                f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(by.shape)}"
+            )
+        target.resize_(by.shape)
+    if not entry.op._schema.returns:
+        return None
+    return targets[0] if len(targets) == 1 else tuple(targets)
 
 
 def planner(
@@ -189,15 +262,16 @@ def planner(
     cpu_tensors: str = "upload",
     meta: Callable[..., Any] | None = None,
     eager: Callable[[dict[str, Any], bool], Callable[..., Any] | None] | None = None,
+    replace: bool = False,
 ) -> Callable[[Planner], Planner]:
     """Declares a function as the planner of ops.
 
     The function is called once for each new key with the plan under construction, the results' specs and the
-    functional overload's arguments: see docs/architecture.md, "Planners".
+    functional overload's arguments: see docs/adding-ops.md. It may be declared before the devices are opened or after.
 
     Args:
-        names: functional overloads ("mm", "sum.dim_IntList"); their in-place and out= overloads are found by their
-            schemas.
+        names: functional overloads ("mm", "sum.dim_IntList", "mylib::axpy"); their in-place and out= overloads are
+            found by their schemas.
         contiguous: tensors arrive contiguous, copied where they are not.
         inplace_safe: a result may be one of the inputs; otherwise such calls get a temporary and a copy.
         cpu_tensors: CPU tensors among the arguments: "upload" copies zero-dim ones to the device, "upload_all" also
@@ -206,25 +280,32 @@ def planner(
         eager: looks at a call's arguments by name (not at data) and at whether the call is in place; a function that
             it returns is run in place of a plan, for every such call. It takes the functional overload's arguments and
             calls other ops; in place it may write into its first argument and return that.
+        replace: takes the place of the planner that an op has, which is an error otherwise.
+
+    Raises:
+        ValueError: there is no such op, or it has a planner.
+        RuntimeError: an overload's schema fits no rule.
     """
 
     def declare(plan: Planner) -> Planner:
         for name in names:
             options = Options(contiguous, inplace_safe, cpu_tensors=cpu_tensors, meta=meta, eager=eager)
-            register(name, plan, options)
+            register(name, plan, options, replace)
         return plan
 
     return declare
 
 
-def composite(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Declares a function of tensors as what ops do: for results whose shape depends on data.
+def composite(*names: str, replace: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declares a function of tensors as what ops do: for results whose shape depends on data, and for devices whose
+    kernels are functions.
 
-    The function is run for each call, takes the functional overload's arguments and calls other ops.
+    The function is run for each call, takes the functional overload's arguments and calls other ops. `names` and
+    `replace` are as for `planner`.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-        planner(*names, eager=lambda *_: function)(_no_plan)
+        planner(*names, eager=lambda *_: function, replace=replace)(_no_plan)
         return function
 
     return declare
@@ -234,13 +315,26 @@ def _no_plan(p: PlanBuilder, *_: Any, **__: Any) -> None:
     raise Unsupported(f"{p.op} reads data and cannot be part of a plan")
 
 
-def install(dispatch: bool = True) -> None:
-    """Registers every entry with the dispatcher. Called once, when the ops are set up."""
+def install() -> None:
+    """Registers every entry with the dispatcher, and from now on each that is declared. Called once, when the devices
+    are opened."""
+    global _installed
     _C.set_planner(plan_call)
-    for name, entry in ENTRIES.items():
-        internal = name.startswith("aten::_copy_from")  # reached from the copy kernel, not from the dispatcher
-        reached = dispatch and not internal and not _is_composed(name)
-        _C.register_planned_op(name, entry.options.cpu_tensors, entry.options.pointwise, reached)
+    with _lock:
+        _installed = True
+        for entry in ENTRIES.values():
+            _install(entry)
+
+
+def _install(entry: Entry) -> None:
+    name = overload_name(entry.op)
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    internal = name.startswith("aten::_copy_from")  # reached from the copy kernel, not from the dispatcher
+    # A kernel that an author has registered with torch.library stays.
+    taken = name not in _planned and has_kernel(name, "PrivateUse1")
+    reached = not (internal or taken or _is_composed(name))
+    _C.register_planned_op(name, entry.options.cpu_tensors, entry.options.pointwise, reached)
+    _planned.add(name)
 
 
 def _is_composed(name: str) -> bool:
@@ -424,7 +518,7 @@ class _Call:
         if "device" in plain and plain["device"] is not None:
             plain["device"] = torch.device("meta")
         if entry.options.meta is not None:
-            result = self._run_own_meta(entry.options.meta, plain)
+            result = _run_own_meta(entry, plain)
         else:
             with ExitStack() as stack:
                 if entry.kind == "out":  # a resized one is warned of when it is resized
@@ -443,17 +537,6 @@ class _Call:
         if result is None:
             return ()
         return tuple(result) if isinstance(result, (tuple, list)) and _returns_several(entry.op) else (result,)
-
-    def _run_own_meta(self, meta: Callable[..., Any], plain: dict[str, Any]) -> Any:
-        """What the planner's meta function says, and as for torch's own: an out= of another shape is resized."""
-        result = meta(**{a.name: plain[a.name] for a in parameters(self.entry.functional)})
-        if self.entry.kind == "functional":
-            return result
-        targets = self._targets()
-        for target, spec in zip(targets, result if len(targets) > 1 else [result], strict=True):
-            if target.shape != spec.shape:
-                target.resize_(spec.shape)
-        return tuple(targets) if len(targets) > 1 else targets[0]
 
     def _out_specs(self, returned: tuple[Any, ...]) -> list[Any]:
         """What the planner writes: new results, or the arguments that the overload writes."""
@@ -647,8 +730,7 @@ def plan_nested(
     """Plans an op on specs as part of a plan; see PlanBuilder.call and call_out."""
     from torchgraft.plans.trace import trace
 
-    name = op._schema.name + (f".{op._overloadname}" if op._overloadname != "default" else "")
-    entry = ENTRIES.get(name)
+    entry = ENTRIES.get(overload_name(op))
     if entry is None or entry.functional is not entry.op:
         result = trace(p, op, args, kwargs)
         if out is not None:

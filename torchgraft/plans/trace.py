@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from torchgraft.plans.builder import PlanBuilder, Unsupported
-from torchgraft.plans.registry import ENTRIES, Options, plan_nested, register
+from torchgraft.plans.registry import ENTRIES, Options, has_meta, overload_name, plan_nested, register, resolve
 from torchgraft.plans.scalar import Scalar
 
 aten = torch.ops.aten
@@ -40,8 +40,7 @@ class _Trace(TorchDispatchMode):
         special = _SPECIAL.get(func)
         if special is not None:
             return special(self.p, func, args, kwargs)
-        name = func._schema.name + (f".{func._overloadname}" if func._overloadname != "default" else "")
-        entry = ENTRIES.get(name)
+        entry = ENTRIES.get(overload_name(func))
         if entry is not None:
             if entry.kind == "functional":
                 return plan_nested(self.p, func, args, kwargs, None)
@@ -155,23 +154,48 @@ def trace(p: PlanBuilder, op: torch._ops.OpOverload, args: tuple[Any, ...], kwar
 
 
 def decomposition(
-    *names: str, function: Callable[..., Any] | None = None, meta: Callable[..., Any] | None = None
-) -> None:
-    """Declares ops as planned by tracing: torch's own decomposition, or `function` with the functional overload's
-    arguments.
+    *names: str, meta: Callable[..., Any] | None = None, replace: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declares a function that calls other ops as what ops come down to; they are planned by tracing it.
 
-    Scalars of such an op are part of its key. `meta` is as for `planner`.
+    The function takes the functional overload's arguments. It is run on specs, once for each key, and all that it calls
+    becomes one plan. Scalars of such an op are part of its key.
+
+    Args:
+        names: functional overloads, as for `planner`.
+        meta: gives the results' specs for ops without a meta kernel in torch. An op of an author's own that has no
+            meta function gets the decomposition itself as one.
+        replace: takes the place of the planner that an op has, which is an error otherwise.
+
+    Raises:
+        ValueError: there is no such op, or it has a planner.
+        RuntimeError: an overload's schema fits no rule.
+    """
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            op = resolve(name)
+            own = meta or (None if has_meta(op) else function)
+            register(name, _planner_of(op, function), Options(meta=own), replace)
+        return function
+
+    return declare
+
+
+def decompose(*names: str, replace: bool = False) -> None:
+    """Declares ops as planned by tracing torch's own decomposition of them; see `decomposition`.
+
+    Raises:
+        ValueError: there is no such op, it has a planner, or torch has no decomposition of it.
     """
     for name in names:
-        from torchgraft.plans.registry import resolve
-
         op = resolve(name)
-        definition = function or torch._decomp.decomposition_table.get(op)
+        definition = torch._decomp.decomposition_table.get(op)
         if definition is None and not torch._C._dispatch_has_kernel_for_dispatch_key(
             op.name(), "CompositeImplicitAutograd"
         ):
-            raise ValueError(f"torch has no decomposition of {name}; give one as `function`")
-        register(name, _planner_of(op, definition), Options(meta=meta))
+            raise ValueError(f"torch has no decomposition of {name}; write one, with `decomposition`")
+        register(name, _planner_of(op, definition), Options(), replace)
 
 
 def _planner_of(op: torch._ops.OpOverload, definition: Callable[..., Any] | None) -> Callable[..., None]:
