@@ -23,7 +23,7 @@ constinit std::array<Words, kMaxDevices> words_of{};
 
 struct Messages {
   std::mutex mutex;
-  std::vector<std::string> texts;
+  std::vector<std::pair<std::string, bool>> texts;  // and whether it is an IndexError
   std::unordered_map<std::string, int32_t> codes;
 };
 Messages& messages() {
@@ -54,14 +54,16 @@ void* create_words(Device& device) {
   return expected;
 }
 
-std::string message_of(int32_t code, int64_t index) {
-  Messages& m = messages();
-  std::lock_guard lock(m.mutex);
-  if (code < 1 || static_cast<size_t>(code) > m.texts.size())
-    return "a kernel reported the unknown error " + std::to_string(code);
-  std::string text = m.texts[code - 1];
+[[noreturn]] void raise_message(int32_t code, int64_t index) {
+  auto [text, is_index_error] = [code] {
+    Messages& m = messages();
+    std::lock_guard lock(m.mutex);
+    TORCH_CHECK(code >= 1 && static_cast<size_t>(code) <= m.texts.size(), "a kernel reported the unknown error ", code);
+    return m.texts[code - 1];
+  }();
   if (auto at = text.find("{}"); at != std::string::npos) text.replace(at, 2, std::to_string(index));
-  return text;
+  TORCH_CHECK_INDEX(!is_index_error, text);
+  TORCH_CHECK(false, text);
 }
 
 tg_stream reader_of(Device& device) {
@@ -106,7 +108,7 @@ void raise_found(Device& device, tg_stream stream) {
   clear_words(device, address, stream);
   int64_t position = static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(found[2])) << 32 |
                                           static_cast<uint32_t>(found[1]));
-  TORCH_CHECK_INDEX(false, message_of(found[0], position));
+  raise_message(found[0], position);
 }
 
 }  // namespace
@@ -117,11 +119,11 @@ void* error_words(c10::DeviceIndex index) {
   return address ? address : create_words(device);
 }
 
-int32_t error_code(const std::string& message) {
+int32_t error_code(const std::string& message, bool is_index_error) {
   Messages& m = messages();
   std::lock_guard lock(m.mutex);
   auto [entry, added] = m.codes.try_emplace(message, static_cast<int32_t>(m.texts.size()) + 1);
-  if (added) m.texts.push_back(message);
+  if (added) m.texts.emplace_back(message, is_index_error);
   return entry->second;
 }
 

@@ -14,11 +14,12 @@ namespace torchgraft {
 // words[0] != 0 meaning an error (the first writer wins, by compare-and-swap of words[0] from 0; others' values do not
 // matter). The device address of the words, allocated and zeroed at first use.
 void* error_words(c10::DeviceIndex index);
-// A code for a message; "{}" in it becomes the index that the kernel wrote. The same message gives the same code.
-int32_t error_code(const std::string& message);
+// A code for a message; "{}" in it becomes the index that the kernel wrote. The same message gives the same code. It is
+// raised as an IndexError or as a RuntimeError, as torch's CPU does for the op.
+int32_t error_code(const std::string& message, bool is_index_error);
 // Tells that a kernel which may report has been submitted.
 void note_checked_launch(c10::DeviceIndex index) noexcept;
-// Called when submitted work is known to be done: throws IndexError if a kernel reported, after clearing the words.
+// Called when submitted work is known to be done: throws if a kernel reported, after clearing the words.
 // Cheap where no checked kernel has run since the last call.
 void raise_reported_errors(c10::DeviceIndex index);
 // The same where only `idle` is known to be done (NULL: the whole device is); the words are read through it.

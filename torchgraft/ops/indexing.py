@@ -35,7 +35,7 @@ class Index:
     """An index tensor: `spec` with its strides over the walk's space, for places 0 <= index < `limit`, `step` elements
     apart.
 
-    `row` is its stride along the rows of `plan_collect`.
+    `row` is its stride along the rows of `plan_collect`; `raises` is what torch's CPU raises for an index out of range.
     """
 
     spec: torch.Tensor
@@ -44,13 +44,14 @@ class Index:
     step: int
     message: str
     row: int = 0
+    raises: type[IndexError] | type[RuntimeError] = IndexError
 
 
 def _check_not_empty(indices: Sequence[Index], count: int) -> None:
     """With no place at all every index is wrong, and a kernel would have nowhere safe to read."""
     for index in indices:
         if index.limit == 0 and count > 0:
-            raise IndexError(index.message.format(0) if "{}" in index.message else index.message)
+            raise index.raises(index.message.format(0) if "{}" in index.message else index.message)
 
 
 def _spaces(
@@ -70,7 +71,7 @@ def _kinds(strides: list[list[int]]) -> tuple[str, ...]:
 
 
 def _index_args(p: PlanBuilder, indices: Sequence[Index]) -> list[Any]:
-    reports = [p.error(index.message) for index in indices]
+    reports = [p.error(index.message, index.raises) for index in indices]
     return [
         *(index.spec for index in indices),
         reports[0].words,
@@ -255,8 +256,11 @@ def _drop(values: Sequence[int], dim: int) -> list[int]:
 _RANGE_OF_SELF = "index out of range in self"
 
 
+_BOUNDS = "index {} is out of bounds for dimension {dim} with size {size}"
+
+
 def _bounds_of(dim: int, size: int) -> str:
-    return f"index {{}} is out of bounds for dimension {dim} with size {size}"
+    return _BOUNDS.format("{}", dim=dim, size=size)
 
 
 def _resolved(p: PlanBuilder, x: torch.Tensor) -> torch.Tensor:
@@ -345,7 +349,8 @@ def _gather(
 ) -> None:
     out, x, index = _some_dims(out), _some_dims(_resolved(p, self)), _some_dims(index)
     dim %= x.dim()
-    indices = [Index(_flat_index(index), index.stride(), x.size(dim), x.stride(dim), _bounds_of(dim, x.size(dim)))]
+    message = _bounds_of(dim, x.size(dim))
+    indices = [Index(_flat_index(index), index.stride(), x.size(dim), x.stride(dim), message, raises=RuntimeError)]
     plan_move(p, out, x, index.shape, out.stride(), _without(x.stride(), dim), indices, reads=True)
 
 
@@ -382,13 +387,13 @@ def _scatter(
     limit, step = out.size(dim), out.stride(dim)
     message = _bounds_of(dim, limit)
     if combine is None and not _ordered():
-        indices = [Index(index, index.stride(), limit, step, message)]
+        indices = [Index(index, index.stride(), limit, step, message, raises=RuntimeError)]
         plan_move(p, out, source, index.shape, _without(out.stride(), dim), strides, indices, reads=False)
         return
-    indices = [Index(index, _drop(index.stride(), dim), limit, step, message, index.stride(dim))]
+    indices = [Index(index, _drop(index.stride(), dim), limit, step, message, index.stride(dim), RuntimeError)]
     sizes = _drop(index.shape, dim) or [1]
     if index.dim() == 1:
-        indices = [Index(index, [0], limit, step, message, index.stride(dim))]
+        indices = [Index(index, [0], limit, step, message, index.stride(dim), RuntimeError)]
     to, by = _drop(out.stride(), dim) or [0], _drop(strides, dim) or [0]
     plan_collect(p, out, source, index.size(dim), sizes, to, by, strides[dim], indices, combine or "")
 
@@ -521,6 +526,7 @@ def _rows_into(
     combine: str | None,
     wraps: bool = False,
     alpha: Scalar | float | None = None,
+    raises: type[IndexError] | type[RuntimeError] = IndexError,
 ) -> None:
     """Writes (combine None) or collects slices: that number i of the source goes to place index[i] of dimension
     `dim`."""
@@ -534,11 +540,12 @@ def _rows_into(
     limit, step, index_stride = out.size(dim), out.stride(dim), index.stride(0)
     message = message.format("{}", dim=dim, size=limit)
     if combine is None and not _ordered():
-        indices = [Index(index, [index_stride if d == dim else 0 for d in range(len(sizes))], limit, step, message)]
+        walk = [index_stride if d == dim else 0 for d in range(len(sizes))]
+        indices = [Index(index, walk, limit, step, message, raises=raises)]
         plan_move(p, out, source, sizes, _without(out.stride(), dim), strides, indices, False, wraps)
         return
     free = _drop(sizes, dim) or [1]
-    indices = [Index(index, [0] * len(free), limit, step, message, index_stride)]
+    indices = [Index(index, [0] * len(free), limit, step, message, index_stride, raises)]
     to, by = _drop(out.stride(), dim) or [0], _drop(strides, dim) or [0]
     plan_collect(p, out, source, index.size(0), free, to, by, strides[dim], indices, combine or "", wraps, alpha)
 
@@ -554,13 +561,20 @@ def _index_add(
     *,
     alpha: Scalar | float = 1,
 ) -> None:
+    if self.dim() and _drop(self.shape, dim % self.dim()) != _drop(source.shape, dim % self.dim()):
+        raise RuntimeError(
+            "source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = "
+            f"{list(self.shape)} source.shape = {list(source.shape)}"
+        )
     _start(p, out, self)
+    # Which error torch's CPU raises depends on the dimensions.
+    message, raises = (_RANGE_OF_SELF, IndexError) if self.dim() < 2 else (_BOUNDS, RuntimeError)
     if element_type(out.dtype).is_complex:
         if alpha != 1:
             source = p.call(aten.mul.Tensor, source, complex(alpha))
-        _rows_into(p, out, dim, index, source, _RANGE_OF_SELF, _SUM)
+        _rows_into(p, out, dim, index, source, message, _SUM, raises=raises)
         return
-    _rows_into(p, out, dim, index, source, _RANGE_OF_SELF, "a + alpha * b", alpha=alpha)
+    _rows_into(p, out, dim, index, source, message, "a + alpha * b", alpha=alpha, raises=raises)
 
 
 @planner("index_copy", inplace_safe=True)

@@ -267,14 +267,11 @@ class PlanBuilder:
         self._philox += (count + 3) // 4 * 4
         return reserved
 
-    def error(self, message: str) -> ErrorReport:
+    def error(self, message: str, raises: type[IndexError] | type[RuntimeError] = IndexError) -> ErrorReport:
         """Where a kernel may report an error; "{}" in the message becomes the index that the kernel gives to
         tg_report."""
-        return ErrorReport(
-            _C.error_code(
-                f"{message} (on {torch._C._get_privateuse1_backend_name()}:{self.device.index}, in {self.op})"
-            )
-        )
+        where = f"{torch._C._get_privateuse1_backend_name()}:{self.device.index}"
+        return ErrorReport(_C.error_code(f"{message} (on {where}, in {self.op})", raises is IndexError))
 
     def within(
         self, scalar: Scalar | float, low: Scalar | float | None, high: Scalar | float | None, message: str
