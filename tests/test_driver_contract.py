@@ -311,7 +311,7 @@ class TestPythonDriver:
             torchgraft.register("toy", [toy])
             x = torch.arange(10.0, device="toy")
             assert (x * 2).cpu().tolist() == [2.0 * i for i in range(10)]
-            _C._report_error_as_kernel(0, _C.error_code("index {} is out of bounds"), 3)
+            _C._report_error_as_kernel(0, _C.error_code("index {} is out of bounds", True), 3)
             assert first_line(torch.accelerator.synchronize, IndexError) == "index 3 is out of bounds"
             """,
             register=False,

@@ -206,7 +206,7 @@ class TestReportedErrors:
     def report(self, message: str, position: int) -> None:
         from torchgraft import _C
 
-        _C._report_error_as_kernel(0, _C.error_code(message), position)
+        _C._report_error_as_kernel(0, _C.error_code(message, True), position)
 
     @pytest.mark.parametrize("position", [0, -1, 2**40, -(2**40)])
     def test_synchronize_raises_it_once(self, device: str, position: int) -> None:
@@ -239,4 +239,4 @@ class TestReportedErrors:
     def test_equal_messages_share_a_code(self, device: str) -> None:
         from torchgraft import _C
 
-        assert _C.error_code("one message") == _C.error_code("one message") != _C.error_code("another message")
+        assert _C.error_code("one", True) == _C.error_code("one", True) != _C.error_code("another", True)

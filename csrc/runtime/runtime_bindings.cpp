@@ -272,8 +272,7 @@ void bind_runtime(py::module_& m) {
       [](int index) { return reinterpret_cast<uintptr_t>(error_words(static_cast<c10::DeviceIndex>(index))); },
       "The device address where kernels report errors.");
   def(
-      "error_code",
-      [](const std::string& message, bool is_index_error) { return error_code(message, is_index_error); },
+      "error_code", [](const std::string& message, bool is_index_error) { return error_code(message, is_index_error); },
       "The code of a message, raised as an IndexError or as a RuntimeError.");
   def(
       "note_checked_launch", [](int index) { note_checked_launch(static_cast<c10::DeviceIndex>(index)); },
