@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build demo test test-second lint format bench clean
+.PHONY: help setup build demo test test-second lint format bench docs clean
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
@@ -12,6 +12,7 @@ help:
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
 	@echo 'make lint   ruff, mypy --strict and clang-format                          make format   let them rewrite'
 	@echo 'make bench  microseconds a call, GB/s and GFLOP/s beside the CPU          make clean    remove what was built'
+	@echo 'make docs   the documentation as a site, in build/docs'
 	@echo 'make setup  only the set-up: virtual environment, torch, OpenCL platform, both distributions compiled'
 
 setup build:
@@ -45,6 +46,12 @@ format: setup
 bench: setup
 	$(BIN)/python benchmarks/dispatch.py $(ARGS)
 	$(BIN)/python benchmarks/ops.py $(ARGS)
+
+# Broken links and missing parts of included files are errors.
+docs: setup
+	@$(BIN)/pip install -q -r docs/requirements.txt
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
+	@echo build/docs/index.html
 
 clean:
 	rm -rf build opencl/build *.egg-info opencl/*.egg-info .mypy_cache .ruff_cache .pytest_cache

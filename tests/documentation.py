@@ -24,7 +24,8 @@ _FENCE = re.compile(
     r"(?:^ *<!-- (?P<comment>[^>]+?) -->\n+)?^(?P<indent> *)```(?P<language>\S*)[^\n]*\n(?P<code>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
-_SNIPPET = re.compile(r'--8<-- "([^":]+)(?::([\w-]+))?"')
+# The longer form of pymdownx.snippets: the shorter one is an expression of Python, which ruff would format.
+_SNIPPET = re.compile(r"^ *--8<--\n *([^:\n]+)(?::([\w-]+))?\n *--8<--$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 

@@ -39,7 +39,8 @@ def test_quotations_are_word_for_word(page: Page) -> None:
 @each_page
 def test_included_code_is_tested(page: Page) -> None:
     for source, part in page.snippets:
-        assert re.match(r"(tests|opencl/tests)/(\w+/)?test_\w+\.py$", source), f"{source} is no test"
+        tested = r"((opencl/)?tests/(\w+/)?test_\w+\.py|torchgraft/include/.*\.h)$"
+        assert re.match(tested, source), f"{source} is neither a test nor a header that drivers compile"
         text = (ROOT / source).read_text()
         for mark in ("start", "end") if part else ():
             assert text.count(f"# --8<-- [{mark}:{part}]") == 1, f"{source} has no part {part}"
@@ -53,3 +54,24 @@ def test_links_lead_somewhere(page: Page) -> None:
         assert path.exists(), f"{page.path} links to {link}"
         if anchor and path.suffix in (".py", ".cpp", ".h"):
             assert anchor in definitions(path), f"{page.path}: {target} defines no {anchor}"
+
+
+INTEGRATION = (ROOT / "docs/integration.md").read_text()
+
+
+@pytest.mark.parametrize("row", re.findall(r"^\| (?!PyTorch asks|File)(.*\]\(\.\./.*) \|$", INTEGRATION, re.MULTILINE))
+def test_each_item_has_a_source_and_a_test(row: str) -> None:
+    """That the files and what they define exist is tested with all links."""
+    asked, source, test = row.split(" | ")
+    assert asked
+    assert re.search(r"\]\(\.\./(torchgraft|csrc|opencl)/", source)
+    assert re.search(r"\]\(\.\./(tests|opencl/tests)/[\w/]+\.py#\w+\)", test)
+
+
+def test_all_items_are_read() -> None:
+    tables = INTEGRATION.split("## PyTorch's sample backend")[0]
+    rows = [line for line in tables.splitlines() if line.startswith("| ")]
+    heads = [row for row in rows if row.startswith("| PyTorch asks for | Here | Test |")]
+    assert len(heads) == tables.count("\n## ")
+    assert all(row in heads or (row.count(" | ") == 2 and "](../" in row) for row in rows)
+    assert len(rows) - len(heads) > 40
