@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+
+import pytest
 
 
 def run(*options: str) -> subprocess.CompletedProcess[str]:
@@ -18,6 +21,17 @@ def test_both_models(device: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for expected in ("held-out accuracy", "written by the GPT", "calls served by a plan", "fallbacks to the CPU"):
         assert expected in done.stdout
+
+
+@pytest.mark.parametrize("amp", ["float16", "bfloat16"])
+def test_mixed_precision(device: str, amp: str) -> None:
+    """Its exit status tells that the losses are near those of float32, and that nothing fell back."""
+    shortened = ("--epochs", "2", "--steps", "10", "--seed", "1", "--least-accuracy", "0.5")
+    done = run("--device", device, "--amp", amp, *shortened)
+    assert done.returncode == 0, done.stdout + done.stderr
+    differences = [float(each) for each in re.findall(r"by at most (\S+) of its value", done.stdout)]
+    assert len(differences) == 2
+    assert all(difference > 1e-5 for difference in differences)  # it really was another precision
 
 
 def test_its_exit_status_tells_of_failure(device: str) -> None:

@@ -24,6 +24,8 @@ from torchgraft_opencl.demo.report import (
 )
 from torchgraft_opencl.demo.task import Task
 
+AMP = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -37,6 +39,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--characters", type=int, default=300, help="to sample from the GPT (default: 300)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--least-accuracy", type=float, default=0.97, help="of the digits, held out (default: 0.97)")
+    parser.add_argument(
+        "--amp", choices=AMP, help="train in mixed precision on the device; beside it the CPU computes in float32"
+    )
     parser.add_argument("--no-cpu", action="store_true", help="leave out the comparison with the CPU")
     return parser.parse_args()
 
@@ -53,7 +58,7 @@ def chosen_tasks(options: argparse.Namespace) -> Iterator[Task]:
         yield Text(options.seed, options.steps)
 
 
-def train(task: Task, device: torch.device, bars: Progress) -> training.Run:
+def train(task: Task, device: torch.device, bars: Progress, amp: torch.dtype | None = None) -> training.Run:
     """Trains with a progress bar."""
     bar = bars.add_task(f"{task.name} on {device}", total=task.steps, loss="", speed="", memory="")
 
@@ -66,7 +71,7 @@ def train(task: Task, device: torch.device, bars: Progress) -> training.Run:
             memory=f"{progress.memory / 2**20:,.1f} MiB" if progress.memory else "",
         )
 
-    return training.train(task, device, report)
+    return training.train(task, device, report, amp)
 
 
 def main() -> int:
@@ -75,6 +80,7 @@ def main() -> int:
     started = time.perf_counter()
     device = torch.device(options.device)
     on_cpu = device.type == "cpu"
+    amp = AMP.get(options.amp)
     console.print(describe_device(device), highlight=False)
 
     comparisons = []
@@ -91,11 +97,11 @@ def main() -> int:
     )
     with bars:
         for task in chosen_tasks(options):
-            on_device = train(task, device, bars)
+            on_device = train(task, device, bars, amp)
             text += task.show(on_device.model, options.characters)
             work = None if on_cpu else Work.so_far()
             beside = None if options.no_cpu else train(task, torch.device("cpu"), bars)
-            comparisons.append(Comparison(task, on_device, beside))
+            comparisons.append(Comparison(task, on_device, beside, amp))
 
     if text:
         console.print(Panel(text, title="written by the GPT"), highlight=False, markup=False)

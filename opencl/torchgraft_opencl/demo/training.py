@@ -38,11 +38,17 @@ class Run:
     model: nn.Module
 
 
-def train(task: Task, device: torch.device, report: Callable[[Progress], None]) -> Run:
-    """Trains a new model of the task on a device and judges it."""
+def train(task: Task, device: torch.device, report: Callable[[Progress], None], amp: torch.dtype | None = None) -> Run:
+    """Trains a new model of the task on a device and judges it.
+
+    Args:
+        amp: the type that matrix products are computed in, with the weights kept in float32; None for all in float32.
+    """
     model = task.make_model().to(device)
     optimizer = task.make_optimizer(model)
     scheduler = task.make_scheduler(optimizer)
+    # Gradients may be too small for float16's exponents; bfloat16's are as wide as float32's.
+    scaler = torch.amp.GradScaler(device.type, enabled=amp == torch.float16)
     losses: list[torch.Tensor] = []
     samples = 0
 
@@ -50,12 +56,15 @@ def train(task: Task, device: torch.device, report: Callable[[Progress], None]) 
     model.train()
     for step, (inputs, targets) in enumerate(task.training_batches(), start=1):
         inputs, targets = inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
-        loss = cross_entropy(model(inputs), targets)
+        with torch.autocast(device.type, dtype=amp, enabled=amp is not None):
+            loss = cross_entropy(model(inputs), targets)
         optimizer.zero_grad()
-        loss.backward()
+        scaler.scale(loss).backward()
         if task.clip is not None:
+            scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), task.clip)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         scheduler.step()
         losses.append(loss.detach())
         samples += len(inputs)
