@@ -31,7 +31,7 @@ from torchgraft._missing_core import explain_missing_core
 from torchgraft.installed import backend_names, driver_entries, installed_drivers
 from torchgraft.naming import check_name
 
-__all__ = ["attempt", "autoload", "choose", "errors", "outcome"]
+__all__ = ["attempt", "autoload", "choose", "errors", "outcome", "preferred", "present"]
 
 #: Why a backend could not be registered, by its name.
 errors: dict[str, Exception] = {}
@@ -42,9 +42,9 @@ _this_thread = threading.local()
 def autoload() -> None:
     """Registers the installed backend, if nothing speaks against it: what `import torch` is to call."""
     try:
-        name = os.environ.get("TORCHGRAFT_BACKEND") or _preferred()
-        if name and (name in errors or _is_registered(name)):
+        if present() is not None:
             return  # torch calls this once for each installed backend
+        name = preferred()
         if name and (os.environ.get("TORCHGRAFT_BACKEND") or not _has_other_accelerator()):
             attempt(name, lambda: _register(name))
     except Exception as error:
@@ -63,9 +63,8 @@ def choose(name: str, *references: str) -> None:
     Raises:
         RegistrationError: another backend has this process, so that no use of this one's name could tell why.
     """
-    if name in errors or name in getattr(_this_thread, "attempting", ()):
-        return  # or: its driver is just being imported, by its registration
-    if not _is_registered(name):
+    # Or its driver is just being imported, by its registration.
+    if name not in errors and name != present() and name not in getattr(_this_thread, "attempting", ()):
         attempt(name, lambda: _register(name, *references))
         if name in errors and not _can_explain(name):
             raise errors[name]
@@ -94,7 +93,7 @@ def outcome(name: str) -> ModuleType:
     """The module `torch.<name>` of a registered backend; raises what kept the backend from being registered."""
     if name in errors:
         raise errors[name]
-    if not _is_registered(name):
+    if name != present():
         raise RuntimeError(f"the backend '{name}' has not been registered")
     return sys.modules[f"torch.{name}"]
 
@@ -107,12 +106,17 @@ def _register(name: str, *references: str) -> None:
     register(name, installed_drivers(name, *references))
 
 
-def _is_registered(name: str) -> bool:
+def present() -> str | None:
+    """The backend that is registered in this process, or the one that could not be; None if neither."""
     registration = sys.modules.get("torchgraft.registration")
-    return registration is not None and registration.registered_name() == name
+    registered: str | None = registration.registered_name() if registration is not None else None
+    return registered or next(iter(errors), None)
 
 
-def _preferred() -> str | None:
+def preferred() -> str | None:
+    """The backend to register where the program has not said which; None if none is installed."""
+    if asked := os.environ.get("TORCHGRAFT_BACKEND"):
+        return asked
     names = backend_names()
     for name in names:
         if any(entry.module.partition(".")[0] in sys.modules for entry in driver_entries(name)):

@@ -1,0 +1,88 @@
+"""For `torchgraft doctor`: the platforms, the files that name them, and what became of each device."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchgraft.diagnosis import Finding
+from torchgraft_opencl.driver import driver_library
+from torchgraft_opencl.implementations import offer_to, packaged_implementations
+
+__all__ = ["VARIABLES", "diagnose"]
+
+#: What the driver reads, and what the loaders and implementations below it read.
+VARIABLES = {
+    "TORCHGRAFT_OPENCL_LIBRARY": "the OpenCL libraries to load",
+    "TORCHGRAFT_OPENCL_MEMORY": "the memory model to use: host, svm, coarse or buffer",
+    "TORCHGRAFT_OPENCL_BUILTINS": "header: for comparing compile times",
+    "TORCHGRAFT_OPENCL_FAIL": "for tests: calls that are to fail",
+    "OCL_ICD_VENDORS": "the loader's: where the .icd files are",
+    "OCL_ICD_FILENAMES": "the loader's: the implementations themselves",
+    "POCL_DEVICES": "PoCL's: its devices",
+    "POCL_CACHE_DIR": "PoCL's: its cache of compiled kernels",
+}
+_VENDORS = "/etc/OpenCL/vendors"
+_INSTALL = (
+    "a GPU's OpenCL comes with its driver; for the CPU: apt-get install pocl-opencl-icd, or without root "
+    "pip install intel-opencl-rt intel-cmplr-lib-rt"
+)
+
+
+def diagnose() -> Iterator[Finding]:
+    """What is found on the way from the environment to a device."""
+    for name, meaning in VARIABLES.items():
+        if name in os.environ:
+            yield Finding(name, "note", f"{os.environ[name]!r}: {meaning}")
+    yield from _vendor_files(Path(os.environ.get("OCL_ICD_VENDORS") or _VENDORS))
+    for implementation in packaged_implementations():
+        yield Finding("implementation as a package", "ok", f"{implementation}, used where the system has no device")
+    library = driver_library()
+    if not library.exists():
+        yield Finding("driver", "problem", f"{library} is missing", "pip install --no-build-isolation ./opencl")
+        return
+    offer_to(library)
+    yield from _journal(ctypes.CDLL(str(library)))
+
+
+def _vendor_files(folder: Path) -> Iterator[Finding]:
+    """The files that tell the system's loader of implementations."""
+    files = sorted(folder.glob("*.icd")) if folder.is_dir() else [folder] if folder.suffix == ".icd" else []
+    if not files:
+        yield Finding(
+            "ICD files", "note", f"{folder} has none: the system's loader knows of no implementation", _INSTALL
+        )
+    for file in files:
+        try:
+            named = file.read_text().strip()
+            ctypes.CDLL(named)
+        except OSError as error:
+            advice = "install that implementation again, or remove the file"
+            yield Finding(f"ICD file {file}", "warning", f"what it names does not load: {error}", advice)
+        else:
+            yield Finding(f"ICD file {file}", "ok", named)
+
+
+def _journal(driver: ctypes.CDLL) -> Iterator[Finding]:
+    """What the driver met while it looked for devices (Journal in csrc/device.h)."""
+    driver.torchgraft_opencl_journal.restype = ctypes.c_char_p
+    found = False
+    for line in driver.torchgraft_opencl_journal().decode(errors="replace").splitlines():
+        kind, *fields = line.split("\t")
+        if kind == "library":
+            path, problem = fields
+            yield Finding(f"library {path}", "warning" if problem else "ok", problem or "loads")
+        elif kind == "platform":
+            name, vendor, version = fields
+            yield Finding(f"platform {name}", "ok", f"{vendor}, {version}")
+        elif kind == "device":
+            found = True
+            name, platform, version, memory, features = fields
+            yield Finding(f"device {name}", "ok", f"{platform}, {version}; memory model: {memory}; {features}")
+        else:
+            name, platform, why = fields
+            yield Finding(f"device {name}", "warning", f"{platform}: refused, {why}")
+    if not found:
+        yield Finding("OpenCL devices", "problem", "none was found", _INSTALL)
