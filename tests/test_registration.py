@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -399,6 +401,15 @@ def test_import_is_quick_and_quiet(script: Script) -> None:
         autoload=True,
     )
     assert printed == ""
+
+
+def test_what_autoloading_adds_to_the_import_of_torch() -> None:
+    """Less than 150 ms, and no device is opened. The quickest of a few runs counts: the machine has more to do."""
+    script = Path(__file__).parents[1] / "benchmarks" / "import_time.py"
+    command = [sys.executable, str(script), "--runs", "3", "--limit", "150"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "devices: closed" in done.stdout
 
 
 def test_no_opencl(script: Script) -> None:

@@ -11,8 +11,10 @@ several of these in a list or tuple.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
 
 from torchgraft.driver import Driver, SharedLibrary
@@ -35,7 +37,7 @@ class UnusableDriver(Driver):
 
 def backend_names() -> list[str]:
     """The backends that installed packages have drivers for, sorted."""
-    return sorted({_backend_of(entry) for entry in entry_points(group=DRIVERS)})
+    return sorted({_backend_of(entry) for entry in _driver_entries()})
 
 
 def driver_entries(backend: str, *references: str) -> list[EntryPoint]:
@@ -46,7 +48,7 @@ def driver_entries(backend: str, *references: str) -> list[EntryPoint]:
             been installed. One that an entry point has too counts once.
     """
     given = [EntryPoint(name=backend, value=reference, group=DRIVERS) for reference in references]
-    found = [entry for entry in entry_points(group=DRIVERS) if _backend_of(entry) == backend]
+    found = [entry for entry in _driver_entries() if _backend_of(entry) == backend]
     # Two distributions of one name (a checkout and an installed copy) both list what is one driver.
     unique = {(entry.name, entry.value): entry for entry in [*given, *found]}
     return sorted(unique.values(), key=lambda entry: (entry.name != backend, entry.name))
@@ -69,6 +71,16 @@ def installed_drivers(backend: str, *references: str) -> list[Driver | SharedLib
             reason = f"the entry point {entry.value!r} gives no driver: {type(error).__name__}: {error}"
             drivers.append(UnusableDriver(_label(entry), reason))
     return drivers
+
+
+def _driver_entries() -> EntryPoints:
+    return _scan(tuple(sys.path))
+
+
+@functools.lru_cache(maxsize=1)
+def _scan(path: tuple[str, ...]) -> EntryPoints:
+    # Reads the metadata of all distributions: milliseconds, several times while torch is imported.
+    return entry_points(group=DRIVERS)
 
 
 def _each_driver(offered: Any) -> Iterator[Driver | SharedLibrary]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-__all__ = ["add_backend_arguments", "start"]
+__all__ = ["add_backend_arguments", "environment", "start"]
 
 
 def add_backend_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,10 +33,15 @@ def start(module: str, backend: str | None, modules: Sequence[str]) -> subproces
         backend: the backend that `import torch` is to register there.
         modules: what is to be imported, for its registering a backend; `import torch` then registers none.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    if backend:
-        environment["TORCHGRAFT_BACKEND"] = backend
-    if modules:
-        environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
     command = [sys.executable, "-m", module, *modules]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(backend, modules))
+
+
+def environment(backend: str | None, modules: Sequence[str]) -> dict[str, str]:
+    """The environment of such a process: it finds the same modules as this one."""
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    if backend:
+        variables["TORCHGRAFT_BACKEND"] = backend
+    if modules:
+        variables["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    return variables

@@ -1,0 +1,266 @@
+"""`torchgraft doctor` and `torchgraft devices`: what they find where all is well, and where each thing is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Script
+
+from torchgraft import _C
+from torchgraft.cli import doctor, main
+from torchgraft.diagnosis import Finding, child, host
+from torchgraft.diagnosis.probes import PROBES
+
+REGISTER = """
+    import os, time
+    import torchgraft
+    from numpy_driver import NumpyDriver, as_bytes
+    from torchgraft.driver import CopyKind, DeviceKind, DeviceProperties
+
+    class Twice(NumpyDriver):
+        def device_properties(self, device):
+            return DeviceProperties(f"Acme {device}", 1 << 30, kind=DeviceKind.GPU, platform="Acme", uuid="same")
+
+    class Broken(NumpyDriver):
+        name = "broken"
+        def device_count(self):
+            raise OSError("the cable is loose")
+
+    class Wrong(NumpyDriver):
+        name = "wrong"
+        def copy(self, device, stream, destination, source, nbytes, kind, blocking):
+            super().copy(device, stream, destination, source, nbytes, kind, blocking)
+            if kind == CopyKind.DEVICE_TO_HOST and nbytes > 1 << 20:
+                as_bytes(destination, 1)[0] ^= 255
+
+    class Crashing(NumpyDriver):
+        def device_count(self):
+            print("about to crash", flush=True)
+            os.abort()
+
+    torchgraft.register("npy", [{drivers}])
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes a module that registers drivers, for `--import`."""
+
+    def write(drivers: str) -> str:
+        monkeypatch.syspath_prepend(str(tmp_path))
+        (tmp_path / "registers.py").write_text(textwrap.dedent(REGISTER).replace("{drivers}", drivers))
+        return "registers"
+
+    return write
+
+
+def of(report: dict[str, Any], section: str) -> dict[str, dict[str, str]]:
+    return {finding["subject"]: finding for finding in report["sections"].get(section, [])}
+
+
+def test_the_doctor_finds_the_device_under_test_well(
+    device: str, module: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["doctor", "--json", *(["--import", module("NumpyDriver()")] if device == "npy" else [])]
+    status = main(arguments)
+    report = json.loads(capsys.readouterr().out)
+    assert report["usable"] is True, report
+    assert status == 0
+    versions = of(report, "versions")
+    assert {finding["state"] for finding in versions.values()} == {"ok"}
+    assert versions["torch"]["text"].startswith(torch.__version__)
+    assert f"compiled for torch {torch.__version__.split('+')[0]}" in versions["C++ core"]["text"]
+    name = torch.device(device).type
+    assert of(report, "registration")["backend"]["text"].startswith(f"'{name}', registered by ")
+    assert of(report, "devices")["number 0"]["text"].startswith(f"{name}:0: ")
+    probed = of(report, f"{name}:0")
+    assert list(probed) == list(PROBES)
+    assert {finding["state"] for finding in probed.values()} <= {"ok", "note"}
+    compiler = _C.device_properties(0)["has_compiler"]
+    assert probed["compiler"]["state"] == ("ok" if compiler else "note")
+    if name == "ocl":
+        opencl = of(report, "backend ocl")
+        assert any(subject.startswith("platform ") for subject in opencl)
+        assert any("memory model: " in finding["text"] for finding in opencl.values())
+
+
+def test_each_fault_of_a_driver_is_found(module: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["doctor", "--import", module("Broken(), Wrong(devices=1)")])
+    text = capsys.readouterr().out
+    assert status == 1
+    assert "WARN  errors: broken: OSError: the cable is loose" in text
+    assert "FAIL  memory: fails: AssertionError: 1 of 1048576 elements are not what the CPU computes" in text
+    assert "FAIL  copy to and from the device: fails: AssertionError: what comes back is not what was sent" in text
+    assert "  ok    int64: right" in text
+    summary = text[text.index("summary") :]
+    assert "FAIL  npy:0: memory" in summary
+    assert "WARN  devices: errors" in summary
+    assert "not usable: " in summary
+
+
+def test_a_driver_that_crashes(module: Any) -> None:
+    report = doctor.examine(modules=[module("Crashing()")])
+    assert not report.usable
+    last = report.sections["devices"][-1]
+    assert last.state == "problem"
+    assert "SIGABRT" in last.text
+    assert "about to crash" in last.text
+    assert "has not survived" in last.advice
+
+
+def test_a_driver_that_never_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    talk = """
+        import json, sys, time
+        print(json.dumps({"section": "devices", "begin": "devices"}), flush=True)
+        time.sleep(600)
+    """
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*_: object) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen([sys.executable, "-c", textwrap.dedent(talk)], **pipes))  # type: ignore[call-overload]
+        return started[0]
+
+    monkeypatch.setattr(doctor, "start", start)
+    report = doctor.examine(timeout=3)
+    (finding,) = report.findings()
+    assert not report.usable
+    assert "no answer within 3 seconds" in finding.text
+    assert started[0].returncode is not None  # it was ended
+
+
+def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **files: str) -> None:
+    """Puts modules before all others of processes that are started."""
+    for name, text in files.items():
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+
+def test_a_core_that_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(tmp_path, monkeypatch, sitecustomize="import sys; sys.modules['torchgraft._C'] = None")
+    report = doctor.examine().as_json()
+    assert report["usable"] is False
+    core = of(report, "versions")["C++ core"]
+    assert core["state"] == "problem"
+    assert core["text"].startswith("compiled for torch 2.")
+    assert "does not load" in core["text"]
+    assert "pip install" in core["advice"]
+    assert of(report, "versions")["torch"]["state"] == "ok"
+    # What does not need the core is told all the same.
+    assert of(report, "registration")["registration"]["state"] == "problem"
+    assert any(subject.startswith("ICD file") for subject in of(report, "backend ocl"))
+
+
+def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pretend(tmp_path, monkeypatch, torch="raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    report = doctor.examine().as_json()
+    assert report["usable"] is False
+    missing = of(report, "versions")["torch"]
+    assert missing["state"] == "problem"
+    assert "pip install torch" in missing["advice"]
+    assert of(report, "versions")["python"]["state"] == "ok"
+    assert any(subject.startswith("library") for subject in of(report, "backend ocl"))
+    # The whole command, where torch is missing for it, too.
+    command = [sys.executable, "-m", "torchgraft", "devices"]
+    done = subprocess.run(command, env=child.environment(None, ()), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "No module named 'torch'" in done.stderr
+
+
+def test_no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHGRAFT_OPENCL_LIBRARY", "/nowhere/libOpenCL.so")
+    report = doctor.examine(backend="ocl").as_json()
+    assert report["usable"] is False
+    opencl = of(report, "backend ocl")
+    assert opencl["library /nowhere/libOpenCL.so"]["state"] == "warning"
+    assert opencl["OpenCL devices"]["state"] == "problem"
+    assert "pocl" in opencl["OpenCL devices"]["advice"]
+    assert of(report, "devices")["errors"]["state"] == "problem"
+    assert of(report, "environment")["TORCHGRAFT_OPENCL_LIBRARY"]["state"] == "note"
+
+
+def test_devices(module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    name = module("Twice(), NumpyDriver(devices=1), Broken()")
+    assert main(["devices", "--import", name]) == 0
+    out, err = capsys.readouterr()
+    assert "0  npy:0: Acme 0, gpu\n" in out
+    assert "1  not used, the same device as 0: Acme 1, gpu\n" in out
+    assert "2  npy:1: NumPy" in out
+    assert "     memory    1024 MiB\n" in out
+    assert "     can       event timing\n" in out
+    assert "     uuid      same\n" in out
+    assert "the cable is loose" in err
+
+    monkeypatch.setenv("TORCHGRAFT_DEVICES", "1,nosuch")
+    assert main(["devices", "--json", "--import", name]) == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert listing["backend"] == "npy"
+    assert [(row["number"], row["device"], row["duplicate_of"]) for row in listing["devices"]] == [
+        (0, None, None),
+        (1, "npy:0", 0),
+        (2, None, None),
+    ]
+    assert listing["devices"][2]["capabilities"] == ["EVENT_TIMING"]
+    assert "'nosuch' matches none" in listing["errors"]
+
+
+def test_devices_of_nothing(module: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["devices", "--import", module("Broken()")]) == 1
+    out, err = capsys.readouterr()
+    assert out == "no devices\n"
+    assert "the cable is loose" in err
+
+
+def test_the_kernel_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finding() -> Finding:
+        (found,) = host.kernel_cache()
+        return found
+
+    folder = tmp_path / "kernels"
+    monkeypatch.setenv("TORCHGRAFT_CACHE_DIR", str(folder))
+    monkeypatch.delenv("TORCHGRAFT_CACHE", raising=False)
+    assert "will be made" in finding().text
+    (folder / "ab").mkdir(parents=True, mode=0o700)
+    folder.chmod(0o700)
+    (folder / "ab" / "cd").write_bytes(bytes(3 << 20))
+    assert finding().state == "ok"
+    assert "1 kernels, 3.0 MiB" in finding().text
+    folder.chmod(0o777)
+    assert finding().state == "warning"
+    assert "chmod go-w" in finding().advice
+    monkeypatch.setenv("TORCHGRAFT_CACHE", "0")
+    assert "switched off" in finding().text
+
+
+def test_the_torch_that_the_core_is_for(script: Script, tmp_path: Path) -> None:
+    assert host.compiled_for_torch(Path(_C.__file__)) == torch.__version__.split("+")[0]
+    nothing = tmp_path / "other.so"
+    nothing.write_bytes(b"\x7fELF")
+    assert host.compiled_for_torch(nothing) is None
+    script("""
+        import torch
+        real, torch.__version__ = torch.__version__, "2.1.0"
+        import torchgraft
+        try:
+            torchgraft.register
+        except ImportError as error:
+            assert "compiled for torch " + real.split("+")[0] + ", and this is 2.1.0" in str(error), error
+        else:
+            raise AssertionError
+    """)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert doctor.HELP in text
+    assert "devices" in text

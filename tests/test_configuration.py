@@ -1,0 +1,86 @@
+"""docs/configuration.md has every environment variable that the sources read, and no other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from torchgraft import environment
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "configuration.md"
+READ = re.compile(
+    r"""(?:getenv\(|environ\.get\(|environ\.setdefault\(|environ\[|environment\()\s*["']([A-Z][A-Z0-9_]+)["']"""
+    r"""|["']([A-Z][A-Z0-9_]+)["']\s+(?:not\s+)?in\s+os\.environ"""
+)
+# Set for processes that are started, not read.
+WRITTEN = {"PYTHONPATH"}
+
+
+def read_by(*folders: str) -> set[str]:
+    """The variables that the sources in these folders (or files) read."""
+    files = [
+        file
+        for folder in folders
+        for file in ([ROOT / folder] if (ROOT / folder).is_file() else sorted((ROOT / folder).rglob("*")))
+        if file.suffix in (".py", ".cpp", ".h")
+    ]
+    assert files
+    return {name for file in files for found in READ.findall(file.read_text()) for name in found if name} - WRITTEN
+
+
+def on_page() -> set[str]:
+    """The variables in the first columns of the page's tables."""
+    rows = re.findall(r"^\| (`.*?`) \|", PAGE.read_text(), re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`([A-Z][A-Z0-9_]+)`", row)}
+
+
+def test_the_pattern_finds_each_way_of_reading() -> None:
+    text = """os.environ.get("AA") os.environ["BB"] "CC" in os.environ std::getenv("DD") environment("E_1")
+    os.environ.get('FF') os.environ.get(
+        "GG", "HH")"""
+    assert {name for found in READ.findall(text) for name in found if name} == {
+        "AA",
+        "BB",
+        "CC",
+        "DD",
+        "E_1",
+        "FF",
+        "GG",
+    }
+    assert {"TORCHGRAFT_DEVICES", "TORCHGRAFT_FALLBACK"} <= read_by("torchgraft", "csrc")
+
+
+def test_every_variable_is_on_the_page() -> None:
+    from torchgraft_opencl.diagnosis import VARIABLES as OPENCL
+
+    known = read_by("torchgraft", "csrc", "opencl", "setup.py", "tests/conftest.py")
+    known |= set(environment.VARIABLES) | set(OPENCL)
+    assert known - on_page() == set(), "not on the page"
+    assert on_page() - known == set(), "on the page, but nothing reads them"
+
+
+def test_the_toolkits_list_is_what_it_reads() -> None:
+    assert read_by("torchgraft", "csrc") - set(environment.VARIABLES) == set()
+    # torch reads its own.
+    assert set(environment.VARIABLES) - read_by("torchgraft", "csrc") <= {"TORCH_DEVICE_BACKEND_AUTOLOAD"}
+
+
+def test_the_opencl_packages_list_is_what_it_reads() -> None:
+    from torchgraft_opencl.diagnosis import VARIABLES
+
+    read = {name for name in read_by("opencl/csrc", "opencl/torchgraft_opencl") if name.startswith("TORCHGRAFT_")}
+    assert read == {name for name in VARIABLES if name.startswith("TORCHGRAFT_")}
+
+
+def test_what_is_set_and_what_is_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in environment.in_force():
+        monkeypatch.delenv(name)
+    assert environment.in_force() == {} == environment.misspelt()
+    monkeypatch.setenv("TORCHGRAFT_DEVICE", "gpu")
+    monkeypatch.setenv("TORCHGRAFT_FALLBACK", "silent")
+    monkeypatch.setenv("TORCHGRAFT_ACME_SPEED", "9")
+    assert set(environment.in_force()) == {"TORCHGRAFT_DEVICE", "TORCHGRAFT_FALLBACK", "TORCHGRAFT_ACME_SPEED"}
+    assert environment.misspelt() == {"TORCHGRAFT_DEVICE": "TORCHGRAFT_DEVICES"}
