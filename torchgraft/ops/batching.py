@@ -48,7 +48,6 @@ def _check_randomness(info: Any, dropout: float) -> None:
         )
 
 
-@torch.library.register_vmap("aten::_scaled_dot_product_fused_attention_overrideable")
 def _batched_attention(
     info: Any,
     in_dims: tuple[int | None, ...],
@@ -73,7 +72,6 @@ def _batched_attention(
     return results, (0, 0, *[None] * len(rest))
 
 
-@torch.library.register_vmap("aten::_scaled_dot_product_fused_attention_overrideable_backward")
 def _batched_attention_backward(
     info: Any,
     in_dims: tuple[Any, ...],
@@ -104,3 +102,9 @@ def _batched_attention_backward(
     else:
         results.append(None)
     return tuple(results), tuple(None if r is None else 0 for r in results)
+
+
+torch.library.register_vmap("aten::_scaled_dot_product_fused_attention_overrideable", _batched_attention)
+torch.library.register_vmap(
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward", _batched_attention_backward
+)
