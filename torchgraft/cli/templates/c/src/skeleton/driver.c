@@ -322,8 +322,9 @@ static tg_status event_elapsed(void* context, int32_t device, tg_event start, tg
 /* ---- The table ----
  *
  * What is left out is NULL: this device has no compiler. Ops then run on the CPU; torchgraft copies there and back (or,
- * with TG_CAP_UNIFIED_MEMORY, does not) and counts it. A device with a compiler for a language of which torchgraft has
- * a dialect gets some hundreds of native ops by adding module_compile, module_load, module_binary, module_destroy,
+ * with TG_CAP_UNIFIED_MEMORY, does not) and counts it. A kernel that is a function in C needs none of this:
+ * torchgraft.plans.composite makes it an op of the device. A device with a compiler for a language of which torchgraft
+ * has a dialect gets some hundreds of native ops by adding module_compile, module_load, module_binary, module_destroy,
  * kernel_create, kernel_destroy and launch (all, or none), and to its properties TG_CAP_COMPILER and the dialect's
  * name. The tests of kernels in tests/test_driver.py, skipped until then, say whether they are right. */
 

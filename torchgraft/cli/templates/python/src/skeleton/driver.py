@@ -214,7 +214,8 @@ class SkeletonDriver(Driver):
     # ---- Kernels ----
     #
     # Without these, ops run on the CPU: torchgraft copies there and back (or, with UNIFIED_MEMORY, does not) and counts
-    # it; see torchgraft.fallback_report(). A device with a compiler for a language of which torchgraft has a dialect
+    # it; see torchgraft.fallback_report(). A kernel that is a function needs none of them: torchgraft.plans.composite
+    # makes it an op of the device. A device with a compiler for a language of which torchgraft has a dialect
     # (torchgraft.codegen.dialect) gets some hundreds of native ops by adding these methods, `has_compiler = True`,
     # and to its properties Capability.COMPILER and the dialect's name. They are all there, or none:
     #
