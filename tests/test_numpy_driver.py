@@ -14,7 +14,14 @@ import pytest
 from conftest import SEED, Script
 
 TESTS = Path(__file__).parent
-FILES = ["test_memory.py", "test_streams.py", "test_generator.py", "test_device_module.py", "test_fallback.py"]
+FILES = [
+    "test_memory.py",
+    "test_streams.py",
+    "test_generator.py",
+    "test_device_module.py",
+    "test_fallback.py",
+    "test_cli.py",
+]
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if (TESTS / file).exists()])
