@@ -94,7 +94,10 @@ class NinjaBuild(build_ext):
             *(f"-I{path}" for path in (ROOT / "torchgraft/include", ROOT / "csrc")),
             *(
                 f"-isystem {path}"
-                for path in (torch / "include", torch / "include/torch/csrc/api/include", *python_include())
+                for path in (
+                    *(torch / "include" / folder for folder in (".", "torch/csrc/api/include", "kineto")),
+                    *python_include(),
+                )
             ),
         ]
         flags = "-std=c++20 -O2 -g0 -fPIC -fvisibility=hidden -Wall -Wno-unused-function -DNDEBUG"

@@ -27,6 +27,9 @@ MIB = 1 << 20
 BUSY = 300_000  # bytes; Stream takes its time as it is
 
 
+timed = threading.local()  # .event: what the thread's next command is timed by
+
+
 class Stream:
     """Work that a thread of its own does, a little late; the order is kept."""
 
@@ -37,9 +40,10 @@ class Stream:
         threading.Thread(target=self._run, daemon=True).start()
 
     def submit(self, action: Callable[[], None]) -> None:
+        event = timed.__dict__.pop("event", None)
         with self.condition:
             self.submitted += 1
-        self.work.put(action)
+        self.work.put(action if event is None else lambda: event.measure(action))
 
     def _run(self) -> None:
         while True:
@@ -61,6 +65,14 @@ class Event:
         self.passed = threading.Event()
         self.passed.set()
         self.time = 0.0
+        self.times = 0, 0
+
+    def measure(self, action: Callable[[], None]) -> None:
+        begin = time.perf_counter_ns()
+        action()
+        self.times = begin, time.perf_counter_ns()
+        self.time = self.times[1] * 1e-9
+        self.passed.set()
 
     def record(self, stream: Stream) -> None:
         passed = self.passed = threading.Event()  # the last time counts
@@ -154,6 +166,17 @@ class Sound(NumpyDriver):
 
     def event_elapsed(self, device: int, start: Any, end: Any) -> float:
         return float(end.time - start.time) * 1e3
+
+    def event_time_next(self, device: int, event: Any) -> None:
+        event.passed = threading.Event()
+        timed.event = event
+
+    def event_times(self, device: int, event: Any) -> tuple[int, int]:
+        times: tuple[int, int] = event.times
+        return times
+
+    def device_time(self, device: int) -> int:
+        return time.perf_counter_ns()
 
     def module_compile(self, device: int, source: str, options: str) -> Any:
         if "$" in source:
@@ -583,6 +606,39 @@ class NoSign(Sound):
 
     def event_elapsed(self, device: int, start: Any, end: Any) -> float:
         return abs(super().event_elapsed(device, start, end))
+
+
+class TimesInMicroseconds(Sound):
+    found_by = ("times_of_a_command",)
+
+    def event_times(self, device: int, event: Any) -> tuple[int, int]:
+        begin, end = super().event_times(device, event)
+        return begin // 1000, end // 1000
+
+    def device_time(self, device: int) -> int:
+        return super().device_time(device) // 1000
+
+
+class AnotherClock(Sound):
+    found_by = ("times_of_a_command",)
+
+    def device_time(self, device: int) -> int:
+        return 0
+
+
+class TimesEveryCommand(Sound):
+    found_by = ("an_event_times_one_command",)
+
+    def event_time_next(self, device: int, event: Any) -> None:
+        super().event_time_next(device, event)
+        self.timing = event
+
+    def copy(
+        self, device: int, stream: Any, destination: int, source: int, nbytes: int, kind: CopyKind | int, blocking: bool
+    ) -> None:
+        if event := getattr(self, "timing", None):
+            timed.event = event
+        super().copy(device, stream, destination, source, nbytes, kind, blocking)
 
 
 # Threads

@@ -270,3 +270,27 @@ class Driver:
         order.
         """
         raise NotImplementedError("launch")
+
+    # Times of single commands, for the profiler. Without them it records a timing event before and after each command,
+    # and without `Capability.EVENT_TIMING` it waits for each command and measures on the host.
+
+    @_optional
+    def event_time_next(self, device: int, event: Any) -> None:
+        """The calling thread's next launch, copy or fill on the device is timed by `event`, made with timing.
+
+        The event is then as if recorded after that command. It holds for one call, whatever comes of it.
+        """
+        raise NotImplementedError("event_time_next")
+
+    @_optional
+    def event_times(self, device: int, event: Any) -> tuple[int, int]:
+        """When the device began and ended the command that a reached event timed: nanoseconds of the device's clock.
+
+        Both are 0 where the host did the work within the call.
+        """
+        raise NotImplementedError("event_times")
+
+    @_optional
+    def device_time(self, device: int) -> int:
+        """What that clock shows during this call: by it the device's times are brought to the host's."""
+        raise NotImplementedError("device_time")

@@ -22,6 +22,7 @@
 #include <cstring>
 
 #include "../runtime/assertions.h"
+#include "../runtime/command.h"
 #include "../runtime/host_allocator.h"
 #include "../runtime/stream.h"
 #include "dispatch.h"
@@ -39,9 +40,7 @@ void driver_copy(const Device& device, void* destination, const void* source, si
   const char* what = kind == TG_COPY_HOST_TO_DEVICE   ? "copying to the device"
                      : kind == TG_COPY_DEVICE_TO_HOST ? "copying to the host"
                                                       : "copying on the device";
-  check(device,
-        device.driver->copy(device.driver->context, device.ordinal, current_stream_handle(device.index), destination,
-                            source, bytes, kind, blocking),
+  check(device, submit_copy(device, current_stream_handle(device.index), destination, source, bytes, kind, blocking),
         what);
 }
 
@@ -128,8 +127,8 @@ void fill_from_host(const at::Tensor& self, const at::Tensor& dst) {
   value.copy_(without_lazy_bits(self).as_strided({}, {}));
   const Device& device = device_under(dst);
   check(device,
-        device.driver->fill(device.driver->context, device.ordinal, current_stream_handle(device.index), dst.data_ptr(),
-                            value.const_data_ptr(), static_cast<uint32_t>(dst.itemsize()), dst.nbytes()),
+        submit_fill(device, current_stream_handle(device.index), dst.data_ptr(), value.const_data_ptr(),
+                    static_cast<uint32_t>(dst.itemsize()), dst.nbytes()),
         "filling");
 }
 
@@ -215,8 +214,8 @@ void transfer(const at::Tensor& self, const at::Tensor& dst) {
   wait_for_device(from.index);
   if (from.driver == to.driver && to.driver->copy_peer) {
     check(to,
-          to.driver->copy_peer(to.driver->context, to.ordinal, dst.data_ptr(), from.ordinal, self.const_data_ptr(),
-                               dst.nbytes(), current_stream_handle(to.index)),
+          submit_peer_copy(to, current_stream_handle(to.index), dst.data_ptr(), from, self.const_data_ptr(),
+                           dst.nbytes()),
           "copying between devices");
     wait_for_device(to.index);
   } else if (from.has(TG_CAP_UNIFIED_MEMORY)) {

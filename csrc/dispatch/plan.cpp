@@ -15,6 +15,7 @@
 
 #include "../runtime/allocator.h"
 #include "../runtime/assertions.h"
+#include "../runtime/command.h"
 #include "../runtime/generator.h"
 #include "../runtime/stream.h"
 #include "dispatch.h"
@@ -535,16 +536,15 @@ struct Replay {
 
   void submit(const CopyStep& step) {
     check(device,
-          device.driver->copy(
-              device.driver->context, device.ordinal, stream, slots[step.destination] + step.destination_offset,
-              slots[step.source] + step.source_offset, uint64_t(step.bytes), TG_COPY_DEVICE_TO_DEVICE, 0),
+          submit_copy(device, stream, slots[step.destination] + step.destination_offset,
+                      slots[step.source] + step.source_offset, uint64_t(step.bytes), TG_COPY_DEVICE_TO_DEVICE, false),
           "copy on the device");
   }
 
   void submit(const FillStep& step) {
     check(device,
-          device.driver->fill(device.driver->context, device.ordinal, stream, slots[step.slot] + step.offset,
-                              step.pattern.data(), step.pattern_bytes, uint64_t(step.bytes)),
+          submit_fill(device, stream, slots[step.slot] + step.offset, step.pattern.data(), step.pattern_bytes,
+                      uint64_t(step.bytes)),
           "fill memory");
   }
 };

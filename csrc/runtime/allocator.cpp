@@ -13,6 +13,7 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "command.h"
 #include "event.h"
 #include "stream.h"
 
@@ -620,27 +621,23 @@ class Allocator final : public c10::DeviceAllocator {
     tg_stream stream = current_stream_handle(to);
     if (from == to) {
       check(device,
-            driver->copy(driver->context, device.ordinal, stream, destination, source, bytes, TG_COPY_DEVICE_TO_DEVICE,
-                         0),
+            submit_copy(device, stream, destination, source, bytes, TG_COPY_DEVICE_TO_DEVICE, /*blocking=*/false),
             "copying on the device");
       return;
     }
     Device& other = get_device(from);
     if (driver == other.driver && driver->copy_peer) {
       synchronize_stream(current_stream(from));
-      check(device,
-            driver->copy_peer(driver->context, device.ordinal, destination, other.ordinal, source, bytes, stream),
-            "copying from another device");
+      check(device, submit_peer_copy(device, stream, destination, other, source, bytes), "copying from another device");
       return;
     }
     std::vector<char> staging(bytes);
     check(other,
-          other.driver->copy(other.driver->context, other.ordinal, current_stream_handle(from), staging.data(), source,
-                             bytes, TG_COPY_DEVICE_TO_HOST, /*blocking=*/1),
+          submit_copy(other, current_stream_handle(from), staging.data(), source, bytes, TG_COPY_DEVICE_TO_HOST,
+                      /*blocking=*/true),
           "copying to another device");
     check(device,
-          driver->copy(driver->context, device.ordinal, stream, destination, staging.data(), bytes,
-                       TG_COPY_HOST_TO_DEVICE, /*blocking=*/1),
+          submit_copy(device, stream, destination, staging.data(), bytes, TG_COPY_HOST_TO_DEVICE, /*blocking=*/true),
           "copying from another device");
   }
 

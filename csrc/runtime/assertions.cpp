@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "command.h"
 #include "stream.h"
 
 namespace torchgraft {
@@ -38,8 +39,7 @@ void clear_words(Device& device, void* address, tg_stream stream) {
   }
   const tg_driver* driver = device.driver;
   int32_t zero = 0;
-  check(device, driver->fill(driver->context, device.ordinal, stream, address, &zero, sizeof(zero), kWordsBytes),
-        "clearing the error words");
+  check(device, submit_fill(device, stream, address, &zero, sizeof(zero), kWordsBytes), "clearing the error words");
   check(device, driver->stream_synchronize(driver->context, device.ordinal, stream), "clearing the error words");
 }
 
@@ -85,8 +85,7 @@ Report read_words(Device& device, const void* address, tg_stream stream) {
     std::copy_n(static_cast<const volatile int32_t*>(address), found.size(), found.begin());
   } else {
     check(device,
-          device.driver->copy(device.driver->context, device.ordinal, stream, found.data(), address, kWordsBytes,
-                              TG_COPY_DEVICE_TO_HOST, /*blocking=*/1),
+          submit_copy(device, stream, found.data(), address, kWordsBytes, TG_COPY_DEVICE_TO_HOST, /*blocking=*/1),
           "reading the error words");
   }
   return found;

@@ -20,8 +20,9 @@ enum Phase : int { kClosed, kOpening, kOpened };
 // Never destroyed: tensors are freed after static destructors have begun.
 struct Registry {
   std::mutex mutex;
-  std::vector<const tg_driver*> drivers;
-  std::vector<FoundDevice> found;  // both fixed from kOpened on
+  std::vector<const tg_driver*> added;    // as they were given to us
+  std::vector<const tg_driver*> drivers;  // the same, completed
+  std::vector<FoundDevice> found;         // this and the next are fixed from kOpened on
   std::vector<Device> devices;
   std::string errors;
   std::string name = "privateuseone";
@@ -64,6 +65,14 @@ const char* missing_for(const tg_driver* driver, uint64_t capabilities) {
   if ((capabilities & TG_CAP_COMPILER) && !driver->launch) return "TG_CAP_COMPILER but no kernel functions";
   if ((capabilities & TG_CAP_EVENT_TIMING) && !driver->event_elapsed) return "TG_CAP_EVENT_TIMING but no event_elapsed";
   return nullptr;
+}
+
+// The table with NULL for the members that the header of the driver's time did not have.
+const tg_driver* completed(const tg_driver* driver) {
+  if (driver->struct_size >= sizeof(tg_driver)) return driver;
+  auto* table = new tg_driver{};  // used until the process ends
+  std::memcpy(table, driver, driver->struct_size);
+  return table;
 }
 
 void open_driver(Registry& r, const tg_driver* driver) {
@@ -131,8 +140,10 @@ void add_driver(const tg_driver* driver) {
   TORCH_CHECK(driver, "add_driver: the table of the driver is NULL");
   TORCH_CHECK(driver->abi_version == TG_DRIVER_ABI, "add_driver: the driver was built for version ",
               driver->abi_version, " of torchgraft/driver.h; this torchgraft speaks version ", TG_DRIVER_ABI);
-  TORCH_CHECK(driver->struct_size >= sizeof(tg_driver), "add_driver: the driver's table has ", driver->struct_size,
-              " bytes, this torchgraft needs ", sizeof(tg_driver), "; set struct_size to sizeof(tg_driver)");
+  TORCH_CHECK(driver->struct_size >= TG_DRIVER_MIN_SIZE, "add_driver: the driver's table has ", driver->struct_size,
+              " bytes, this torchgraft needs ", TG_DRIVER_MIN_SIZE, "; set struct_size to sizeof(tg_driver)");
+  const tg_driver* given = driver;
+  driver = completed(given);
 #define TG_REQUIRE(member)                                                               \
   TORCH_CHECK(driver->member, "add_driver: driver '", driver->name ? driver->name : "?", \
               "' lacks the member `" #member "`")
@@ -170,14 +181,20 @@ void add_driver(const tg_driver* driver) {
     TG_REQUIRE(kernel_destroy);
     TG_REQUIRE(launch);
   }
+  if (driver->event_time_next || driver->event_times || driver->device_time) {
+    TG_REQUIRE(event_time_next);
+    TG_REQUIRE(event_times);
+    TG_REQUIRE(device_time);
+  }
 #undef TG_REQUIRE
   raise_if_forked();
   Registry& r = registry();
   GilSafeLock lock(r.mutex);
   TORCH_CHECK(phase.load() == kClosed, "add_driver: driver '", driver->name, "' comes too late, the devices of ",
               r.name, " have already been counted; add drivers before the first use of the device");
-  TORCH_CHECK(std::find(r.drivers.begin(), r.drivers.end(), driver) == r.drivers.end(), "add_driver: driver '",
-              driver->name, "' has already been added");
+  TORCH_CHECK(std::find(r.added.begin(), r.added.end(), given) == r.added.end(), "add_driver: driver '", driver->name,
+              "' has already been added");
+  r.added.push_back(given);
   r.drivers.push_back(driver);
 }
 

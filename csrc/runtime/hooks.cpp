@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "allocator.h"
+#include "command.h"
 #include "generator.h"
 #include "host_allocator.h"
 #include "stream.h"
@@ -51,8 +52,8 @@ class Hooks final : public at::PrivateUse1HooksInterface {
     if (size_t kept = std::min(bytes, impl->nbytes())) {
       const Device& device = get_device(index);
       check(device,
-            device.driver->copy(device.driver->context, device.ordinal, current_stream_handle(index), resized.get(),
-                                impl->data(), kept, TG_COPY_DEVICE_TO_DEVICE, /*blocking=*/0),
+            submit_copy(device, current_stream_handle(index), resized.get(), impl->data(), kept,
+                        TG_COPY_DEVICE_TO_DEVICE, /*blocking=*/false),
             "copying a storage that is resized");
       // The old memory may belong to another stream than the copy that reads it.
       device_allocator()->recordStream(impl->data_ptr(), current_stream(index));

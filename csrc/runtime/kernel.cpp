@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "command.h"
+
 namespace torchgraft {
 
 namespace {
@@ -84,7 +86,7 @@ void launch(const Kernel& kernel, tg_stream stream, const Grid& grid, c10::Array
   std::copy(grid.groups.begin(), grid.groups.end(), launch.groups);
   std::copy(grid.local.begin(), grid.local.end(), launch.local);
   launch.args = args.data();
-  tg_status status = device.driver->launch(device.driver->context, device.ordinal, stream, &launch);
+  tg_status status = submit_launch(device, stream, launch, kernel.name());
   if (status != TG_OK) [[unlikely]]
     raise_status(device, status, ("launch kernel " + kernel.name() + (op.empty() ? op : " of " + op)).c_str());
 }

@@ -303,6 +303,19 @@ tg_status launch(void* context, int32_t device, tg_stream stream, const tg_launc
   });
 }
 
+tg_status event_time_next(void* context, int32_t device, tg_event event) {
+  return call(context, [&](py::handle driver) { driver.attr("event_time_next")(device, from_handle(event)); });
+}
+tg_status event_times(void* context, int32_t device, tg_event event, uint64_t* begin, uint64_t* end) {
+  return call(context, [&](py::handle driver) {
+    std::tie(*begin, *end) =
+        driver.attr("event_times")(device, from_handle(event)).cast<std::pair<uint64_t, uint64_t>>();
+  });
+}
+tg_status device_time(void* context, int32_t device, uint64_t* nanoseconds) {
+  return call(context, [&](py::handle driver) { *nanoseconds = driver.attr("device_time")(device).cast<uint64_t>(); });
+}
+
 // Whether the object's class has a method of its own, not the base class's that only says "I cannot".
 bool provides(const py::object& driver, const char* method) {
   py::object found = py::getattr(py::type::of(driver), method, py::none());
@@ -345,6 +358,9 @@ const tg_driver* wrap_python_driver(py::object object) {
   TG_METHOD(event_query);
   TG_METHOD(event_synchronize);
   TG_METHOD(event_elapsed);
+  TG_METHOD(event_time_next);
+  TG_METHOD(event_times);
+  TG_METHOD(device_time);
 #undef TG_METHOD
   if (py::getattr(object, "has_compiler", py::bool_(false)).cast<bool>()) {
     t.module_compile = module_compile;

@@ -7,12 +7,14 @@
 
 #include "allocator.h"
 #include "assertions.h"
+#include "command.h"
 #include "device_selection.h"
 #include "event.h"
 #include "generator.h"
 #include "guard.h"
 #include "hooks.h"
 #include "host_allocator.h"
+#include "profiler.h"
 #include "python_driver.h"
 #include "runtime.h"
 #include "stream.h"
@@ -137,8 +139,8 @@ void report_error_as_kernel(c10::DeviceIndex index, int32_t code, int64_t positi
   int32_t report[4] = {code, static_cast<int32_t>(position), static_cast<int32_t>(position >> 32), 0};
   note_checked_launch(index);
   check(device,
-        device.driver->copy(device.driver->context, device.ordinal, current_stream_handle(index), words, report,
-                            sizeof(report), TG_COPY_HOST_TO_DEVICE, /*blocking=*/1),
+        submit_copy(device, current_stream_handle(index), words, report, sizeof(report), TG_COPY_HOST_TO_DEVICE,
+                    /*blocking=*/true),
         "writing the error words");
 }
 
@@ -162,6 +164,7 @@ void install_runtime() {
     register_guard();
     register_allocator();
     at::setHostAllocator(c10::DeviceType::PrivateUse1, host_allocator());
+    register_profiler();
     watch_forks();
     return true;
   }();

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 
+#include "activity.h"
 #include "assertions.h"
 
 namespace torchgraft {
@@ -94,6 +95,12 @@ tg_stream stream_handle(c10::DeviceIndex index, c10::StreamId id) {
   return create_stream(index, id);
 }
 
+c10::StreamId stream_id(c10::DeviceIndex index, tg_stream handle) noexcept {
+  for (int id = 0; id < kMaxStreams; ++id)
+    if (handles[index][id].load(std::memory_order_relaxed) == handle) return id;
+  return -1;
+}
+
 bool has_several_streams(c10::DeviceIndex index) noexcept {
   for (const auto& counter : next_in_pool[index])
     if (counter.load(std::memory_order_relaxed) != 0) return true;
@@ -112,14 +119,15 @@ bool query_stream(c10::Stream stream) {
 void synchronize_stream(c10::Stream stream) {
   Device& device = get_device(stream.device_index());
   tg_stream handle = stream_handle(device.index, stream.id());
-  check(device, device.driver->stream_synchronize(device.driver->context, device.ordinal, handle),
-        "waiting for a stream");
+  auto wait = [&] { return device.driver->stream_synchronize(device.driver->context, device.ordinal, handle); };
+  check(device, collecting() ? collect_wait(device, handle, wait) : wait(), "waiting for a stream");
   raise_reported_errors(device.index, handle);
 }
 
 void synchronize_device(c10::DeviceIndex index) {
   Device& device = get_device(index < 0 ? current_device() : index);
-  check(device, device.driver->device_synchronize(device.driver->context, device.ordinal), "waiting for the device");
+  auto wait = [&] { return device.driver->device_synchronize(device.driver->context, device.ordinal); };
+  check(device, collecting() ? collect_wait(device, nullptr, wait) : wait(), "waiting for the device");
   raise_reported_errors(device.index, nullptr);
 }
 

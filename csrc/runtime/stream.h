@@ -25,6 +25,9 @@ inline tg_stream current_stream_handle(c10::DeviceIndex index) {
   return stream_handle(index, current_stream(index).id());
 }
 
+// The id of a handle, by search; -1 if no stream has it.
+c10::StreamId stream_id(c10::DeviceIndex index, tg_stream handle) noexcept;
+
 // Whether streams other than the default one have been asked for.
 bool has_several_streams(c10::DeviceIndex index) noexcept;
 

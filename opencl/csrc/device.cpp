@@ -313,6 +313,11 @@ tg_stream Device::transfer_stream() {
   return transfer_;
 }
 
+tg_stream Device::clock_stream() {
+  std::call_once(clock_once_, [this] { clock_ = create_stream(*this, 0); });
+  return clock_;
+}
+
 void set_fallback_libraries(const std::string& paths) { fallback_libraries = paths; }
 
 void Journal::add(std::initializer_list<std::string> fields) {

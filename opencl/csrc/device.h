@@ -21,6 +21,8 @@ struct Device {
 
   // An internal stream for transfers that have no stream of their own on this device. The caller holds no lock.
   tg_stream transfer_stream();
+  // One that has nothing to do but tell the time.
+  tg_stream clock_stream();
 
   const Api* api;
   cl_platform_id platform;
@@ -44,9 +46,9 @@ struct Device {
   std::set<tg_stream> streams;  // for device_synchronize
 
  private:
-  std::once_flag context_once_, transfer_once_;
+  std::once_flag context_once_, transfer_once_, clock_once_;
   cl_context context_ = nullptr;
-  tg_stream transfer_ = nullptr;
+  tg_stream transfer_ = nullptr, clock_ = nullptr;
 };
 
 using Devices = std::vector<std::unique_ptr<Device>>;

@@ -77,6 +77,14 @@ tg_status run(const char* function, Body&& body) noexcept {
   }
 }
 
+// The same for what submits a command: the event that times it, if any, times nothing else.
+template <class Body>
+tg_status run_command(const char* function, Body&& body) noexcept {
+  const tg_status status = run(function, body);
+  end_timing();
+  return status;
+}
+
 // The log of the thread's last compilation.
 thread_local std::string thread_log;
 
@@ -141,14 +149,14 @@ const tg_driver table = {
     .copy =
         [](void*, int32_t device, tg_stream stream, void* destination, const void* source, uint64_t bytes,
            tg_copy_kind kind, int32_t blocking) {
-          return run("copy", [&] {
+          return run_command("copy", [&] {
             if (bytes != 0) copy(stream_of(device, stream), destination, source, bytes, kind, blocking != 0);
           });
         },
     .copy_peer =
         [](void*, int32_t destination_device, void* destination, int32_t source_device, const void* source,
            uint64_t bytes, tg_stream stream) {
-          return run("copy_peer", [&] {
+          return run_command("copy_peer", [&] {
             tg_stream_& own = stream_of(destination_device, stream);
             if (bytes != 0) copy_peer(own, destination, device_at(source_device), source, bytes);
           });
@@ -156,7 +164,7 @@ const tg_driver table = {
     .fill =
         [](void*, int32_t device, tg_stream stream, void* destination, const void* pattern, uint32_t pattern_bytes,
            uint64_t bytes) {
-          return run("fill", [&] {
+          return run_command("fill", [&] {
             if (bytes != 0) fill(stream_of(device, stream), destination, pattern, pattern_bytes, bytes);
           });
         },
@@ -228,8 +236,28 @@ const tg_driver table = {
     .kernel_create = [](void*, tg_module module, const char* name,
                         tg_kernel* out) { return run("kernel_create", [&] { *out = create_kernel(*module, name); }); },
     .kernel_destroy = [](void*, tg_kernel kernel) { return run("kernel_destroy", [&] { destroy_kernel(kernel); }); },
-    .launch = [](void*, int32_t device, tg_stream stream,
-                 const tg_launch* what) { return run("launch", [&] { launch(stream_of(device, stream), *what); }); },
+    .launch =
+        [](void*, int32_t device, tg_stream stream, const tg_launch* what) {
+          return run_command("launch", [&] { launch(stream_of(device, stream), *what); });
+        },
+
+    .event_time_next =
+        [](void*, int32_t device, tg_event event) {
+          return run("event_time_next", [&] {
+            if (event->device != &device_at(device)) fail_invalid("an event was used with another device than its own");
+            begin_timing(*event);
+          });
+        },
+    .event_times =
+        [](void*, int32_t, tg_event event, uint64_t* begin, uint64_t* end) {
+          return run("event_times", [&] {
+            const Times times = command_times(*event);
+            *begin = times.begin;
+            *end = times.end;
+          });
+        },
+    .device_time = [](void*, int32_t device,
+                      uint64_t* time) { return run("device_time", [&] { *time = device_time(device_at(device)); }); },
 };
 
 }  // namespace

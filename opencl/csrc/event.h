@@ -15,6 +15,7 @@ struct tg_event_ {
 
   std::mutex mutex;                 // guards what follows
   ocl::cl_event command = nullptr;  // the point; NULL where nothing has to be waited for. Owned.
+  ocl::cl_event first = nullptr;    // of the commands that the event times; owned
 };
 
 namespace ocl {
@@ -26,5 +27,15 @@ void make_wait(tg_stream_& stream, tg_event_& event);
 bool is_done(tg_event_& event);
 void wait(tg_event_& event);
 double elapsed_milliseconds(tg_event_& start, tg_event_& end);
+
+// The event times what the calling thread queues on the event's device, until timing ends.
+void begin_timing(tg_event_& event);
+inline void end_timing() { timer = nullptr; }
+struct Times {
+  uint64_t begin, end;  // nanoseconds of the device's clock; 0 where nothing was queued
+};
+Times command_times(tg_event_& event);
+// What that clock shows.
+uint64_t device_time(Device& device);
 
 }  // namespace ocl

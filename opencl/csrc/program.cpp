@@ -163,14 +163,12 @@ void launch(tg_stream_& stream, const tg_launch& launch) {
     fail_invalid("kernel " + kernel.name + " has " + std::to_string(kernel.arguments) + " arguments and was given " +
                  std::to_string(given));
   }
-  std::lock_guard stream_lock(stream.mutex);
-  cl_event event = nullptr;
-  const cl_int status = kernel.device->api->clEnqueueNDRangeKernel(stream.queue, kernel.kernel, launch.dims, nullptr,
-                                                                   global, launch.local, 0, nullptr,
-                                                                   kernel.device->has_cheap_events ? &event : nullptr);
+  const cl_int status = try_submit(stream, [&](cl_command_queue queue, cl_event* event) {
+    return kernel.device->api->clEnqueueNDRangeKernel(queue, kernel.kernel, launch.dims, nullptr, global, launch.local,
+                                                      0, nullptr, event);
+  });
   if (status != CL_SUCCESS) [[unlikely]]
     fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);
-  note_submission(stream, event);
 }
 
 }  // namespace ocl

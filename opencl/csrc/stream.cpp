@@ -8,6 +8,9 @@ namespace {
 // A GPU's work is handed over in batches: at once when it was idle, otherwise after so many commands.
 constexpr uint32_t kBatch = 16;
 
+// A stream that has done so many commands without being asked for a time stops recording times.
+constexpr uint32_t kUntimed = 10000;
+
 cl_command_queue create_queue(Device& device, int32_t priority, bool timed) {
   const Api& api = *device.api;
   const cl_bitfield properties = timed ? CL_QUEUE_PROFILING_ENABLE : 0;
@@ -35,10 +38,20 @@ void set_tail(tg_stream_& stream, cl_event event) {
   stream.tail = event;
 }
 
+// With nothing left to do in the stream.
+void become_untimed(tg_stream_& stream) {
+  cl_command_queue untimed = create_queue(*stream.device, stream.priority, false);
+  stream.device->api->clReleaseCommandQueue(stream.queue);
+  stream.queue = untimed;
+  stream.timed = false;
+}
+
 void become_idle(tg_stream_& stream) {
   set_tail(stream, nullptr);
   stream.since_idle = 0;
   stream.busy.store(false, std::memory_order_release);
+  if (stream.timed && stream.since_timed >= kUntimed) [[unlikely]]
+    become_untimed(stream);
 }
 
 void add_marker(tg_stream_& stream) {
@@ -53,7 +66,7 @@ void flush_locked(tg_stream_& stream) {
   check(stream.device->api->clFlush(stream.queue), "clFlush");
 }
 
-// Queues that record times are slower (PoCL 4 %, Intel 8 %), so a stream changes to one when time is first asked of it.
+// Queues that record times are slower (PoCL 4 %, Intel 8 %), so a stream changes to one when time is asked of it.
 void become_timed(tg_stream_& stream) {
   Device& device = *stream.device;
   cl_command_queue timed = create_queue(device, stream.priority, true);
@@ -96,10 +109,16 @@ void note_submission(tg_stream_& stream, cl_event event) {
   set_tail(stream, event);
   ++stream.submitted;
   ++stream.since_idle;
+  ++stream.since_timed;
   stream.busy.store(true, std::memory_order_release);
   ++stream.since_flush;
   if (!stream.device->has_cheap_events && (stream.since_flush >= kBatch || stream.since_idle == 1))
     flush_locked(stream);
+}
+
+void prepare_timing(tg_stream_& stream) {
+  if (!stream.timed) become_timed(stream);
+  stream.since_timed = 0;
 }
 
 void flush(tg_stream_& stream) {
@@ -153,7 +172,7 @@ cl_event last_event(tg_stream_& stream, bool timed) {
   const Api& api = *stream.device->api;
   if (timed) {
     const bool was_timed = stream.timed;
-    if (!was_timed) become_timed(stream);
+    prepare_timing(stream);
     // The last command's end is the time wanted only if it is still to come.
     const bool usable = was_timed && stream.tail != nullptr && event_status(api, stream.tail) > CL_COMPLETE;
     if (!usable) add_marker(stream);

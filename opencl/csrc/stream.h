@@ -28,6 +28,7 @@ struct tg_stream_ {
   uint64_t submitted = 0;        // commands ever queued
   uint32_t since_idle = 0;       // of them, those since the stream was last idle
   uint32_t since_flush = 0;
+  uint32_t since_timed = 0;  // of them, those since time was last asked of one
 };
 
 namespace ocl {
@@ -46,22 +47,43 @@ cl_event last_event(tg_stream_& stream, bool timed);
 
 void flush(tg_stream_& stream);
 
+// The event that times what the calling thread queues on its device, or NULL.
+inline constinit thread_local tg_event timer = nullptr;
+// Makes the stream record times. With the stream locked.
+void prepare_timing(tg_stream_& stream);
+// Notes a command that `event` times. With the stream locked.
+void time_command(tg_event_& event, cl_event command);
+bool is_of(const tg_event_& event, const Device& device);
+
 // Notes a command that was queued; `event` (perhaps NULL) becomes the tail. With the stream locked.
 void note_submission(tg_stream_& stream, cl_event event);
 
-// Queues one command: `enqueue(queue, event)` calls OpenCL with them and returns its status.
+// Queues one command: `enqueue(queue, event)` calls OpenCL with them and returns its status, which is passed on.
 //
 // A CPU's commands yield their events: 50 ns each, and then asking whether the stream is idle, recording an event and
 // waiting need no marker, which would be another command for the workers. A GPU's queue makes a marker when one is
 // asked for.
 template <class Enqueue>
-void submit(tg_stream_& stream, const char* call, Enqueue&& enqueue) {
+cl_int try_submit(tg_stream_& stream, Enqueue&& enqueue) {
   std::lock_guard lock(stream.mutex);
+  const bool timed = timer != nullptr && is_of(*timer, *stream.device);
+  if (timed) [[unlikely]]
+    prepare_timing(stream);
   cl_event event = nullptr;
-  const cl_int status = enqueue(stream.queue, stream.device->has_cheap_events ? &event : nullptr);
+  const cl_int status = enqueue(stream.queue, stream.device->has_cheap_events || timed ? &event : nullptr);
+  if (status != CL_SUCCESS) [[unlikely]]
+    return status;
+  if (timed) [[unlikely]]
+    time_command(*timer, event);
+  note_submission(stream, event);
+  return status;
+}
+
+template <class Enqueue>
+void submit(tg_stream_& stream, const char* call, Enqueue&& enqueue) {
+  const cl_int status = try_submit(stream, enqueue);
   if (status != CL_SUCCESS) [[unlikely]]
     fail_call(call, status);
-  note_submission(stream, event);
 }
 
 }  // namespace ocl

@@ -134,12 +134,23 @@ class Table(ctypes.Structure):
     _fields_ = _fields("tg_driver")
 
 
+#: `TG_DRIVER_MIN_SIZE`: the struct_size of the first version.
+MIN_SIZE: int = getattr(Table, re.findall(r"TG_DRIVER_MIN_SIZE offsetof\(tg_driver, (\w+)\)", _header())[0]).offset
+
+
 def driver_table(path: str | PathLike[str], symbol: str = "torchgraft_driver") -> Table:
     """Loads a shared library and returns the table that it exports."""
     entry = getattr(ctypes.CDLL(fspath(path)), symbol)
     entry.restype = ctypes.POINTER(Table)
     table: Table = entry().contents
-    return table
+    if table.struct_size >= ctypes.sizeof(Table):
+        return table
+    completed = Table()  # what the header of the driver's time did not have is NULL
+    ctypes.memmove(byref(completed), byref(table), table.struct_size)
+    return completed
+
+
+OPTIONAL = ("host_allocate", "host_deallocate", "copy_peer", "event_time_next", "event_times", "device_time")
 
 
 class TableDriver(Driver):
@@ -153,7 +164,7 @@ class TableDriver(Driver):
         self.table = table
         self.name = table.name.decode()
         self.has_compiler = bool(table.launch)
-        for optional in ("host_allocate", "host_deallocate", "copy_peer"):
+        for optional in OPTIONAL:
             if not getattr(table, optional):  # then the base class's method, which says that it is none
                 setattr(self, optional, getattr(super(), optional))
 
@@ -338,3 +349,18 @@ class TableDriver(Driver):
         launch.groups[: len(groups)] = list(groups)
         launch.local[: len(local)] = list(local)
         self.call("launch", device, stream, byref(launch))
+
+    # Times of single commands
+
+    def event_time_next(self, device: int, event: Any) -> None:
+        self.call("event_time_next", device, event)
+
+    def event_times(self, device: int, event: Any) -> tuple[int, int]:
+        begin, end = c_uint64(), c_uint64()
+        self.call("event_times", device, event, byref(begin), byref(end))
+        return begin.value, end.value
+
+    def device_time(self, device: int) -> int:
+        nanoseconds = c_uint64()
+        self.call("device_time", device, byref(nanoseconds))
+        return nanoseconds.value

@@ -172,7 +172,26 @@ typedef struct tg_driver {
   tg_status (*kernel_create)(void* context, tg_module module, const char* name, tg_kernel* out);
   tg_status (*kernel_destroy)(void* context, tg_kernel kernel);
   tg_status (*launch)(void* context, int32_t device, tg_stream stream, const tg_launch* launch);
+
+  /* The members from here on came later. A driver built with an older header has a smaller struct_size; torchgraft then
+   * takes them for NULL. */
+
+  /* Times of single commands, for the profiler [optional, all or none]. Without them it records a timing event before
+   * and after each command, and without TG_CAP_EVENT_TIMING it waits for each command and measures on the host.
+   *
+   * event_time_next: the next launch, copy, copy_peer or fill that the calling thread gives to the device is timed by
+   * `event`, made with timing. The event is then as if recorded after that command. It holds for one call, whatever
+   * comes of it. */
+  tg_status (*event_time_next)(void* context, int32_t device, tg_event event);
+  /* When the device began and ended the command that a reached event timed, in nanoseconds of the device's clock. Both
+   * are 0 where the host did the work within the call. */
+  tg_status (*event_times)(void* context, int32_t device, tg_event event, uint64_t* begin, uint64_t* end);
+  /* What that clock shows at some moment within this call: by it the device's times are brought to the host's. */
+  tg_status (*device_time)(void* context, int32_t device, uint64_t* nanoseconds);
 } tg_driver;
+
+/* struct_size of the first version. */
+#define TG_DRIVER_MIN_SIZE offsetof(tg_driver, event_time_next)
 
 /* A shared library offers its driver by one exported function (name by convention) that returns a table which lives as
  * long as the library. */

@@ -338,6 +338,44 @@ class DriverProtocol:
         assert whole == pytest.approx(sum(parts), abs=0.1)
         assert driver.event_elapsed(device, events[2], events[0]) == pytest.approx(-whole, abs=0.1)
 
+    # Times of single commands
+
+    def test_times_of_a_command(self, bench: Bench) -> None:
+        driver, device = bench.driver, bench.device
+        if not provides(driver, "event_times"):
+            pytest.skip("the driver does not time single commands")
+        times = []
+        nbytes = bench.busy_bytes
+        destination, source = bench.allocate(nbytes, bytes(nbytes)), bench.allocate(nbytes, noise(nbytes))
+        for _ in range(2):
+            event = bench.new_event(timing=True)
+            earliest = driver.device_time(device)
+            driver.event_time_next(device, event)
+            bench.submit_copy(destination, source, nbytes)
+            driver.event_synchronize(device, event)
+            assert driver.event_query(device, event), "the event is reached when the command is done"
+            begin, end = driver.event_times(device, event)
+            if (begin, end) != (0, 0):  # otherwise the host did it
+                assert earliest <= begin <= end <= driver.device_time(device)
+                times.append((begin, end))
+            time.sleep(0.02)
+        if len(times) == 2:
+            assert times[1][0] - times[0][1] >= 18_000_000, "nanoseconds, and the second copy came 20 ms later"
+
+    def test_an_event_times_one_command(self, bench: Bench) -> None:
+        driver, device = bench.driver, bench.device
+        if not provides(driver, "event_times"):
+            pytest.skip("the driver does not time single commands")
+        event, nbytes = bench.new_event(timing=True), bench.busy_bytes
+        destination, source = bench.allocate(nbytes), bench.allocate(nbytes, noise(nbytes))
+        driver.event_time_next(device, event)
+        bench.submit_copy(destination, source, nbytes)
+        bench.synchronize()
+        after = driver.event_times(device, event)
+        bench.submit_copy(destination, source, nbytes)
+        bench.synchronize()
+        assert driver.event_times(device, event) == after
+
     # Threads
 
     def test_threads(self, bench: Bench) -> None:

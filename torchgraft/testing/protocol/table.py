@@ -12,12 +12,13 @@ import pytest
 from torchgraft.driver import Driver
 from torchgraft.testing.protocol.bench import Bench
 from torchgraft.testing.protocol.driver import DriverProtocol
-from torchgraft.testing.table import HEADER, Properties, Status, Table, TableDriver
+from torchgraft.testing.table import HEADER, MIN_SIZE, Properties, Status, Table, TableDriver
 
 ABI_VERSION = int(re.findall(r"#define TG_DRIVER_ABI (\d+)u", HEADER.read_text())[0])
 MEMORY = ("host_allocate", "host_deallocate")
 KERNELS = tuple("module_compile module_load module_binary module_destroy kernel_create kernel_destroy launch".split())
-OPTIONAL = {*MEMORY, *KERNELS, "copy_peer", "event_elapsed"}
+TIMES = ("event_time_next", "event_times", "device_time")
+OPTIONAL = {*MEMORY, *KERNELS, *TIMES, "copy_peer", "event_elapsed"}
 
 
 class TableProtocol(DriverProtocol):
@@ -29,14 +30,14 @@ class TableProtocol(DriverProtocol):
 
     def test_the_table(self, table: Table) -> None:
         assert table.abi_version == ABI_VERSION
-        assert table.struct_size >= ctypes.sizeof(Table)
+        assert table.struct_size >= MIN_SIZE
         assert table.name
         functions = [name for name, kind in Table._fields_ if hasattr(kind, "argtypes")]
         missing = [name for name in functions if name not in OPTIONAL and not getattr(table, name)]
         assert not missing, "members that are not optional"
 
     def test_members_that_belong_together(self, table: Table) -> None:
-        for group in (MEMORY, KERNELS):
+        for group in (MEMORY, KERNELS, TIMES):
             present = [name for name in group if getattr(table, name)]
             assert present in ([], list(group)), "all of them, or none"
 

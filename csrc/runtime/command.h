@@ -1,0 +1,54 @@
+// Commands: what a stream is given to do. Everything above the driver submits its launches, copies and fills here, so
+// that a profile misses none of them.
+#pragma once
+
+#include <string>
+
+#include "activity.h"
+#include "device.h"
+
+namespace torchgraft {
+
+inline tg_status submit_launch(const Device& device, tg_stream stream, const tg_launch& launch,
+                               const std::string& name) {
+  auto submit = [&] { return device.driver->launch(device.driver->context, device.ordinal, stream, &launch); };
+  if (collecting()) [[unlikely]]
+    return collect_launch(device, stream, launch, name, submit);
+  return submit();
+}
+
+inline tg_status submit_copy(const Device& device, tg_stream stream, void* destination, const void* source,
+                             uint64_t bytes, tg_copy_kind kind, bool blocking) {
+  auto submit = [&] {
+    return device.driver->copy(device.driver->context, device.ordinal, stream, destination, source, bytes, kind,
+                               blocking);
+  };
+  if (collecting()) [[unlikely]]
+    return collect_copy(device, stream, bytes, kind, submit);
+  return submit();
+}
+
+// Between two devices of one driver that has copy_peer, on a stream of the destination's.
+inline tg_status submit_peer_copy(const Device& device, tg_stream stream, void* destination, const Device& from,
+                                  const void* source, uint64_t bytes) {
+  auto submit = [&] {
+    return device.driver->copy_peer(device.driver->context, device.ordinal, destination, from.ordinal, source, bytes,
+                                    stream);
+  };
+  if (collecting()) [[unlikely]]
+    return collect_copy(device, stream, bytes, TG_COPY_DEVICE_TO_DEVICE, submit);
+  return submit();
+}
+
+inline tg_status submit_fill(const Device& device, tg_stream stream, void* destination, const void* pattern,
+                             uint32_t pattern_bytes, uint64_t bytes) {
+  auto submit = [&] {
+    return device.driver->fill(device.driver->context, device.ordinal, stream, destination, pattern, pattern_bytes,
+                               bytes);
+  };
+  if (collecting()) [[unlikely]]
+    return collect_fill(device, stream, bytes, submit);
+  return submit();
+}
+
+}  // namespace torchgraft
