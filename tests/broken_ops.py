@@ -1,0 +1,26 @@
+"""Imported by conformance workers: a device three of whose ops are broken, each in its way."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+
+
+def _wrong(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    return out.fill_(0.25)
+
+
+def _crashing(self: torch.Tensor, *, out: torch.Tensor) -> Any:
+    os.abort()
+
+
+def _hanging(self: torch.Tensor, *, out: torch.Tensor) -> Any:
+    time.sleep(3600)
+
+
+device = os.environ.get("TORCHGRAFT_TEST_DEVICE", "ocl")
+for _name, _function in {"erfc.out": _wrong, "erf.out": _crashing, "lgamma.out": _hanging}.items():
+    torch.library.impl(f"aten::{_name}", torch.device(device).type, _function)

@@ -1,0 +1,60 @@
+"""Runs PyTorch's operator database on a device beside the CPU; an interrupted run goes on where it stopped."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+HELP = "compare every op with torch's CPU, by PyTorch's operator database"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", required=True, help="the device's name, such as 'foo' or 'foo:1'")
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE", help="import first")
+    parser.add_argument("--ops", default="", metavar="REGEX", help="only cases whose name it is found in")
+    parser.add_argument("--dtypes", default="", metavar="NAMES", help="with commas; by default those of the figures")
+    parser.add_argument("--fallback", choices=("allow", "error"), default="allow", help="allow counts it")
+    parser.add_argument("--samples", type=int, default=0, metavar="N", help="for each check at most; 0: all (default)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
+    parser.add_argument("--timeout", type=float, default=600, metavar="SECONDS", help="for one case")
+    parser.add_argument("--results", type=Path, default=Path("conformance.jsonl"), metavar="FILE", help="JSON lines")
+    parser.add_argument("--again", action="store_true", help="run anew what the results file has already")
+    parser.add_argument("--exceptions", type=Path, metavar="FILE", help="declared exceptions (TOML)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from torchgraft.testing.conformance import cases, report, runner
+    from torchgraft.testing.conformance.cases import DTYPES
+    from torchgraft.testing.conformance.exceptions import read_exceptions
+
+    dtypes = [getattr(torch, name) for name in arguments.dtypes.split(",")] if arguments.dtypes else DTYPES
+    wanted = list(cases(arguments.ops, dtypes))
+    if not wanted:
+        print(f"no case's name matches {arguments.ops!r}", file=sys.stderr)
+        return 2
+    options = runner.Options(
+        device=arguments.device,
+        mode="silent" if arguments.fallback == "allow" else "error",
+        samples=arguments.samples or None,
+        jobs=arguments.jobs,
+        timeout=arguments.timeout,
+        imports=tuple(arguments.imports),
+    )
+    if arguments.again:
+        arguments.results.unlink(missing_ok=True)
+    with runner.progress_bar(len(wanted), arguments.results, wanted) as progress:
+        records = runner.run(wanted, options, arguments.results, progress)
+    names = {str(case) for case in wanted}
+    ran = [record for name, record in records.items() if name in names]
+    declared = read_exceptions(arguments.exceptions) if arguments.exceptions else []
+    lines, stale = report.unexpected(ran, declared)
+    for line in lines:
+        print(line)
+    for exception in stale:
+        print(f"declared to fail, but passes: {exception.cases} {exception.check} ({exception.reason})")
+    print(report.figures(ran))
+    return 1 if lines or stale else 0

@@ -1,0 +1,34 @@
+"""Figures and tables of a stored conformance run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+HELP = "what a stored conformance run says: figures, a Markdown table, a page to search"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("results", type=Path, help="what `torchgraft conformance` wrote")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table of ops and dtypes")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page")
+    parser.add_argument("--title", default="Conformance", help="of both")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from torchgraft.testing.conformance import report
+    from torchgraft.testing.conformance.runner import read_results
+
+    if not arguments.results.exists():
+        print(f"{arguments.results} does not exist; `torchgraft conformance` writes one", file=sys.stderr)
+        return 2
+    records = list(read_results(arguments.results).values())
+    for dtype, figures in report.by_dtype(records).items():
+        print(f"{dtype:10} {figures}")
+    print(f"{'all':10} {report.figures(records)}")
+    if arguments.markdown:
+        arguments.markdown.write_text(report.markdown(records, arguments.title))
+    if arguments.html:
+        arguments.html.write_text(report.html(records, arguments.title))
+    return 0

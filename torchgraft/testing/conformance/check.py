@@ -1,0 +1,417 @@
+"""One case run on a device beside the CPU: values, in-place, out=, layouts, gradients and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import unittest.mock
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from torchgraft.testing.conformance.cases import Case
+from torchgraft.testing.conformance.compare import difference
+from torchgraft.testing.conformance.layout import Sample, each_tensor, on_device
+
+__all__ = ["CHECKS", "CaseResult", "CheckResult", "run_case"]
+
+WIDE = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
+WIDE |= {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
+
+
+@dataclass
+class CheckResult:
+    """What a check found.
+
+    Attributes:
+        samples: how many the CPU could do, and the device was asked to.
+        failed: on how many of them the device was wrong.
+        fallbacks: how often an op went to the CPU; None where nobody counts.
+        message: of the first failure.
+    """
+
+    samples: int = 0
+    failed: int = 0
+    fallbacks: int | None = 0
+    message: str = ""
+
+    def fail(self, message: str) -> None:
+        """Notes a failure."""
+        self.failed += 1
+        self.message = self.message or message[:500]
+
+
+@dataclass
+class CaseResult:
+    """What was found of a case.
+
+    Attributes:
+        case: its name.
+        checks: by name, only those that had samples.
+        fell_back: aten overloads that ran on the CPU, with how often.
+    """
+
+    case: str
+    checks: dict[str, CheckResult] = field(default_factory=dict)
+    fell_back: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def correct(self) -> bool:
+        return not any(check.failed for check in self.checks.values())
+
+
+class Fallbacks:
+    """Reads torchgraft's counters; where another toolkit made the device there are none."""
+
+    def __init__(self, device: torch.device) -> None:
+        from torchgraft import registration
+
+        self.counted = registration.registered_name() == device.type
+
+    def counts(self) -> dict[str, int]:
+        """Calls by overload so far."""
+        if not self.counted:
+            return {}
+        from torchgraft import _C
+
+        return {entry[0]: entry[1] for entry in _C.fallback_report()}
+
+
+class Run:
+    """The state of running one case."""
+
+    def __init__(self, case: Case, device: torch.device, limit: int | None, phase: Callable[[str], None]) -> None:
+        self.case, self.device, self.limit, self.phase = case, device, limit, phase
+        self.info = case.info
+        self.fallbacks = Fallbacks(device)
+        self.result = CaseResult(str(case))
+        self.random = False
+
+    def samples(self, requires_grad: bool = False) -> Iterator[Sample]:
+        """The database's samples, thinned evenly to the limit."""
+        seed_all(zlib.crc32(str(self.case).encode()))
+        made = [
+            Sample(s.input, s.args, s.kwargs, s.output_process_fn_grad)
+            for s in self.info.sample_inputs("cpu", self.case.dtype, requires_grad=requires_grad)
+        ]
+        if self.limit is not None and len(made) > self.limit:
+            step = len(made) / self.limit
+            made = [made[int(i * step)] for i in range(self.limit)]
+        return iter(made)
+
+    def compare(self, check: CheckResult, sample: Sample, op: Callable[[Sample], Any]) -> None:
+        """Runs one sample on both, if the CPU can; what it writes into its arguments is compared too."""
+        on_cpu = copied(sample)
+        mine = on_device(sample, self.device)
+        self.phase("cpu")
+        expected = attempt(op, on_cpu)
+        if isinstance(expected, Exception):
+            self.phase("")
+            return
+        check.samples += 1
+        self.phase("device")
+        before = self.fallbacks.counts()
+        actual = attempt(op, mine, self.device)
+        self.count(check, before)
+        if isinstance(actual, Exception):
+            check.fail(f"{describe(sample)}: {type(actual).__name__}: {actual}")
+        else:
+            message = difference(
+                (actual, each_tensor(mine.arguments())),
+                (expected, each_tensor(on_cpu.arguments())),
+                functools.partial(self.exactly, sample, op),
+                values=not self.random,
+            )
+            if message:
+                check.fail(f"{describe(sample)}: {message}")
+        self.phase("")
+
+    def exactly(self, sample: Sample, op: Callable[[Sample], Any]) -> Any:
+        """The result and the arguments afterwards, in float64."""
+        if self.case.dtype not in WIDE:
+            raise TypeError("exact already")
+        wide = copied(sample).map_leaves(widen)
+        return op(wide), each_tensor(wide.arguments())
+
+    def count(self, check: CheckResult, before: dict[str, int]) -> None:
+        """Adds what fell back since `before`."""
+        if not self.fallbacks.counted:
+            check.fallbacks = None
+            return
+        for name, calls in self.fallbacks.counts().items():
+            if (new := calls - before.get(name, 0)) > 0:
+                self.result.fell_back[name] = self.result.fell_back.get(name, 0) + new
+                check.fallbacks = (check.fallbacks or 0) + new
+
+
+def run_case(
+    case: Case, device: torch.device | str, *, samples: int | None = None, phase: Callable[[str], None] = lambda _: None
+) -> CaseResult:
+    """Runs all checks of a case.
+
+    Args:
+        case: which.
+        device: a PrivateUse1 device.
+        samples: how many of the database's samples at most for each check; all by default.
+        phase: told "cpu" or "device" before each computes, so that a crash can be laid at the right door.
+    """
+    run = Run(case, torch.device(device), samples, phase)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run.random = is_random(run)
+        for name, check in CHECKS.items():
+            check(run, found := CheckResult())
+            if found.samples:
+                run.result.checks[name] = found
+    return run.result
+
+
+# ---- the checks ----
+
+
+def check_values(run: Run, check: CheckResult) -> None:
+    """The functional form on the database's samples."""
+    for sample in run.samples():
+        run.compare(check, sample, lambda s: s.call(run.info.op))
+
+
+def check_inplace(run: Run, check: CheckResult) -> None:
+    """The in-place form; it must return its first argument."""
+    inplace = run.info.inplace_variant
+    if inplace is None:
+        return
+
+    def call(sample: Sample) -> Any:
+        result = sample.call(inplace)
+        if isinstance(sample.input, torch.Tensor) and result is not sample.input:
+            raise AssertionError("the in-place form did not return its argument")
+        return result
+
+    for sample in run.samples():
+        run.compare(check, sample, call)
+
+
+def check_out(run: Run, check: CheckResult) -> None:
+    """`out=` into memory of the right shape, into a strided view, and into an empty tensor that must be resized."""
+    if not run.info.supports_out:
+        return
+    for sample in run.samples():
+        for make in (torch.empty_like, strided_like, lambda t: t.new_empty(0)):
+            run.compare(check, sample, functools.partial(call_out, run.info.op, make, not run.random))
+
+
+def check_layouts(run: Run, check: CheckResult) -> None:
+    """The same values in other memory: not contiguous, at an offset, and shrunk to nothing and to zero dimensions."""
+    for sample in run.samples():
+        for change in (noncontiguous, at_offset):
+            run.compare(check, sample.map(change), lambda s: s.call(run.info.op))
+    for sample in itertools.islice(run.samples(), 8):
+        for shrunk in (emptied(sample), zero_dim(sample)):
+            if shrunk is not None:
+                run.compare(check, shrunk, lambda s: s.call(run.info.op))
+
+
+def check_backward(run: Run, check: CheckResult) -> None:
+    """Gradients for all arguments that can have one, from the same gradients of the results."""
+    if not run.info.supports_autograd or run.case.dtype not in run.info.supported_backward_dtypes("cpu"):
+        return
+
+    def call(sample: Sample) -> Any:
+        leaves = [t for t in each_tensor(sample.arguments()) if t.requires_grad]
+        # Some entries take from the results what has a gradient that is defined: not the sign of a singular vector.
+        defined = sample.process(sample.call(run.info.op))
+        results = [t for t in each_tensor(defined) if t.requires_grad]
+        if not leaves or not results:
+            raise NotImplementedError("nothing to differentiate")
+        return torch.autograd.grad(results, leaves, [cotangent(t) for t in results], allow_unused=True)
+
+    for sample in run.samples(requires_grad=True):
+        run.compare(check, sample, call)
+
+
+def check_errors(run: Run, check: CheckResult) -> None:
+    """What the CPU refuses is refused with the same type of exception."""
+    if run.info.error_inputs_func is None or run.case.dtype is not torch.float32:
+        return
+    for error in run.info.error_inputs("cpu"):
+        given = error.sample_input
+        sample = Sample(given.input, given.args, given.kwargs)
+        run.phase("cpu")
+        expected = attempt(lambda s: s.call(run.info.op), copied(sample))
+        run.phase("")
+        if not isinstance(expected, Exception):
+            continue  # another device's error
+        moved = on_device(sample, run.device)
+        check.samples += 1
+        run.phase("device")
+        before = run.fallbacks.counts()
+        actual = attempt(lambda s: s.call(run.info.op), moved, run.device)
+        run.count(check, before)
+        run.phase("")
+        if not isinstance(actual, Exception):
+            check.fail(f"{describe(sample)}: accepted, but the CPU raises {type(expected).__name__}: {expected}")
+        elif not isinstance(actual, type(expected)):
+            wanted = type(expected).__name__
+            check.fail(f"{describe(sample)}: {type(actual).__name__} instead of {wanted}: {actual}")
+
+
+CHECKS: dict[str, Callable[[Run, CheckResult], None]] = {
+    "values": check_values,
+    "in-place": check_inplace,
+    "out=": check_out,
+    "layouts": check_layouts,
+    "backward": check_backward,
+    "errors": check_errors,
+}
+
+
+# ---- parts ----
+
+
+def seed_all(seed: int) -> None:
+    """Seeds torch, NumPy and Python, which the database's samples draw from."""
+    import random
+
+    import numpy
+
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def is_random(run: Run) -> bool:
+    """Whether the CPU itself gives two answers: random numbers, or memory that is not initialised."""
+    for sample in itertools.islice(run.samples(), 3):
+        answers = []
+        for seed in (1, 2):
+            # Some entries seed before each call, which would hide that they are random.
+            with seeding_shifted(seed):
+                torch.manual_seed(0)
+                answers.append(attempt(lambda s: s.call(run.info.op), copied(sample)))
+        first, second = answers
+        if isinstance(first, Exception) or isinstance(second, Exception):
+            continue
+        if difference(first, second, None):
+            return True
+    return run.case.op in UNINITIALISED
+
+
+@contextlib.contextmanager
+def seeding_shifted(by: int) -> Iterator[None]:
+    """Lets `torch.manual_seed` seed with another number."""
+    seed = torch.manual_seed
+    with unittest.mock.patch.object(torch, "manual_seed", lambda number: seed(number + by)):
+        yield
+
+
+#: Their results hold whatever the memory held.
+UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+
+
+def attempt(op: Callable[[Sample], Any], sample: Sample, device: torch.device | None = None) -> Any:
+    """The result, or the exception; of a device also one that its kernels report later."""
+    try:
+        result = op(sample)
+        if device is not None:
+            torch.accelerator.synchronize(device)
+        return result
+    except Exception as error:
+        return error
+
+
+def copied(sample: Sample) -> Sample:
+    """A sample of its own for a call that may write; aliasing within it is kept."""
+    return on_device(sample, torch.device("cpu"))
+
+
+def widen(x: Any) -> Any:
+    """Tensors and dtypes in double precision."""
+    if isinstance(x, torch.Tensor):
+        wide = x.detach().to(WIDE.get(x.dtype, x.dtype))
+        return wide.requires_grad_(x.requires_grad)
+    return WIDE.get(x, x) if isinstance(x, torch.dtype) else x
+
+
+def call_out(op: Callable[..., Any], make: Callable[[torch.Tensor], torch.Tensor], values: bool, sample: Sample) -> Any:
+    """Calls with `out=`, for which `make` is given what the functional form returns.
+
+    The two must agree: where the CPU's do not, it is no judge of this sample.
+    """
+    expected = sample.call(op)
+    several = isinstance(expected, (tuple, list))
+    out = tuple(make(t) for t in expected) if several else make(expected)
+    returned = sample.call(op, out=out)
+    kept: Iterable[tuple[Any, Any]] = zip(returned, out, strict=True) if several else [(returned, out)]
+    if any(r is not o for r, o in kept):
+        raise AssertionError("the out= form did not return its out")
+    if message := difference(returned, tree_map(torch.Tensor.cpu, expected), None, values=values):
+        raise AssertionError(f"the out= form differs from the functional one: {message}")
+    return returned
+
+
+def strided_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory of the same shape with a gap after each element."""
+    return tensor.new_empty((*tensor.shape, 2))[..., 1] if tensor.dim() else torch.empty_like(tensor)
+
+
+def noncontiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values with a gap after each element."""
+    if tensor.layout != torch.strided or tensor.numel() < 2 or tensor.is_quantized:
+        return tensor
+    spread = tensor.detach().new_zeros((*tensor.shape, 2))
+    spread[..., 0] = tensor.detach()
+    return spread[..., 0].requires_grad_(tensor.requires_grad)
+
+
+def at_offset(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values a few elements behind the start of their memory."""
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return tensor
+    longer = tensor.detach().new_zeros(tensor.numel() + 3)
+    moved = longer[3:].view(tensor.shape)
+    moved.copy_(tensor.detach())
+    return moved.requires_grad_(tensor.requires_grad)
+
+
+def emptied(sample: Sample) -> Sample | None:
+    """All tensors that are as long as the first, without an element along that dimension."""
+    if not isinstance(sample.input, torch.Tensor) or sample.input.dim() == 0 or sample.input.layout != torch.strided:
+        return None
+    length = sample.input.shape[0]
+    return sample.map(lambda t: t[:0] if t.dim() and t.layout == torch.strided and t.shape[0] == length else t)
+
+
+def zero_dim(sample: Sample) -> Sample | None:
+    """All tensors of the first one's shape with one element and no dimension."""
+    if not isinstance(sample.input, torch.Tensor) or not sample.input.numel() or sample.input.layout != torch.strided:
+        return None
+    shape = sample.input.shape
+    return sample.map(lambda t: t.reshape(-1)[0] if t.shape == shape and t.layout == torch.strided else t)
+
+
+def cotangent(result: torch.Tensor) -> torch.Tensor:
+    """A gradient for a result: the same numbers on every device."""
+    values = torch.linspace(0.5, 1.5, max(result.numel(), 1), dtype=torch.float64)[: result.numel()]
+    return values.reshape(result.shape).to(result.dtype).to(result.device)
+
+
+def describe(sample: Sample) -> str:
+    """The arguments in short, for a message."""
+
+    def short(x: Any) -> str:
+        if isinstance(x, torch.Tensor):
+            strides = "" if x.layout != torch.strided or x.is_contiguous() else f" strides {tuple(x.stride())}"
+            return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}{strides}"
+        if isinstance(x, (list, tuple)):
+            return "[" + ", ".join(map(short, x)) + "]"
+        return repr(x)
+
+    parts = [short(sample.input), *map(short, sample.args)]
+    parts += [f"{name}={short(value)}" for name, value in sample.kwargs.items()]
+    return f"({', '.join(parts)})"[:300]
