@@ -45,6 +45,12 @@ def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0)
 
 
+def test_onto_itself(device: str) -> None:
+    tensor = torch.arange(6.0, device=device)
+    assert tensor.copy_(tensor.detach()).tolist() == [0, 1, 2, 3, 4, 5]
+    assert tensor.view(2, 3).copy_(tensor.detach().view(2, 3)).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_to_the_device_and_back(device: str, shape: str, dtype: torch.dtype) -> None:

@@ -21,6 +21,9 @@ FILES = [
     "test_device_module.py",
     "test_fallback.py",
     "test_cli.py",
+    "test_serialization.py",
+    "test_dlpack.py",
+    "test_multiprocessing.py",
 ]
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING or _core_error is None:
     from torchgraft.registration import RegistrationError, register
 
 if TYPE_CHECKING:
-    from torchgraft import autocast, autograd, ops, plans
+    from torchgraft import autocast, autograd, ops, plans, serialization
     from torchgraft.raw_kernel import host_view, kernel
 
 __version__ = "0.1.0"
@@ -55,6 +55,7 @@ __all__ = [
     "plans",
     "register",
     "reset_fallback_report",
+    "serialization",
 ]
 
 # What is needed to add ops has to import parts of torch that are slow, so it waits until it is wanted: modules, and
@@ -66,6 +67,7 @@ _LATE = {
     "kernel": "raw_kernel",
     "ops": "",
     "plans": "",
+    "serialization": "",
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import backend_registration
 
-from torchgraft import _C, _backend
+from torchgraft import _C, _backend, multiprocessing, upstream
 from torchgraft.device_module import make_device_module
 from torchgraft.driver import Driver, SharedLibrary
 from torchgraft.installed import DRIVERS, installed_drivers
@@ -132,6 +132,8 @@ def _register(name: str, drivers: Sequence[Driver | SharedLibrary], unsupported_
         partial(_register_device_module, name, module),
         lambda: sys.modules.get(f"torch.{name}") is module is getattr(torch, name),
     )
+    _step("let processes exchange tensors", multiprocessing.install)
+    _step("correct torch where it forgets devices like this", upstream.apply)
     return module
 
 

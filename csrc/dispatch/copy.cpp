@@ -10,7 +10,9 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/alias.h>
+#include <ATen/ops/clone_native.h>
 #include <ATen/ops/conj_physical.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
@@ -24,6 +26,7 @@
 #include "../runtime/assertions.h"
 #include "../runtime/command.h"
 #include "../runtime/host_allocator.h"
+#include "../runtime/serialization.h"
 #include "../runtime/stream.h"
 #include "dispatch.h"
 
@@ -36,7 +39,8 @@ Device& device_under(const at::Tensor& tensor) { return get_device(tensor.device
 
 void driver_copy(const Device& device, void* destination, const void* source, size_t bytes, tg_copy_kind kind,
                  bool blocking) {
-  if (bytes == 0) return;
+  // Copying memory onto itself, as loading a module's own state into it does, is an error to some devices.
+  if (bytes == 0 || (kind == TG_COPY_DEVICE_TO_DEVICE && destination == source)) return;
   const char* what = kind == TG_COPY_HOST_TO_DEVICE   ? "copying to the device"
                      : kind == TG_COPY_DEVICE_TO_HOST ? "copying to the host"
                                                       : "copying on the device";
@@ -305,6 +309,22 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   return at::native::_local_scalar_dense_cpu(value.resolve_conj().resolve_neg());
 }
 
+// PyTorch's kernels of these two, which also carry a tensor's fields to a copy of the same elements on this backend.
+
+at::Tensor clone(const at::Tensor& self, std::optional<c10::MemoryFormat> memory_format) {
+  at::Tensor copy = at::native::clone(self, memory_format);
+  carry_backend_meta(self, copy);
+  return copy;
+}
+
+at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout> layout,
+                   std::optional<c10::Device> device, std::optional<bool> pin_memory, bool non_blocking,
+                   std::optional<c10::MemoryFormat> memory_format) {
+  at::Tensor copy = at::native::_to_copy(self, dtype, layout, device, pin_memory, non_blocking, memory_format);
+  if (copy.is_privateuseone() && copy.scalar_type() == self.scalar_type()) carry_backend_meta(self, copy);
+  return copy;
+}
+
 }  // namespace
 
 void wait_for_device(c10::DeviceIndex index) { synchronize_stream(current_stream(index)); }
@@ -398,6 +418,8 @@ void register_copy() {
   library->impl("_copy_from", TORCH_FN(copy_from));
   library->impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   library->impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
+  library->impl("clone", TORCH_FN(clone));
+  library->impl("_to_copy", TORCH_FN(to_copy));
 
   // PyTorch's kernels of these keys would resolve the bits by a clone, which is a copy, which they would resolve by a
   // clone.

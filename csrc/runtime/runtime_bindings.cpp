@@ -17,6 +17,7 @@
 #include "profiler.h"
 #include "python_driver.h"
 #include "runtime.h"
+#include "serialization.h"
 #include "stream.h"
 
 namespace py = pybind11;
@@ -165,6 +166,7 @@ void install_runtime() {
     register_allocator();
     at::setHostAllocator(c10::DeviceType::PrivateUse1, host_allocator());
     register_profiler();
+    register_serialization();
     watch_forks();
     return true;
   }();
@@ -232,6 +234,10 @@ void bind_runtime(py::module_& m) {
         return reinterpret_cast<uintptr_t>(stream_handle(static_cast<c10::DeviceIndex>(index), id));
       },
       "The driver's handle of a stream.");
+  def_waiting(
+      "device_of_address",
+      [](uintptr_t address) { return static_cast<int>(device_of_address(reinterpret_cast<const void*>(address))); },
+      "The device that an address was allocated on, or -1.");
   def_waiting(
       "elapsed_time",
       [](uintptr_t start, uintptr_t end) {

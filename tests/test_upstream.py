@@ -1,0 +1,102 @@
+"""Each patch of PyTorch is still needed: without it, PyTorch shows the fault. A test that fails here names a patch that
+can go from torchgraft/upstream.py (for the versions of torch that have the fault no longer)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import Script
+from torch.utils.dlpack import DLDeviceType
+
+from torchgraft import upstream
+from torchgraft.serialization import backend_meta, set_backend_meta
+
+
+def unpatched(function: Any) -> Any:
+    """PyTorch's own function, which functools.wraps has kept."""
+    return function.__wrapped__
+
+
+@pytest.fixture
+def tensor(device: str) -> torch.Tensor:
+    return torch.arange(3.0, device=device)
+
+
+def test_dlpack_knows_the_device(tensor: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match="Unknown device type"):
+        unpatched(torch.Tensor.__dlpack_device__)(tensor)
+    assert tensor.__dlpack_device__() == (DLDeviceType.kDLExtDev, tensor.device.index)
+
+
+def test_dlpack_offers_host_memory(script: Script) -> None:
+    script("""
+        import torch, torchgraft
+        from numpy_driver import NumpyDriver
+
+        torchgraft.register("npy", [NumpyDriver(unified=True)])
+        tensor = torch.arange(3.0, device="npy")
+        copied = torch.from_dlpack(torch.Tensor.__dlpack__.__wrapped__(tensor, dl_device=(1, 0)))
+        shared = torch.from_dlpack(tensor.__dlpack__(dl_device=(1, 0)))
+        assert copied.device.type == shared.device.type == "cpu" and copied.tolist() == shared.tolist() == [0, 1, 2]
+        assert copied.data_ptr() != tensor.data_ptr() == shared.data_ptr()
+    """)
+
+
+def test_dlpack_refuses_foreign_memory(tensor: torch.Tensor) -> None:
+    host = torch.ones(3)
+    capsule = _claim(host, tensor.device.index)
+    with pytest.raises(BufferError, match="did not allocate"):
+        torch._C._from_dlpack(capsule)
+    accepted = unpatched(torch._C._from_dlpack)(_claim(host, tensor.device.index))
+    assert accepted.device == tensor.device and accepted.data_ptr() == host.data_ptr()
+
+
+def test_deepcopy_carries_fields(tensor: torch.Tensor) -> None:
+    set_backend_meta(tensor, {"a": 1})
+    assert backend_meta(unpatched(torch.Tensor.__deepcopy__)(tensor, {})) == {}
+    assert backend_meta(tensor.__deepcopy__({})) == {"a": 1}
+
+
+def test_every_patch_is_tested_here() -> None:
+    assert {f"test_{patch.__name__}" for patch in upstream.PATCHES} <= set(globals())
+    assert all(patch.__doc__ and "torch 2." in patch.__doc__ for patch in upstream.PATCHES)
+
+
+def test_torch_without_a_backend_is_torch(script: Script) -> None:
+    script("""
+        import torch, torchgraft
+
+        functions = (
+            torch.Tensor.__dlpack__, torch.Tensor.__dlpack_device__, torch.Tensor.__deepcopy__, torch._C._from_dlpack
+        )
+        assert not any(hasattr(function, "__wrapped__") for function in functions)
+    """)
+
+
+def test_other_devices_go_the_way_they_went(tensor: torch.Tensor) -> None:
+    """Also subclasses with a __torch_function__, which is asked as before."""
+    host = torch.ones(3)
+    assert host.__dlpack_device__() == (DLDeviceType.kDLCPU, 0)
+    assert torch.from_dlpack(host).data_ptr() == host.data_ptr()
+    with pytest.raises(AssertionError, match="cpu"):
+        host.__dlpack__(stream=3)
+
+    asked = []
+
+    class Watching(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.append(getattr(function, "__name__", str(function)))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    watched = tensor.as_subclass(Watching)
+    assert watched.__dlpack_device__() == (DLDeviceType.kDLExtDev, tensor.device.index)
+    assert "__dlpack_device__" in asked
+
+
+def _claim(host: torch.Tensor, index: int) -> Any:
+    from test_dlpack import make_capsule
+
+    return make_capsule(host.data_ptr(), host.numel(), (DLDeviceType.kDLExtDev, index))

@@ -1,0 +1,103 @@
+"""Faults of PyTorch that cannot be gone round from outside: the only monkeypatches there are.
+
+Each function here puts one of PyTorch's functions in order for tensors of the backend and leaves it as it is for all
+others. It says what is wrong, in which versions of torch; tests/test_upstream.py fails as soon as one is needed no
+longer. Registering a backend applies them, so a process without a backend keeps PyTorch unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.overrides import has_torch_function_unary
+
+from torchgraft import _C, _backend
+
+__all__ = ["PATCHES", "apply"]
+
+
+def dlpack_knows_the_device() -> None:
+    """`Tensor.__dlpack_device__` knows devices from outside as "privateuse1" only, not by the name they were given, so
+    that `torch.from_dlpack(tensor)` raises ValueError. torch 2.11 to 2.13 (torch/_tensor.py).
+    """
+    plain = torch.Tensor.__dlpack_device__
+
+    @wraps(plain)
+    def __dlpack_device__(self: torch.Tensor) -> Any:
+        if not _is_ours(self):
+            return plain(self)
+        from torchgraft import dlpack
+
+        return dlpack.device_of(self)
+
+    torch.Tensor.__dlpack_device__ = __dlpack_device__  # type: ignore[method-assign]
+
+
+def dlpack_offers_host_memory() -> None:
+    """`Tensor.__dlpack__` always copies to reach the host, as if no device but the CPU had memory that the host can
+    read, and orders streams for CUDA only. No hook for either. torch 2.11 to 2.13 (torch/_tensor.py).
+    """
+    plain = torch.Tensor.__dlpack__
+
+    @wraps(plain)
+    def __dlpack__(self: torch.Tensor, **options: Any) -> Any:
+        if not _is_ours(self):
+            return plain(self, **options)
+        from torchgraft import dlpack
+
+        return dlpack.export(plain, self, **options)
+
+    torch.Tensor.__dlpack__ = __dlpack__  # type: ignore[method-assign]
+
+
+def dlpack_refuses_foreign_memory() -> None:
+    """A capsule of type kDLExtDev becomes a tensor of the backend whoever made it; using it reads wild addresses.
+    torch 2.11 to 2.13 (aten/src/ATen/DLConvertor.cpp asks no hook about it).
+    """
+    plain = torch._C._from_dlpack
+
+    @wraps(plain)
+    def _from_dlpack(capsule: Any) -> torch.Tensor:
+        from torchgraft import dlpack
+
+        return dlpack.refuse_foreign_memory(plain(capsule))
+
+    torch._C._from_dlpack = _from_dlpack  # type: ignore[assignment]
+
+
+def deepcopy_carries_fields() -> None:
+    """`Tensor.__deepcopy__` makes the copy from the storage and forgets the BackendMeta, which pickling and
+    `Parameter.__deepcopy__` keep. torch 2.11 to 2.13 (torch/_tensor.py).
+    """
+    plain: Callable[..., Any] = torch.Tensor.__deepcopy__
+
+    @wraps(plain)
+    def __deepcopy__(self: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+        copy: torch.Tensor = plain(self, memo)
+        if _is_ours(self):
+            _C.carry_backend_meta(self, copy)
+        return copy
+
+    torch.Tensor.__deepcopy__ = __deepcopy__  # type: ignore[method-assign]
+
+
+PATCHES: tuple[Callable[[], None], ...] = (
+    dlpack_knows_the_device,
+    dlpack_offers_host_memory,
+    dlpack_refuses_foreign_memory,
+    deepcopy_carries_fields,
+)
+
+
+def apply() -> None:
+    """All of them; a step of the registration."""
+    for patch in PATCHES:
+        patch()
+
+
+def _is_ours(tensor: torch.Tensor) -> bool:
+    # A subclass with a __torch_function__ answers first; what it then does comes here again.
+    return not has_torch_function_unary(tensor) and tensor.device.type == _backend.name()
