@@ -6,7 +6,6 @@
 namespace torchgraft {
 
 void bind_runtime(pybind11::module_& m);
-void bind_copy(pybind11::module_& m);
 void bind_fallback(pybind11::module_& m);
 void bind_plans(pybind11::module_& m);
 void bind_author(pybind11::module_& m);

@@ -40,7 +40,7 @@ def export(plain_export: Callable[..., Any], tensor: torch.Tensor, **options: An
     """
     stream, copy = options.pop("stream", None), options.get("copy")
     if options.get("dl_device") == HOST and not copy and not tensor.requires_grad and _is_host_memory(tensor):
-        return plain_export(_C.host_alias(tensor), **options)
+        return plain_export(_C.host_view(tensor), **options)
     if stream not in ANY_STREAM:
         _let_wait(stream, tensor.device.index)
     return plain_export(tensor, **options)

@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/Generator.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <limits>
 
@@ -234,6 +235,7 @@ void bind_runtime(py::module_& m) {
         return reinterpret_cast<uintptr_t>(stream_handle(static_cast<c10::DeviceIndex>(index), id));
       },
       "The driver's handle of a stream.");
+  def("carry_backend_meta", &carry_backend_meta, "Gives the second tensor, a copy of the first, the first's fields.");
   def_waiting(
       "device_of_address",
       [](uintptr_t address) { return static_cast<int>(device_of_address(reinterpret_cast<const void*>(address))); },
