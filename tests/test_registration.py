@@ -115,6 +115,13 @@ def test_every_step_is_checked(script: Script) -> None:
             assert '"generate the methods of tensors"' in str(error) and "no effect" in str(error), error
         else:
             raise AssertionError
+        try:
+            torchgraft.register("npy", [NumpyDriver()])
+        except torchgraft.RegistrationError as error:
+            assert "'npy' has failed in this process" in str(error) and "start another process" in str(error), error
+        else:
+            raise AssertionError
+        assert torchgraft.registration.registered_name() is None
     """)
 
 

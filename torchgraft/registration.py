@@ -27,6 +27,7 @@ UNNAMED = "privateuseone"
 T = TypeVar("T")
 
 _lock = threading.RLock()
+_begun: str | None = None  # from the first step that cannot be undone
 _registered: str | None = None
 
 
@@ -102,19 +103,19 @@ def register(
 
 
 def registered_name() -> str | None:
-    """The name given to `register`, or None."""
+    """The name of the backend that `register` has registered, or None."""
     return _registered
 
 
 def _register(name: str, drivers: Sequence[Driver | SharedLibrary], unsupported_dtype: list[torch.dtype]) -> ModuleType:
-    global _registered
+    global _begun, _registered
     _check_place(name)
     check_attributes(name)
     missing = _missing_methods(name, unsupported_dtype)
     _check_drivers(name, drivers)
     additions = [_step(f"load the driver {each}", partial(_load, each)) for each in drivers]
     # From here on the steps change the process, and none can be undone.
-    _registered = name
+    _begun = name
     _step("add the drivers", lambda: [add() for add in additions])
     _step("name the core's backend", partial(_C.set_backend_name, name), lambda: _C.backend_name() == name)
     _step("install the runtime", _C.install_runtime)
@@ -134,6 +135,7 @@ def _register(name: str, drivers: Sequence[Driver | SharedLibrary], unsupported_
     )
     _step("let processes exchange tensors", multiprocessing.install)
     _step("correct torch where it forgets devices like this", upstream.apply)
+    _registered = name
     return module
 
 
@@ -162,6 +164,11 @@ def _check_place(name: str) -> None:
             f"the backend '{_registered}' is registered already, and a process can have only one: pass all drivers to "
             "that one call of torchgraft.register, or start another process (if torch imported it by itself, "
             "TORCH_DEVICE_BACKEND_AUTOLOAD=0 in the environment prevents that)"
+        )
+    if _begun is not None:
+        raise RegistrationError(
+            f"registering the backend '{_begun}' has failed in this process, and its steps cannot be undone: mend what "
+            "was said then, and start another process"
         )
     taken = torch._C._get_privateuse1_backend_name()
     if taken not in (UNNAMED, name):
