@@ -46,6 +46,7 @@ def test_names_that_torch_can_parse_and_does_not_use(script: Script) -> None:
         ("[]", "ValueError", "at least one driver"),
         ("[NumpyDriver]", "TypeError", "pass an instance, not the class"),
         ("[object()]", "TypeError", "not object"),
+        ("[driver := NumpyDriver(), driver]", "ValueError", "is given twice"),
         ("[torchgraft.SharedLibrary('/nowhere/driver.so')]", "RegistrationError", "/nowhere/driver.so"),
         ("[torchgraft.SharedLibrary('libc.so.6')]", "RegistrationError", "torchgraft_driver"),
     ],
@@ -569,6 +570,33 @@ def test_a_broken_entry_point_does_not_break_the_others(script: Script, tmp_path
                                                              "is a int"]):
                 assert line.startswith(f"npy.{entry} (npy-drivers): ") and reason in line, line
             assert torch.ones(2, device="npy").sum().item() == 2
+        """)
+    )
+
+
+def test_a_library_for_another_contract_does_not_break_the_others(script: Script, tmp_path: Path) -> None:
+    source = tmp_path / "driver.c"
+    source.write_text("""
+        #include <torchgraft/driver.h>
+        static const tg_driver table = {.abi_version = 99, .struct_size = sizeof(tg_driver), .name = "future"};
+        const tg_driver* torchgraft_driver(void) { return &table; }
+    """)
+    include = Path(torchgraft.__file__).parent / "include"
+    library = tmp_path / "libfuture.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(library)], check=True)
+    modules = textwrap.dedent(NPY_DRIVERS) + f"\nfuture = torchgraft.SharedLibrary({str(library)!r})\n"
+    package = install(
+        tmp_path,
+        "npy-drivers",
+        "[torchgraft.drivers]\nnpy = npy_drivers:future\nnpy.b = npy_drivers:One\n",
+        npy_drivers=modules,
+    )
+    script(
+        package
+        + textwrap.dedent("""
+            import torch, torchgraft
+            assert torchgraft.register("npy").device_count() == 1
+            assert "built for version 99" in torchgraft._C.device_errors(), torchgraft._C.device_errors()
         """)
     )
 

@@ -241,7 +241,9 @@ def _check_drivers(name: str, drivers: Sequence[Driver | SharedLibrary]) -> None
             f"the backend '{name}' needs at least one driver: pass a list of them, or install a package with an entry "
             f'point "{name}" in the group "{DRIVERS}"'
         )
-    for driver in drivers:
+    for place, driver in enumerate(drivers):
+        if driver in drivers[:place]:
+            raise ValueError(f"{driver} is given twice")
         if not isinstance(driver, Driver | SharedLibrary):
             advice = ": pass an instance, not the class" if isinstance(driver, type) else ""
             raise TypeError(

@@ -67,14 +67,6 @@ const char* missing_for(const tg_driver* driver, uint64_t capabilities) {
   return nullptr;
 }
 
-// The table with NULL for the members that the header of the driver's time did not have.
-const tg_driver* completed(const tg_driver* driver) {
-  if (driver->struct_size >= sizeof(tg_driver)) return driver;
-  auto* table = new tg_driver{};  // used until the process ends
-  std::memcpy(table, driver, driver->struct_size);
-  return table;
-}
-
 void open_driver(Registry& r, const tg_driver* driver) {
   int32_t found = 0;
   if (driver->device_count(driver->context, &found) != TG_OK)
@@ -134,16 +126,17 @@ c10::DeviceIndex open_devices() noexcept {
 
 std::string device_name(const Device& device) { return backend_name() + ":" + std::to_string(device.index); }
 
-}  // namespace
-
-void add_driver(const tg_driver* driver) {
+// A driver's table, with NULL for the members that the header of the driver's time did not have; throws what is wrong
+// with it.
+tg_driver checked_table(const tg_driver* driver) {
   TORCH_CHECK(driver, "add_driver: the table of the driver is NULL");
   TORCH_CHECK(driver->abi_version == TG_DRIVER_ABI, "add_driver: the driver was built for version ",
               driver->abi_version, " of torchgraft/driver.h; this torchgraft speaks version ", TG_DRIVER_ABI);
   TORCH_CHECK(driver->struct_size >= TG_DRIVER_MIN_SIZE, "add_driver: the driver's table has ", driver->struct_size,
               " bytes, this torchgraft needs ", TG_DRIVER_MIN_SIZE, "; set struct_size to sizeof(tg_driver)");
-  const tg_driver* given = driver;
-  driver = completed(given);
+  tg_driver table{};
+  std::memcpy(&table, driver, std::min<size_t>(driver->struct_size, sizeof table));
+  driver = &table;
 #define TG_REQUIRE(member)                                                               \
   TORCH_CHECK(driver->member, "add_driver: driver '", driver->name ? driver->name : "?", \
               "' lacks the member `" #member "`")
@@ -187,15 +180,23 @@ void add_driver(const tg_driver* driver) {
     TG_REQUIRE(device_time);
   }
 #undef TG_REQUIRE
+  return table;
+}
+
+}  // namespace
+
+void add_driver(const tg_driver* given) {
+  const tg_driver table = checked_table(given);
   raise_if_forked();
   Registry& r = registry();
   GilSafeLock lock(r.mutex);
-  TORCH_CHECK(phase.load() == kClosed, "add_driver: driver '", driver->name, "' comes too late, the devices of ",
-              r.name, " have already been counted; add drivers before the first use of the device");
-  TORCH_CHECK(std::find(r.added.begin(), r.added.end(), given) == r.added.end(), "add_driver: driver '", driver->name,
+  TORCH_CHECK(phase.load() == kClosed, "add_driver: driver '", table.name, "' comes too late, the devices of ", r.name,
+              " have already been counted; add drivers before the first use of the device");
+  TORCH_CHECK(std::find(r.added.begin(), r.added.end(), given) == r.added.end(), "add_driver: driver '", table.name,
               "' has already been added");
   r.added.push_back(given);
-  r.drivers.push_back(driver);
+  // A copy is used until the process ends.
+  r.drivers.push_back(given->struct_size >= sizeof table ? given : new tg_driver(table));
 }
 
 const tg_driver* load_driver(const std::string& path, const std::string& symbol) {
@@ -206,6 +207,7 @@ const tg_driver* load_driver(const std::string& path, const std::string& symbol)
   TORCH_CHECK(entry, "the driver ", path, " does not export the function ", symbol, "()");
   const tg_driver* driver = entry();
   TORCH_CHECK(driver, symbol, "() of the driver ", path, " returned NULL");
+  checked_table(driver);
   return driver;
 }
 

@@ -29,7 +29,7 @@ struct FoundDevice {
 
 // Adds a driver. Allowed until devices are first counted; its devices are not opened here.
 void add_driver(const tg_driver* driver);
-// Loads a shared library and returns its table; throws with the loader's message.
+// Loads a shared library and returns its table; throws the loader's message, or what is wrong with the table.
 const tg_driver* load_driver(const std::string& path, const std::string& symbol);
 
 // The backend's name as renamed ("ocl"), for messages.
