@@ -322,8 +322,9 @@ def permutation(storage: str) -> Kernel:
 def multinomial_with_replacement(storage: str, total: str) -> Kernel:
     """A work-item takes a row: running sums, then a binary search for each sample.
 
-    Arguments: result [rows, samples], weights [rows, n], room for the sums [rows, n] of type `total`, n, samples,
-        seed, offset; takes one counter for each sample.
+    Arguments: result [rows, samples], weights [rows, n], room for the sums [rows, n] of type `total`, error words, a
+        code for what is no weight and one for too few of them, n, samples, seed, offset; takes one counter for each
+        sample.
     """
     ctype = value_ctype(total)
     value = convert("load_S(weights, row * n + i)".replace("_S", f"_{storage}"), storage, total)
@@ -334,13 +335,17 @@ def multinomial_with_replacement(storage: str, total: str) -> Kernel:
     )
     body = f"""\
   long row = GLOBAL_ID(0), last = 0;
+  int bad = 0;
   {ctype} sum = 0;
   for (long i = 0; i < n; ++i) {{
     {ctype} weight = {value};
     if (weight > 0) last = i;
+    bad |= weight >= 0 && weight < INFINITY ? 0 : 1;
     sum += weight;
     sums[row * n + i] = sum;
   }}
+  if (bad) tg_report(errors, not_weights, row);
+  else if (!(sum > 0)) tg_report(errors, too_few, row);
   for (long s = 0; s < samples; ++s) {{
     uint4 drawn = tg_philox(seed, offset + (ulong)(row * samples + s), 0);
     {ctype} wanted = {fraction} * sum;
@@ -365,6 +370,7 @@ def multinomial_without_replacement(storage: str) -> Kernel:
     body = f"""\
   long row = GLOBAL_ID(0);
   uint words[{WORDS}];
+  int bad = 0, positive = 0;
   GLOBAL float* times = room + row * n;
   ulong first = offset + (ulong)(row * ((n + {WORDS - 1}) / {WORDS}) * {COUNTERS});
   for (long i = 0; i < n; i += {WORDS}) {{
@@ -375,8 +381,12 @@ def multinomial_without_replacement(storage: str) -> Kernel:
       float weight = {weight};
       float time = -tg_log_f32(((float)(words[j] >> 9) + 0.5f) * 1.1920928955078125e-07f) / weight;
       times[i + j] = weight > 0 ? time : INFINITY;
+      bad |= weight >= 0 && weight < INFINITY ? 0 : 1;
+      positive += weight > 0 ? 1 : 0;
     }}
   }}
+  if (bad) tg_report(errors, not_weights, row);
+  else if (positive < samples) tg_report(errors, too_few, row);
   for (long s = 0; s < samples; ++s) {{
     long best = 0;
     float least = INFINITY;
@@ -396,6 +406,9 @@ def _multinomial_params(storage: str, room: str, name: str) -> tuple[Parameter, 
         Pointer("out", "i64"),
         Pointer("weights", storage, const=True),
         Pointer(name, room),
+        Pointer("errors", "i32"),
+        Value("not_weights", "i32"),
+        Value("too_few", "i32"),
         Value("n", "i64"),
         Value("samples", "i64"),
         Value("seed", "u64"),

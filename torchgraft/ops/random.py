@@ -10,12 +10,16 @@ import torch
 
 from torchgraft.codegen import element_type, pointwise
 from torchgraft.kernels import random as kernels
+from torchgraft.kernels import rejection
 from torchgraft.kernels.philox import COUNTERS
 from torchgraft.kernels.random import Draw
 from torchgraft.ops.table import row
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 
 _COST = 2
+_REJECTION_COST = 64
+
+aten = torch.ops.aten
 
 # Ends of open intervals.
 _POSITIVE = math.ulp(0.0)
@@ -115,7 +119,7 @@ def _geometric(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, chance: Sc
     plan_draw(p, kernels.geometric(element_type(out.dtype).name), [out], numbers=[chance])
 
 
-@planner("bernoulli_.float", inplace_safe=True)
+@planner("bernoulli.p", inplace_safe=True)
 def _bernoulli(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, chance: Scalar, *, generator: None) -> None:
     p.within(chance, 0, 1, "bernoulli_ expects p to be in [0, 1], but got p={}")
     plan_draw(p, kernels.bernoulli(element_type(out.dtype).name), [out], numbers=[chance])
@@ -149,6 +153,115 @@ def _dropout(
 
 
 row("native_dropout_backward", "grad_output * (mask ? scale : (T)0)", keep=("mask",))
+
+
+def _plan_rejection(
+    p: PlanBuilder, name: str, out: torch.Tensor, inputs: Sequence[torch.Tensor], message: str = ""
+) -> None:
+    """Adds the launch of a distribution whose parameters are tensors. The message is of the error where the CPU has one
+    for parameters that are not allowed; otherwise they give NaN.
+    """
+    n = out.numel()
+    if n == 0:
+        return
+    target = out if out.is_contiguous() else p.empty_like(out)
+    inputs = [p.contiguous(p.cast(i, out.dtype).expand(out.shape)) for i in inputs]
+    reserved = p.philox(n)
+    if p.form == "gpu":
+        groups, chunk = -(-n // rejection.GPU_LOCAL), n
+    else:
+        groups, chunk = pointwise.deal(n, pointwise.chunking(p, _REJECTION_COST))
+    report = p.error(message, RuntimeError) if message else None
+    words, code = (report.words, report.code) if report else (None, 0)
+    kernel = rejection.rejection_kernel(name, _floating(out), p.form)
+    p.launch(kernel, (groups,), [target, *inputs, words, code, reserved.seed, reserved.offset, n, chunk])
+    if target is not out:
+        p.copy(out, target)
+
+
+def _as_first(first: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty(first.shape, dtype=first.dtype, device=first.device)
+
+
+@planner("_standard_gamma", meta=lambda self, generator: _as_first(self))
+def _gamma(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, generator: None) -> None:
+    _plan_rejection(p, "gamma", out, [self])
+
+
+@planner("_sample_dirichlet", meta=lambda self, generator: _as_first(self))
+def _dirichlet(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, generator: None) -> None:
+    gammas = p.empty(out.shape, out.dtype)
+    _plan_rejection(p, "gamma", gammas, [self])
+    shares = p.call(aten.div.Tensor, gammas, p.call(aten.sum.dim_IntList, gammas, [-1], True))
+    info = torch.finfo(out.dtype)
+    p.call_out(aten.clamp.default, out, shares, info.tiny, 1 - info.eps / 2)
+
+
+@planner("poisson", meta=lambda self, generator: _as_first(self))
+def _poisson(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, generator: None) -> None:
+    _plan_rejection(p, "poisson", out, [self], "invalid Poisson rate, expected rate to be non-negative")
+
+
+@planner("binomial", meta=lambda count, prob, generator: _as_first(count))
+def _binomial(p: PlanBuilder, out: torch.Tensor, count: torch.Tensor, prob: torch.Tensor, generator: None) -> None:
+    _plan_rejection(p, "binomial", out, [count, prob])
+
+
+# Ops that return a result and write an argument beside it fit no rule of plans.
+_library = torch.library.Library("aten", "IMPL")
+
+
+def _slopes(
+    self: torch.Tensor, noise: torch.Tensor, lower: float, upper: float, generator: torch.Generator | None
+) -> torch.Tensor:
+    """Writes what each element is multiplied by: a number in [lower, upper) where it is not positive, elsewhere 1."""
+    return noise.uniform_(lower, upper, generator=generator).masked_fill_((self <= 0).logical_not_(), 1)
+
+
+def _rrelu(
+    self: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    if not training:
+        return torch.nn.functional.leaky_relu(self, (lower + upper) / 2)
+    return self * _slopes(self, noise, lower, upper, generator)
+
+
+def _rrelu_(
+    self: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    if not training:
+        return torch.nn.functional.leaky_relu_(self, (lower + upper) / 2)
+    return self.mul_(_slopes(self, noise, lower, upper, generator))
+
+
+def _rrelu_out(
+    self: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    result = _rrelu(self, noise, lower, upper, training, generator)
+    return out.resize_(result.shape).copy_(result)
+
+
+_library.impl("rrelu_with_noise", _rrelu, "PrivateUse1")
+_library.impl("rrelu_with_noise_", _rrelu_, "PrivateUse1")
+_library.impl("rrelu_with_noise.out", _rrelu_out, "PrivateUse1")
+
 
 # Integers up to which a floating type has no gaps.
 _EXACT = {torch.float64: 2**53, torch.float32: 2**24, torch.float16: 2**11, torch.bfloat16: 2**8}
@@ -193,6 +306,12 @@ def _randperm(p: PlanBuilder, result: torch.Tensor, n: int, *, generator: None, 
         p.copy(result, target)
 
 
+_NO_WEIGHT = "invalid multinomial distribution (sum of probabilities <= 0)"
+_TOO_FEW_WEIGHTS = (
+    "invalid multinomial distribution (with replacement=False, not enough non-negative category to sample)"
+)
+
+
 @planner("multinomial", contiguous=True)
 def _multinomial(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, samples: int, replacement: bool, *, generator: None
@@ -209,4 +328,7 @@ def _multinomial(
         kernel = kernels.multinomial_without_replacement(storage)
         room = p.empty(self.shape, torch.float32)
         reserved = p.philox(rows * -(-n // kernels.WORDS) * COUNTERS)
-    p.launch(kernel, (rows,), [out, self, room, n, samples, reserved.seed, reserved.offset])
+    not_weights = p.error("probability tensor contains either `inf`, `nan` or element < 0", RuntimeError)
+    too_few = p.error(_NO_WEIGHT if replacement else _TOO_FEW_WEIGHTS, RuntimeError)
+    report = [not_weights.words, not_weights.code, too_few.code]
+    p.launch(kernel, (rows,), [out, self, room, *report, n, samples, reserved.seed, reserved.offset])
