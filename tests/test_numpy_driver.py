@@ -20,6 +20,7 @@ FILES = [
     "test_generator.py",
     "test_device_module.py",
     "test_fallback.py",
+    "test_profiler.py",
     "test_cli.py",
     "test_serialization.py",
     "test_dlpack.py",

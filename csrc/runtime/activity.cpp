@@ -64,10 +64,8 @@ thread_local Nesting nesting_of_thread;
 class Collector {
  public:
   void start() {
-    if (collecting()) {
-      std::vector<std::string> ignored;
-      stop(ignored);
-    }
+    std::vector<std::string> ignored;
+    stop(ignored);  // what an abandoned collection has left
     std::lock_guard lock(mutex_);
     problems_.clear();
     dropped_ = 0;
@@ -100,6 +98,12 @@ class Collector {
     for (const auto& [_, track] : tracks) to_host_time(*track, activities);
     begin_after_predecessor(activities);
     return activities;
+  }
+
+  // Without a word to the driver: the process may be at its end.
+  void abandon() noexcept {
+    detail::collecting.store(false);
+    collection_.fetch_add(1, std::memory_order_relaxed);
   }
 
   uint64_t collection() const { return collection_.load(std::memory_order_relaxed); }
@@ -450,6 +454,7 @@ Activity make(Activity::Kind kind) {
 }  // namespace
 
 void start_collecting() { collector().start(); }
+void abandon_collecting() noexcept { collector().abandon(); }
 std::vector<Activity> stop_collecting(std::vector<std::string>& problems) { return collector().stop(problems); }
 
 void push_op(uint64_t correlation) { enter(&Nesting::ops, correlation); }

@@ -43,6 +43,7 @@ inline bool collecting() noexcept { return detail::collecting.load(std::memory_o
 // One collection at a time. Stopping waits for what was submitted; `problems` receives what is wrong with the times.
 void start_collecting();
 std::vector<Activity> stop_collecting(std::vector<std::string>& problems);
+void abandon_collecting() noexcept;
 
 // Which operator and which record_function the calling thread is in.
 void push_op(uint64_t correlation);

@@ -169,7 +169,7 @@ class Session final : public libkineto::IActivityProfilerSession {
  public:
   explicit Session(Types types) : types_(std::move(types)) {}
   ~Session() override {
-    if (status_ == libkineto::TraceStatus::RECORDING) stop();
+    if (status_ == libkineto::TraceStatus::RECORDING) abandon_collecting();
   }
 
   void start() override {
