@@ -1,9 +1,7 @@
-"""The page docs/adding-ops.md: its code is run from the top to the bottom, and its promises are kept."""
+"""What docs/adding-ops.md promises of the ways to add an op; its own code is run by test_docs.py."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,29 +13,11 @@ import torchgraft
 from torchgraft import ops, plans
 from torchgraft.plans import Kernel, PlanBuilder, Pointer, Value, composite, decomposition, planner
 
-PAGE = Path(__file__).parents[1] / "docs" / "adding-ops.md"
-
 
 @pytest.fixture(autouse=True)
 def _compiler(device: str) -> None:
     if device == "npy":
         pytest.skip("the device has no compiler")
-
-
-def code_of(page: Path) -> list[tuple[int, str]]:
-    """The page's blocks of Python, each with the number of its first line."""
-    text = page.read_text()
-    blocks = re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return [(text.count("\n", 0, block.start(1)), block[1]) for block in blocks]
-
-
-@pytest.mark.no_fallback
-def test_the_page(device: str) -> None:
-    names: dict[str, Any] = {}
-    for line, code in code_of(PAGE):
-        code = code.replace('"foo"', f'"{device}"')
-        exec(compile("\n" * line + code, str(PAGE), "exec"), names)
-    assert names["device"].type == torch.device(device).type
 
 
 def define(*schemas: str) -> torch.library.Library:
@@ -257,6 +237,36 @@ class TestRefused:
             ops.reduction("adding::mul_add", combine="a + b", identity="0")
         with pytest.raises(ValueError, match="torch has no decomposition of adding::wrong"):
             plans.decompose("adding::wrong")
+
+    def test_ops_that_would_lose_their_gradient(self, script: Script) -> None:
+        script(
+            """
+            import torch, torchgraft
+            try:
+                torchgraft.ops.row("selu", "self * 5")
+            except ValueError as error:
+                assert "torch composes aten::selu of other ops" in str(error), error
+            else:
+                raise AssertionError("declared")
+
+            @torchgraft.autograd.override("selu")
+            class Selu(torch.autograd.Function):
+                @staticmethod
+                def forward(ctx, x):
+                    return torch.selu(x)
+                @staticmethod
+                def backward(ctx, gradient):
+                    return gradient * 5
+
+            x = torch.ones(2, device="ocl", requires_grad=True)
+            assert torch.allclose(torch.selu(x).cpu(), torch.selu(x.detach().cpu()))
+            torchgraft.ops.row("selu", "self * 5")
+            y = torch.selu(x)
+            y.sum().backward()
+            assert y.tolist() == [5, 5] and x.grad.tolist() == [5, 5]
+            """,
+            autoload=True,
+        )
 
     def test_a_kernel_that_does_not_compile(self, device: str) -> None:
         ops.row("adding::broken", "x + nonsense")

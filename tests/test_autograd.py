@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import Script
 from torch.autograd import gradcheck, gradgradcheck
 from torch.testing import assert_close
 
 import torchgraft
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "own_gradient.cpp"
 
 LIBRARY = torch.library.Library("gradients", "FRAGMENT")
 for _schema in (
@@ -219,3 +223,92 @@ class TestWithoutAFormula:
         fallback_mode("nothing")
         x = leaf(device, 3)
         assert not own.plain(x).requires_grad
+
+
+def test_from_cpp(device: str, script: Script) -> None:
+    """The example in C++, compiled once: what torch keeps of it is used again."""
+    script(
+        f"""
+        import torch
+        from torch.autograd import gradcheck, gradgradcheck
+        from torch.utils import cpp_extension
+
+        cpp_extension.load("own_gradient", [{str(EXAMPLE)!r}], extra_cflags=["-O1", "-g0"], is_python_module=False)
+        calls = torch.ops.own_gradient.backward_calls
+        x = torch.randn(5, dtype=torch.float64, device={device!r}, requires_grad=True)
+        y = torch.tanh(x)
+        assert y.grad_fn.name() == "torch::autograd::CppNode<(anonymous namespace)::Tanh>", y.grad_fn
+        y.sum().backward()
+        assert calls() == 1
+        torch.testing.assert_close(x.grad.cpu(), 1 - torch.tanh(x.detach().cpu()) ** 2)
+        assert gradcheck(torch.tanh, x) and gradgradcheck(torch.tanh, x)
+        before = calls()
+        torch.tanh(x.detach().cpu().requires_grad_()).sum().backward()
+        assert calls() == before  # the CPU's is torch's own
+        """,
+        autoload=True,
+        timeout=600,
+    )
+
+
+# What models are made of, as torch's own tests call it (torch.testing's op_db).
+OPS = """
+add sub mul div pow atan2 where maximum minimum clamp lerp addcmul addcdiv exp log log1p sqrt rsqrt sin cos tanh sigmoid
+erf abs logaddexp xlogy nn.functional.gelu nn.functional.silu nn.functional.mish nn.functional.softplus
+nn.functional.elu nn.functional.hardswish nn.functional.leaky_relu nn.functional.prelu softmax log_softmax logsumexp sum
+mean prod var std amax norm linalg.vector_norm cumsum cumprod logcumsumexp matmul mm bmm addmm baddbmm einsum outer
+nn.functional.linear nn.functional.bilinear nn.functional.conv1d nn.functional.conv2d nn.functional.conv_transpose2d
+nn.functional.max_pool2d nn.functional.avg_pool2d nn.functional.adaptive_avg_pool2d nn.functional.layer_norm
+nn.functional.group_norm nn.functional.batch_norm nn.functional.instance_norm nn.functional.embedding
+nn.functional.cross_entropy nn.functional.nll_loss nn.functional.mse_loss nn.functional.huber_loss
+nn.functional.binary_cross_entropy_with_logits nn.functional.kl_div nn.functional.cosine_similarity
+nn.functional.scaled_dot_product_attention nn.functional.pad index_select gather scatter scatter_add index_put index_add
+masked_fill take cat stack split roll flip sort topk tril triu diagonal trace unfold repeat expand
+""".split()
+
+
+@functools.cache
+def op_infos() -> dict[str, Any]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {op.name: op for op in reversed(op_db)}  # of several variants the first
+
+
+def small_samples(op: Any) -> list[Any]:
+    """Two of an op's samples: the smallest that have elements."""
+
+    def size(sample: Any) -> int:
+        leaves = torch.utils._pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+        sizes = [leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return sum(sizes) if 0 not in sizes else 0
+
+    samples = [sample for sample in op.sample_inputs("cpu", torch.float64, requires_grad=True) if size(sample) > 1]
+    return sorted(samples, key=size)[:2]
+
+
+@pytest.mark.no_fallback
+@pytest.mark.parametrize("name", OPS)
+def test_gradients_of_torchs_ops(device: str, name: str) -> None:
+    """First and second derivatives in float64, natively."""
+    op = op_infos()[name]
+
+    def there(x: Any) -> Any:
+        return x.detach().to(device).requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x
+
+    samples = small_samples(op)
+    assert samples
+    for sample in samples:
+        arguments = torch.utils._pytree.tree_map(there, (sample.input, sample.args, sample.kwargs))
+        leaves, spec = torch.utils._pytree.tree_flatten(arguments)
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+
+        def function(*tensors: torch.Tensor, leaves: Any = leaves, places: Any = places, spec: Any = spec) -> Any:
+            given = [tensors[places.index(i)] if i in places else leaf for i, leaf in enumerate(leaves)]
+            first, args, kwargs = torch.utils._pytree.tree_unflatten(given, spec)
+            results = torch.utils._pytree.tree_leaves(op(first, *args, **kwargs))
+            return tuple(r for r in results if isinstance(r, torch.Tensor) and r.requires_grad)
+
+        inputs = tuple(leaves[i] for i in places)
+        assert inputs
+        assert gradcheck(function, inputs, fast_mode=True, nondet_tol=op.gradcheck_nondet_tol)
+        assert gradgradcheck(function, inputs, fast_mode=True, nondet_tol=op.gradcheck_nondet_tol)

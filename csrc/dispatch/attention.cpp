@@ -20,18 +20,21 @@ bool served_dtype(c10::ScalarType dtype) {
   return dtype == c10::kFloat || dtype == c10::kDouble || dtype == c10::kHalf || dtype == c10::kBFloat16;
 }
 
+// Sizes may be symbols: torch.export and torch.compile ask this too, and note what the answer depends on.
 bool fused_serves(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                   const std::optional<at::Tensor>& mask, bool is_causal, bool enable_gqa) {
   int64_t dim = query.dim();
   if ((dim != 3 && dim != 4) || key.dim() != dim || value.dim() != dim) return false;
   for (const at::Tensor* tensor : {&query, &key, &value})
-    if (tensor->is_nested() || tensor->scalar_type() != query.scalar_type() || tensor->numel() == 0) return false;
+    if (tensor->is_nested() || tensor->scalar_type() != query.scalar_type() || tensor->sym_numel() == 0) return false;
   if (!served_dtype(query.scalar_type())) return false;
-  if (query.size(-1) != key.size(-1) || query.size(-1) > kLargestHead || value.size(-1) > kLargestHead) return false;
-  if (key.size(-2) != value.size(-2) || query.size(-2) < kFewQueries) return false;
-  if (key.size(-3) != value.size(-3)) return false;
-  if (dim == 4 && (query.size(0) != key.size(0) || key.size(0) != value.size(0))) return false;
-  if (query.size(-3) != key.size(-3) && (!enable_gqa || query.size(-3) % key.size(-3) != 0)) return false;
+  if (query.sym_size(-1) != key.sym_size(-1) || query.sym_size(-1) > kLargestHead || value.sym_size(-1) > kLargestHead)
+    return false;
+  if (key.sym_size(-2) != value.sym_size(-2) || query.sym_size(-2) < kFewQueries) return false;
+  if (key.sym_size(-3) != value.sym_size(-3)) return false;
+  if (dim == 4 && (query.sym_size(0) != key.sym_size(0) || key.sym_size(0) != value.sym_size(0))) return false;
+  if (query.sym_size(-3) != key.sym_size(-3) && (!enable_gqa || query.sym_size(-3) % key.sym_size(-3) != 0))
+    return false;
   if (mask.has_value() && mask->defined() && (is_causal || mask->is_nested() || mask->dim() > dim)) return false;
   return true;
 }

@@ -15,6 +15,7 @@ __all__ = ["Kind", "install", "reduction", "row"]
 
 for _module in pkgutil.iter_modules(__path__):  # each enters its ops in `plans.ENTRIES`
     importlib.import_module(f"{__name__}.{_module.name}")
+registry.complete_tables()
 
 
 def install() -> None:

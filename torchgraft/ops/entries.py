@@ -14,4 +14,6 @@ def enter(name: str, plan: Callable[..., None], **options: Any) -> None:
     It gets what the op returns as `out`, also where the op writes some of its arguments, which it then writes itself.
     """
     op = registry.resolve(name)
-    registry.register_entry(registry.Entry(op, op, "functional", plan, registry.Options(**options)))
+    entry = registry.Entry(op, op, "functional", plan, registry.Options(**options))
+    registry.register_entry(entry)
+    registry.offer_meta(entry)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._meta_registrations  # meta functions that torch has in Python
 from torch._library import custom_ops
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
@@ -88,6 +89,7 @@ _META_KEYS = (
 
 _lock = threading.RLock()
 _installed = False
+_tables_complete = False
 _planned: set[str] = set()  # names that the dispatcher has from here
 
 
@@ -187,6 +189,11 @@ def register(name: str, plan: Planner, options: Options, replace: bool = False) 
     import torchgraft.ops  # noqa: F401  # whatever is declared comes after our own tables
 
     op = resolve(name)
+    if _tables_complete and _is_composed(overload_name(op)):
+        raise ValueError(
+            f"torch composes {overload_name(op)} of other ops, from which it has its gradient; a kernel for itself "
+            "would have none. Give it one first, with torchgraft.autograd.override"
+        )
     entries = [Entry(overload, op, kind, plan, options) for overload, kind in variants(op)]
     with _lock:
         for entry in entries:
@@ -196,9 +203,14 @@ def register(name: str, plan: Planner, options: Options, replace: bool = False) 
                 )
         for entry in entries:
             register_entry(entry)
-    if options.meta is not None:
-        for entry in entries:
-            offer_meta(entry)
+    for entry in entries:
+        offer_meta(entry)
+
+
+def complete_tables() -> None:
+    """Our own ops are declared; what comes now is an author's."""
+    global _tables_complete
+    _tables_complete = True
 
 
 def register_entry(entry: Entry) -> None:
@@ -210,23 +222,32 @@ def register_entry(entry: Entry) -> None:
 
 
 def offer_meta(entry: Entry) -> None:
-    """Gives an op of an author's own the meta function that its planner has, where it has none: fake tensors,
-    torch.export and torch.compile use it too."""
-    if has_meta(entry.op):
+    """Gives an op the meta function that its planner has, where it has none: fake tensors, torch.export and
+    torch.compile use it too."""
+    name = overload_name(entry.op)
+    if (
+        entry.options.meta is None or has_meta(entry.op) or name == "aten::_copy_from"
+    ):  # of which nothing above the device's own copy knows
         return
 
-    def fake(*args: Any, **kwargs: Any) -> Any:
+    def meta(*args: Any, **kwargs: Any) -> Any:
         names = [a.name for a in parameters(entry.op)]
         defaults = {a.name: a.default for a in parameters(entry.op)}
         return _run_own_meta(entry, defaults | dict(zip(names, args, strict=False)) | kwargs)
 
-    torch.library.register_fake(overload_name(entry.op), fake)
+    if entry.op.namespace == "aten":
+        _meta_library().impl(name.removeprefix("aten::"), meta, "Meta")
+    else:
+        torch.library.register_fake(name, meta)
+
+
+@functools.cache
+def _meta_library() -> torch.library.Library:
+    return torch.library.Library("aten", "IMPL")
 
 
 def has_meta(op: torch._ops.OpOverload) -> bool:
-    """Whether an overload has a meta function; torch's own have, or are given one where they are planned."""
-    if op.namespace == "aten":
-        return True
+    """Whether an overload has a meta function."""
     definition = custom_ops._maybe_get_opdef(op)
     if definition is not None:  # torch.library.custom_op registers one that only raises
         return definition._abstract_fn is not None or (op._schema.is_mutable and not op._schema.returns)
@@ -340,7 +361,8 @@ def _install(entry: Entry) -> None:
 def _is_composed(name: str) -> bool:
     """Whether torch makes the overload of ops that have derivatives; a kernel for itself would have none."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "Autograd")
+    own_gradient = has_kernel(name, "Autograd") or has_kernel(name, "AutogradPrivateUse1")
+    return has_kernel(name, "CompositeImplicitAutograd") and not own_gradient
 
 
 # ---- from a call to a plan ----
