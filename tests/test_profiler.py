@@ -132,6 +132,22 @@ class TestActivities:
         assert len(relu["args"]["grid"]) == len(relu["args"]["block"]) == 3
         assert trace.call_of(relu)["name"] == backend(device) + "LaunchKernel"
 
+    @pytest.mark.usefixtures("compiler")
+    def test_kernels_of_ones_own(self, device: str, tmp_path: Path) -> None:
+        """They belong to the range in which they are launched, where there is no operator."""
+        if torchgraft._C.device_properties(torch.device(device).index or 0)["dialect"] != "opencl-c":
+            pytest.skip("the kernel is written in OpenCL C")
+        twice = torchgraft.kernel("__kernel void twice(__global float* x) { x[get_global_id(0)] *= 2; }")
+        x = torch.ones(64, device=device)
+        with profile(activities=activities(device)) as prof, record_function("mine"):
+            twice[4, 16](x)
+        trace = Trace(prof, tmp_path)
+        [kernel] = trace.all("kernel")
+        assert kernel["name"] == "twice"
+        assert (kernel["args"]["grid"], kernel["args"]["block"]) == ([4, 1, 1], [16, 1, 1])
+        assert trace.op_of(kernel)["name"] == "mine"
+        assert (x == 2).all()
+
     def test_waiting_is_seen(self, device: str, tmp_path: Path) -> None:
         with profile(activities=activities(device)) as prof:
             torch.zeros(10).to(device)
@@ -362,6 +378,7 @@ class TestTables:
         assert f"{name} total" in table
         assert "Memcpy HtoD" in table
         assert f"Self {name} time total" in table
+        assert all(row.self_cpu_time_total >= 0 for row in prof.key_averages())
 
     def test_each_command_counts_once(self, device: str) -> None:
         x = torch.randn(100_000)
