@@ -111,14 +111,16 @@ _FLOAT_LITERAL = re.compile(r"(?<![\w.])(\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\
 def expression(text: str, compute: str) -> str:
     """An expression of a table with its names resolved for a compute type.
 
-    ``@exp(x)`` becomes the helper ``tg_exp_f32`` or the language's ``exp``; ``T`` becomes the C type; floating
-    literals get the type's suffix.
+    ``@exp(x)`` becomes the helper ``tg_exp_f32`` or the language's ``exp`` (a helper for the element type itself, such
+    as ``tg_nextafter_bf16``, comes first); ``T`` becomes the C type; floating literals get the type's suffix.
     """
     base = BY_NAME[compute].compute
 
     def math_name(match: re.Match[str]) -> str:
-        helper = f"tg_{match[1]}_{base}"
-        return helper if helper in HELPERS else match[1]
+        for helper in (f"tg_{match[1]}_{compute}", f"tg_{match[1]}_{base}"):
+            if helper in HELPERS:
+                return helper
+        return match[1]
 
     text = _MATH.sub(math_name, text)
     text = re.sub(r"\bT\b", value_ctype(compute), text)

@@ -3,8 +3,14 @@
 `HELPERS` has every function that kernels may call, by name; a dialect includes those that a kernel names.
 """
 
-from torchgraft.kernels import arithmetic, chances, math, philox
+from torchgraft.kernels import arithmetic, chances, math, philox, special
 
-HELPERS: dict[str, str] = {**math.HELPERS, **arithmetic.HELPERS, **philox.HELPERS, **chances.HELPERS}
+HELPERS: dict[str, str] = {
+    **math.HELPERS,
+    **special.HELPERS,
+    **arithmetic.HELPERS,
+    **philox.HELPERS,
+    **chances.HELPERS,
+}
 
 __all__ = ["HELPERS"]

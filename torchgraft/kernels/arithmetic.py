@@ -47,6 +47,26 @@ inline {t} tg_ipow_{s}({t} base, {t} exponent) {{
   return result;
 }}"""
 
+# Euclid's algorithm on magnitudes; of 0 and b it is |b|.
+_GCD = """\
+inline {t} tg_gcd_{s}({t} a, {t} b) {{
+  a = ({t})(a < 0 ? 0 - a : a);
+  b = ({t})(b < 0 ? 0 - b : b);
+  while (a != 0) {{
+    {t} rest = ({t})(b % a);
+    b = a;
+    a = rest;
+  }}
+  return b;
+}}"""
+
+_LCM = """\
+inline {t} tg_lcm_{s}({t} a, {t} b) {{
+  {t} divisor = tg_gcd_{s}(a, b);
+  {t} product = divisor == 0 ? ({t})0 : ({t})(a / divisor * b);
+  return ({t})(product < 0 ? 0 - product : product);
+}}"""
+
 for _suffix, _ctype in _INTEGERS.items():
     for _name, _text in (
         ("div_trunc", _DIV_TRUNC),
@@ -54,6 +74,8 @@ for _suffix, _ctype in _INTEGERS.items():
         ("remainder", _REMAINDER),
         ("div_floor", _DIV_FLOOR),
         ("ipow", _POW),
+        ("gcd", _GCD),
+        ("lcm", _LCM),
     ):
         HELPERS[f"tg_{_name}_{_suffix}"] = _text.format(t=_ctype, s=_suffix)
 

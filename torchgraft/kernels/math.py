@@ -30,17 +30,24 @@ def _own(name: str, params: str, body: str, builtin: str) -> None:
     )
 
 
-def _same(name: str, params: str, body: str) -> None:
-    """Defines a function whose text is the same in float32 and float64.
+def in_both_precisions(name: str, params: str, body: str) -> dict[str, str]:
+    """The texts of a function that is the same in float32 and float64, by name.
 
-    In `body`, T stands for the C type, S for the suffix of the type, and a constant such as 0.5F gets its type.
+    In `params` and `body`, T stands for the C type, S for the suffix of the type, and a constant such as 0.5F gets its
+    type.
     """
+    texts = {}
     for ctype, suffix in (("float", "f32"), ("double", "f64")):
-        text = re.sub(r"\bT\b", ctype, f"TG_FUNCTION T tg_{name}_{suffix}({params}) {{{body}}}").replace(
+        text = re.sub(r"\bT\b", ctype, f"TG_FUNCTION T tg_{name}_{suffix}({params}) {{{body}}}\n").replace(
             "_S(", f"_{suffix}("
         )
-        text = re.sub(r"(?<=[\d.])F\b", "f" if suffix == "f32" else "", text)
-        _define(f"tg_{name}_{suffix}", text)
+        texts[f"tg_{name}_{suffix}"] = re.sub(r"(?<=[\d.])F\b", "f" if suffix == "f32" else "", text)
+    return texts
+
+
+def _same(name: str, params: str, body: str) -> None:
+    """Defines a function whose text is the same in float32 and float64; see `in_both_precisions`."""
+    HELPERS.update(in_both_precisions(name, params, body))
 
 
 _define("TG_FUNCTION", "#define TG_FUNCTION static inline __attribute__((always_inline))")
@@ -846,8 +853,7 @@ _same(
   T result = 0.0F;
   if (x < 0.0F) {
     if (floor(x) == x) return NAN;
-    T whole = trunc(x);
-    result = -3.14159265358979324F / tg_tan_S(3.14159265358979324F * (x - whole));
+    result = -3.14159265358979324F / tg_tan_S(3.14159265358979324F * (x - rint(x)));
     x = 1.0F - x;
   }
   while (x < 10.0F) {
@@ -985,6 +991,18 @@ _complex(
   T t = sqrt(0.25F * tg_abs_S(a.x) + 0.25F * tg_abs_Z(a)) * 1.41421356237309505F;
   T other = 0.5F * tg_abs_S(a.y) / t;
   return a.x >= 0.0F ? (C)(t, tg_copysign_S(other, a.y)) : (C)(other, tg_copysign_S(t, a.y));
+""",
+)
+# The larger real part goes before the exponential; both -inf or +inf need care, as they have no difference.
+_complex(
+    "logaddexp",
+    "C a, C b",
+    """
+  C low = a.x < b.x ? a : b, high = a.x < b.x ? b : a;
+  if (a.x != a.x || a.y != a.y || b.x != b.x || b.y != b.y) return (C)(NAN, NAN);
+  if (low.x == high.x && tg_abs_S(low.x) == INFINITY)
+    return low.x < 0.0F ? low : tg_log_Z(tg_exp_Z(low) + tg_exp_Z(high));
+  return high + tg_log1p_Z(tg_exp_Z(low - high));
 """,
 )
 _complex("rsqrt", "C a", " return tg_reciprocal_Z(tg_sqrt_Z(a)); ")

@@ -26,7 +26,7 @@ def _identity(acc: str, how: str) -> str:
     if how == "prod" and acc in ("c64", "c128"):
         return f"({value_ctype(acc)})(1, 0)"
     if how == "logsumexp":
-        return "-INFINITY"
+        return f"({value_ctype(acc)})(-INFINITY, 0)" if acc in ("c64", "c128") else "-INFINITY"
     return f"({value_ctype(acc)})({int(how == 'prod')})"
 
 

@@ -28,7 +28,33 @@ decompose(
     "soft_margin_loss",
     "soft_margin_loss_backward",
     "multi_margin_loss",
+    "glu",
+    "glu_backward",
+    "renorm",
+    "channel_shuffle",
+    "narrow_copy",
 )
+
+
+@decomposition("glu_jvp", meta=lambda glu, **_: torch.empty_like(glu))
+def _glu_jvp(glu: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, dim: int) -> torch.Tensor:
+    """The derivative of a s(b) along dx, s being the sigmoid."""
+    b, (da, db) = x.chunk(2, dim)[1], dx.chunk(2, dim)
+    s = b.sigmoid()
+    return da * s + glu * (1 - s) * db
+
+
+@decomposition("glu_backward_jvp", meta=lambda grad_x, **_: torch.empty_like(grad_x))
+def _glu_backward_jvp(
+    grad_x: torch.Tensor, grad_glu: torch.Tensor, x: torch.Tensor, dgrad_glu: torch.Tensor, dx: torch.Tensor, dim: int
+) -> torch.Tensor:
+    """The derivative of (g s(b), g a s'(b)) along dgrad_glu and dx."""
+    (a, b), (da, db) = x.chunk(2, dim), dx.chunk(2, dim)
+    s = b.sigmoid()
+    slope = s * (1 - s)
+    first = dgrad_glu * s + grad_glu * slope * db
+    second = slope * (dgrad_glu * a + grad_glu * (da + a * (1 - 2 * s) * db))
+    return torch.cat([first, second], dim)
 
 
 @decomposition("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")

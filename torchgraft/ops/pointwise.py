@@ -5,6 +5,7 @@ One row an op: its functional overloads and its expression. See `table.row` for 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torchgraft.ops.table import Kind, row
@@ -40,6 +41,8 @@ row(
 row("floor_divide", "@floor_divide(self, other)", integer="@div_floor(self, other)", cost=4)
 row("remainder.Tensor", "@remainder(self, other)", integer="@remainder(self, other)", cost=4, types="number")
 row("fmod.Tensor", "@fmod(self, other)", integer="@fmod(self, other)", cost=4, types="number")
+for _name in ("gcd", "lcm"):
+    row(_name, f"@{_name}(self, other)", cost=16, types="integer")
 row("addcmul", "self + value * tensor1 * tensor2", complex="self + @mul(value, @mul(tensor1, tensor2))")
 row(
     "addcdiv",
@@ -52,6 +55,7 @@ row(
 row(
     "lerp.Scalar lerp.Tensor",
     "@abs(weight) < 0.5 ? self + weight * (end - self) : end - (end - self) * (1 - weight)",
+    complex="@abs(weight) < 0.5 ? self + @mul(weight, end - self) : end - @mul(end - self, (T)(1, 0) - weight)",
     cost=2,
 )
 row("neg", "-self", complex="-self")
@@ -198,25 +202,121 @@ row("copysign.Tensor", "@copysign(self, other)", kind=INT_TO_FLOAT)
 for _name in ("floor", "ceil", "trunc"):
     row(_name, f"@{_name}(self)", integer="self", types="number")
 row("round", "rint(self)", integer="self", types="number")
+
+
+def _round_decimals(decimals: int = 0, **_: Any) -> str:
+    if decimals == 0:
+        return "rint(self)"
+    power = f"(T)1e{min(abs(decimals), 308)}"
+    return f"rint(self * {power}) / {power}" if decimals > 0 else f"rint(self / {power}) * {power}"
+
+
+row("round.decimals", _round_decimals, types="float")
 row("frac", "self - @trunc(self)", types="float")
 
 # ---- transcendental ----
 
-for _name in "exp log sin cos tan tanh sinh cosh asin acos atan asinh acosh atanh sigmoid".split():
+for _name in (
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan tanh sinh cosh asin acos atan asinh acosh atanh sigmoid"
+).split():
     row(_name, f"@{_name}(self)", kind=INT_TO_FLOAT, complex=f"@{_name}(self)", cost=4)
-for _name in "exp2 expm1 log2 log10 log1p erf erfc lgamma digamma".split():
+for _name in "erf erfc lgamma digamma".split():
     row(_name, f"@{_name}(self)", kind=INT_TO_FLOAT, cost=4)
 row("atan2", "@atan2(self, other)", kind=INT_TO_FLOAT, cost=8)
 row("hypot", "@hypot(self, other)", cost=4, types="float")
-row("logaddexp", "@logaddexp(self, other)", cost=8, types="float")
+row("logaddexp", "@logaddexp(self, other)", complex="@logaddexp(self, other)", cost=8, types="float")
 row("logaddexp2", "@logaddexp2(self, other)", cost=8, types="float")
 row("xlogy.Tensor", "other != other ? other : self == 0 ? (T)0 : self * @log(other)", kind=INT_TO_FLOAT, cost=4)
-row("angle", "self != self ? self : self < 0 ? (T)3.141592653589793 : (T)0", kind=INT_TO_FLOAT, cost=4)
+row(
+    "angle",
+    "self != self ? self : self < 0 ? (T)3.141592653589793 : (T)0",
+    kind=INT_TO_FLOAT,
+    complex="@angle(self)",
+    complex_to_real=True,
+    cost=4,
+)
+
+row(
+    "sinc",
+    "self == 0 ? (T)1 : @sin((T)3.141592653589793 * self) / ((T)3.141592653589793 * self)",
+    kind=INT_TO_FLOAT,
+    complex="self.x == 0 && self.y == 0 ? (T)(1, 0) : @div(@sin(self * 3.141592653589793), self * 3.141592653589793)",
+    cost=8,
+)
+
+# ---- special functions ----
+
+for _name in "i0 erfinv".split():
+    row(_name, f"@{_name}(self)", kind=INT_TO_FLOAT, cost=16)
+for _name in "i0e i1 i1e bessel_j0 bessel_j1 bessel_y0 bessel_y1 erfcx ndtri log_ndtr".split():
+    row(f"special_{_name}", f"@{_name}(self)", kind=INT_TO_FLOAT, cost=16)
+for _name in ("i0", "i1", "k0", "k1"):
+    row(f"special_modified_bessel_{_name}", f"@{_name}(self)", kind=INT_TO_FLOAT, cost=16)
+for _name in ("k0", "k1"):
+    row(f"special_scaled_modified_bessel_{_name}", f"@{_name}e(x)", kind=INT_TO_FLOAT, cost=16)
+for _name in ("spherical_bessel_j0", "airy_ai"):
+    row(f"special_{_name}", f"@{_name}(x)", kind=INT_TO_FLOAT, cost=16)
+row(
+    "special_entr",
+    "self > 0 ? -self * @log(self) : self == 0 ? (T)0 : self != self ? self : -INFINITY",
+    kind=INT_TO_FLOAT,
+)
+row("special_xlog1py", "other != other ? other : self == 0 ? (T)0 : self * @log1p(other)", kind=INT_TO_FLOAT, cost=4)
+row("special_zeta", "@zeta(self, other)", kind=INT_TO_FLOAT, cost=64)
+row("igamma", "@igamma(self, other)", cost=64, types="float")
+row("igammac", "@igammac(self, other)", cost=64, types="float")
+
+
+def _polygamma(n: int = 0, **_: Any) -> str:
+    """The derivatives of digamma (DLMF 25.11.12)."""
+    if n < 2:
+        return "@trigamma(self)" if n else "@digamma(self)"
+    factorial = repr(float(math.factorial(n))) if n <= 170 else "INFINITY"
+    return f"{'' if n % 2 else '-'}{factorial} * @zeta((T){n + 1}, self)"
+
+
+row("polygamma", _polygamma, kind=INT_TO_FLOAT, cost=64)
+
+
+def _multivariate_gamma(p: int = 1, **_: Any) -> str:
+    constant = p * (p - 1) / 4 * math.log(math.pi)
+    return f"T tg_sum = {constant!r};\nfor (int tg_k = 0; tg_k < {p}; ++tg_k) tg_sum += @lgamma(self - (T)0.5 * tg_k);"
+
+
+row("mvlgamma", "tg_sum", statements=_multivariate_gamma, kind=INT_TO_FLOAT, cost=16)
+for _kind in "tuvw":
+    for _shifted in ("", "shifted_"):
+        _name = f"{_shifted}chebyshev_polynomial_{_kind}"
+        row(f"special_{_name}", f"@{_name}(x, n)", kind=INT_TO_FLOAT, cost=32)
+for _name in ("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"):
+    row(f"special_{_name}", f"@{_name}(x, n)", kind=INT_TO_FLOAT, cost=32)
+
+# ---- parts of numbers ----
+
+row("nextafter", "@nextafter(self, other)", types="float")
+row("frexp.Tensor", {"0": "@frexp_mantissa(self)", "1": "@frexp_exponent(self)"}, types="float")
+
+
+def _replaced(x: str, part: str, nan: Any, posinf: Any, neginf: Any) -> str:
+    zero = "0" if nan is None else f"nan{part}"
+    high = "@largest()" if posinf is None else f"posinf{part}"
+    low = "-@largest()" if neginf is None else f"neginf{part}"
+    return f"({x} != {x} ? {zero} : {x} == INFINITY ? {high} : {x} == -INFINITY ? {low} : {x})"
+
+
+row(
+    "nan_to_num",
+    lambda nan=None, posinf=None, neginf=None, **_: _replaced("self", "", nan, posinf, neginf),
+    integer="self",
+    complex=lambda nan=None, posinf=None, neginf=None, **_: (
+        f"(T)({_replaced('self.x', '.x', nan, posinf, neginf)}, {_replaced('self.y', '.x', nan, posinf, neginf)})"
+    ),
+)
 
 # ---- activations ----
 
 row("relu", "self != self ? self : (self > 0 ? self : (T)0)", types="number")
-row("silu", "@silu(self)", kind=INT_TO_FLOAT, cost=4, types="float")
+row("silu", "@silu(self)", kind=INT_TO_FLOAT, complex="@silu(self)", cost=4, types="float")
 row("mish", "@mish(self)", cost=8, types="float")
 row("hardswish", "self * (self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", types="float")
 row("hardsigmoid", "(self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", types="float")
@@ -257,8 +357,18 @@ def _logit_backward(eps: Any = None, **_: Any) -> str:
 row("logit_backward", _logit_backward, types="float")
 
 row("threshold_backward", "self <= threshold ? (T)0 : grad_output", types="number")
-row("sigmoid_backward", "grad_output * (1 - output) * output", types="float")
-row("tanh_backward", "grad_output * (1 - output * output)", types="float")
+row(
+    "sigmoid_backward",
+    "grad_output * (1 - output) * output",
+    complex="@mul(grad_output, @conj(@mul((T)(1, 0) - output, output)))",
+    types="float",
+)
+row(
+    "tanh_backward",
+    "grad_output * (1 - output * output)",
+    complex="@mul(grad_output, @conj((T)(1, 0) - @mul(output, output)))",
+    types="float",
+)
 row("silu_backward", "@silu_backward(grad_output, self)", cost=4, types="float")
 row("mish_backward", "@mish_backward(grad_output, self)", cost=8, types="float")
 row("hardswish_backward", "self <= -3 ? (T)0 : self < 3 ? grad_output * (self / 3 + 0.5) : grad_output", types="float")

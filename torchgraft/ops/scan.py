@@ -66,19 +66,15 @@ def cumprod(
     _scan(p, out, self, dim, "prod")
 
 
-def logcumsumexp(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int) -> None:
-    if self.is_complex():
-        raise Unsupported("logcumsumexp of complex numbers")
-    _scan(p, out, self, dim, "logsumexp")
-
-
 # torch has no meta kernels for the ops below.
-enter(
+@planner(
     "_logcumsumexp",
-    logcumsumexp,
     contiguous=True,
+    inplace_safe=True,
     meta=lambda self, dim: torch.empty(self.shape, dtype=self.dtype, device="meta"),
 )
+def logcumsumexp(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int) -> None:
+    _scan(p, out, self, dim, "logsumexp")
 
 
 def _declare_extreme(name: str, greater: bool) -> None:

@@ -41,6 +41,7 @@ def row(
     statements: Text = "",
     cost: int = 1,
     types: str = "all",
+    complex_to_real: bool = False,
     replace: bool = False,
 ) -> None:
     """Declares a pointwise op.
@@ -62,6 +63,7 @@ def row(
         cost: of one element relative to an addition.
         types: compute types that the op has on torch's CPU too: "all", "float" (with complex where there is an
             expression), "integer" (with bool) or "number" (all but bool). Others raise NotImplementedError.
+        complex_to_real: the result of complex arguments is real; the kind COMPLEX_TO_FLOAT says so too.
         replace: takes the place of the planner that an op has, which is an error otherwise.
 
     Raises:
@@ -83,6 +85,7 @@ def row(
             statements,
             cost,
             types,
+            complex_to_real or kind == Kind.COMPLEX_TO_FLOAT,
         )
         meta = None if has_meta(op) else plan.meta
         register(name, plan, Options(pointwise=True, cpu_tensors="value", meta=meta), replace)
@@ -114,6 +117,7 @@ class _RowPlanner:
         statements: Text,
         cost: int,
         types: str,
+        complex_to_real: bool,
     ) -> None:
         self.name = re.sub(r"\W", "_", name)
         self.parameters = [a.name for a in parameters]
@@ -121,6 +125,7 @@ class _RowPlanner:
         self.text, self.kind = text, kind
         self.integer, self.boolean, self.complex = integer, boolean, complex_text
         self.promote, self.keep, self.statements, self.cost, self.types = promote, keep, statements, cost, types
+        self.complex_to_real = complex_to_real
 
     def __call__(self, p: PlanBuilder, out: Any, *args: Any, **kwargs: Any) -> None:
         arguments = dict(zip(self.parameters, args, strict=False)) | kwargs
@@ -228,11 +233,10 @@ class _RowPlanner:
         texts = list(chosen.values()) if isinstance(chosen, Mapping) else [chosen]
         return [_resolve(text, compute, static) for text in texts]
 
-    @staticmethod
-    def _result_type(compute: str, kind: Kind) -> str:
+    def _result_type(self, compute: str, kind: Kind) -> str:
         if kind == Kind.ALWAYS_BOOL:
             return "b8"
-        if kind == Kind.COMPLEX_TO_FLOAT:
+        if self.complex_to_real:
             return _REAL_OF.get(compute, compute)
         return compute
 
