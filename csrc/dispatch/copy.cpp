@@ -108,6 +108,21 @@ void upload_image(const at::Tensor& tensor, const at::Tensor& image) {
   upload(tensor.storage(), image.storage(), first, last);
 }
 
+// An integer type as which kernels can move elements of a type that they do not know; otherwise the type itself.
+c10::ScalarType moved_as(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kUInt16:
+      return at::kShort;
+    case at::kUInt32:
+    case at::kComplexHalf:
+      return at::kInt;
+    case at::kUInt64:
+      return at::kLong;
+    default:
+      return at::isFloat8Type(tensor.scalar_type()) ? at::kChar : tensor.scalar_type();
+  }
+}
+
 void copy_within(const at::Tensor& self, const at::Tensor& dst) {
   Device& device = device_under(dst);
   if (is_plain(self, dst)) {
@@ -117,6 +132,11 @@ void copy_within(const at::Tensor& self, const at::Tensor& dst) {
   at::assert_no_internal_overlap(dst);
   if (!device.has(TG_CAP_COMPILER)) {
     copy_on_host(self, dst);
+    return;
+  }
+  const c10::ScalarType bits = moved_as(dst);
+  if (bits != dst.scalar_type() && self.scalar_type() == dst.scalar_type() && self.is_conj() == dst.is_conj()) {
+    copy_within(without_lazy_bits(self).view(bits), without_lazy_bits(dst).view(bits));
     return;
   }
   static const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_copy_from", "");

@@ -63,7 +63,7 @@ inline {t} tg_gcd_{s}({t} a, {t} b) {{
 _LCM = """\
 inline {t} tg_lcm_{s}({t} a, {t} b) {{
   {t} divisor = tg_gcd_{s}(a, b);
-  {t} product = divisor == 0 ? ({t})0 : ({t})(a / divisor * b);
+  long product = divisor == 0 ? 0 : a / divisor * b;
   return ({t})(product < 0 ? 0 - product : product);
 }}"""
 

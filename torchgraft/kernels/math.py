@@ -410,22 +410,27 @@ _own(
 
 # Trigonometric functions -------------------------------------------------------------------------------------------
 
-# x = (2/pi) n + r with |r| <= pi/4; returns r, and n modulo 4 through the integer. In float64 the reduction keeps all
-# its digits up to |x| = 2^51; beyond, where neighbouring floats are millions of periods apart, the result is only some
-# number in [-1, 1]. Without float64 three words of pi/2 serve up to |x| = 10^5.
+# r with |r| <= pi/4 and n modulo 4 so that x = (pi/2) n + r. In float64 by x (2/pi), with 2/pi in two words. From
+# |x| = 2^51 on x is a multiple of 2^28 (then of 2^54 and 2^80), so that multiples of 4 may be left away of 2^28 (2/pi),
+# which is Payne and Hanek's observation ("Radian reduction for trigonometric functions", SIGNUM 18, 1983) with as many
+# words as a float needs. Without float64 three words of pi/2 serve up to |x| = 10^5.
 _define(
     "TG_REDUCE",
     """
 #ifdef cl_khr_fp64
 #define TG_REDUCE(x, r, n) \\
-  double wide_x = x; \\
-  double shifted = fma(wide_x, 0.63661977236758134, 6755399441055744.0); \\
+  float size = as_float(as_uint(x) & 0x7fffffffu); \\
+  int far = size >= 0x1p51f, very_far = size >= 0x1p77f, farthest = size >= 0x1p103f; \\
+  float unit = farthest ? 0x1p-80f : very_far ? 0x1p-54f : far ? 0x1p-28f : 1.0f; \\
+  double high = farthest ? -0.6569525476390906 : very_far ? 1.2910009524680295 \\
+                : far ? -1.1058921025544264 : 0.6366197723675814; \\
+  double low = farthest ? 4.697763279926451e-17 : very_far ? -3.862804515881076e-17 \\
+               : far ? 7.617183603001664e-17 : -3.935735335036497e-17; \\
+  double wide_x = x * unit; \\
+  double shifted = fma(wide_x, high, 6755399441055744.0); \\
   double turns = shifted - 6755399441055744.0; \\
-  double rest = fma(turns, -1.5707963267948966, wide_x); \\
-  rest = fma(turns, -6.123233995736766e-17, rest); \\
-  float r = (float)rest; \\
-  r = r > 1.0f ? 0.0f : r; \\
-  r = r < -1.0f ? 0.0f : r; \\
+  double rest = fma(wide_x, low, fma(wide_x, high, -turns)); \\
+  float r = (float)(rest * 1.5707963267948966); \\
   int n = (int)as_long(shifted);
 #else
 #define TG_REDUCE(x, r, n) \\

@@ -32,8 +32,20 @@ decompose(
     "glu_backward",
     "renorm",
     "channel_shuffle",
-    "narrow_copy",
 )
+
+
+def _narrow_copy_meta(self: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
+    if dim >= self.dim():  # of all that takes a dimension this op alone raises no IndexError
+        raise RuntimeError(
+            f"Dimension out of range (expected to be in range of [{-self.dim()}, {self.dim() - 1}], but got {dim})"
+        )
+    return torch.empty(self.narrow(dim, start, length).shape, dtype=self.dtype, device="meta")
+
+
+@decomposition("narrow_copy", meta=_narrow_copy_meta)
+def _narrow_copy(self: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
+    return self.narrow(dim, start, length).clone()
 
 
 @decomposition("glu_jvp", meta=lambda glu, **_: torch.empty_like(glu))

@@ -293,8 +293,10 @@ for _name in ("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynom
 
 # ---- parts of numbers ----
 
-row("nextafter", "@nextafter(self, other)", types="float")
 row("frexp.Tensor", {"0": "@frexp_mantissa(self)", "1": "@frexp_exponent(self)"}, types="float")
+
+# These depend on the element type itself, which NO_OPMATH keeps.
+row("nextafter", "@nextafter(self, other)", kind=Kind.NO_OPMATH, types="float")
 
 
 def _replaced(x: str, part: str, nan: Any, posinf: Any, neginf: Any) -> str:
@@ -307,6 +309,7 @@ def _replaced(x: str, part: str, nan: Any, posinf: Any, neginf: Any) -> str:
 row(
     "nan_to_num",
     lambda nan=None, posinf=None, neginf=None, **_: _replaced("self", "", nan, posinf, neginf),
+    kind=Kind.NO_OPMATH,
     integer="self",
     complex=lambda nan=None, posinf=None, neginf=None, **_: (
         f"(T)({_replaced('self.x', '.x', nan, posinf, neginf)}, {_replaced('self.y', '.x', nan, posinf, neginf)})"

@@ -16,7 +16,7 @@ import torch
 from torchgraft.codegen import element_type
 from torchgraft.kernels import reduce as kernels
 from torchgraft.kernels.reduce import Reduction
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
 
 # CPU form: below this many elements one thread is as quick as two; a part of a long row is not shorter than this.
 _SMALL = 32768
@@ -608,3 +608,28 @@ def norm_dim_dtype(
     dtype: torch.dtype,
 ) -> None:
     _norm(p, out, self, order, reduced_dims(self.dim(), dim))
+
+
+# ---- hashes ----
+
+
+@composite("hash_tensor")
+def _hash_tensor(self: torch.Tensor, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> torch.Tensor:
+    """The exclusive or of the bits of all elements as float64 or int64. Kernels take uint64 for int64."""
+    if mode != 0:
+        raise RuntimeError(f"Unknown hash_tensor mode: {mode}")
+    if self.is_complex():
+        raise NotImplementedError(f"hash_tensor is not implemented for {self.dtype}, on any device")
+    if self.numel() == 0 and len(dim) == 0:
+        raise RuntimeError("hash_tensor: specify the reduction dim with the 'dim' argument where there is no element.")
+    bits = self.double().view(torch.int64) if self.is_floating_point() else self.long()
+    dims = reduced_dims(self.dim(), dim)
+    kept = [size for d, size in enumerate(self.shape) if d not in dims]
+    shape = [1 if d in dims else size for d, size in enumerate(self.shape)] if keepdim else kept
+    bits = bits.movedim(dims, list(range(-len(dims), 0))).reshape(*kept, math.prod(self.shape[d] for d in dims))
+    while (count := bits.shape[-1]) > 1:
+        half = count // 2
+        rest = bits[..., 2 * half :]
+        bits = torch.cat([bits[..., :half] ^ bits[..., half : 2 * half], rest], -1)
+    whole = bits if bits.shape[-1] else bits.new_zeros(*kept, 1)
+    return whole.reshape(shape).view(torch.uint64)

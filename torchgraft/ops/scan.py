@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch._prims_common import canonicalize_dim
 
 from torchgraft.codegen import element_type
 from torchgraft.kernels import scan as kernels
@@ -67,12 +68,12 @@ def cumprod(
 
 
 # torch has no meta kernels for the ops below.
-@planner(
-    "_logcumsumexp",
-    contiguous=True,
-    inplace_safe=True,
-    meta=lambda self, dim: torch.empty(self.shape, dtype=self.dtype, device="meta"),
-)
+def _logcumsumexp_meta(self: torch.Tensor, dim: int) -> torch.Tensor:
+    canonicalize_dim(self.dim(), dim)  # raises IndexError
+    return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+
+@planner("_logcumsumexp", contiguous=True, inplace_safe=True, meta=_logcumsumexp_meta)
 def logcumsumexp(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int) -> None:
     _scan(p, out, self, dim, "logsumexp")
 
