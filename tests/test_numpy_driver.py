@@ -25,6 +25,7 @@ FILES = [
     "test_serialization.py",
     "test_dlpack.py",
     "test_multiprocessing.py",
+    "test_func.py",
 ]
 
 

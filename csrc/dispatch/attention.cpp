@@ -6,6 +6,7 @@
 #include <ATen/native/transformers/attention.h>
 #include <torch/library.h>
 
+#include "../runtime/device.h"
 #include "dispatch.h"
 
 namespace torchgraft {
@@ -39,11 +40,17 @@ bool fused_serves(const at::Tensor& query, const at::Tensor& key, const at::Tens
   return true;
 }
 
+// Without a compiler there is no fused kernel, and the CPU, which runs the ops then, has none either.
+bool has_kernels(const at::Tensor& query) {
+  return !devices_opened() || get_device(query.device().index()).has(TG_CAP_COMPILER);
+}
+
 int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                const std::optional<at::Tensor>& mask, double dropout, bool is_causal, std::optional<double> scale,
                bool enable_gqa) {
   at::Context& context = at::globalContext();
-  bool fused = context.userEnabledOverrideableSDP() && fused_serves(query, key, value, mask, is_causal, enable_gqa);
+  bool fused = context.userEnabledOverrideableSDP() && has_kernels(query) &&
+               fused_serves(query, key, value, mask, is_causal, enable_gqa);
   if (fused) return static_cast<int64_t>(at::SDPBackend::overrideable);
   TORCH_CHECK(context.userEnabledMathSDP(), "No available kernel. Aborting execution.");
   return static_cast<int64_t>(at::SDPBackend::math);
