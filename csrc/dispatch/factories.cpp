@@ -86,17 +86,17 @@ void resize_tensor(c10::TensorImpl* self, c10::IntArrayRef size, at::OptionalInt
   if (self->sizes() == size && (!stride || self->strides() == *stride)) return;
   at::detail::check_size_nonnegative(size);
   const size_t item = self->dtype().itemsize(), offset = self->storage_offset();
-  size_t bytes;
+  const size_t bytes = stride ? at::detail::computeStorageNbytes(size, *stride, item, offset)
+                              : at::detail::computeStorageNbytesContiguous(size, item, offset);
+  // First what may fail, so that then the tensor is as it was.
+  const c10::Storage& storage = self->unsafe_storage();
+  if (c10::multiply_integers(size) > 0 && bytes > storage.nbytes())
+    at::detail::getPrivateUse1Hooks().resizePrivateUse1Bytes(storage, bytes);
   if (stride) {
-    bytes = at::detail::computeStorageNbytes(size, *stride, item, offset);
     self->set_sizes_and_strides(size, *stride);
   } else {
-    bytes = at::detail::computeStorageNbytesContiguous(size, item, offset);
     self->set_sizes_contiguous(size);
   }
-  const c10::Storage& storage = self->unsafe_storage();
-  if (self->numel() > 0 && bytes > storage.nbytes())
-    at::detail::getPrivateUse1Hooks().resizePrivateUse1Bytes(storage, bytes);
 }
 
 const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size,

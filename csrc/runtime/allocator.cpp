@@ -13,6 +13,7 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "adopted_memory.h"
 #include "command.h"
 #include "event.h"
 #include "stream.h"
@@ -700,7 +701,7 @@ c10::DeviceIndex device_of_address(const void* address) {
   raise_if_forked();
   for (c10::DeviceIndex index = 0; index < kMaxDevices; ++index)
     if (Heap* heap = heaps[index].load(); heap && heap->find(address)) return index;
-  return -1;
+  return device_of_adopted(address);
 }
 
 void set_memory_limit(c10::DeviceIndex index, uint64_t bytes) { heap_of(index).set_limit(bytes); }

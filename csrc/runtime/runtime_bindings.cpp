@@ -1,3 +1,4 @@
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
@@ -6,6 +7,7 @@
 
 #include <limits>
 
+#include "adopted_memory.h"
 #include "allocator.h"
 #include "assertions.h"
 #include "command.h"
@@ -150,6 +152,18 @@ py::object generator_object(c10::DeviceIndex index) {
   return py::reinterpret_steal<py::object>(THPGenerator_Wrap(default_generator(index)));
 }
 
+// Bytes over another library's device memory; `owner` lives as long as they are in use.
+at::Tensor adopt(c10::DeviceIndex index, uintptr_t address, size_t bytes, py::object owner) {
+  auto* held = new py::object(std::move(owner));
+  c10::Storage storage = adopt_memory(index, reinterpret_cast<void*>(address), bytes, [held] {
+    if (!Py_IsInitialized()) return;
+    py::gil_scoped_acquire gil;
+    delete held;
+  });
+  at::Tensor tensor = at::empty({0}, at::device(storage.device()).dtype(at::kByte));
+  return tensor.set_(storage, 0, {static_cast<int64_t>(bytes)}, {1});
+}
+
 const tg_driver* driver_of(const py::object& table) {
   if (py::isinstance<py::capsule>(table)) {
     auto capsule = py::reinterpret_borrow<py::capsule>(table);
@@ -235,6 +249,12 @@ void bind_runtime(py::module_& m) {
         return reinterpret_cast<uintptr_t>(stream_handle(static_cast<c10::DeviceIndex>(index), id));
       },
       "The driver's handle of a stream.");
+  def(
+      "adopt_memory",
+      [](int index, uintptr_t address, size_t bytes, py::object owner) {
+        return adopt(static_cast<c10::DeviceIndex>(index), address, bytes, std::move(owner));
+      },
+      "A tensor of bytes over device memory that another library allocated; it keeps `owner` alive.");
   def("carry_backend_meta", &carry_backend_meta, "Gives the second tensor, a copy of the first, the first's fields.");
   def_waiting(
       "device_of_address",

@@ -274,6 +274,40 @@ OCL_EXPORT void torchgraft_opencl_fallback_libraries(const char* paths) {
   set_fallback_libraries(paths != nullptr ? paths : "");
 }
 
+// For torchgraft_opencl/interop.py: OpenCL's own objects, borrowed. They return a tg_status, and the table's last_error
+// says what went wrong.
+OCL_EXPORT tg_status torchgraft_opencl_device(int32_t device, cl_context* context, cl_device_id* id, int32_t* model) {
+  return run("torchgraft_opencl_device", [&] {
+    Device& d = device_at(device);
+    *context = d.context();
+    *id = d.id;
+    *model = static_cast<int32_t>(d.memory->model);
+  });
+}
+
+OCL_EXPORT tg_status torchgraft_opencl_queue(int32_t device, tg_stream stream, cl_command_queue* queue) {
+  return run("torchgraft_opencl_queue", [&] { *queue = share(stream_of(device, stream)); });
+}
+
+OCL_EXPORT tg_status torchgraft_opencl_place(int32_t device, const void* address, uint64_t bytes, cl_mem* buffer,
+                                             uint64_t* offset) {
+  return run("torchgraft_opencl_place", [&] {
+    const Memory::Place place = device_at(device).memory->find(address, bytes);
+    *buffer = place.buffer;
+    *offset = place.offset;
+  });
+}
+
+OCL_EXPORT tg_status torchgraft_opencl_adopt(int32_t device, cl_mem buffer, uint64_t bytes, void** address) {
+  return run("torchgraft_opencl_adopt", [&] { *address = device_at(device).memory->adopt(buffer, bytes); });
+}
+
+OCL_EXPORT tg_status torchgraft_opencl_release(int32_t device, void* address) {
+  return run("torchgraft_opencl_release", [&] { device_at(device).memory->deallocate(address); });
+}
+
+OCL_EXPORT const char* torchgraft_opencl_last_error() { return last_error(); }
+
 // What was found and what was refused, as lines of text (see Journal in device.h); opens the devices. After a failure
 // it is what had been met until then.
 OCL_EXPORT const char* torchgraft_opencl_journal(void) {

@@ -116,6 +116,21 @@ void* Memory::allocate(uint64_t bytes) {
   return address;
 }
 
+void* Memory::adopt(cl_mem buffer, uint64_t bytes) {
+  if (model != MemoryModel::kBuffer) fail_invalid("this device's memory is no buffers, so it has no use for one");
+  void* address = reserve_addresses(bytes, PROT_NONE, MAP_NORESERVE);
+  if (address == nullptr) fail_memory("no addresses are left");
+  const cl_int status = device_.api->clRetainMemObject(buffer);
+  if (status != CL_SUCCESS) {
+    munmap(address, bytes);
+    fail_call("clRetainMemObject", status);
+  }
+  allocated_.fetch_add(bytes, std::memory_order_relaxed);
+  std::lock_guard lock(mutex_);
+  device_allocations_[reinterpret_cast<uintptr_t>(address)] = {bytes, buffer};
+  return address;
+}
+
 Memory::Allocation Memory::take(Table& table, void* address) {
   std::lock_guard lock(mutex_);
   const auto found = table.find(reinterpret_cast<uintptr_t>(address));

@@ -37,6 +37,9 @@ class Memory {
   // Only in the model kBuffer: the buffer of an address inside an allocation of which `bytes` bytes follow.
   Place find(const void* address, uint64_t bytes = 1) const;
 
+  // Only in the model kBuffer: an address for somebody else's buffer, which is kept until the address is deallocated.
+  void* adopt(cl_mem buffer, uint64_t bytes);
+
   // Host memory from which the device copies quickly and without blocking.
   void* allocate_pinned(uint64_t bytes);
   void deallocate_pinned(void* address);

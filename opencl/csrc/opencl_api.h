@@ -122,6 +122,7 @@ using NativeKernel = void (*)(void*);
   X(clCreateCommandQueue, 9, cl_command_queue, (cl_context, cl_device_id, cl_bitfield, cl_int*))                      \
   X(clReleaseCommandQueue, 11, cl_int, (cl_command_queue))                                                            \
   X(clCreateBuffer, 14, cl_mem, (cl_context, cl_bitfield, size_t, void*, cl_int*))                                    \
+  X(clRetainMemObject, 17, cl_int, (cl_mem))                                                                          \
   X(clReleaseMemObject, 18, cl_int, (cl_mem))                                                                         \
   X(clCreateProgramWithSource, 26, cl_program, (cl_context, cl_uint, const char**, const size_t*, cl_int*))           \
   X(clCreateProgramWithBinary, 27, cl_program,                                                                        \

@@ -1,5 +1,6 @@
 #include "stream.h"
 
+#include <chrono>
 #include <memory>
 
 namespace ocl {
@@ -49,6 +50,7 @@ void become_untimed(tg_stream_& stream) {
 void become_idle(tg_stream_& stream) {
   set_tail(stream, nullptr);
   stream.since_idle = 0;
+  if (stream.shared) return;  // for all that is known here
   stream.busy.store(false, std::memory_order_release);
   if (stream.timed && stream.since_timed >= kUntimed) [[unlikely]]
     become_untimed(stream);
@@ -59,6 +61,11 @@ void add_marker(tg_stream_& stream) {
   check(stream.device->api->clEnqueueMarkerWithWaitList(stream.queue, 0, nullptr, &marker),
         "clEnqueueMarkerWithWaitList");
   note_submission(stream, marker);
+}
+
+// After this the tail is the last command of the queue, or unknown.
+void doubt_tail(tg_stream_& stream) {
+  if (stream.shared) set_tail(stream, nullptr);
 }
 
 void flush_locked(tg_stream_& stream) {
@@ -82,6 +89,25 @@ void become_timed(tg_stream_& stream) {
   device.api->clReleaseCommandQueue(stream.queue);
   stream.queue = timed;
   stream.timed = true;
+}
+
+// Only a marker behind what others have queued can tell. One that is still pending is asked again, so that a caller who
+// asks in a loop does not fill the queue; a new one is given a moment, since none is done at once.
+cl_int status_of_shared(tg_stream_& stream) {
+  constexpr auto kMoment = std::chrono::microseconds(100);
+  const Api& api = *stream.device->api;
+  if (stream.tail != nullptr) {
+    const cl_int status = event_status(api, stream.tail);
+    if (status > CL_COMPLETE) return status;
+  }
+  add_marker(stream);
+  flush_locked(stream);
+  const auto end = std::chrono::steady_clock::now() + kMoment;
+  cl_int status = CL_COMPLETE;
+  do {
+    status = event_status(api, stream.tail);
+  } while (status > CL_COMPLETE && std::chrono::steady_clock::now() < end);
+  return status;
 }
 
 }  // namespace
@@ -135,6 +161,7 @@ void wait(tg_stream_& stream) {
   {
     std::lock_guard lock(stream.mutex);
     if (!stream.busy.load(std::memory_order_relaxed)) return;
+    doubt_tail(stream);
     tail = stream.tail;
     if (tail != nullptr) api.clRetainEvent(tail);
     queue = stream.queue;
@@ -156,8 +183,8 @@ bool is_idle(tg_stream_& stream) {
   if (!stream.busy.load(std::memory_order_acquire)) return true;
   std::lock_guard lock(stream.mutex);
   if (!stream.busy.load(std::memory_order_relaxed)) return true;
-  if (stream.tail == nullptr) add_marker(stream);
-  const cl_int status = event_status(*stream.device->api, stream.tail);
+  if (stream.tail == nullptr && !stream.shared) add_marker(stream);
+  const cl_int status = stream.shared ? status_of_shared(stream) : event_status(*stream.device->api, stream.tail);
   if (status > CL_COMPLETE) {
     if (stream.since_flush != 0) flush_locked(stream);  // or it might never begin
     return false;
@@ -167,9 +194,18 @@ bool is_idle(tg_stream_& stream) {
   return true;
 }
 
+cl_command_queue share(tg_stream_& stream) {
+  std::lock_guard lock(stream.mutex);
+  prepare_timing(stream);  // which would exchange the queue later
+  stream.shared = true;
+  stream.busy.store(true, std::memory_order_release);
+  return stream.queue;
+}
+
 cl_event last_event(tg_stream_& stream, bool timed) {
   std::lock_guard lock(stream.mutex);
   const Api& api = *stream.device->api;
+  doubt_tail(stream);
   if (timed) {
     const bool was_timed = stream.timed;
     prepare_timing(stream);

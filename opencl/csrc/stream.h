@@ -29,6 +29,7 @@ struct tg_stream_ {
   uint32_t since_idle = 0;       // of them, those since the stream was last idle
   uint32_t since_flush = 0;
   uint32_t since_timed = 0;  // of them, those since time was last asked of one
+  bool shared = false;       // others have the queue too, and what they put into it is not counted here
 };
 
 namespace ocl {
@@ -46,6 +47,10 @@ bool is_idle(tg_stream_& stream);
 cl_event last_event(tg_stream_& stream, bool timed);
 
 void flush(tg_stream_& stream);
+
+// The stream's queue, for others to put commands into. From then on it stays the same queue, and the stream never
+// counts as idle without having asked it.
+cl_command_queue share(tg_stream_& stream);
 
 // The event that times what the calling thread queues on its device, or NULL.
 inline constinit thread_local tg_event timer = nullptr;
