@@ -57,7 +57,7 @@ def describe(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def describe_each(received: Any, answers: Any) -> None:
-    while (tensors := received.get(timeout=SECONDS)) is not None:
+    while (tensors := received.get()) is not None:
         first = tensors[0]
         before = [describe(tensor) for tensor in tensors]
         if first.numel() and not first.requires_grad and not first.is_conj():
@@ -122,7 +122,7 @@ def describer(device: str) -> Iterator[Any]:
     """A spawned process that tells of each list of tensors that it is sent: as it came, and with the first set to 0."""
     context = mp.get_context("spawn")
     received, answers = context.Queue(), context.Queue()
-    process = context.Process(target=describe_each, args=(received, answers))
+    process = context.Process(target=describe_each, args=(received, answers), daemon=True)
     process.start()
 
     def ask(*tensors: torch.Tensor) -> tuple[list[dict[str, Any]], list[Any]]:

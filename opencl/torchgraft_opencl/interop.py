@@ -183,8 +183,8 @@ def tensor(array: pyopencl.array.Array, device: DeviceLike = None) -> torch.Tens
     native = _native(index)
     if array.context is None or array.context.int_ptr != native.context:
         raise ValueError(
-            f"the array is in another OpenCL context than '{_backend.name()}:{index}': allocate it in interop.context(), "
-            "or copy it: torch.from_numpy(array.get())"
+            f"the array is in another OpenCL context than '{_backend.name()}:{index}': allocate it in "
+            "interop.context(), or copy it: torch.from_numpy(array.get())"
         )
     dtype = torch.from_numpy(numpy.empty(0, array.dtype)).dtype
     strides = [stride // array.dtype.itemsize for stride in array.strides]
