@@ -19,6 +19,7 @@ from torchgraft.device_module import make_device_module
 from torchgraft.driver import Driver, SharedLibrary
 from torchgraft.installed import DRIVERS, installed_drivers
 from torchgraft.naming import check_name
+from torchgraft.shutdown import wait_at_exit
 
 __all__ = ["RegistrationError", "SharedLibrary", "check_attributes", "register", "registered_name"]
 
@@ -266,6 +267,7 @@ def _install_kernels() -> None:
     """The core's kernels now; the op library, which takes longer, when the device is first used."""
     _C.install_kernels()
     _backend.when_opened(_install_ops)
+    _backend.when_opened(wait_at_exit)
 
 
 def _kernels_are_installed() -> bool:
