@@ -45,7 +45,8 @@ def open_devices() -> None:
         _opening = True
         try:
             while _waiting:
-                _waiting.pop(0)()
+                _waiting[0]()  # one that fails stays, to fail again at the next use
+                del _waiting[0]
             _opened = True
         finally:
             _opening = False
