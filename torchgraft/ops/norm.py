@@ -352,18 +352,16 @@ def _batch_norm(
         p.copy(y, target)
 
 
-def _batch_norm_meta(
-    input: torch.Tensor, weight: torch.Tensor | None, training: bool, **_: Any
+def _batch_norm_without_statistics_meta(
+    input: torch.Tensor, weight: torch.Tensor | None, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As on torch's CPU there are no statistics to save in evaluation."""
     if input.dim() < 2:
         raise RuntimeError(f"batch norm takes inputs of at least two dimensions, not {input.dim()}")
-    own = torch.promote_types(input.dtype, torch.float32)
-    saved = [input.new_empty((input.size(1) if training else 0,), dtype=own) for _ in range(2)]
+    saved = [input.new_empty((input.size(1),), dtype=_accumulate(input)) for _ in range(2)]
     return torch.empty_like(input), saved[0], saved[1]
 
 
-@planner("native_batch_norm", meta=_batch_norm_meta)
+@planner("native_batch_norm")
 def batch_norm(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -379,7 +377,7 @@ def batch_norm(
     _batch_norm(p, *out, input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
-enter("_native_batch_norm_legit", batch_norm, meta=_batch_norm_meta)
+enter("_native_batch_norm_legit", batch_norm)
 
 
 def batch_norm_with_update(
@@ -399,7 +397,7 @@ def batch_norm_with_update(
 enter("_batch_norm_with_update", batch_norm_with_update)
 
 
-@planner("_native_batch_norm_legit.no_stats", meta=_batch_norm_meta)  # torch has none for its out= form
+@planner("_native_batch_norm_legit.no_stats", meta=_batch_norm_without_statistics_meta)  # torch has none for out=
 def batch_norm_without_statistics(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
