@@ -673,6 +673,48 @@ class TestDrivers:
             assert names[0] == "two:0" and names[1] == "two:1"
         """)
 
+    def test_no_device(self, drivers: Callable[[str], str]) -> None:
+        """A profile of the CPU works all the same, whether or not somebody has looked for devices."""
+        drivers("""
+            class Broken(NumpyDriver):
+                def device_count(self):
+                    raise OSError("the cable is loose")
+
+            torchgraft.register("broken", [Broken()])
+            for _ in range(2):
+                with profile() as prof:
+                    torch.randn(10).sum()
+                assert "aten::sum" in {e.name for e in prof.events()}
+                with torch.autograd.profiler.profile(use_device="broken", use_kineto=False) as prof:
+                    torch.randn(10).sum()
+                assert "aten::sum" in {e.name for e in prof.function_events}
+                assert torch.broken.device_count() == 0
+        """)
+
+    def test_a_profile_opens_no_device(self, drivers: Callable[[str], str]) -> None:
+        drivers("""
+            torchgraft.register("unused", [NumpyDriver()])
+            with profile():
+                torch.randn(10).sum()
+            assert not torchgraft._C.devices_opened()
+        """)
+
+    def test_more_than_are_kept(self, drivers: Callable[[str], str]) -> None:
+        said = drivers("""
+            torchgraft.register("npy", [NumpyDriver()])
+            torchgraft._C.set_activity_capacity(100)
+            x = torch.randn(10)
+            with profile() as prof:
+                for _ in range(150):
+                    x.to("npy")
+            assert len(copies(trace(prof))) == 100
+            with profile() as prof:
+                x.to("npy")
+            assert len(copies(trace(prof))) == 1
+        """)
+        # With them the wait at the end.
+        assert said.count("profile of npy: 51 activities after the first 100 were not kept") == 1
+
     def test_profiles_from_before_the_backend(self, drivers: Callable[[str], str]) -> None:
         drivers("""
             with profile(activities=[ProfilerActivity.CPU]):

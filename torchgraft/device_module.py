@@ -83,7 +83,14 @@ def set_device(device: DeviceLike) -> None:
 
 
 def synchronize(device: DeviceLike = None) -> None:
-    """Waits until all work submitted to the device is done, and raises what its kernels reported."""
+    """Waits until all work submitted to the device is done, and raises what its kernels reported.
+
+    As long as the devices are not open there is nothing to wait for. (torch's profiler calls this at the end of every
+    profile, also where there is no device.)
+    """
+    if device is None and not _backend.is_opened():
+        _C.raise_if_forked()
+        return
     _backend.open_devices()
     _C.synchronize(_backend.device_index(device))
 

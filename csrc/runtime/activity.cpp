@@ -23,8 +23,8 @@ namespace {
 constexpr size_t kDrain = 256;
 // Where the host is that far ahead of the device, it waits.
 constexpr size_t kMostPending = 8192;
-// 200 MB. torch's own record of the operators above them takes a multiple of that.
-constexpr size_t kMostActivities = size_t{1} << 20;
+// What is kept of one profile by default. torch makes 3 kB of each, as much as of the operator above it.
+std::atomic<uint64_t> capacity{uint64_t{1} << 20};
 
 int64_t now() { return c10::getTime(); }
 
@@ -90,7 +90,7 @@ class Collector {
       problems_.clear();
     }
     if (dropped != 0) {
-      problems.push_back(std::to_string(dropped) + " activities after the first " + std::to_string(kMostActivities) +
+      problems.push_back(std::to_string(dropped) + " activities after the first " + std::to_string(capacity.load()) +
                          " were not kept; profile fewer steps at a time (torch.profiler.schedule)");
     }
     std::sort(activities.begin(), activities.end(),
@@ -208,7 +208,7 @@ class Collector {
         return;
       }
       pending.activity.number = ++submitted_;
-      if (pending.activity.number > kMostActivities) {
+      if (pending.activity.number > capacity.load(std::memory_order_relaxed)) {
         ++dropped_;
         discarded_.push_back(std::move(pending));
         full = discarded_.size() >= kDrain;
@@ -454,6 +454,7 @@ Activity make(Activity::Kind kind) {
 }  // namespace
 
 void start_collecting() { collector().start(); }
+void set_activity_capacity(uint64_t most) { capacity.store(most); }
 void abandon_collecting() noexcept { collector().abandon(); }
 std::vector<Activity> stop_collecting(std::vector<std::string>& problems) { return collector().stop(problems); }
 

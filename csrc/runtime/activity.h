@@ -44,6 +44,8 @@ inline bool collecting() noexcept { return detail::collecting.load(std::memory_o
 void start_collecting();
 std::vector<Activity> stop_collecting(std::vector<std::string>& problems);
 void abandon_collecting() noexcept;
+// How many activities of one collection are kept, in place of a million.
+void set_activity_capacity(uint64_t most);
 
 // Which operator and which record_function the calling thread is in.
 void push_op(uint64_t correlation);

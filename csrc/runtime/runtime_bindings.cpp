@@ -216,6 +216,7 @@ void bind_runtime(py::module_& m) {
   def_waiting("device_count", [] { return static_cast<int>(device_count()); }, "Opens the drivers at the first call.");
   def_waiting("device_errors", [] { return device_errors(); }, "Why devices are missing, or ''.");
   def("devices_opened", [] { return devices_opened(); }, "Whether the drivers have been opened.");
+  def("set_activity_capacity", &set_activity_capacity, "How many activities one profile keeps.");
   def(
       "device_properties", [](int index) { return properties_dict(get_device(static_cast<c10::DeviceIndex>(index))); },
       "The properties of a device.");
