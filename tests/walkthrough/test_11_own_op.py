@@ -16,11 +16,11 @@ def _declared() -> None:
     torch.library.define("walkthrough::softclip", "(Tensor x, float limit=1.0) -> Tensor")
     torchgraft.ops.row("walkthrough::softclip", "limit * @tanh(x / limit)")
 
-    def keep(ctx, inputs, output):  # type: ignore[no-untyped-def]
+    def keep(ctx, inputs, output):
         ctx.save_for_backward(output)
         ctx.limit = inputs[1]
 
-    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad):
         (output,) = ctx.saved_tensors
         return grad * (1 - (output / ctx.limit) ** 2), None
 
