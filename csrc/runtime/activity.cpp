@@ -50,6 +50,7 @@ struct Track {
 struct Pending {
   Activity activity;
   Timing timing;
+  std::shared_ptr<Track> track;  // NULL for a Wait
   EventPtr begin, end;
 };
 
@@ -112,7 +113,7 @@ class Collector {
     const uint64_t collection = this->collection();
     describe(activity, device, stream);
     std::shared_ptr<Track> track = track_of(device);
-    Pending pending{activity, track->timing, nullptr, nullptr};
+    Pending pending{activity, track->timing, track, nullptr, nullptr};
     before(pending, device, stream);
     pending.activity.host_begin = now();
     tg_status status = command();
@@ -132,7 +133,7 @@ class Collector {
     activity.host_begin = now();
     tg_status status = wait();
     activity.host_end = now();
-    if (status == TG_OK) add({activity, Timing::Host, nullptr, nullptr}, collection);
+    if (status == TG_OK) add({activity, Timing::Host, nullptr, nullptr, nullptr}, collection);
     return status;
   }
 
@@ -268,7 +269,8 @@ class Collector {
     Activity& activity = pending.activity;
     try {
       if (pending.timing == Timing::Commands) read_command(activity, *pending.end);
-      if (pending.timing == Timing::Events) read_events(activity, *pending.begin, *pending.end);
+      if (pending.timing == Timing::Events)
+        read_events(activity, *pending.track->reference, *pending.begin, *pending.end);
     } catch (const std::exception& error) {
       note_problem(error);
     }
@@ -290,9 +292,8 @@ class Collector {
     activity.timed_by_device = true;
   }
 
-  void read_events(Activity& activity, Event& begin, Event& end) {
+  void read_events(Activity& activity, Event& reference, Event& begin, Event& end) {
     synchronize_event(end);
-    Event& reference = *track_of(get_device(activity.device))->reference;
     activity.begin = nanoseconds(elapsed_time(reference, begin));
     activity.end = std::max(activity.begin, nanoseconds(elapsed_time(reference, end)));
     activity.timed_by_device = true;
