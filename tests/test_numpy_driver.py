@@ -26,6 +26,9 @@ FILES = [
     "test_dlpack.py",
     "test_multiprocessing.py",
     "test_func.py",
+    "walkthrough/test_04_saving.py",
+    "walkthrough/test_08_memory.py",
+    "walkthrough/test_09_fallback.py",
 ]
 
 
