@@ -28,14 +28,17 @@ SECONDS = 120
 
 # A spawned process reads this module before it reads what it is sent: here it registers the backend, as a user's main
 # module does by importing the backend's package.
-if multiprocessing.parent_process() is not None and os.environ.get("TORCHGRAFT_TEST_DEVICE") == "npy":
-    from numpy_driver import NumpyDriver
+if multiprocessing.current_process().name != "MainProcess":
+    if os.environ.get("TORCHGRAFT_TEST_DEVICE") == "npy":
+        from numpy_driver import NumpyDriver
 
-    import torchgraft
+        import torchgraft
 
-    torchgraft.register("npy", [NumpyDriver()])
-elif multiprocessing.parent_process() is not None:
-    import torchgraft_opencl  # noqa: F401
+        torchgraft.register("npy", [NumpyDriver()])
+    else:
+        import torchgraft_opencl
+
+        torchgraft_opencl.register()
 
 
 def describe(tensor: torch.Tensor) -> dict[str, Any]:
