@@ -286,6 +286,15 @@ def test_arrays_whose_memory_cannot_be_shared() -> None:
     array = pyopencl.array.zeros(interop.queue(), 4, numpy.float32, allocator=alien)
     with pytest.raises(ValueError, match=rf"{needed}.*from_numpy\(array\.get\(\)\)"):
         interop.tensor(array)
+    array.context = None
+    with pytest.raises(ValueError, match="another OpenCL context"):
+        interop.tensor(array)
+
+
+@pytest.mark.skipif(
+    interop.device().platform not in pyopencl.get_platforms(), reason="PyOpenCL cannot make contexts on this platform"
+)
+def test_arrays_of_other_contexts() -> None:
     other = pyopencl.CommandQueue(pyopencl.Context([interop.device()]))
     with pytest.raises(ValueError, match="another OpenCL context"):
         interop.tensor(pyopencl.array.zeros(other, 4, numpy.float32))
