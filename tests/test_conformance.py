@@ -88,7 +88,7 @@ def run(device: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def conform(device: str, results: Path, ops: str, *more: str) -> int:
     options = ["--import", "torchgraft_opencl"] if torch.device(device).type == "ocl" else []
-    options += ["--import", "broken_ops", "--dtypes", "float32", "--samples", "1", "--jobs", "1", "--timeout", "60"]
+    options += ["--import", "broken_ops", "--dtypes", "float32", "--samples", "1", "--jobs", "1", "--timeout", "30"]
     return main(["conformance", "--device", device, "--results", str(results), "--ops", ops, *options, *more])
 
 
@@ -146,3 +146,9 @@ def test_coverage(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     rows = json.loads(text.split('id="data">')[1].split("</script>")[0])
     assert {row["op"]: row["state"] for row in rows}["erfc"] == "wrong"
     assert main(["coverage", str(tmp_path / "none.jsonl")]) == 2
+
+
+def test_a_device_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results.jsonl"
+    assert main(["conformance", "--device", "nowhere", "--results", str(results), "--ops", "^abs", "--jobs", "1"]) == 2
+    assert "cases cannot be run on 'nowhere'" in capsys.readouterr().err and not results.read_text()

@@ -46,8 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.again:
         arguments.results.unlink(missing_ok=True)
-    with runner.progress_bar(len(wanted), arguments.results, wanted) as progress:
-        records = runner.run(wanted, options, arguments.results, progress)
+    try:
+        with runner.progress_bar(len(wanted), arguments.results, wanted) as progress:
+            records = runner.run(wanted, options, arguments.results, progress)
+    except runner.WorkerError as error:
+        print(error, file=sys.stderr)
+        return 2
     names = {str(case) for case in wanted}
     ran = [record for name, record in records.items() if name in names]
     declared = read_exceptions(arguments.exceptions) if arguments.exceptions else []

@@ -24,9 +24,15 @@ from typing import Any
 
 from torchgraft.testing.conformance.cases import Case
 
-__all__ = ["Options", "progress_bar", "read_results", "run"]
+__all__ = ["Options", "WorkerError", "progress_bar", "read_results", "run"]
 
 Record = dict[str, Any]
+
+START_TIMEOUT = 600  # seconds
+
+
+class WorkerError(RuntimeError):
+    """The processes that run cases do not start."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,7 @@ class Worker:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self.started = False
         self.phase = tempfile.NamedTemporaryFile(prefix="torchgraft-phase-")  # noqa: SIM115  # closed by close()
         self.phase.write(b"-")
         self.phase.flush()
@@ -165,23 +172,35 @@ class Worker:
         )
 
     def ask(self, case: str) -> Record:
-        """The record of a case; its `status` is "ran", "crash", "timeout" or "start" (the worker did not come up)."""
+        """The record of a case; its `status` is "ran", "crash" or "timeout".
+
+        Raises:
+            WorkerError: the worker did not come up: there is no such device, or torch has no operator database.
+        """
         started = time.monotonic()
         line = b""
         try:
             assert self.process.stdin is not None
             self.process.stdin.write(case.encode() + b"\n")
             self.process.stdin.flush()
+            if not self.started:  # starting, with the import of the database, is no case's time
+                self._wait_until_started()
             line = self._read_line(self.options.timeout)
         except BrokenPipeError:
             pass
         except TimeoutError:
-            return self._ended(case, "timeout", started, f"no answer for {self.options.timeout:.0f} s")
+            return self._ended(case, "timeout", started, f"no answer within {self.options.timeout:.0f} s")
         if not line:
             status = self.process.wait()
             message = signal.Signals(-status).name if status < 0 else f"exit status {status}: {self._last_words()}"
             return self._ended(case, "crash", started, message)
         return {**json.loads(line), "status": "ran"}
+
+    def _wait_until_started(self) -> None:
+        if not self._read_line(START_TIMEOUT):
+            self.process.wait()
+            raise WorkerError(f"cases cannot be run on {self.options.device!r}: {self._last_words()}")
+        self.started = True
 
     def _read_line(self, timeout: float) -> bytes:
         assert self.process.stdout is not None
@@ -199,7 +218,7 @@ class Worker:
 
     def _last_words(self) -> str:
         self.log.seek(0)
-        return self.log.read().decode(errors="replace").strip().splitlines()[-1:].__str__()
+        return self.log.read().decode(errors="replace").strip().rpartition("\n")[2]
 
     def _ended(self, case: str, status: str, started: float, message: str) -> Record:
         phase = Path(self.phase.name).read_text()

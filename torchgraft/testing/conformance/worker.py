@@ -17,6 +17,7 @@ import torch
 
 import torchgraft
 from torchgraft.testing.conformance import Case, run_case
+from torchgraft.testing.conformance.cases import database
 
 PHASES = {"": b"-", "cpu": b"c", "device": b"d"}
 
@@ -31,6 +32,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever else is printed must not mix with the results
     torch.set_num_threads(1)
     torch.empty(0, device=device)
+    database()
     if torchgraft.registration.registered_name() == torch.device(device).type:
         torchgraft.fallback.set_mode("error" if mode == "error" else "silent")
     phase = os.open(phase_file, os.O_WRONLY)
@@ -38,6 +40,7 @@ def main() -> None:
     def note(what: str) -> None:
         os.pwrite(phase, PHASES[what], 0)
 
+    print("ready", file=results, flush=True)
     for line in sys.stdin:
         started = time.perf_counter()
         result = run_case(Case.parse(line.strip()), device, samples=int(samples) or None, phase=note)
