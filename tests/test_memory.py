@@ -135,7 +135,7 @@ class TestOutOfMemory:
         with pytest.raises(torch.OutOfMemoryError) as caught:
             new(100 * MIB, device)
         text = str(caught.value)
-        assert text.startswith(f"{kind}:0: tried to allocate 100.00 MiB; total ")
+        assert text.startswith(f"{kind}:0 out of memory. Tried to allocate 100.00 MiB; total ")
         for part in ("free ", "allocated by tensors ", "reserved but unallocated ", f"try torch.{kind}.empty_cache()"):
             assert part in text
         assert statistic("num_ooms") == ooms + 1

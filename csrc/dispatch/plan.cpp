@@ -144,7 +144,7 @@ struct Call {
         raise_devices_differ(first->device().str(), tensor.device().str());
       }
     } else if (!(tensor.is_cpu() && tensor.dim() == 0)) {
-      raise_devices_differ(backend_name(), tensor.device().str());
+      raise_devices_differ(first ? first->device().str() : backend_name(), tensor.device().str());
     }
   }
 

@@ -543,10 +543,11 @@ class Heap {
       usage = current_usage();
     }
     c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), usage.allocated, usage.reserved, torch_device());
-    std::string text = name() + ": tried to allocate " + format_size(bytes) + "; total " + format_size(total) +
-                       ", free " + format_size(free_bytes) + ", allocated by tensors " + format_size(usage.allocated) +
-                       ", reserved but unallocated " + format_size(usage.reserved - usage.allocated) + "; try torch." +
-                       backend_name() + ".empty_cache() or smaller batches";
+    std::string text = name() + " out of memory. Tried to allocate " + format_size(bytes) + "; total " +
+                       format_size(total) + ", free " + format_size(free_bytes) + ", allocated by tensors " +
+                       format_size(usage.allocated) + ", reserved but unallocated " +
+                       format_size(usage.reserved - usage.allocated) + "; try torch." + backend_name() +
+                       ".empty_cache() or smaller batches";
     if (uint64_t largest = device_.properties.max_allocation; largest && bytes > largest)
       text += "; one allocation has at most " + format_size(largest) + " on this device";
     if (!reason.empty()) text += " (" + reason + ")";

@@ -48,7 +48,7 @@ def test_out_of_memory(device: str) -> None:
     except torch.OutOfMemoryError as error:
         message = str(error)
     # --8<-- [end:oom]
-    assert "tried to allocate" in message.lower()
+    assert "out of memory. Tried to allocate" in message
     assert kept.tolist() == [1.0, 1.0, 1.0]
 
 
