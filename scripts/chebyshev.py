@@ -165,7 +165,8 @@ def multiply(a: list[Fraction], b: list[Fraction]) -> list[Fraction]:
 def inverse_mu() -> list[Fraction]:
     """The series of eta / mu in eta, where eta^2 / 2 = mu - log(1 + mu).
 
-    d mu / d eta = eta (1 + mu) / mu gives a_1 = 1 and the others of mu = sum a_n eta^n one by one (DLMF 5.11.6).
+    d mu / d eta = eta (1 + mu) / mu gives a_1 = 1 and the others of mu = sum a_n eta^n
+    one by one (compare DLMF 5.11.6).
     """
     a = [Fraction(0), Fraction(1)]
     for n in range(2, ORDER + 1):

@@ -333,7 +333,7 @@ _same(
 )
 # B_2k / (2 k)!
 _EULER_MACLAURIN = [b / math.factorial(2 * k) for k, b in enumerate(_BERNOULLI_NUMBERS, 1)]
-# sum of (q + k)^-x for q > 0: nine terms, and the rest by the Euler-Maclaurin formula (DLMF 25.11.28 with a = q + 9).
+# sum of (q + k)^-x for q > 0: nine terms, and the rest by the Euler-Maclaurin formula (DLMF 25.11.7).
 _same(
     "zeta_right",
     "T x, T q",
