@@ -375,10 +375,12 @@ _same(
   return tg_zeta_right_S(x, q - below) + sign * left;
 """,
 )
-# The sums of both signs cancel: as on torch's CPU they are kept in double precision, where the device has it.
+# Sums of both signs cancel: as on torch's CPU they are kept in double precision, where the device has it.
 HELPERS["tg_zeta_f32"] = f"""\
 #ifdef cl_khr_fp64
-TG_FUNCTION float tg_zeta_f32(float x, float q) {{ return (float)tg_zeta_f64(x, q); }}
+TG_FUNCTION float tg_zeta_f32(float x, float q) {{
+  return q > 0.0f && x > 1.0f ? tg_zeta_right_f32(x, q) : (float)tg_zeta_f64(x, q);
+}}
 #else
 {HELPERS["tg_zeta_f32"]}#endif
 """
