@@ -19,7 +19,11 @@ from torchgraft.cli import main
 ROOT = Path(torchgraft.__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 # What a device on host memory has no use for; whatever else is skipped would be an omission.
-REASONS = {"the device does not claim COMPILER", "one device only"}
+REASONS = {
+    "the device does not claim COMPILER",
+    "one device only",
+    "the driver does not time single commands",
+}
 
 
 @dataclass

@@ -51,7 +51,7 @@ class DeviceProtocol:
         assert torch.accelerator.current_accelerator() == torch.device(name)
         assert module.is_available() is True
         assert module.device_count() == torch.accelerator.device_count() >= 1
-        module.synchronize()
+        module.synchronize(device)  # without a device it opens nothing
         assert module.is_initialized()
 
     def test_properties(self, device: str, module: ModuleType) -> None:
