@@ -248,7 +248,8 @@ def test_every_planned_op_has_a_meta_function() -> None:
     """torch's, or one that its planner has given."""
     from torchgraft.plans.registry import has_meta
 
-    without = {name.removeprefix("aten::") for name, entry in plans.ENTRIES.items() if not has_meta(entry.op)}
+    ours = {name: entry for name, entry in plans.ENTRIES.items() if name.startswith("aten::")}  # not other tests'
+    without = {name.removeprefix("aten::") for name, entry in ours.items() if not has_meta(entry.op)}
     assert without - DEPEND_ON_DATA - INTERNAL == set()
     assert without >= {"equal", "masked_select"}  # the check can fail
 
