@@ -63,8 +63,11 @@ def choose(name: str, *references: str) -> None:
     Raises:
         RegistrationError: another backend has this process, so that no use of this one's name could tell why.
     """
-    # Or its driver is just being imported, by its registration.
-    if name not in errors and name != present() and name not in getattr(_this_thread, "attempting", ()):
+    if name in getattr(_this_thread, "attempting", ()):
+        return  # its driver is just being imported, by its registration
+    # A kept error stays, unless it was that nothing is installed under this name: the package brings its drivers along.
+    again = name in errors and not driver_entries(name)
+    if again or (name not in errors and name != present()):
         attempt(name, lambda: _register(name, *references))
         if name in errors and not _can_explain(name):
             raise errors[name]
