@@ -33,7 +33,8 @@ PYBIND11_MODULE(_C, m) {
     torchgraft::register_factories();
     torchgraft::register_views();
     torchgraft::register_copy();
-    torchgraft::register_fallback();
+    torchgraft::register_sparse();
+    torchgraft::register_fallback();  // for what is left
     torchgraft::register_autocast();
     torchgraft::register_attention();
   });

@@ -265,7 +265,7 @@ def test_neither_the_device_nor_the_cpu_has_a_kernel(device: str) -> None:
 
 def test_results_that_the_device_cannot_hold(device: str) -> None:
     with pytest.raises(NotImplementedError, match="cannot hold"):
-        on_cpu(aten._to_sparse.default, torch.ones(2, device=device))
+        on_cpu(aten.to_mkldnn.default, torch.ones(2, device=device))
 
 
 # ---- modes ----------------------------------------------------------------------------------------------------------

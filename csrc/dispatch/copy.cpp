@@ -14,6 +14,7 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/clone_native.h>
 #include <ATen/ops/conj_physical.h>
+#include <ATen/quantized/QTensorImpl.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/strides.h>
@@ -367,8 +368,14 @@ c10::Storage image_storage(const c10::Storage& device_storage) {
 
 at::Tensor tensor_over(c10::Storage storage, const at::Tensor& like) {
   const bool ours = storage.device().is_privateuseone();
-  const c10::DispatchKeySet keys(ours ? c10::DispatchKey::PrivateUse1 : c10::DispatchKey::CPU);
-  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
+  at::Tensor tensor;
+  if (like.is_quantized()) {
+    const c10::DispatchKeySet keys(ours ? c10::DispatchKey::QuantizedPrivateUse1 : c10::DispatchKey::QuantizedCPU);
+    tensor = at::detail::make_tensor<at::QTensorImpl>(std::move(storage), keys, like.dtype(), like.quantizer());
+  } else {
+    const c10::DispatchKeySet keys(ours ? c10::DispatchKey::PrivateUse1 : c10::DispatchKey::CPU);
+    tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
+  }
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   impl->set_storage_offset(like.storage_offset());
   impl->set_sizes_and_strides(like.sizes(), like.strides());

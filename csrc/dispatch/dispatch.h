@@ -20,7 +20,9 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blo
 at::Tensor host_alias(const at::Tensor& device_tensor);
 
 // dispatch/fallback: runs `op` on the CPU with the arguments on `stack`, leaves its results there, counts it.
-void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+// `kernel` is the key of the CPU's kernel: CPU, or that of its sparse or quantised tensors.
+void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack,
+                  c10::DispatchKey kernel = c10::DispatchKey::CPU);
 
 // dispatch/plan: runs `op` by a plan for this call, made by Python when there is none. Used by copy_from for
 // device-to-device copies that are not plain (strided, or changing dtype): the planner of "aten::_copy_from".

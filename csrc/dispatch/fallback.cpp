@@ -26,6 +26,7 @@
 #include "../runtime/stream.h"
 #include "copy.h"
 #include "dispatch.h"
+#include "sparse.h"
 
 namespace torchgraft {
 namespace {
@@ -123,6 +124,9 @@ bool may_be_on_cpu(const c10::OperatorName& name, const c10::Argument& argument)
   return argument.name() == "input_lengths" || argument.name() == "target_lengths" || argument.name() == "lengths";
 }
 
+// Whether the CPU's kernel gives what backward will need only if an argument says that there will be one.
+bool keeps_for_backward(const c10::OperatorName& name) { return name.name == "aten::_sparse_mm_reduce_impl"; }
+
 bool is_generator(const c10::Argument& argument) {
   c10::TypePtr type = argument.type();
   if (auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
@@ -201,7 +205,8 @@ void transform_tensors(c10::IValue& value, const Transform& transform) {
 class HostCall {
  public:
   // Finds the device, and that all arguments are on it. Changes nothing yet.
-  HostCall(const c10::OperatorHandle& op, Stack& stack) : op_(op), name_(op.operator_name()), stack_(stack) {
+  HostCall(const c10::OperatorHandle& op, Stack& stack, c10::DispatchKey kernel)
+      : op_(op), name_(op.operator_name()), stack_(stack), kernel_(kernel) {
     find_device();
     check_devices();
   }
@@ -212,12 +217,14 @@ class HostCall {
 
   void run() {
     std::optional<uint64_t> seed = bring_arguments();
+    if (keeps_for_backward(name_))
+      for (const Pair& pair : pairs_) pair.host.set_requires_grad(pair.device.requires_grad());
     {
       // The kernel may be composed of other ops; those shall not be cast as the CPU's autocast would.
       const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
       std::optional<BorrowedDefaultGenerator> borrowed;
       if (seed) borrowed.emplace(*seed);
-      counterpart().redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
+      counterpart().redispatchBoxed(c10::DispatchKeySet(kernel_), &stack_);
     }
     for (const Pair& pair : pairs_)
       if (pair.written) put_back(pair);
@@ -326,9 +333,15 @@ class HostCall {
     for (Pair& pair : pairs_)
       if (pair.device.is_same(tensor)) {
         pair.written |= written;
-        if (read) fetch(mirror_of(tensor.storage()), tensor);
+        if (read && !is_sparse(tensor)) fetch(mirror_of(tensor.storage()), tensor);
         return pair.host;
       }
+    if (is_sparse(tensor)) {  // its members are needed whether or not they are read: they may be kept
+      at::Tensor host = map_members(tensor, c10::DeviceType::CPU,
+                                    [&](const at::Tensor& member) { return bring(member, written, true); });
+      pairs_.push_back({tensor, host, nullptr, written});
+      return host;
+    }
     if (!unified_ && !written && reaches_too_far(tensor)) {
       at::Tensor dense =
           empty_on_device(device_, tensor.sizes(), c10::contiguous_strides(tensor.sizes()), tensor.scalar_type());
@@ -367,6 +380,10 @@ class HostCall {
 
   void put_back(const Pair& pair) {
     const auto& [device, host, data, written] = pair;
+    if (is_sparse(host)) {
+      replace_members(device, host, [&](const at::Tensor& member) { return to_device(member); });
+      return;
+    }
     const bool moved = host.storage().data() != data;  // the kernel has grown it
     if (host.sizes() != device.sizes() || host.strides() != device.strides() ||
         host.storage_offset() != device.storage_offset()) {
@@ -395,9 +412,12 @@ class HostCall {
     if (!host.defined() || !host.is_cpu()) return host;
     for (const Pair& pair : pairs_)
       if (pair.host.is_same(host)) return pair.device;
-    TORCH_CHECK_NOT_IMPLEMENTED(results_stay_ || host.key_set().has(c10::DispatchKey::CPU), name_,
-                                " gives a tensor (of layout ", host.layout(), host.is_quantized() ? ", quantized" : "",
-                                ") that device '", backend_name(), "' cannot hold");
+    if (is_sparse(host) && !results_stay_)
+      return map_members(host, c10::DeviceType::PrivateUse1,
+                         [&](const at::Tensor& member) { return to_device(member); });
+    TORCH_CHECK_NOT_IMPLEMENTED(results_stay_ || host.layout() == c10::kStrided, name_, " gives a tensor (of layout ",
+                                host.layout(), ") that device '", backend_name(),
+                                "' cannot hold. Move its arguments to the CPU for this call.");
     if (host.layout() == c10::kStrided)
       for (const Mirror& mirror : mirrors_)
         if (host.storage().unsafeGetStorageImpl() == mirror.host.unsafeGetStorageImpl())
@@ -406,6 +426,7 @@ class HostCall {
   }
 
   at::Tensor send(const at::Tensor& host) {
+    if (host.is_quantized()) return send_quantised(host.storage_offset() == 0 ? host : host.clone());
     at::Tensor result =
         host.is_non_overlapping_and_dense()
             ? empty_on_device(device_, host.sizes(), host.strides(), host.scalar_type())
@@ -415,9 +436,18 @@ class HostCall {
     return result;
   }
 
+  at::Tensor send_quantised(const at::Tensor& host) {
+    const at::Tensor memory = empty_on_device(device_, host.sizes(), host.strides(), host.scalar_type());
+    const auto [first, last] = reached_bytes(host);
+    upload(memory.storage(), host.storage(), first, last);
+    bytes_to_device_ += last - first;
+    return tensor_over(memory.storage(), host);
+  }
+
   const c10::OperatorHandle& op_;
   const c10::OperatorName& name_;
   Stack& stack_;
+  const c10::DispatchKey kernel_;
   c10::DeviceIndex device_ = 0;
   bool has_tensors_ = false, results_stay_ = false, unified_ = false;
   std::vector<Mirror> mirrors_;
@@ -439,7 +469,31 @@ void copy_fallback(const c10::OperatorHandle& op, Stack* stack) {
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
-void boxed_fallback(const c10::OperatorHandle& op, Stack* stack) { cpu_fallback(op, stack); }
+template <c10::DispatchKey kernel>
+void boxed_fallback(const c10::OperatorHandle& op, Stack* stack) {
+  cpu_fallback(op, stack, kernel);
+}
+
+template <c10::DispatchKey kernel>
+void register_for(c10::DispatchKey key) {
+  auto* library = new torch::Library(torch::Library::IMPL, "_", key, __FILE__, __LINE__);
+  library->fallback(torch::CppFunction::makeFromBoxedFunction<&boxed_fallback<kernel>>());
+}
+
+// The same for sparse and quantised tensors. What the CPU has a kernel of its own for, for such tensors, must not be
+// composed of other ops as it is for dense ones: a composition comes before a fallback.
+template <c10::DispatchKey kernel>
+void register_each_for(c10::DispatchKey key) {
+  register_for<kernel>(key);
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  auto* library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findOp(name);
+    if (!op || name.name.rfind("aten::", 0) != 0 || !op->hasKernelForDispatchKey(kernel)) continue;
+    if (op->hasKernelForDispatchKey(key)) continue;  // see register_sparse
+    library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&boxed_fallback<kernel>>());
+  }
+}
 
 }  // namespace
 
@@ -470,10 +524,10 @@ void record_fallback_places(bool every_call) noexcept {
 
 void set_fallback_hooks(FallbackHooks hooks) { ledger().hooks = std::move(hooks); }
 
-void cpu_fallback(const c10::OperatorHandle& op, Stack* stack) {
+void cpu_fallback(const c10::OperatorHandle& op, Stack* stack, c10::DispatchKey kernel) {
   const c10::OperatorName& name = op.operator_name();
   const FallbackMode mode = fallback_mode();
-  HostCall call(op, *stack);
+  HostCall call(op, *stack, kernel);
   if (mode == FallbackMode::Error)
     TORCH_CHECK_NOT_IMPLEMENTED(
         false, name, " has no kernel for device '", backend_name(), ":", static_cast<int>(call.device()),
@@ -483,8 +537,8 @@ void cpu_fallback(const c10::OperatorHandle& op, Stack* stack) {
   static const c10::OperatorName copy{"aten::_copy_from", ""};
   if (name == copy) return copy_fallback(op, stack);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU), name, " has no kernel for device '", backend_name(),
-      ":", static_cast<int>(call.device()), "' and PyTorch has none for the CPU, on which it could run instead",
+      op.hasComputedKernelForDispatchKey(kernel), name, " has no kernel for device '", backend_name(), ":",
+      static_cast<int>(call.device()), "' and PyTorch has none for the CPU, on which it could run instead",
       in_parentheses(user_place()), ". Give the device a kernel for it, or move the tensors to a device that has one.");
   announce(name, call.device(), mode);
   const auto start = std::chrono::steady_clock::now();
@@ -494,8 +548,11 @@ void cpu_fallback(const c10::OperatorHandle& op, Stack* stack) {
 }
 
 void register_fallback() {
-  static auto* library = new torch::Library(MAKE_TORCH_LIBRARY_IMPL(_, PrivateUse1));
-  library->fallback(torch::CppFunction::makeFromBoxedFunction<&boxed_fallback>());
+  // Sparse and quantised tensors have keys of their own, for which the CPU has kernels of their own.
+  register_for<c10::DispatchKey::CPU>(c10::DispatchKey::PrivateUse1);
+  register_each_for<c10::DispatchKey::SparseCPU>(c10::DispatchKey::SparsePrivateUse1);
+  register_each_for<c10::DispatchKey::SparseCsrCPU>(c10::DispatchKey::SparseCsrPrivateUse1);
+  register_each_for<c10::DispatchKey::QuantizedCPU>(c10::DispatchKey::QuantizedPrivateUse1);
 }
 
 }  // namespace torchgraft
