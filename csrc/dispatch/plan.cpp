@@ -122,7 +122,7 @@ struct Call {
   const c10::IValue* generator = nullptr;
   c10::DeviceIndex device = -1;
   bool contiguous = false;
-  bool full_overlap = false, partial_overlap = false;
+  Overlap overlap;
 
   Call(const PlannedOp& op, torch::jit::Stack* stack) : op(op) {
     if (op.cpu_tensors_ != CpuTensors::Value) upload(stack);
@@ -244,14 +244,14 @@ struct Call {
           case at::MemOverlapStatus::No:
             break;
           case at::MemOverlapStatus::Full:
-            full_overlap = true;
+            overlap.full = true;
             break;
           case at::MemOverlapStatus::Partial:
-            partial_overlap = true;
+            overlap.partial = true;
             break;
           case at::MemOverlapStatus::TooHard:
-            // Like x[::2] and x[1::2]. An elementwise op goes on, as on the CPU; others write elsewhere first.
-            full_overlap |= !op.pointwise_;
+            // An elementwise op goes on, as on the CPU; others write elsewhere first.
+            overlap.unclear |= !op.pointwise_;
         }
       }
     }
@@ -267,12 +267,26 @@ struct Call {
     return true;
   }
 
+  // Of the four that it may be; it decides what integers and Python's floats become.
+  static uint64_t default_dtype() {
+    switch (c10::get_default_dtype_as_scalartype()) {
+      case at::kDouble:
+        return 1;
+      case at::kHalf:
+        return 2;
+      case at::kBFloat16:
+        return 3;
+      default:
+        return 0;
+    }
+  }
+
   Key key() const {
     Key key;
     bool large = contiguous && first->numel() > INT32_MAX;
     key.push_back(uint64_t(uint8_t(device)) | uint64_t(contiguous) << 8 | uint64_t(large) << 9 |
-                  uint64_t(full_overlap) << 10 | uint64_t(partial_overlap) << 11 |
-                  uint64_t(at::globalContext().deterministicAlgorithms()) << 12 |
+                  uint64_t(overlap.full) << 10 | uint64_t(overlap.partial) << 11 | uint64_t(overlap.unclear) << 12 |
+                  uint64_t(at::globalContext().deterministicAlgorithms()) << 13 | default_dtype() << 14 |
                   plan_epoch.load(std::memory_order_relaxed) << 16);
     size_t tensor = 0, scalar = 0;
     uint64_t touched = op.touched_.load(std::memory_order_acquire);
@@ -419,6 +433,7 @@ struct Replay {
   tg_stream stream;
   c10::SmallVector<char*, 16> slots;
   int64_t numel = 0, chunk = 0;
+  bool checked = false;  // a kernel has been launched that may report an error
   std::pair<uint64_t, uint64_t> philox{0, 0};
 
   Replay(const Plan& plan, const Call& call)
@@ -442,7 +457,13 @@ struct Replay {
       if (call.generator != nullptr && !call.generator->isNone()) generator = call.generator->toGenerator();
       philox = reserve_philox(generator, call.device, plan.philox_count);
     }
+    // The plan may be dropped, and its tables with it, while work on this stream still reads them.
+    for (const at::Tensor& table : plan.tables)
+      device_allocator()->recordStream(table.storage().data_ptr(), current_stream(call.device));
     for (const Step& step : plan.steps) std::visit([this](const auto& s) { submit(s); }, step);
+    // A CPU's kernels share its cores with the caller, so that waiting for the few that look at what they are given
+    // costs little; and the error comes from the line that caused it.
+    if (checked && device.properties.kind == TG_DEVICE_CPU) synchronize_stream(current_stream(call.device));
     torch::jit::drop(*stack, call.arguments.size());
     for (c10::IValue& result : results) stack->push_back(std::move(result));
   }
@@ -496,7 +517,9 @@ struct Replay {
     c10::SmallVector<tg_arg, 16> args(step.args.begin(), step.args.end());
     for (const auto& [position, source] : step.patches) patch(args[position], source);
     launch(*step.kernel, stream, {step.kernel->dims(), groups, step.kernel->local()}, args, plan.op);
-    if (step.reports) note_checked_launch(call.device);
+    if (!step.reports) return;
+    note_checked_launch(call.device);
+    checked = true;
   }
 
   void patch(tg_arg& arg, const LaunchArg& source) {
@@ -596,8 +619,7 @@ void PlannedOp::insert(const Key& key, const std::shared_ptr<Plan>& plan) {
 
 std::shared_ptr<Plan> PlannedOp::make(Call& call, torch::jit::Stack* stack) {
   misses_.fetch_add(1, std::memory_order_relaxed);
-  auto [plan, touched] = request_plan(
-      {name_, stack, kinds_.size(), call.device, call.contiguous, call.full_overlap, call.partial_overlap});
+  auto [plan, touched] = request_plan({name_, stack, kinds_.size(), call.device, call.contiguous, call.overlap});
   if ((touched & ~touched_.load(std::memory_order_relaxed)) != 0) touched_.fetch_or(touched, std::memory_order_release);
   insert(call.key(), plan);
   return plan;

@@ -125,8 +125,9 @@ struct Plan {
   uint16_t slots = 0;
   uint64_t philox_count = 0;
   std::vector<Guard> guards;
-  bool fallback = false;  // this key goes to the CPU
-  std::string reason;     // why
+  std::vector<at::Tensor> tables;  // constants on the device that launches point into
+  bool fallback = false;           // this key goes to the CPU
+  std::string reason;              // why
   // Instead of steps: a function that runs other ops, for results whose shape depends on data. Replaces the arguments
   // by the results.
   std::function<void(const c10::OperatorHandle&, torch::jit::Stack*)> eager;
@@ -224,6 +225,13 @@ std::vector<PlannedOp*> planned_ops();
 void set_plan_epoch(uint64_t epoch);
 void set_plan_capacity(size_t plans_per_op);
 
+// How the tensors that a call writes lie to its other tensors.
+struct Overlap {
+  bool full = false;     // one is also an input
+  bool partial = false;  // one shares some of its elements with an input
+  bool unclear = false;  // one lies in an input's memory in steps, like x[::2] and x[1::2]
+};
+
 // Implemented by the bindings: asks Python. Returns the plan and the scalars that the planner read.
 struct PlanRequest {
   const std::string& op;
@@ -231,8 +239,7 @@ struct PlanRequest {
   size_t argument_count;
   c10::DeviceIndex device;
   bool contiguous;
-  bool full_overlap;
-  bool partial_overlap;
+  Overlap overlap;
 };
 std::pair<std::shared_ptr<Plan>, uint64_t> request_plan(const PlanRequest& request);
 

@@ -106,6 +106,14 @@ void add_argument(LaunchStep& step, const py::tuple& description) {
     step.args.push_back(fixed);
     return;
   }
+  if (kind == "table") {
+    fixed.is_pointer = 1;
+    fixed.size = sizeof(void*);
+    fixed.value.pointer =
+        static_cast<char*>(THPVariable_Unpack(description[1].ptr()).data_ptr()) + description[2].cast<int64_t>();
+    step.args.push_back(fixed);
+    return;
+  }
   if (kind == "pointer") {
     source.source = ArgSource::Pointer;
     source.index = description[1].cast<uint16_t>();
@@ -277,6 +285,7 @@ std::shared_ptr<Plan> make_plan(const py::dict& description) {
   plan->arena_bytes = description["arena_bytes"].cast<int64_t>();
   plan->slots = description["slots"].cast<uint16_t>();
   plan->philox_count = description["philox_count"].cast<uint64_t>();
+  for (py::handle item : description["tables"]) plan->tables.push_back(THPVariable_Unpack(item.ptr()));
   for (py::handle item : description["guards"]) {
     auto triple = item.cast<py::tuple>();
     plan->guards.push_back({make_bound(triple[1]).index, make_bound(triple[0]), make_bound(triple[2])});
@@ -328,7 +337,7 @@ std::pair<std::shared_ptr<Plan>, uint64_t> request_plan(const PlanRequest& reque
     for (const c10::IValue& value : torch::jit::last(*request.stack, request.argument_count))
       arguments.append(torch::jit::toPyObject(value));
     py::object answer = (*python_planner)(request.op, arguments, int(request.device), request.contiguous,
-                                          request.full_overlap, request.partial_overlap);
+                                          request.overlap.full, request.overlap.partial, request.overlap.unclear);
     auto pair = answer.cast<py::tuple>();
     return {pair[0].cast<std::shared_ptr<Plan>>(), pair[1].cast<uint64_t>()};
   } catch (py::error_already_set& error) {

@@ -25,6 +25,10 @@ Text = str | Callable[..., str]
 
 _REAL_OF = {"c64": "f32", "c128": "f64"}
 _OPERANDS = ("Tensor", "number", "float")  # argument types that an expression may compute with
+Bounds = Mapping[str, tuple[float | None, float | None, str]]  # of scalars: at least, at most, what an error says
+
+_ANYTHING: Bounds = {}
+_NUMBER = "number"  # what texts get of a tensor that is a number from the CPU, in place of the argument's name
 _NUMBER_OF = {"f": 1.0, "c": 1j, "i": 1, "b": True}
 
 
@@ -38,10 +42,14 @@ def row(
     complex: Text | None = None,
     promote: tuple[str, ...] = (),
     keep: tuple[str, ...] = (),
+    rounded: tuple[str, ...] = (),
     statements: Text = "",
     cost: int = 1,
     types: str = "all",
     complex_to_real: bool = False,
+    within: Bounds | Callable[..., Bounds] = _ANYTHING,
+    exact_out: bool = False,
+    check: Callable[..., None] | None = None,
     replace: bool = False,
 ) -> None:
     """Declares a pointwise op.
@@ -54,16 +62,24 @@ def row(
         text: the result's expression in terms of the arguments' names; ``@f(x)`` is a mathematical function of the
             compute type, ``T`` that type. For several results a mapping from their order ("0", "1") to expressions. A
             function gets the call's static arguments by keyword and returns the text.
-        kind: torch's type promotion kind, or a function of the static arguments that gives it.
+        kind: torch's type promotion kind, or a function of the static arguments that gives it. Texts for NO_OPMATH may
+            use what depends on the element type itself: ``@narrow(x)`` rounds to it.
         integer, boolean, complex: the expression for such compute types where it differs. Without `complex`, complex
             calls go to the fallback.
         promote: scalar arguments that take part in type promotion.
         keep: tensor arguments that keep their own type and take no part in promotion.
+        rounded: numbers, and tensors that another decides the type of, that 16-bit types round before they are
+            computed with, as torch does where its kernel takes them in the tensor's own type.
         statements: text before the expressions.
         cost: of one element relative to an addition.
         types: compute types that the op has on torch's CPU too: "all", "float" (with complex where there is an
             expression), "integer" (with bool) or "number" (all but bool). Others raise NotImplementedError.
         complex_to_real: the result of complex arguments is real; the kind COMPLEX_TO_FLOAT says so too.
+        within: bounds of scalar arguments, each None for none, and what a RuntimeError says of others, "{}" being the
+            value. A function gets the call's static arguments by keyword.
+        exact_out: an `out=` must have the dtype of the result; elsewhere the result is converted to its.
+        check: raises what torch raises before it looks at shapes; it gets the overload's arguments by keyword, tensors
+            as specs, `out` among them if there is one.
         replace: takes the place of the planner that an op has, which is an error otherwise.
 
     Raises:
@@ -71,7 +87,7 @@ def row(
     """
     for name in names.split():
         op = resolve(name)
-        _check_row(name, op._schema, promote, keep)
+        _check_row(name, op._schema, promote, (*keep, *rounded))
         plan = _RowPlanner(
             name,
             op._schema.arguments,
@@ -82,13 +98,17 @@ def row(
             complex,
             promote,
             keep,
+            rounded,
             statements,
             cost,
             types,
             complex_to_real or kind == Kind.COMPLEX_TO_FLOAT,
+            within,
         )
-        meta = None if has_meta(op) else plan.meta
-        register(name, plan, Options(pointwise=True, cpu_tensors="value", meta=meta), replace)
+        # torch's own refuses a complex out= for the real numbers that are made of complex ones; its kernels do not.
+        meta = plan.meta if plan.complex_to_real or not has_meta(op) else None
+        options = Options(pointwise=True, cpu_tensors="value", meta=meta, exact_out=exact_out, check=check)
+        register(name, plan, options, replace)
 
 
 def _check_row(name: str, schema: torch._C.FunctionSchema, promote: tuple[str, ...], keep: tuple[str, ...]) -> None:
@@ -114,10 +134,12 @@ class _RowPlanner:
         complex_text: Text | None,
         promote: tuple[str, ...],
         keep: tuple[str, ...],
+        rounded: tuple[str, ...],
         statements: Text,
         cost: int,
         types: str,
         complex_to_real: bool,
+        within: Bounds | Callable[..., Bounds],
     ) -> None:
         self.name = re.sub(r"\W", "_", name)
         self.parameters = [a.name for a in parameters]
@@ -125,18 +147,23 @@ class _RowPlanner:
         self.text, self.kind = text, kind
         self.integer, self.boolean, self.complex = integer, boolean, complex_text
         self.promote, self.keep, self.statements, self.cost, self.types = promote, keep, statements, cost, types
-        self.complex_to_real = complex_to_real
+        self.rounded = rounded
+        self.complex_to_real, self.within = complex_to_real, within
 
     def __call__(self, p: PlanBuilder, out: Any, *args: Any, **kwargs: Any) -> None:
         arguments = dict(zip(self.parameters, args, strict=False)) | kwargs
         tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}
         scalars = {n: a for n, a in arguments.items() if isinstance(a, Scalar) or _is_number_operand(n, a, self)}
         static = {n: n if n in tensors else a for n, a in arguments.items()}  # a tensor's name says it is there
+        static |= {n: _NUMBER for n, a in tensors.items() if p.is_cpu_scalar(a)}
         kind = self.kind(**static) if callable(self.kind) else self.kind
-        compute = self._compute_dtype(p, tensors, scalars, kind)
+        compute, own_dtype = self._dtypes(p, tensors, scalars, kind)
         check_dtype(p, compute)
         element = element_type(compute)
         self._check_type(p, element)
+        bounds = self.within(**static) if callable(self.within) else self.within
+        for name, (low, high, message) in bounds.items():
+            p.within(arguments[name], low, high, message)
         texts = self._texts(element.name, static)
         statements = self.statements(**static) if callable(self.statements) else self.statements
         used = set(re.findall(r"[A-Za-z_]\w*", " ".join([statements, *texts])))
@@ -145,6 +172,7 @@ class _RowPlanner:
         specs: list[torch.Tensor] = []
         numbers: list[pointwise.Number] = []
         values: list[Any] = []
+        foreign: list[str] = []  # what has another type than the one that is computed for
         for name, argument in arguments.items():
             if name not in used:
                 continue
@@ -154,13 +182,20 @@ class _RowPlanner:
                 if p.is_cpu_scalar(argument):
                     numbers.append(pointwise.Number(name, wanted))
                     values.append(argument)
+                    foreign.append(name)
                 else:
+                    if argument.dtype != own_dtype:
+                        foreign.append(name)
                     inputs.append(pointwise.Input(name, own.name, wanted))
                     specs.append(argument)
             elif name in scalars:
                 numbers.append(pointwise.Number(name, element.name))
                 values.append(argument)
+                foreign.append(name)
 
+        if own_dtype in (torch.float16, torch.bfloat16):
+            rounded = [name for name in foreign if name in self.rounded]
+            statements, texts = _round_first(rounded, element_type(own_dtype).name, statements, texts)
         outs = list(out) if isinstance(out, (tuple, list)) else [out]
         result_type = self._result_type(element.name, kind)
         results = tuple(
@@ -177,9 +212,10 @@ class _RowPlanner:
         )
         pointwise.plan_loop(p, loop, outs[: len(results)], specs, values)
 
-    def _compute_dtype(
+    def _dtypes(
         self, p: PlanBuilder, tensors: dict[str, torch.Tensor], scalars: dict[str, Any], kind: Kind
-    ) -> torch.dtype:
+    ) -> tuple[torch.dtype, torch.dtype]:
+        """What is computed in, and the operands' common type, which is narrower where that has 16 bits."""
         operands: list[Any] = []
         for name, spec in tensors.items():
             if name in self.keep:
@@ -191,9 +227,10 @@ class _RowPlanner:
         if not any(isinstance(o, torch.Tensor) for o in operands):
             operands += [spec for name, spec in tensors.items() if name not in self.keep]
         computation, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
-        return computation
+        own, _ = elementwise_dtypes(*operands, type_promotion_kind=Kind.NO_OPMATH)
+        return computation, own
 
-    def meta(self, **arguments: Any) -> Any:
+    def meta(self, /, **arguments: Any) -> Any:
         """The results of an op that has no meta function: broadcast, of the promoted type, strided as torch would."""
         tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}
         static = {n: n if n in tensors else a for n, a in arguments.items()}
@@ -201,6 +238,8 @@ class _RowPlanner:
         operands = [a for n, a in tensors.items() if n not in self.keep] or list(tensors.values())
         operands += [arguments[n] for n in self.promote if arguments[n] is not None and n not in tensors]
         _, dtype = elementwise_dtypes(*operands, type_promotion_kind=kind)
+        if self.complex_to_real and dtype.is_complex:
+            dtype = dtype.to_real()
         spread = torch.broadcast_tensors(*tensors.values())
         strides = compute_elementwise_output_strides(*spread)
         outs = [
@@ -239,6 +278,15 @@ class _RowPlanner:
         if self.complex_to_real:
             return _REAL_OF.get(compute, compute)
         return compute
+
+
+def _round_first(names: list[str], type_: str, statements: str, texts: list[str]) -> tuple[str, list[str]]:
+    """Statements and expressions that use named operands rounded to an element type."""
+    lines = []
+    for name in names:
+        lines.append(f"float tg_{name} = tg_narrow_{type_}({name});")
+        statements, *texts = (re.sub(rf"\b{name}\b", f"tg_{name}", text) for text in (statements, *texts))
+    return "\n".join([*lines, statements]), texts
 
 
 def _is_number_operand(name: str, argument: Any, planner: _RowPlanner) -> bool:
@@ -320,7 +368,7 @@ class _ReductionPlanner:
         self.combine, self.identity, self.map, self.finish = combine, identity, map_text, finish
         self.dtype, self.accumulate = dtype, accumulate
 
-    def meta(self, **arguments: Any) -> torch.Tensor:
+    def meta(self, /, **arguments: Any) -> torch.Tensor:
         x: torch.Tensor = arguments[self.input]
         dims = reduced_dims(x.dim(), arguments.get("dim"))
         keep = arguments.get("keepdim", False)

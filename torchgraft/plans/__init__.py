@@ -9,7 +9,7 @@ from torchgraft.codegen import Kernel, Pointer, Value, element_type
 from torchgraft.codegen.compiler import KernelCompileError
 from torchgraft.codegen.compiler import counts as _kernel_counts
 from torchgraft.plans.builder import DeviceTraits, PlanBuilder, Unsupported, device_traits, kernel_form
-from torchgraft.plans.registry import ENTRIES, composite, planner
+from torchgraft.plans.registry import ENTRIES, composite, planner, recomposed
 from torchgraft.plans.scalar import Scalar
 from torchgraft.plans.trace import decompose, decomposition
 
@@ -32,6 +32,7 @@ __all__ = [
     "element_type",
     "kernel_form",
     "planner",
+    "recomposed",
     "show",
     "stats",
 ]

@@ -71,10 +71,11 @@ def kernel_form(index: int) -> str:
 class Memory:
     """What specs point into: a tensor argument, a new result or a temporary."""
 
-    kind: str  # "argument", "cpu scalar" or "number" (one that torch wrapped as such), "result", "temporary"
+    kind: str  # "argument", "cpu scalar" or "number" (one that torch wrapped as such), "result", "temporary", "table"
     holder: torch.Tensor  # keeps the meta storage, whose address is the key, alive
     argument: int = -1
     slot: int = -1
+    values: torch.Tensor | None = None  # of a table
 
     @property
     def nbytes(self) -> int:
@@ -201,6 +202,12 @@ class PlanBuilder:
         copy = self.empty_like(spec, dtype)
         self.copy(copy, spec)
         return copy
+
+    def table(self, values: torch.Tensor) -> torch.Tensor:
+        """Constants that kernels of this plan read: a contiguous tensor on the plan's device, which the plan keeps."""
+        spec = self.adopt(torch.empty(values.shape, dtype=values.dtype, device="meta"), "table")
+        self.memory(spec).values = values
+        return spec
 
     # ---- steps ----
 
@@ -342,6 +349,7 @@ class PlanBuilder:
                 "slots": arguments + len(results) + len(temporaries),
                 "philox_count": self._philox,
                 "guards": self._guards,
+                "tables": [memory.values for memory in self._memory.values() if memory.values is not None],
             }
         )
 
@@ -394,7 +402,9 @@ class PlanBuilder:
             if arg is None:
                 return ("null",)
             if isinstance(arg, torch.Tensor):
-                return ("pointer", *self._address(arg))
+                slot, offset = self._address(arg)
+                values = self.memory(arg).values
+                return ("pointer", slot, offset) if values is None else ("table", values, offset)
             return tuple(arg)
         if isinstance(arg, Scalar):
             return ("scalar", arg.index, param.type)

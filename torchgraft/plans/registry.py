@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from traceback import walk_tb
+from typing import Any, NoReturn
 
 import torch
 import torch._meta_registrations  # meta functions that torch has in Python
@@ -50,7 +51,8 @@ _WRAPPED = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: t
 
 @dataclass(frozen=True)
 class Options:
-    """How a planner wants to be called; see `planner`."""
+    """How a planner wants to be called; see `planner`. `way` is how it was declared: "native", "decomposed" or
+    "composite"."""
 
     contiguous: bool = False
     inplace_safe: bool = False
@@ -58,6 +60,10 @@ class Options:
     cpu_tensors: str = "upload"
     meta: Callable[..., Any] | None = None
     eager: Callable[[dict[str, Any], bool], Callable[..., Any] | None] | None = None
+    way: str = "native"
+    apart: tuple[str, ...] = ()
+    exact_out: bool = False
+    check: Callable[..., None] | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ _META_KEYS = (
 )
 
 _lock = threading.RLock()
+_recomposed: dict[str, Callable[..., Any]] = {}
 _installed = False
 _tables_complete = False
 _planned: set[str] = set()  # names that the dispatcher has from here
@@ -236,13 +243,13 @@ def offer_meta(entry: Entry) -> None:
         return _run_own_meta(entry, defaults | dict(zip(names, args, strict=False)) | kwargs)
 
     if entry.op.namespace == "aten":
-        _meta_library().impl(name.removeprefix("aten::"), meta, "Meta")
+        _aten_library().impl(name.removeprefix("aten::"), meta, "Meta")
     else:
         torch.library.register_fake(name, meta)
 
 
 @functools.cache
-def _meta_library() -> torch.library.Library:
+def _aten_library() -> torch.library.Library:
     return torch.library.Library("aten", "IMPL")
 
 
@@ -264,12 +271,12 @@ def _run_own_meta(entry: Entry, arguments: Mapping[str, Any]) -> Any:
         return result
     targets = [arguments[name] for name in _written(entry.op)]
     for target, by in zip(targets, result if isinstance(result, (tuple, list)) else [result], strict=True):
+        if entry.kind == "inplace" and target.is_complex() and not by.is_complex():
+            raise RuntimeError(f"In-place {entry.functional._opname} is not supported for complex tensors.")
         if target.shape == by.shape:
             continue
         if entry.kind == "inplace":
-            raise RuntimeError(
-                f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(by.shape)}"
-            )
+            _refuse_resized(target.shape, by.shape)
         target.resize_(by.shape)
     if not entry.op._schema.returns:
         return None
@@ -283,6 +290,8 @@ def planner(
     cpu_tensors: str = "upload",
     meta: Callable[..., Any] | None = None,
     eager: Callable[[dict[str, Any], bool], Callable[..., Any] | None] | None = None,
+    apart: tuple[str, ...] = (),
+    exact_out: bool = False,
     replace: bool = False,
 ) -> Callable[[Planner], Planner]:
     """Declares a function as the planner of ops.
@@ -301,6 +310,9 @@ def planner(
         eager: looks at a call's arguments by name (not at data) and at whether the call is in place; a function that
             it returns is run in place of a plan, for every such call. It takes the functional overload's arguments and
             calls other ops; in place it may write into its first argument and return that.
+        apart: arguments that a written tensor must not share elements with. Elsewhere the results are as if the inputs
+            were copied first.
+        exact_out: an `out=` must have the dtype of the result; elsewhere the result is converted to its.
         replace: takes the place of the planner that an op has, which is an error otherwise.
 
     Raises:
@@ -310,23 +322,47 @@ def planner(
 
     def declare(plan: Planner) -> Planner:
         for name in names:
-            options = Options(contiguous, inplace_safe, cpu_tensors=cpu_tensors, meta=meta, eager=eager)
+            options = Options(
+                contiguous,
+                inplace_safe,
+                cpu_tensors=cpu_tensors,
+                meta=meta,
+                eager=eager,
+                apart=apart,
+                exact_out=exact_out,
+            )
             register(name, plan, options, replace)
         return plan
 
     return declare
 
 
-def composite(*names: str, replace: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def composite(
+    *names: str, apart: tuple[str, ...] = (), replace: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declares a function of tensors as what ops do: for results whose shape depends on data, and for devices whose
     kernels are functions.
 
-    The function is run for each call, takes the functional overload's arguments and calls other ops. `names` and
-    `replace` are as for `planner`.
+    The function is run for each call, takes the functional overload's arguments and calls other ops. `names`, `apart`
+    and `replace` are as for `planner`.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-        planner(*names, eager=lambda *_: function, replace=replace)(_no_plan)
+        for name in names:
+            register(name, _no_plan, Options(eager=lambda *_: function, way="composite", apart=apart), replace)
+        return function
+
+    return declare
+
+
+def recomposed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declares a function that takes the place of what torch composes an op of, for our devices; gradients come from
+    the ops that it calls in turn."""
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        if not _is_composed(overload_name(resolve(name))):
+            raise ValueError(f"torch does not compose {name} of other ops")
+        _recomposed[name] = function
         return function
 
     return declare
@@ -345,6 +381,9 @@ def install() -> None:
         _installed = True
         for entry in ENTRIES.values():
             _install(entry)
+        for name, function in _recomposed.items():
+            for key in ("PrivateUse1", "AutogradPrivateUse1"):
+                _aten_library().impl(name, function, key)
 
 
 def _install(entry: Entry) -> None:
@@ -379,7 +418,7 @@ class _Reads:
 
 
 def plan_call(
-    name: str, arguments: list[Any], device: int, contiguous: bool, full_overlap: bool, partial_overlap: bool
+    name: str, arguments: list[Any], device: int, contiguous: bool, full: bool, partial: bool, unclear: bool
 ) -> tuple[_C.Plan, int]:
     """Makes the plan of a call; the core calls this for each new key.
 
@@ -388,8 +427,9 @@ def plan_call(
         arguments: the call's arguments, in the schema's order. Tensors are looked at, their data is not.
         device: index of the device.
         contiguous: the plan must serve any shape; see PlanBuilder.any_shape.
-        full_overlap: a written tensor is also an input.
-        partial_overlap: a written tensor shares some of its elements with an input.
+        full: a written tensor is also an input.
+        partial: a written tensor shares some of its elements with an input.
+        unclear: a written tensor lies in an input's memory in steps, perhaps between its elements.
 
     Returns:
         The plan, and a mask of the scalars whose values it depends on.
@@ -402,13 +442,14 @@ def plan_call(
             stack.enter_context(_disable_current_modes())
         try:
             traits = device_traits(device)
+            _check_overlap(entry, arguments, full or partial, partial)
             eager = _eager(entry, arguments)
             if eager is not None:
                 return _C.Plan({"op": name, "eager": eager}), 0
             if not traits.has_compiler:
                 raise Unsupported("the device has no kernel compiler")
             p = PlanBuilder(traits, kernel_form(device), name, contiguous)
-            return _Call(entry, p, arguments, reads).plan(full_overlap, partial_overlap), reads.mask
+            return _Call(entry, p, arguments, reads).plan(full or partial or unclear), reads.mask
         except (Unsupported, UnsupportedDtype) as reason:
             return _C.Plan({"op": name, "fallback": str(reason)}), reads.mask
 
@@ -434,11 +475,27 @@ def _eager(entry: Entry, arguments: list[Any]) -> Callable[..., Any] | None:
         results = result if isinstance(result, (tuple, list)) else (result,)
         targets = tuple(named[name] for name in written)
         for target, by in zip(targets, results, strict=True):
+            if entry.kind == "out":
+                _check_out(target, by)
             if target is not by:
                 target.resize_(by.shape).copy_(by)
         return targets[0] if len(targets) == 1 else targets
 
     return run
+
+
+def _check_out(out: torch.Tensor, result: torch.Tensor) -> None:
+    if out.dtype != result.dtype:
+        raise RuntimeError(
+            f"Expected object of scalar type {dtype_name(result.dtype)} as out, but got scalar type "
+            f"{dtype_name(out.dtype)}"
+        )
+    if out.device != result.device:
+        raise RuntimeError(f"Expected out to be on the same device as the inputs, {result.device}, not {out.device}")
+
+
+def _refuse_resized(shape: torch.Size, wanted: torch.Size) -> NoReturn:
+    raise RuntimeError(f"output with shape {list(shape)} doesn't match the broadcast shape {list(wanted)}")
 
 
 def check_dtype(p: PlanBuilder, dtype: torch.dtype) -> None:
@@ -453,6 +510,7 @@ class _Call:
 
     def __init__(self, entry: Entry, p: PlanBuilder, arguments: list[Any], reads: _Reads) -> None:
         self.entry, self.p, self.reads = entry, p, reads
+        self.given = {a.name: value for a, value in zip(parameters(entry.op), arguments, strict=True)}
         self.tensors = 0
         self.scalars = 0
         self.specs: list[torch.Tensor | None] = []  # by slot
@@ -511,7 +569,7 @@ class _Call:
 
     # results
 
-    def plan(self, full_overlap: bool, partial_overlap: bool) -> _C.Plan:
+    def plan(self, overlap: bool) -> _C.Plan:
         """Runs torch's meta kernel, then the planner, then numbers the memory."""
         entry, p = self.entry, self.p
         before = [None if spec is None else (spec.shape, spec.stride()) for spec in self.specs]
@@ -521,41 +579,57 @@ class _Call:
             if spec is None or kept is None:
                 continue
             if spec.shape != kept[0]:
+                if entry.op._schema.name.endswith("_"):  # some of torch's meta functions in Python do not refuse it
+                    _refuse_resized(kept[0], spec.shape)
                 resizes.append((slot, list(spec.shape)))
+                # The core resizes to contiguous memory; the meta kernels of linear algebra ask for column-major order.
+                spec.as_strided_(spec.shape, torch.empty(spec.shape, device="meta").stride())
             elif spec.stride() != kept[1]:  # sort's meta kernel gives an out= of the right shape other strides
                 spec.as_strided_(*kept)
-        _check_overlap(entry, self.arguments, partial_overlap)
+        self._check_resized()
         outs = self._out_specs(returned)
         for out in outs:
             if isinstance(out, torch.Tensor):
                 check_dtype(p, out.dtype)
         functional = {a.name: self.arguments[a.name] for a in parameters(entry.functional)}
-        run_planner(p, entry, outs, functional, full_overlap or partial_overlap)
+        run_planner(p, entry, outs, functional, overlap)
         outputs, results = self._describe(returned)
         return p.finish(outputs, results, self.tensors, resizes)
+
+    def _check_resized(self) -> None:
+        """An `out=` that grows would grow into what lies behind it."""
+        apart = [t for name in self.entry.options.apart for t in _tensors(self.given[name])]
+        if not apart or self.entry.kind != "out":
+            return
+        names = [name for name in _written(self.entry.op) if self.given[name].shape != self.arguments[name].shape]
+        if _share_memory([self.given[name] for name in names], apart):
+            _refuse_overlap()
 
     def _run_meta(self) -> tuple[Any, ...]:
         entry = self.entry
         plain = plain_arguments(self.p, self.arguments)
+        if entry.options.check is not None:
+            entry.options.check(**plain)
         if "device" in plain and plain["device"] is not None:
             plain["device"] = torch.device("meta")
         if entry.options.meta is not None:
             result = _run_own_meta(entry, plain)
         else:
             with ExitStack() as stack:
-                if entry.kind == "out":  # a resized one is warned of when it is resized
+                if entry.kind != "functional":  # a resized out= is warned of when it is resized
                     stack.enter_context(warnings.catch_warnings())
                     warnings.simplefilter("ignore")
                 try:
-                    result = _call(entry.op, entry.op, plain)
+                    result = _ask_meta(entry.op, plain)
+                    if entry.kind == "inplace" and entry.options.pointwise:
+                        # The functional form's says more: mul_'s lets integers become the product with a fraction.
+                        _result_dtypes(self.p, entry, self.arguments, self._targets())
                 except RuntimeError:
                     if entry.options.pointwise:
                         _check_broadcast([spec for spec in self.specs if spec is not None])
-                    if entry.kind == "out":
+                    if entry.kind != "functional":
                         _result_dtypes(self.p, entry, self.arguments, self._targets())
                     raise
-                except AssertionError as error:  # in which some of torch's meta kernels check what users give
-                    raise RuntimeError(str(error)) from error
         if result is None:
             return ()
         return tuple(result) if isinstance(result, (tuple, list)) and _returns_several(entry.op) else (result,)
@@ -598,6 +672,23 @@ class _Call:
             return ("new", item, list(item.shape), list(item.stride()), item.dtype)
 
         return [describe(item) for item in returned], results
+
+
+def _ask_meta(op: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> Any:
+    """What torch's meta function of an overload says."""
+    try:
+        return _call(op, op, arguments)
+    except (AssertionError, ValueError) as error:
+        # So some of torch's meta functions in Python refuse what its kernels refuse by a RuntimeError.
+        if isinstance(error, ValueError) and not _raised_by_reference(error):
+            raise
+        raise RuntimeError(str(error)) from error
+
+
+def _raised_by_reference(error: Exception) -> bool:
+    """Whether one of torch's functions in Python has raised it itself, not a check of torch's that says ValueError."""
+    *_, (innermost, _) = walk_tb(error.__traceback__)
+    return str(innermost.f_globals.get("__name__", "")).startswith(("torch._refs", "torch._prims", "torch._decomp"))
 
 
 def _check_broadcast(specs: list[torch.Tensor]) -> None:
@@ -649,24 +740,59 @@ def _returns_several(op: torch._ops.OpOverload) -> bool:
     return len(returns) != 1
 
 
-def _check_overlap(entry: Entry, arguments: dict[str, Any], partial_overlap: bool) -> None:
-    """Refuses what torch's CPU refuses: a result that lies over itself, or half over an input."""
-    if not entry.options.pointwise:
-        return
-    for name in _written(entry.op):
-        spec = arguments[name]
-        if isinstance(spec, torch.Tensor) and any(
-            s == 0 and n > 1 for s, n in zip(spec.stride(), spec.shape, strict=True)
-        ):
-            raise RuntimeError(
-                "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-                "location. Please clone() the tensor before performing the operation."
-            )
-    if partial_overlap:
+# Where the elements of a tensor share memory these still do what is meant, and torch's CPU lets them.
+_WRITE_ONE_VALUE = {
+    "aten::fill_.Scalar",
+    "aten::fill_.Tensor",
+    "aten::zero_",
+    "aten::threshold",
+    "aten::masked_fill.Scalar",
+    "aten::masked_fill.Tensor",
+    "aten::index_fill.int_Scalar",
+    "aten::index_fill.int_Tensor",
+    "aten::index_put",
+    "aten::_index_put_impl_",
+}
+
+
+def _check_overlap(entry: Entry, arguments: list[Any], overlap: bool, partial: bool) -> None:
+    """Refuses what torch's CPU refuses: a result that lies over itself, or over an input that must be elsewhere."""
+    options = entry.options
+    named = {a.name: value for a, value in zip(parameters(entry.op), arguments, strict=True)}
+    written = [t for name in _written(entry.op) for t in _tensors(named[name])]
+    elsewhere = next((t.device for t in written if t.device.type == "cpu"), None)
+    if elsewhere is not None and not entry.op._schema.name.startswith("aten::_copy_from"):
+        backend = torch._C._get_privateuse1_backend_name()
         raise RuntimeError(
-            "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
-            "memory location. Please clone() the tensor before performing the operation."
+            f"Expected all tensors to be on the same device, but found at least two devices, {elsewhere} (written to) "
+            f"and {backend}"
         )
+    writes_one_value = overload_name(entry.functional) in _WRITE_ONE_VALUE
+    if not writes_one_value and any(map(_lies_over_itself, written)):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+            "location. Please clone() the tensor before performing the operation."
+        )
+    shared = overlap and _share_memory(written, [t for name in options.apart for t in _tensors(named[name])])
+    if shared or (partial and options.pointwise and not writes_one_value):
+        _refuse_overlap()
+
+
+def _refuse_overlap() -> None:
+    raise RuntimeError(
+        "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+        "memory location. Please clone() the tensor before performing the operation."
+    )
+
+
+def _share_memory(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    memory = {t.untyped_storage()._cdata for t in some}
+    return any(t.untyped_storage()._cdata in memory for t in others)
+
+
+def _lies_over_itself(tensor: torch.Tensor) -> bool:
+    repeats = any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True))
+    return repeats and tensor.numel() > 0
 
 
 def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[str, Any], overlap: bool) -> None:
@@ -679,17 +805,20 @@ def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[s
         }
     wanted = list(outs)
     backs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    if not options.pointwise:
-        dtypes = _result_dtypes(p, entry, arguments, outs) if entry.kind == "out" else [None] * len(outs)
-        in_memory = {p.memory(t) for t in _tensors(arguments)}
-        for i, out in enumerate(outs):
-            if not isinstance(out, torch.Tensor):
-                continue
-            dtype = dtypes[i] or out.dtype
-            shared = not options.inplace_safe and (overlap or p.memory(out) in in_memory)
-            if shared or dtype != out.dtype or (options.contiguous and not out.is_contiguous()):
-                wanted[i] = p.empty(out.shape, dtype)
-                backs.append((out, wanted[i]))
+    dtypes = _result_dtypes(p, entry, arguments, outs) if entry.kind == "out" else [None] * len(outs)
+    in_memory = {p.memory(t) for t in _tensors(arguments)}
+    for i, out in enumerate(outs):
+        if not isinstance(out, torch.Tensor):
+            continue
+        dtype = dtypes[i] or out.dtype
+        shared = not options.inplace_safe and (overlap or p.memory(out) in in_memory)
+        if options.pointwise:  # computes in a wider type than these, from which the result must be rounded first
+            elsewhere = dtype != out.dtype and dtype in (torch.float16, torch.bfloat16)
+        else:
+            elsewhere = shared or dtype != out.dtype or (options.contiguous and not out.is_contiguous())
+        if elsewhere:
+            wanted[i] = p.empty(out.shape, dtype)
+            backs.append((out, wanted[i]))
     plan = functools.partial(entry.plan, p, wanted[0] if len(wanted) == 1 else tuple(wanted))
     _call(plan, entry.functional, arguments)
     for out, temporary in backs:
@@ -713,11 +842,17 @@ def _result_dtypes(
     plain = plain_arguments(p, arguments)
     meta = entry.options.meta
     functional = {a.name: plain[a.name] for a in parameters(entry.functional)}
-    result = _call(entry.functional, entry.functional, plain) if meta is None else meta(**functional)
+    result = _ask_meta(entry.functional, plain) if meta is None else meta(**functional)
     items = list(result) if isinstance(result, (tuple, list)) else [result]
     dtypes: list[torch.dtype | None] = []
     for item, out in zip(items, outs, strict=True):
         dtype = item.dtype if isinstance(item, torch.Tensor) else None
+        truth_as_byte = dtype == torch.bool and out.dtype == torch.uint8  # of old, when there was no bool
+        # The absolute value of a complex number may be put where it fits.
+        real = dtype is not None and not dtype.is_complex and any(t.is_complex() for t in _tensors(functional))
+        exact = entry.options.exact_out and not (truth_as_byte or real)
+        if exact and dtype is not None and dtype != out.dtype:
+            raise RuntimeError(f"Found dtype {dtype_name(out.dtype)} of out but expected {dtype_name(dtype)}")
         if dtype is not None and not torch.can_cast(dtype, out.dtype):
             raise RuntimeError(
                 f"result type {dtype_name(dtype)} can't be cast to the desired output type {dtype_name(out.dtype)}"

@@ -176,7 +176,7 @@ def decomposition(
         for name in names:
             op = resolve(name)
             own = meta or (None if has_meta(op) else function)
-            register(name, _planner_of(op, function), Options(meta=own), replace)
+            register(name, _planner_of(op, function), Options(meta=own, way="decomposed"), replace)
         return function
 
     return declare
@@ -195,7 +195,7 @@ def decompose(*names: str, replace: bool = False) -> None:
             op.name(), "CompositeImplicitAutograd"
         ):
             raise ValueError(f"torch has no decomposition of {name}; write one, with `decomposition`")
-        register(name, _planner_of(op, definition), Options(), replace)
+        register(name, _planner_of(op, definition), Options(way="decomposed"), replace)
 
 
 def _planner_of(op: torch._ops.OpOverload, definition: Callable[..., Any] | None) -> Callable[..., None]:
