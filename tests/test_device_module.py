@@ -177,7 +177,7 @@ def test_events(module: ModuleType, device: str) -> None:
 def test_memory(module: ModuleType, device: str) -> None:
     module.synchronize()
     module.empty_cache()
-    before = module.memory_allocated()
+    before, reserved = module.memory_allocated(), module.memory_reserved()  # constants of cached plans stay
     module.reset_peak_memory_stats()
     x = torch.empty(4 * MIB, dtype=torch.uint8, device=device)
     assert module.memory_allocated() - before == 4 * MIB
@@ -186,7 +186,7 @@ def test_memory(module: ModuleType, device: str) -> None:
     assert module.max_memory_allocated() - before == 4 * MIB
     assert module.max_memory_reserved() >= module.memory_reserved() >= 4 * MIB
     module.empty_cache()
-    assert module.memory_reserved() < 4 * MIB + before
+    assert module.memory_reserved() <= reserved
     assert module.memory_stats()["allocated_bytes.all.current"] == before
     module.reset_accumulated_memory_stats()
     assert module.memory_stats()["allocated_bytes.all.allocated"] == 0

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <limits>
 #include <map>
@@ -40,6 +42,13 @@ constexpr size_t kSmallLimit = size_t{1} << 20;
 constexpr size_t kSmallSegment = size_t{2} << 20;
 constexpr size_t kSegmentGranule = size_t{2} << 20;
 constexpr size_t kBins = kSmallLimit / kGranule;
+
+// TORCHGRAFT_MEMORY_CACHING=0: every block is a segment of its own, of just the bytes that were asked for, and is given
+// back before the next one is taken. For tools that watch accesses: to them a segment is one allocation.
+const bool caching = [] {
+  const char* setting = std::getenv("TORCHGRAFT_MEMORY_CACHING");
+  return setting == nullptr || std::strcmp(setting, "0") != 0;
+}();
 
 enum class State : uint8_t { kAllocated, kAwaitingFree, kInactive };
 enum Pool : uint8_t { kSmallPool = 1, kLargePool = 2 };  // also the index into a StatArray
@@ -416,6 +425,8 @@ class Heap {
 
   // A free block of the stream for `size` bytes, or NULL.
   Block* take(StreamPools& pools, size_t size) {
+    if (!caching) [[unlikely]]
+      return nullptr;
     Pool pool = size < kSmallLimit ? kSmallPool : kLargePool;
     if (pool == kSmallPool) {
       Block*& head = pools.bins[size / kGranule];
@@ -462,6 +473,10 @@ class Heap {
       comfortable = AcceleratorAllocatorConfig::large_segment_size();
     else
       comfortable = round_up(size, kSegmentGranule);
+    if (!caching) {
+      release_cached();
+      size = comfortable = bytes;
+    }
     if (uint64_t largest = device_.properties.max_allocation; largest && comfortable > largest)
       comfortable = std::max<size_t>(size, largest / kGranule * kGranule);
 
