@@ -5,6 +5,7 @@ Each kernel costs a compile, so dtypes and layouts are crossed for one op of eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -306,9 +307,102 @@ def test_large_and_odd_lengths(device: str) -> None:
 def test_integer_division_by_zero_harms_nothing(device: str) -> None:
     x = torch.tensor([7, -8, -(2**63)], device=device)
     zero, minus = torch.zeros_like(x), torch.full_like(x, -1)
-    for function in (torch.floor_divide, torch.remainder, torch.fmod):
-        function(x, zero).cpu()
+    assert torch.floor_divide(x, zero).tolist() == [0, 0, 0]
+    for function in (torch.remainder, torch.fmod):  # what torch's CUDA kernels give
+        assert function(x, zero).tolist() == [2**32 - 1, -1, -1]
+        assert function(x.int(), zero.int()).tolist() == [-1, -1, -1]
+        assert function(x.byte(), zero.byte()).tolist() == [255, 255, 255]
     assert torch.floor_divide(x, minus).tolist()[:2] == [-7, 8]
+
+
+ROUNDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "eq": lambda x: x == 2.3,
+    "lt": lambda x: x < 2.3,
+    "ge of a zero-dim float32": lambda x: x >= torch.tensor(2.3, device=x.device),
+    "fmod": lambda x: torch.fmod(x, 2.3),
+    "remainder": lambda x: torch.remainder(x, 2.3),
+    "remainder of a number": lambda x: 2.3 % x,
+    "pow": lambda x: x.abs() ** 2.3,
+    "pow of a number": lambda x: 2.3**x,
+    "hardshrink": lambda x: F.hardshrink(x, 0.3),
+    "trunc of a quotient": lambda x: torch.div(x, x.flip(0), rounding_mode="trunc"),
+    "trunc of a quotient by a number": lambda x: torch.div(x, 2.3, rounding_mode="trunc"),
+    "floor of a quotient": lambda x: torch.div(x, x.flip(0), rounding_mode="floor"),
+    "floor of a quotient by a number": lambda x: x // 2.3,
+    "floor of a number's quotient": lambda x: 2.3 // x,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("function", ROUNDED.values(), ids=ROUNDED)
+def test_16_bit_types_round_where_torch_does(
+    device: str, function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> None:
+    special = torch.tensor([2.3, -2.3, 0.3, -0.3, 65504.0, 6e-8, 6e-5, math.inf, math.nan])
+    generator = torch.Generator().manual_seed(3)
+    x = torch.cat([special, torch.randn(3000, generator=generator) * 5, torch.rand(991, generator=generator)]).to(dtype)
+    ours, theirs = function(x.to(device)).cpu(), function(x)
+    # The last place of a power is not exact in either.
+    same = (ours == theirs) | (ours != ours) & (theirs != theirs)
+    assert same.float().mean() > 0.99
+    torch.testing.assert_close(ours, theirs, rtol=torch.finfo(dtype).eps, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("number", [7, -2.5, True])
+def test_remainder_of_a_number(device: str, number: float) -> None:
+    for dtype in (torch.float32, torch.int32, torch.uint8, torch.bfloat16):
+        x = torch.arange(-9, 10).abs().to(dtype) + 1
+        check(device, lambda a: number % a, x)
+        check(device, lambda a: torch.remainder(number, -a), x)
+
+
+def test_complex_powers_of_infinities(device: str) -> None:
+    """As the C library's cpow: from a product that an infinite factor makes infinite."""
+    parts = torch.tensor([math.inf, -math.inf, math.nan, 1.0, -2.0])
+    base = torch.complex(*(t.flatten() for t in torch.meshgrid(parts, parts, indexing="ij")))
+    check(device, lambda a, b: parts_of(torch.pow(a, b)), base[:, None], base[None])
+
+
+def parts_of(x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(x)
+
+
+@pytest.mark.parametrize("name", "exp expm1 sinh cosh tanh asin acos asinh acosh atan atanh".split())
+def test_complex_functions_of_infinities(device: str, name: str) -> None:
+    """By C11's annex G, as in the C library, wherever that says which of the parts are infinite and with which sign."""
+    function = getattr(torch, name)
+    parts = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0, 1.5, -2.5])
+    x = torch.complex(*(t.flatten() for t in torch.meshgrid(parts, parts, indexing="ij")))
+    if name == "expm1":  # torch's has e^inf sin 0 for the imaginary part
+        x = x[(x.imag != 0) & (x.imag == x.imag) & (x.imag.abs() < math.inf)]
+    if name in ("sinh", "tanh"):  # the sign beside NaN, or of zero, is not said
+        x = x[x.imag.abs() < math.inf]
+    check(device, lambda a: parts_of(function(a)), x)
+
+
+def test_angles_of_diagonals_are_exact(device: str) -> None:
+    parts = torch.tensor([1.0, -1.0, math.inf, -math.inf])
+    y, x = torch.meshgrid(parts, parts, indexing="ij")
+    ours, theirs = torch.atan2(y.to(device), x.to(device)).cpu(), torch.atan2(y, x)
+    same_size = y.abs() == x.abs()
+    assert torch.equal(ours[same_size], theirs[same_size])
+    assert torch.equal(torch.atan(parts.to(device)).cpu(), torch.atan(parts))
+
+
+@pytest.mark.parametrize("name", ["abs", "angle"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64], ids=str)
+def test_sizes_of_complex_numbers_into_out(device: str, name: str, dtype: torch.dtype) -> None:
+    function = getattr(torch, name)
+    x = torch.randn(9, dtype=torch.complex64)
+    out = torch.empty(9, dtype=dtype, device=device)
+    torch.testing.assert_close(function(x.to(device), out=out).cpu(), function(x, out=torch.empty(9, dtype=dtype)))
+
+
+@pytest.mark.parametrize("exponent", [2, 3, 0.5, -0.5, -1, -2, 1j])
+def test_complex_powers_of_known_exponents(device: str, exponent: complex) -> None:
+    x = torch.randn(100, dtype=torch.complex64, generator=torch.Generator().manual_seed(5))
+    exact = torch.pow(x.to(torch.complex128), exponent).to(torch.complex64)
+    torch.testing.assert_close(torch.pow(x.to(device), exponent).cpu(), exact, rtol=5e-7, atol=0)
 
 
 def test_an_op_that_torch_composes_keeps_its_derivative(device: str) -> None:

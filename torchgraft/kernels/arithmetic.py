@@ -1,7 +1,8 @@
 """Division, remainders and powers with Python's and torch's rules.
 
 Integer division by zero and of the smallest number by -1 trap on CPUs: here they give 0 and the wrapped negation, so a
-bad divisor spoils one element and not the process.
+bad divisor spoils one element and not the process. What is left of a division by zero is what torch's CUDA kernels
+leave: all bits, of a long that is not negative the lower 32.
 """
 
 from __future__ import annotations
@@ -17,22 +18,28 @@ inline {t} tg_div_trunc_{s}({t} a, {t} b) {{
   return b == 0 ? ({t})0 : quotient;
 }}"""
 
-_FMOD = """\
-inline {t} tg_fmod_{s}({t} a, {t} b) {{
+_REST = """\
+inline {t} tg_rest_{s}({t} a, {t} b) {{
   {t} safe = b == 0 || (b == ({t})-1 && ({t})-1 < 0) ? ({t})1 : b;
   return ({t})(a % safe);
+}}"""
+
+_FMOD = """\
+inline {t} tg_fmod_{s}({t} a, {t} b) {{
+  {t} of_zero = sizeof({t}) == 8 && a >= 0 ? ({t})0xffffffffL : ({t})-1;
+  return b == 0 ? of_zero : tg_rest_{s}(a, b);
 }}"""
 
 _REMAINDER = """\
 inline {t} tg_remainder_{s}({t} a, {t} b) {{
   {t} r = tg_fmod_{s}(a, b);
-  return r != 0 && (r < 0) != (b < 0) ? ({t})(r + b) : r;
+  return b != 0 && r != 0 && (r < 0) != (b < 0) ? ({t})(r + b) : r;
 }}"""
 
 _DIV_FLOOR = """\
 inline {t} tg_div_floor_{s}({t} a, {t} b) {{
   {t} quotient = tg_div_trunc_{s}(a, b);
-  {t} r = tg_fmod_{s}(a, b);
+  {t} r = tg_rest_{s}(a, b);
   return r != 0 && (r < 0) != (b < 0) ? ({t})(quotient - 1) : quotient;
 }}"""
 
@@ -70,6 +77,7 @@ inline {t} tg_lcm_{s}({t} a, {t} b) {{
 for _suffix, _ctype in _INTEGERS.items():
     for _name, _text in (
         ("div_trunc", _DIV_TRUNC),
+        ("rest", _REST),
         ("fmod", _FMOD),
         ("remainder", _REMAINDER),
         ("div_floor", _DIV_FLOOR),
@@ -79,23 +87,43 @@ for _suffix, _ctype in _INTEGERS.items():
     ):
         HELPERS[f"tg_{_name}_{_suffix}"] = _text.format(t=_ctype, s=_suffix)
 
+# A value as its element type has it: the 16-bit types live in float32.
+HELPERS["tg_narrow_f32"] = "#define tg_narrow_f32(x) (x)\n"
+HELPERS["tg_narrow_f64"] = "#define tg_narrow_f64(x) (x)\n"
+HELPERS["tg_narrow_bf16"] = """\
+inline float tg_narrow_bf16(float x) {
+  uint u = as_uint(x);
+  return x != x ? x : as_float((u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u);
+}"""
+# Adding and taking away 1.5 * 2^23 units of the last place leaves none below it; the least unit is 2^-24.
+HELPERS["tg_narrow_f16"] = """\
+inline float tg_narrow_f16(float x) {
+  uint bits = as_uint(x) & 0x7fffffffu;
+  uint exponent = bits >> 23;
+  float magic = 1.5f * as_float(((exponent < 113u ? 113u : exponent) + 13u) << 23);
+  float narrow = as_float(as_uint((as_float(bits) + magic) - magic) | (as_uint(x) & 0x80000000u));
+  return bits < 0x477ff000u ? narrow : bits > 0x7f800000u ? x : as_float((as_uint(x) & 0x80000000u) | 0x7f800000u);
+}"""
+
 _FLOAT_REMAINDER = """\
 inline {t} tg_remainder_{s}({t} a, {t} b) {{
   {t} r = fmod(a, b);
   return r != 0 && (r < 0) != (b < 0) ? r + b : r;
 }}"""
 
+# Each step is rounded to the element type, as torch does it.
 _FLOAT_DIV_FLOOR = """\
 inline {t} tg_floor_divide_{s}({t} a, {t} b) {{
   if (b == 0) return a / b;
   {t} r = fmod(a, b);
-  {t} quotient = (a - r) / b;
-  if (r != 0 && (r < 0) != (b < 0)) quotient -= 1;
+  {t} quotient = tg_narrow_{s}(tg_narrow_{s}(a - r) / b);
+  if (r != 0 && (r < 0) != (b < 0)) quotient = tg_narrow_{s}(quotient - 1);
   if (quotient == 0) return copysign(({t})0, a / b);
   {t} whole = floor(quotient);
   return quotient - whole > ({t})0.5 ? whole + 1 : whole;
 }}"""
 
+for _suffix, _ctype in (("f32", "float"), ("f64", "double"), ("f16", "float"), ("bf16", "float")):
+    HELPERS[f"tg_floor_divide_{_suffix}"] = _FLOAT_DIV_FLOOR.format(t=_ctype, s=_suffix)
 for _suffix, _ctype in (("f32", "float"), ("f64", "double")):
     HELPERS[f"tg_remainder_{_suffix}"] = _FLOAT_REMAINDER.format(t=_ctype, s=_suffix)
-    HELPERS[f"tg_floor_divide_{_suffix}"] = _FLOAT_DIV_FLOOR.format(t=_ctype, s=_suffix)

@@ -527,7 +527,7 @@ _own(
 """,
     "acos(x)",
 )
-# arctangent of y / x for 0 <= y <= x
+# arctangent of y / x for 0 <= y <= x; that of 1 is exact, as is expected of diagonals and of infinities
 _define(
     "tg_atan_core_f32",
     """
@@ -543,7 +543,7 @@ TG_FUNCTION float tg_atan_core_f32(float a) {
   p = fma(p, s, -0.142804697f);
   p = fma(p, s, 0.199997216f);
   p = fma(p, s, -0.333333284f);
-  return fma(p * s, a, a);
+  return a == 1.0f ? 0.785398185f : fma(p * s, a, a);
 }""",
 )
 _own(
@@ -940,9 +940,9 @@ _complex(
     """
   T e = tg_exp_S(a.x);
   if (a.y == 0.0F) return (C)(e, a.y);
-  if (e == 0.0F) return (C)(0.0F, 0.0F);
+  if (a.x == -INFINITY) return (C)(0.0F, 0.0F);
   T s = tg_sin_S(a.y), c = tg_cos_S(a.y);
-  if (e == INFINITY && s != s) return (C)(e, NAN);
+  if (a.x == INFINITY && s != s) return (C)(e, NAN);
   return (C)(e * c, e * s);
 """,
 )
@@ -955,6 +955,7 @@ _complex(
   T m = tg_expm1_S(a.x);
   T h = tg_sin_S(0.5F * a.y);
   T e = m + 1.0F;
+  if (e == INFINITY) return tg_exp_Z(a);
   return (C)(m - 2.0F * h * h * e, a.y == 0.0F ? a.y : e * tg_sin_S(a.y));
 """,
 )
@@ -1011,15 +1012,44 @@ _complex(
 """,
 )
 _complex("rsqrt", "C a", " return tg_reciprocal_Z(tg_sqrt_Z(a)); ")
+# In which corner of the plane an infinite number lies: each part 1 or 0, with its sign. Infinite and missing parts are
+# treated here as by C11, annex G.
+_complex(
+    "corner",
+    "C a",
+    """
+  return (C)(tg_copysign_S(tg_abs_S(a.x) == INFINITY ? 1.0F : 0.0F, a.x),
+             tg_copysign_S(tg_abs_S(a.y) == INFINITY ? 1.0F : 0.0F, a.y));
+""",
+)
+_complex("infinite", "C a", " return tg_abs_S(a.x) == INFINITY || tg_abs_S(a.y) == INFINITY; ", "int")
+# C's product (C11 G.5.1): of an infinite factor it is infinite, whatever of it is NaN.
+_complex(
+    "mul_infinite",
+    "C a, C b",
+    """
+  C p = tg_mul_Z(a, b);
+  if (p.x == p.x || p.y == p.y) return p;
+  int over = tg_abs_S(a.x * b.x) == INFINITY || tg_abs_S(a.y * b.y) == INFINITY
+      || tg_abs_S(a.x * b.y) == INFINITY || tg_abs_S(a.y * b.x) == INFINITY;
+  if (!tg_infinite_Z(a) && !tg_infinite_Z(b) && !over) return p;
+  if (tg_infinite_Z(a)) a = tg_corner_Z(a);
+  if (tg_infinite_Z(b)) b = tg_corner_Z(b);
+  a = (C)(a.x != a.x ? tg_copysign_S(0.0F, a.x) : a.x, a.y != a.y ? tg_copysign_S(0.0F, a.y) : a.y);
+  b = (C)(b.x != b.x ? tg_copysign_S(0.0F, b.x) : b.x, b.y != b.y ? tg_copysign_S(0.0F, b.y) : b.y);
+  return tg_mul_Z(a, b) * (T)INFINITY;
+""",
+)
 _complex(
     "pow",
     "C a, C b",
     """
   if (b.x == 0.0F && b.y == 0.0F) return (C)(1.0F, 0.0F);
   if (a.x == 0.0F && a.y == 0.0F && b.y == 0.0F) return b.x > 0.0F ? (C)(0.0F, 0.0F) : (C)(INFINITY, NAN);
-  if (b.y == 0.0F && b.x == 1.0F) return a;
-  if (b.y == 0.0F && b.x == 2.0F) return tg_mul_Z(a, a);
-  return tg_exp_Z(tg_mul_Z(b, tg_log_Z(a)));
+  C p = tg_mul_infinite_Z(b, tg_log_Z(a));
+  if (p.x == -INFINITY) return (C)(0.0F, 0.0F);
+  if (p.x == INFINITY) return p.y - p.y == 0.0F ? tg_exp_Z(p) : (C)(INFINITY, NAN);
+  return tg_exp_Z(p);
 """,
 )
 _complex(
@@ -1027,6 +1057,7 @@ _complex(
     "C a",
     """
   if (a.y == 0.0F) return (C)(tg_sinh_S(a.x), a.y);
+  if (a.y - a.y != 0.0F && (a.x == 0.0F || tg_abs_S(a.x) == INFINITY)) return (C)(a.x, NAN);
   return (C)(tg_sinh_S(a.x) * tg_cos_S(a.y), tg_cosh_S(a.x) * tg_sin_S(a.y));
 """,
 )
@@ -1035,6 +1066,8 @@ _complex(
     "C a",
     """
   if (a.y == 0.0F) return (C)(tg_cosh_S(a.x), a.x == 0.0F ? 0.0F : tg_copysign_S(0.0F, a.x) * a.y);
+  if (a.y - a.y != 0.0F && a.x == 0.0F) return (C)(NAN, 0.0F);
+  if (a.y - a.y != 0.0F && tg_abs_S(a.x) == INFINITY) return (C)(INFINITY, NAN);
   return (C)(tg_cosh_S(a.x) * tg_cos_S(a.y), tg_sinh_S(a.x) * tg_sin_S(a.y));
 """,
 )
@@ -1043,6 +1076,8 @@ _complex(
     "tanh",
     "C a",
     """
+  if (a.y == 0.0F) return (C)(tg_tanh_S(a.x), a.y);
+  if (a.y - a.y != 0.0F && tg_abs_S(a.x) < INFINITY) return (C)(a.x == 0.0F ? a.x : NAN, NAN);
   if (tg_abs_S(a.x) > 11.0F + (sizeof(T) == 8 ? 11.0F : 0.0F)) {
     T e = 4.0F * tg_exp_S(-2.0F * tg_abs_S(a.x));
     T y = tg_abs_S(a.y) < INFINITY ? e * tg_sin_S(a.y) * tg_cos_S(a.y) : 0.0F;
@@ -1073,6 +1108,12 @@ _complex(
     "asin",
     "C a",
     """
+  if (tg_infinite_Z(a)) {
+    C k = tg_corner_Z(a);
+    T re = a.x != a.x || a.y != a.y ? NAN : tg_atan2_S(k.x, tg_abs_S(k.y));
+    return (C)(re, tg_copysign_S(INFINITY, a.y));
+  }
+  if (a.x == 0.0F && a.y != a.y) return a;
   C p = tg_sqrt_Z((C)(1.0F + a.x, a.y)), m = tg_sqrt_Z((C)(1.0F - a.x, -a.y));
   T re = tg_atan2_S(a.x, p.x * m.x - p.y * m.y);
   return (C)(re, tg_asinh_S(m.x * p.y - m.y * p.x));
@@ -1082,6 +1123,12 @@ _complex(
     "acos",
     "C a",
     """
+  if (tg_infinite_Z(a)) {
+    C k = tg_corner_Z(a);
+    T re = a.x != a.x || a.y != a.y ? NAN : tg_atan2_S(tg_abs_S(k.y), k.x);
+    return (C)(re, -tg_copysign_S(INFINITY, a.y));
+  }
+  if (a.x == 0.0F && a.y != a.y) return (C)(1.57079632679489662F, a.y);
   C p = tg_sqrt_Z((C)(1.0F + a.x, a.y)), m = tg_sqrt_Z((C)(1.0F - a.x, -a.y));
   return (C)(2.0F * tg_atan2_S(m.x, p.x), tg_asinh_S(p.x * m.y - p.y * m.x));
 """,
@@ -1090,6 +1137,11 @@ _complex(
     "acosh",
     "C a",
     """
+  if (tg_infinite_Z(a)) {
+    C k = tg_corner_Z(a);
+    return (C)(INFINITY, a.x != a.x || a.y != a.y ? NAN : tg_atan2_S(k.y, k.x));
+  }
+  if (a.x == 0.0F && a.y != a.y) return (C)(a.y, 1.57079632679489662F);
   C p = tg_sqrt_Z((C)(a.x + 1.0F, a.y)), m = tg_sqrt_Z((C)(a.x - 1.0F, a.y));
   return (C)(tg_asinh_S(p.x * m.x + p.y * m.y), 2.0F * tg_atan2_S(m.y, p.x));
 """,
@@ -1099,6 +1151,8 @@ _complex(
     "C a",
     """
   T x = tg_abs_S(a.x), y = a.y, d = 1.0F - x;
+  if (x != x) return tg_abs_S(y) == INFINITY ? (C)(0.0F, tg_copysign_S(1.57079632679489662F, y)) : (C)(NAN, NAN);
+  if (y != y) return x == 0.0F || x == INFINITY ? (C)(tg_copysign_S(0.0F, a.x), NAN) : (C)(NAN, NAN);
   if (x > 1e8F || tg_abs_S(y) > 1e8F) {
     C r = tg_reciprocal_Z(a);
     return (C)(r.x, tg_copysign_S(1.57079632679489662F, y));

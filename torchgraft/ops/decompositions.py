@@ -27,7 +27,6 @@ decompose(
     "replication_pad3d",
     "soft_margin_loss",
     "soft_margin_loss_backward",
-    "multi_margin_loss",
     "glu",
     "glu_backward",
     "renorm",
@@ -83,6 +82,32 @@ def _replication_pad_backward(grad_output: torch.Tensor, self: torch.Tensor, pad
     return result
 
 
+def _weight_norm_meta(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(v), torch.empty_like(g, memory_format=torch.contiguous_format)
+
+
+@decomposition("_weight_norm_interface", meta=_weight_norm_meta)
+def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """w = g v / |v|, the norms over all dimensions but `dim`; also the norms."""
+    norms = torch.linalg.vector_norm(v, 2, [d for d in range(v.dim()) if d != dim], True)
+    return v * (g / norms), norms
+
+
+def _weight_norm_backward_meta(
+    grad_w: torch.Tensor, saved_v: torch.Tensor, saved_g: torch.Tensor, saved_norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(saved_v), torch.empty_like(saved_g)
+
+
+@decomposition("_weight_norm_interface_backward", meta=_weight_norm_backward_meta)
+def _weight_norm_backward(
+    grad_w: torch.Tensor, saved_v: torch.Tensor, saved_g: torch.Tensor, saved_norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is left of the gradient across v, and what of it lies along v."""
+    along = (grad_w * saved_v).sum([d for d in range(saved_v.dim()) if d != dim], keepdim=True) / saved_norms
+    return saved_g / saved_norms * (grad_w - saved_v * (along / saved_norms)), along
+
+
 @decomposition("embedding_renorm_")
 def _embedding_renorm(self: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> torch.Tensor:
     flat = indices.reshape(-1)
@@ -96,6 +121,27 @@ def _like_self(self: torch.Tensor, **_: object) -> torch.Tensor:
     return torch.empty_like(self)
 
 
+def _one_sample(x: torch.Tensor) -> torch.Tensor:
+    """(sample, class), also of one sample, or one number."""
+    return x if x.dim() == 2 else x.reshape(1, -1)
+
+
+@decomposition("multi_margin_loss")
+def _multi_margin(
+    self: torch.Tensor,
+    target: torch.Tensor,
+    p: float = 1,
+    margin: float = 1,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+) -> torch.Tensor:
+    """torch's own decomposition gives the mean of no sample as NaN, its CPU as 0."""
+    loss = torch._decomp.decomposition_table[aten.multi_margin_loss.default]
+    none = self.numel() == 0 and reduction != 0
+    made: torch.Tensor = loss(self, target, p, margin, weight, 2 if none else reduction)
+    return made
+
+
 @decomposition("multi_margin_loss_backward", meta=_like_self)
 def _multi_margin_backward(
     grad_output: torch.Tensor,
@@ -106,7 +152,9 @@ def _multi_margin_backward(
     weight: torch.Tensor | None,
     reduction: int,
 ) -> torch.Tensor:
-    x = self if self.dim() == 2 else self.unsqueeze(0)
+    if self.numel() == 0:
+        return torch.zeros_like(self)
+    x = _one_sample(self)
     t = target.reshape(-1, 1)
     z = margin - x.gather(1, t) + x
     grad = (torch.ones_like(z) if p == 1 else 2 * z) / x.size(1)
@@ -123,12 +171,14 @@ def _multi_margin_backward(
 @decomposition("multilabel_margin_loss_forward")
 def _multilabel_margin(self: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
     """torch's own decomposition also counts what follows the first negative class."""
-    x, t = (self, target) if self.dim() == 2 else (self.unsqueeze(0), target.unsqueeze(0))
+    x, t = _one_sample(self), _one_sample(target)
     given = (t < 0).long().cumsum(1) == 0
     t = t.clamp(0)
     is_target = torch.zeros_like(t).scatter_add(1, t, given.long()) > 0
     z = (1 - x.gather(1, t).unsqueeze(2) + x.unsqueeze(1)).clamp_min(0) / x.size(1)  # sample, listed class, class
     each = torch.where(given.unsqueeze(2) & ~is_target.unsqueeze(1), z, 0).sum((1, 2))
+    if reduction == 1 and len(x) == 0:  # the mean of no sample is 0
+        reduction = 2
     loss = each.mean() if reduction == 1 else each.sum() if reduction == 2 else each.reshape(self.shape[:-1])
     return loss, is_target.to(self.dtype).reshape(target.shape)
 
@@ -137,7 +187,9 @@ def _multilabel_margin(self: torch.Tensor, target: torch.Tensor, reduction: int)
 def _multilabel_margin_backward(
     grad_output: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int, is_target: torch.Tensor
 ) -> torch.Tensor:
-    x, t = (self, target) if self.dim() == 2 else (self.unsqueeze(0), target.unsqueeze(0))
+    if self.numel() == 0:
+        return torch.zeros_like(self)
+    x, t = _one_sample(self), _one_sample(target)
     given = (t < 0).long().cumsum(1) == 0  # classes are listed up to the first negative one
     t = t.clamp(0)
     apart = 1 - x.gather(1, t).unsqueeze(2) + x.unsqueeze(1)  # sample, listed class, class

@@ -6,9 +6,12 @@ One row an op: its functional overloads and its expression. See `table.row` for 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
-from torchgraft.ops.table import Kind, row
+import torch
+
+from torchgraft.ops.table import Bounds, Kind, row
 
 INT_TO_FLOAT = Kind.INT_TO_FLOAT
 ALWAYS_BOOL = Kind.ALWAYS_BOOL
@@ -16,38 +19,94 @@ COMPLEX_TO_FLOAT = Kind.COMPLEX_TO_FLOAT
 
 # ---- arithmetic ----
 
-row("add.Tensor", "self + alpha * other", boolean="self || (alpha && other)", complex="self + @mul(alpha, other)")
-row("sub.Tensor", "self - alpha * other", complex="self - @mul(alpha, other)")
-row("rsub.Tensor", "other - alpha * self", complex="other - @mul(alpha, self)")
+
+def _check_alpha(self: torch.Tensor, other: torch.Tensor, alpha: complex = 1, **_: Any) -> None:
+    """Refuses the factors that torch's kernels refuse; meta functions do so in other words, or not at all."""
+    dtype = torch.result_type(self, other)
+    if isinstance(alpha, bool) and dtype != torch.bool:
+        raise RuntimeError("Boolean alpha only supported for Boolean results.")
+    if isinstance(alpha, (float, complex)) and not (dtype.is_floating_point or dtype.is_complex):
+        raise RuntimeError("For integral input tensors, argument alpha must not be a floating point number.")
+    if isinstance(alpha, complex) and not dtype.is_complex:
+        raise RuntimeError("For non-complex input tensors, argument alpha must not be a complex number.")
+
+
+def _check_difference(self: torch.Tensor, other: torch.Tensor, alpha: complex = 1, **_: Any) -> None:
+    if self.dtype == other.dtype == torch.bool:
+        raise RuntimeError(
+            "Subtraction, the `-` operator, with two bool tensors is not supported. Use the `^` or `logical_xor()` "
+            "operator instead."
+        )
+    if torch.bool in (self.dtype, other.dtype):
+        raise RuntimeError(
+            "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, "
+            "use the `~` or `logical_not()` operator instead."
+        )
+    _check_alpha(self, other, alpha)
+
+
+row(
+    "add.Tensor",
+    "self + alpha * other",
+    boolean="self || (alpha && other)",
+    complex="self + @mul(alpha, other)",
+    check=_check_alpha,
+)
+row("sub.Tensor", "self - alpha * other", complex="self - @mul(alpha, other)", check=_check_difference)
+row("rsub.Tensor", "other - alpha * self", complex="other - @mul(alpha, self)", check=_check_difference)
 row("mul.Tensor", "self * other", boolean="self && other", complex="@mul(self, other)")
 row("div.Tensor", "self / other", kind=INT_TO_FLOAT, complex="@div(self, other)", cost=2)
 
 
 def _rounded(rounding_mode: str | None = None, **_: Any) -> str:
-    return {None: "self / other", "trunc": "@trunc(self / other)", "floor": "@floor_divide(self, other)"}[rounding_mode]
+    texts = {None: "self / other", "trunc": "@trunc(@narrow(self / other))", "floor": "@floor_divide(self, other)"}
+    return texts[rounding_mode]
 
 
 def _rounded_integer(rounding_mode: str | None = None, **_: Any) -> str:
     return "@div_trunc(self, other)" if rounding_mode == "trunc" else "@div_floor(self, other)"
 
 
+def _whole_quotient(other: Any = None, **_: Any) -> Kind:
+    """torch's kernels round quotients of 16-bit numbers before they are made whole, but not those by a number."""
+    return Kind.NO_OPMATH if other == "other" else Kind.DEFAULT
+
+
 row(
     "div.Tensor_mode",
     _rounded,
     integer=_rounded_integer,
-    kind=lambda rounding_mode=None, **_: INT_TO_FLOAT if rounding_mode is None else Kind.DEFAULT,
+    kind=lambda rounding_mode=None, **given: INT_TO_FLOAT if rounding_mode is None else _whole_quotient(**given),
+    rounded=("self",),
     cost=4,
 )
-row("floor_divide", "@floor_divide(self, other)", integer="@div_floor(self, other)", cost=4)
-row("remainder.Tensor", "@remainder(self, other)", integer="@remainder(self, other)", cost=4, types="number")
-row("fmod.Tensor", "@fmod(self, other)", integer="@fmod(self, other)", cost=4, types="number")
+row(
+    "floor_divide",
+    "@floor_divide(self, other)",
+    integer="@div_floor(self, other)",
+    kind=_whole_quotient,
+    rounded=("self",),
+    cost=4,
+)
+for _name, _overloads in (("remainder", "remainder.Tensor remainder.Scalar_Tensor"), ("fmod", "fmod.Tensor")):
+    _text = f"@{_name}(self, other)"
+    row(_overloads, _text, integer=_text, promote=("self",), rounded=("self", "other"), cost=4, types="number")
 for _name in ("gcd", "lcm"):
     row(_name, f"@{_name}(self, other)", cost=16, types="integer")
 row("addcmul", "self + value * tensor1 * tensor2", complex="self + @mul(value, @mul(tensor1, tensor2))")
+
+
+def _no_integer_division(**_: Any) -> str:
+    raise RuntimeError(
+        "Integer division with addcdiv is no longer supported; for a true division make the tensors floating-point, "
+        "for the former behaviour write self + value * torch.trunc(tensor1 / tensor2)"
+    )
+
+
 row(
     "addcdiv",
     "self + value * (tensor1 / tensor2)",
-    integer="self",
+    integer=_no_integer_division,
     complex="self + @mul(value, @div(tensor1, tensor2))",
     cost=2,
 )
@@ -58,7 +117,7 @@ row(
     complex="@abs(weight) < 0.5 ? self + @mul(weight, end - self) : end - @mul(end - self, (T)(1, 0) - weight)",
     cost=2,
 )
-row("neg", "-self", complex="-self")
+row("neg", "-self", complex="-self", exact_out=True)
 row(
     "abs",
     "@abs(self)",
@@ -67,13 +126,14 @@ row(
     boolean="self",
     complex="@abs(self)",
     types="number",
+    exact_out=True,
 )
-row("sign", "(T)(self > 0) - (T)(self < 0)", boolean="self")
-row("sgn", "(T)(self > 0) - (T)(self < 0)", boolean="self", complex="@sgn(self)")
+row("sign", "(T)(self > 0) - (T)(self < 0)", boolean="self", exact_out=True)
+row("sgn", "(T)(self > 0) - (T)(self < 0)", boolean="self", complex="@sgn(self)", exact_out=True)
 row("reciprocal", "1 / self", kind=INT_TO_FLOAT, complex="@reciprocal(self)", cost=2)
 row("sqrt", "sqrt(self)", kind=INT_TO_FLOAT, complex="@sqrt(self)", cost=2)
 row("rsqrt", "@rsqrt(self)", kind=INT_TO_FLOAT, complex="@reciprocal(@sqrt(self))", cost=2)
-row("conj_physical", "self", complex="@conj(self)")
+row("conj_physical", "self", complex="@conj(self)", exact_out=True)
 
 # ---- powers ----
 
@@ -92,6 +152,19 @@ def _power_of_scalar(exponent: Any = None, **_: Any) -> str:
     return known.get(value, "@pow(self, exponent)")
 
 
+def _complex_power_of_scalar(exponent: Any = None, **_: Any) -> str:
+    known = {
+        2: "@mul(self, self)",
+        3: "@mul(@mul(self, self), self)",
+        0.5: "@sqrt(self)",
+        -1: "@reciprocal(self)",
+        -0.5: "@reciprocal(@sqrt(self))",
+        -2: "@reciprocal(@mul(self, self))",
+    }
+    value = exponent.value if hasattr(exponent, "value") else exponent
+    return known.get(value, "@pow(self, exponent)")
+
+
 def _integer_power_of_scalar(exponent: Any = None, **_: Any) -> str:
     value = exponent.value if hasattr(exponent, "value") else exponent
     if value < 0:
@@ -103,8 +176,9 @@ row(
     "pow.Tensor_Scalar",
     _power_of_scalar,
     integer=_integer_power_of_scalar,
-    complex="@pow(self, exponent)",
+    complex=_complex_power_of_scalar,
     promote=("exponent",),
+    rounded=("exponent",),
     cost=4,
 )
 row(
@@ -112,6 +186,7 @@ row(
     "@pow(self, exponent)",
     integer="@ipow(self, exponent)",
     complex="@pow(self, exponent)",
+    rounded=("self", "exponent"),
     cost=16,
     types="number",
 )
@@ -121,6 +196,7 @@ row(
     integer="@ipow(self, exponent)",
     complex="@pow(self, exponent)",
     promote=("self",),
+    rounded=("self",),
     cost=16,
 )
 
@@ -163,7 +239,14 @@ for _name, _sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt
     _complex = {"eq": "self.x == other.x && self.y == other.y", "ne": "self.x != other.x || self.y != other.y"}.get(
         _name
     )
-    row(f"{_name}.Tensor {_name}.Scalar", f"self {_sign} other", kind=ALWAYS_BOOL, complex=_complex, promote=("other",))
+    row(
+        f"{_name}.Tensor {_name}.Scalar",
+        f"self {_sign} other",
+        kind=ALWAYS_BOOL,
+        complex=_complex,
+        promote=("other",),
+        rounded=("self", "other"),
+    )
 
 _TRUE = "({0}.x != 0 || {0}.y != 0)"
 _SELF, _OTHER = _TRUE.format("self"), _TRUE.format("other")
@@ -174,7 +257,7 @@ row("logical_not", "self == 0", kind=ALWAYS_BOOL, complex=f"!{_SELF}")
 row("bitwise_and.Tensor", "self & other", types="integer")
 row("bitwise_or.Tensor", "self | other", types="integer")
 row("bitwise_xor.Tensor", "self ^ other", types="integer")
-row("bitwise_not", "~self", boolean="!self", types="integer")
+row("bitwise_not", "~self", boolean="!self", types="integer", exact_out=True)
 row(
     "bitwise_left_shift.Tensor", "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)0 : (T)(self << other)", types="integer"
 )
@@ -184,9 +267,16 @@ row(
     types="integer",
 )
 row("isnan", "self != self", kind=ALWAYS_BOOL, integer="0", complex="self.x != self.x || self.y != self.y")
-row("isposinf", "self == INFINITY", kind=ALWAYS_BOOL, integer="0")
-row("isneginf", "self == -INFINITY", kind=ALWAYS_BOOL, integer="0")
-row("signbit", "@signbit(self)", kind=ALWAYS_BOOL, integer="self < 0", boolean="0")
+
+
+def _check_boolean_out(out: torch.Tensor | None = None, **_: Any) -> None:
+    if out is not None and out.dtype != torch.bool:
+        raise RuntimeError("isposinf and isneginf: does not support non-boolean outputs.")
+
+
+row("isposinf", "self == INFINITY", kind=ALWAYS_BOOL, integer="0", check=_check_boolean_out)
+row("isneginf", "self == -INFINITY", kind=ALWAYS_BOOL, integer="0", check=_check_boolean_out)
+row("signbit", "@signbit(self)", kind=ALWAYS_BOOL, integer="self < 0", boolean="0", exact_out=True)
 row("where.self", "condition ? self : other", complex="condition ? self : other", keep=("condition",))
 row(
     "masked_fill.Scalar masked_fill.Tensor",
@@ -194,14 +284,24 @@ row(
     complex="mask ? value : self",
     keep=("mask",),
 )
-row("heaviside", "self != self ? self : self == 0 ? values : (T)(self > 0)")
+
+
+def _check_heaviside(self: torch.Tensor, values: torch.Tensor, out: torch.Tensor | None = None, **_: Any) -> None:
+    dtypes = {t.dtype for t in (self, values, out) if t is not None}
+    if any(dtype.is_complex for dtype in dtypes):
+        raise RuntimeError("heaviside is not yet implemented for complex tensors.")
+    if len(dtypes) > 1:
+        raise RuntimeError("heaviside is not yet implemented for tensors with different dtypes.")
+
+
+row("heaviside", "self == 0 ? values : (T)(self > 0)", check=_check_heaviside)
 row("copysign.Tensor", "@copysign(self, other)", kind=INT_TO_FLOAT)
 
 # ---- rounding ----
 
 for _name in ("floor", "ceil", "trunc"):
-    row(_name, f"@{_name}(self)", integer="self", types="number")
-row("round", "rint(self)", integer="self", types="number")
+    row(_name, f"@{_name}(self)", integer="self", types="number", exact_out=True)
+row("round", "rint(self)", integer="self", types="number", exact_out=True)
 
 
 def _round_decimals(decimals: int = 0, **_: Any) -> str:
@@ -211,8 +311,8 @@ def _round_decimals(decimals: int = 0, **_: Any) -> str:
     return f"rint(self * {power}) / {power}" if decimals > 0 else f"rint(self / {power}) * {power}"
 
 
-row("round.decimals", _round_decimals, types="float")
-row("frac", "self - @trunc(self)", types="float")
+row("round.decimals", _round_decimals, types="float", exact_out=True)
+row("frac", "self - @trunc(self)", types="float", exact_out=True)
 
 # ---- transcendental ----
 
@@ -226,7 +326,13 @@ row("atan2", "@atan2(self, other)", kind=INT_TO_FLOAT, cost=8)
 row("hypot", "@hypot(self, other)", cost=4, types="float")
 row("logaddexp", "@logaddexp(self, other)", complex="@logaddexp(self, other)", cost=8, types="float")
 row("logaddexp2", "@logaddexp2(self, other)", cost=8, types="float")
-row("xlogy.Tensor", "other != other ? other : self == 0 ? (T)0 : self * @log(other)", kind=INT_TO_FLOAT, cost=4)
+row(
+    "xlogy.Tensor",
+    "other != other ? other : self == 0 ? (T)0 : self * @log(other)",
+    kind=INT_TO_FLOAT,
+    rounded=("self", "other"),
+    cost=4,
+)
 row(
     "angle",
     "self != self ? self : self < 0 ? (T)3.141592653589793 : (T)0",
@@ -261,7 +367,13 @@ row(
     "self > 0 ? -self * @log(self) : self == 0 ? (T)0 : self != self ? self : -INFINITY",
     kind=INT_TO_FLOAT,
 )
-row("special_xlog1py", "other != other ? other : self == 0 ? (T)0 : self * @log1p(other)", kind=INT_TO_FLOAT, cost=4)
+row(
+    "special_xlog1py",
+    "other != other ? other : self == 0 ? (T)0 : self * @log1p(other)",
+    kind=INT_TO_FLOAT,
+    rounded=("self", "other"),
+    cost=4,
+)
 row("special_zeta", "@zeta(self, other)", kind=INT_TO_FLOAT, cost=64)
 row("igamma", "@igamma(self, other)", cost=64, types="float")
 row("igammac", "@igammac(self, other)", cost=64, types="float")
@@ -279,6 +391,8 @@ row("polygamma", _polygamma, kind=INT_TO_FLOAT, cost=64)
 
 
 def _multivariate_gamma(p: int = 1, **_: Any) -> str:
+    if p < 1:
+        raise RuntimeError("p has to be greater than or equal to 1")
     constant = p * (p - 1) / 4 * math.log(math.pi)
     return f"T tg_sum = {constant!r};\nfor (int tg_k = 0; tg_k < {p}; ++tg_k) tg_sum += @lgamma(self - (T)0.5 * tg_k);"
 
@@ -293,7 +407,24 @@ for _name in ("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynom
 
 # ---- parts of numbers ----
 
-row("frexp.Tensor", {"0": "@frexp_mantissa(self)", "1": "@frexp_exponent(self)"}, types="float")
+
+def _check_frexp(
+    self: torch.Tensor, mantissa: torch.Tensor | None = None, exponent: torch.Tensor | None = None, **_: Any
+) -> None:
+    if not self.is_floating_point():
+        raise RuntimeError(f"torch.frexp() only supports floating-point dtypes, got {self.dtype}")
+    if mantissa is not None and mantissa.dtype != self.dtype:
+        raise RuntimeError(f"torch.frexp() expects mantissa to have dtype {self.dtype} but got {mantissa.dtype}")
+    if exponent is not None and exponent.dtype != torch.int32:
+        raise RuntimeError(f"torch.frexp() expects exponent to have int dtype but got {exponent.dtype}")
+
+
+row(
+    "frexp.Tensor",
+    {"0": "@frexp_mantissa(self)", "1": "@frexp_exponent(self)"},
+    types="float",
+    check=_check_frexp,
+)
 
 # These depend on the element type itself, which NO_OPMATH keeps.
 row("nextafter", "@nextafter(self, other)", kind=Kind.NO_OPMATH, types="float")
@@ -314,6 +445,7 @@ row(
     complex=lambda nan=None, posinf=None, neginf=None, **_: (
         f"(T)({_replaced('self.x', '.x', nan, posinf, neginf)}, {_replaced('self.y', '.x', nan, posinf, neginf)})"
     ),
+    exact_out=True,
 )
 
 # ---- activations ----
@@ -323,13 +455,19 @@ row("silu", "@silu(self)", kind=INT_TO_FLOAT, complex="@silu(self)", cost=4, typ
 row("mish", "@mish(self)", cost=8, types="float")
 row("hardswish", "self * (self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", types="float")
 row("hardsigmoid", "(self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", types="float")
-row("hardtanh", "self != self ? self : self < min_val ? min_val : self > max_val ? max_val : self", types="number")
+_AT_LEAST_MIN = "(self < min_val ? min_val : self)"
+row("hardtanh", f"self != self ? self : {_AT_LEAST_MIN} > max_val ? max_val : {_AT_LEAST_MIN}", types="number")
 row("leaky_relu", "self > 0 ? self : self * negative_slope", types="float")
 row("elu", "self > 0 ? self * scale : @expm1(self * input_scale) * (alpha * scale)", cost=4, types="float")
 row("threshold", "self <= threshold ? value : self", types="number")
 row("softplus", "self * beta > threshold ? self : @log1p(@exp(self * beta)) / beta", cost=8, types="float")
-row("softshrink", "self > lambd ? self - lambd : self < -lambd ? self + lambd : self * 0", types="float")
-row("hardshrink", "self >= -lambd && self <= lambd ? (T)0 : self", types="float")
+row(
+    "softshrink",
+    "self > lambd ? self - lambd : self < -lambd ? self + lambd : self * 0",
+    types="float",
+    within={"lambd": (0, None, "lambda must be in range [0, inf), but found {}")},
+)
+row("hardshrink", "self >= -lambd && self <= lambd ? (T)0 : self", rounded=("lambd",), types="float")
 row("_prelu_kernel", "self > 0 ? self : weight * self", types="float")
 row(
     "gelu",
@@ -377,7 +515,20 @@ row("mish_backward", "@mish_backward(grad_output, self)", cost=8, types="float")
 row("hardswish_backward", "self <= -3 ? (T)0 : self < 3 ? grad_output * (self / 3 + 0.5) : grad_output", types="float")
 row("hardsigmoid_backward", "self > -3 && self < 3 ? grad_output / 6 : (T)0", types="float")
 row("hardtanh_backward", "self <= min_val || self >= max_val ? (T)0 : grad_output", types="float")
-row("leaky_relu_backward", "self > 0 ? grad_output : grad_output * negative_slope", types="float")
+
+
+def _positive_in_place(flag: str, name: str, op: str) -> Callable[..., Bounds]:
+    """Bounds of a backward of which `flag` says that it has the result, which tells no sign of the input then."""
+    refusal = f"The gradient of an in-place {op} with a negative slope ({{}}) is unknown: call out-of-place version"
+    return lambda **static: {name: (0, None, refusal)} if static[flag] else {}
+
+
+row(
+    "leaky_relu_backward",
+    "self > 0 ? grad_output : grad_output * negative_slope",
+    types="float",
+    within=_positive_in_place("self_is_result", "negative_slope", "leaky_relu"),
+)
 
 
 def _elu_backward(is_result: bool = False, **_: Any) -> str:
@@ -385,7 +536,13 @@ def _elu_backward(is_result: bool = False, **_: Any) -> str:
     return f"self_or_result <= 0 ? grad_output * input_scale * {slope} : grad_output * scale"
 
 
-row("elu_backward", _elu_backward, cost=4, types="float")
+row(
+    "elu_backward",
+    _elu_backward,
+    cost=4,
+    types="float",
+    within=_positive_in_place("is_result", "alpha", "elu"),
+)
 row(
     "softplus_backward",
     "self * beta > threshold ? grad_output : grad_output * @sigmoid(self * beta)",
