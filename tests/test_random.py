@@ -19,20 +19,6 @@ N = 200_003  # not a multiple of anything
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
-@pytest.fixture(params=["cpu", "gpu"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Makes plans with one form of the kernels, whatever the device is."""
-    import torchgraft.plans
-
-    monkeypatch.setenv("TORCHGRAFT_KERNEL_FORM", request.param)
-    kernel_form.cache_clear()
-    torchgraft.plans.clear()
-    yield request.param
-    monkeypatch.undo()
-    kernel_form.cache_clear()
-    torchgraft.plans.clear()
-
-
 def kolmogorov(sample: torch.Tensor, distribution: Callable[[torch.Tensor], torch.Tensor]) -> float:
     """The statistic of Kolmogorov and Smirnov times the root of the sample's size: above 2.7 with a chance of
     9.3e-7.
@@ -725,3 +711,31 @@ def test_refused(device: str) -> None:
 def test_empty(device: str) -> None:
     for draw in DRAWS:
         assert draw(torch.empty(0, 3, device=device)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float16, torch.float32], ids=str)
+def test_integers_outside_of_a_dtype_are_refused(dtype: torch.dtype, device: torch.device) -> None:
+    limits = torch.finfo(dtype) if dtype.is_floating_point else None if dtype == torch.bool else torch.iinfo(dtype)
+    high = int(limits.max) if limits else 1
+    for place in (torch.device("cpu"), device):
+        x = torch.empty(10, dtype=dtype, device=place)
+        if high < 2**62:
+            with pytest.raises(RuntimeError, match="to - 1 is out of bounds"):
+                x.random_(0, high + 2)
+        with pytest.raises(RuntimeError, match="random_ expects 'from' to be less than 'to', but got from=1 >= to=1"):
+            x.random_(1, 1)
+
+
+def test_integers_with_gaps_are_warned_of(device: torch.device) -> None:
+    for place in (torch.device("cpu"), device):
+        with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
+            torch.empty(7, 3, device=place).random_(0, 2**24 + 5)
+
+
+@pytest.mark.no_fallback
+def test_uniform_complex_numbers(device: torch.device) -> None:
+    x = torch.rand(1000, dtype=torch.complex64, device=device).cpu()
+    for part in (x.real, x.imag):
+        assert 0 <= part.min() < 0.05
+        assert 0.95 < part.max() < 1
+    assert abs(torch.corrcoef(torch.stack([x.real, x.imag]))[0, 1]) < 0.15

@@ -33,6 +33,8 @@ class Draw:
         head: statements before all elements.
         text: statements of a unit.
         results: for each result its storage type, the type of its expression, and the expressions of the unit's values.
+        reports: whether the kernel has the arguments `tg_errors` and `tg_code`.
+        tail: statements after all elements.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Draw:
     head: str
     text: str
     results: tuple[tuple[str, str, tuple[str, ...]], ...]
+    reports: bool = False
+    tail: str = ""
 
     @property
     def elements(self) -> int:
@@ -68,10 +72,12 @@ def _unit(draw: Draw, base: str, count: int) -> str:
 
 @functools.cache
 def draw_kernel(draw: Draw, form: str) -> Kernel:
-    """Arguments: results, inputs, numbers, then seed and offset of a reservation, count and chunk (i64)."""
+    """Arguments: results, inputs, numbers, where errors are reported if it does that, then seed and offset of a
+    reservation, count and chunk (i64)."""
     params: list[Parameter] = [Pointer(f"out{r}_p", storage) for r, (storage, _, _) in enumerate(draw.results)]
     params += [Pointer(f"{i.name}_p", i.storage, const=True) for i in draw.inputs]
     params += [Value(n.name, n.type) for n in draw.numbers]
+    params += [Pointer("tg_errors", "i32"), Value("tg_code", "i32")] if draw.reports else []
     params += [Value("tg_seed", "u64"), Value("tg_offset", "u64"), Value("tg_n", "i64"), Value("tg_chunk", "i64")]
     body = _gpu_body(draw) if form == "gpu" else _cpu_body(draw)
     return Kernel(draw.name, tuple(params), body, local=(GPU_LOCAL,) if form == "gpu" else (1,))
@@ -101,7 +107,8 @@ def _cpu_body(draw: Draw) -> str:
 {words}
 {_unit(draw, f"tg_first + {draw.values} * tg_j", draw.values)}
     }}{last}
-  }}"""
+  }}
+{draw.tail}"""
 
 
 def _gpu_body(draw: Draw) -> str:
@@ -119,7 +126,7 @@ def _gpu_body(draw: Draw) -> str:
   if (tg_i >= tg_n) return;
 {draw.head}
   uint4 tg_drawn = tg_philox(tg_seed, tg_offset + (ulong)tg_counter, 0);
-""" + "\n".join(parts)
+""" + "\n".join([*parts, draw.tail])
 
 
 # ---- distributions ----
@@ -247,8 +254,10 @@ def bernoulli(storage: str) -> Draw:
 @functools.cache
 def bernoulli_of(storage: str, chance: str) -> Draw:
     """The chance of each element is an operand."""
-    text = f"float u = {_fraction('f32', 24)};\nuchar x = u < p0;"
-    return Draw("bernoulli_of", 1, 1, (), (Input("p", chance, "f32"),), "", text, ((storage, "u8", ("x",)),))
+    text = f"float u = {_fraction('f32', 24)};\nuchar x = u < p0;\ntg_bad |= !(p0 >= 0 && p0 <= 1);"
+    tail = "if (tg_bad) tg_report(tg_errors, tg_code, 0);"
+    inputs = (Input("p", chance, "f32"),)
+    return Draw("bernoulli_of", 1, 1, (), inputs, "int tg_bad = 0;", text, ((storage, "u8", ("x",)),), True, tail)
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from torchgraft.kernels.philox import COUNTERS
 from torchgraft.kernels.random import Draw
 from torchgraft.ops.table import row
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+from torchgraft.plans.builder import ErrorReport
+from torchgraft.plans.registry import dtype_name
 
 _COST = 2
 _REJECTION_COST = 64
@@ -32,6 +35,7 @@ def plan_draw(
     outs: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor] = (),
     numbers: Sequence[Any] = (),
+    report: ErrorReport | None = None,
 ) -> None:
     """Adds the launch of a distribution: elements are numbered in logical order, whatever the strides."""
     n = outs[0].numel()
@@ -45,7 +49,8 @@ def plan_draw(
         groups, chunk = -(-counters // kernels.GPU_LOCAL), n
     else:
         groups, chunk = pointwise.deal(n, pointwise.chunking(p, _COST))
-    args = [*targets, *inputs, *numbers, reserved.seed, reserved.offset, n, chunk]
+    errors = [] if report is None else [report.words, report.code]
+    args = [*targets, *inputs, *numbers, *errors, reserved.seed, reserved.offset, n, chunk]
     p.launch(kernels.draw_kernel(draw, p.form), (groups,), args)
     for out, target in zip(outs, targets, strict=True):
         if out is not target:
@@ -64,7 +69,8 @@ def _uniform(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, low: Scalar, high: Scalar, *, generator: None
 ) -> None:
     p.within(low, None, high, "uniform_ expects to return a [from, to) range, but found from={} > to")
-    plan_draw(p, kernels.uniform(_floating(out)), [out], numbers=[low, high])
+    real = torch.view_as_real(out) if out.is_complex() else out
+    plan_draw(p, kernels.uniform(_floating(real)), [real], numbers=[low, high])
 
 
 @planner("normal_", inplace_safe=True)
@@ -129,14 +135,19 @@ def _bernoulli(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, chance: Sc
 def _bernoulli_tensor(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, chance: torch.Tensor, *, generator: None
 ) -> None:
-    plan_draw(p, kernels.bernoulli_of(element_type(out.dtype).name, _floating(chance)), [out], [chance])
+    _draw_by_chances(p, out, chance)
+
+
+def _draw_by_chances(p: PlanBuilder, out: torch.Tensor, chances: torch.Tensor) -> None:
+    draw = kernels.bernoulli_of(element_type(out.dtype).name, _floating(chances))
+    plan_draw(p, draw, [out], [chances], report=p.error("bernoulli expects p to be in [0, 1]", RuntimeError))
 
 
 @planner("bernoulli.out", inplace_safe=True)
 def _bernoulli_out(
     p: PlanBuilder, result: torch.Tensor, self: torch.Tensor, *, generator: None, out: torch.Tensor
 ) -> None:
-    plan_draw(p, kernels.bernoulli_of(element_type(result.dtype).name, _floating(self)), [result], [self])
+    _draw_by_chances(p, result, self)
 
 
 @planner("native_dropout")
@@ -152,7 +163,7 @@ def _dropout(
     plan_draw(p, kernels.dropout(_floating(out)), [out, mask], [input], [chance])
 
 
-row("native_dropout_backward", "grad_output * (mask ? scale : (T)0)", keep=("mask",))
+row("native_dropout_backward", "grad_output * (mask ? scale : (T)0)", keep=("mask",), promote=("scale",))
 
 
 def _plan_rejection(
@@ -186,6 +197,11 @@ def _as_first(first: torch.Tensor, *_: Any) -> torch.Tensor:
 @planner("_standard_gamma", meta=lambda self, generator: _as_first(self))
 def _gamma(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, generator: None) -> None:
     _plan_rejection(p, "gamma", out, [self])
+
+
+# The gradients of these draws.
+row("_standard_gamma_grad", "@standard_gamma_grad(self, output)", cost=128, types="float")
+row("_dirichlet_grad", "@dirichlet_grad(x, alpha, total)", cost=128, types="float")
 
 
 @planner("_sample_dirichlet", meta=lambda self, generator: _as_first(self))
@@ -273,6 +289,24 @@ def _largest(dtype: torch.dtype) -> int:
     return _EXACT[dtype] if dtype in _EXACT else torch.iinfo(dtype).max
 
 
+def _check_integers(dtype: torch.dtype, base: int, end: int) -> None:
+    """Refuses what the dtype cannot hold, and warns of what it cannot hold exactly."""
+    if base >= end:
+        raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={base} >= to={end}")
+    limits = torch.finfo(dtype) if dtype.is_floating_point else None if dtype == torch.bool else torch.iinfo(dtype)
+    low, high = (int(limits.min), int(limits.max)) if limits else (0, 1)
+    for name, number in (("from", base), ("to - 1", end - 1)):
+        if not low <= number <= high:
+            raise RuntimeError(f"{name} is out of bounds for {dtype_name(dtype)}")
+        if abs(number) > _EXACT.get(dtype, abs(number)):
+            digits = _EXACT[dtype].bit_length() - 1
+            warnings.warn(
+                f"{name} is out of bounds [-(2^{digits}), 2^{digits}]. Due to precision limitations "
+                f"{dtype_name(dtype)} can support discrete uniform distribution only within this range.",
+                stacklevel=2,
+            )
+
+
 def _plan_integers(p: PlanBuilder, out: torch.Tensor, base: int, span: int) -> None:
     words = 1 if span <= 2**32 else 2
     draw = kernels.integers(element_type(out.dtype).name, words, span == 2**64)
@@ -286,6 +320,7 @@ def _random(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, generator:
 
 @planner("random_.to", inplace_safe=True)
 def _random_to(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, to: int, *, generator: None) -> None:
+    _check_integers(out.dtype, 0, to)
     _plan_integers(p, out, 0, to)
 
 
@@ -293,7 +328,9 @@ def _random_to(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, to: int, *
 def _random_from(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, base: int, to: int | None, *, generator: None
 ) -> None:
-    _plan_integers(p, out, base, (_largest(out.dtype) + 1 if to is None else to) - base)
+    end = _largest(out.dtype) + 1 if to is None else to
+    _check_integers(out.dtype, base, end)
+    _plan_integers(p, out, base, end - base)
 
 
 @planner("randperm.generator_out", inplace_safe=True)
@@ -316,6 +353,8 @@ _TOO_FEW_WEIGHTS = (
 def _multinomial(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, samples: int, replacement: bool, *, generator: None
 ) -> None:
+    if samples <= 0:
+        raise RuntimeError("cannot sample n_sample <= 0 samples")
     n = self.shape[-1]
     rows = self.numel() // n if n else 0
     storage = _floating(self)
