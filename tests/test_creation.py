@@ -139,3 +139,26 @@ def test_meshgrid_and_windows(device: str) -> None:
     ):
         check(got, expected)
     check(torch.hann_window(16, device=device), torch.hann_window(16), 1e-6)
+
+
+FILLED = {
+    "arange": lambda out: torch.arange(0, 4, out=out),
+    "linspace": lambda out: torch.linspace(0, 3, 4, out=out),
+    "logspace": lambda out: torch.logspace(0, 3, 4, base=2, out=out),
+}
+
+
+@pytest.mark.parametrize("fill", FILLED.values(), ids=FILLED)
+def test_sequences_fill_an_out_of_their_size_in_its_shape(fill: Callable[..., object], device: torch.device) -> None:
+    for make in (lambda d: torch.zeros(2, 3, device=d).narrow(1, 1, 2), lambda d: torch.zeros(2, 2, device=d)):
+        expected, actual = make("cpu"), make(device)
+        fill(expected)
+        fill(actual)
+        assert actual.shape == expected.shape
+        assert torch.equal(actual.cpu(), expected)
+
+
+def test_sequences_resize_an_out_of_another_size(device: torch.device) -> None:
+    out = torch.zeros(0, device=device)
+    assert torch.arange(5, out=out).tolist() == [0, 1, 2, 3, 4]
+    assert out.shape == (5,)

@@ -633,3 +633,46 @@ def test_one_report_of_many(device: str) -> None:
         module.synchronize()
     module.synchronize()
     assert before.cpu().tolist() == x[good].cpu().tolist() == [1.0, 2.0]
+
+
+def _numbers(place: torch.device, *values: float) -> torch.Tensor:
+    return torch.tensor(values, device=place)
+
+
+MISMATCHED: dict[str, tuple[type[Exception], str, Callable[[torch.device], object]]] = {
+    "indices of two shapes": (
+        IndexError,
+        "indexing tensors could not be broadcast together with shapes",
+        lambda d: torch.ones(5, 5, device=d)[_numbers(d, 0, 1), _numbers(d, 0, 1, 2)],
+    ),
+    "places of two shapes": (
+        IndexError,
+        "indexing tensors could not be broadcast together with shapes",
+        lambda d: torch.ones(5, 5, device=d).index_put_((_numbers(d, 0, 1), _numbers(d, 0, 1, 2)), torch.ones(3).to(d)),
+    ),
+    "indices of floats": (IndexError, "must be long, int", lambda d: torch.ones(5, device=d)[_numbers(d, 0.0)]),
+    "nowhere to go": (
+        IndexError,
+        "index is out of bounds for dimension with size 0",
+        lambda d: torch.ones(5, 0, device=d)[:, _numbers(d, 0, 1)],
+    ),
+    "values of another shape": (
+        RuntimeError,
+        r"value tensor of shape \[3\] cannot be broadcast to indexing result of shape \[2, 5\]",
+        lambda d: torch.ones(5, 5, device=d).index_put_((_numbers(d, 0, 1),), torch.ones(3, device=d)),
+    ),
+    "values behind a mask": (
+        RuntimeError,
+        r"value tensor of shape \[3\] cannot be broadcast to indexing result of shape \[5\]",
+        lambda d: torch.ones(5, device=d).index_put_((torch.ones(5, device=d) > 0,), torch.ones(3, device=d)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("error", "words", "op"), MISMATCHED.values(), ids=MISMATCHED)
+def test_what_does_not_fit_is_refused(
+    error: type[Exception], words: str, op: Callable[[torch.device], object], device: torch.device
+) -> None:
+    for place in (torch.device("cpu"), device):
+        with pytest.raises(error, match=words):
+            op(place)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from torchgraft.codegen import element_type, pointwise
@@ -9,6 +12,7 @@ from torchgraft.codegen.pointwise import Input, Loop, Result
 from torchgraft.kernels import creation as kernels
 from torchgraft.kernels.indexing import MOVES
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+from torchgraft.plans.registry import dtype_name
 
 aten = torch.ops.aten
 
@@ -47,7 +51,17 @@ def _widest(p: PlanBuilder, dtype: torch.dtype) -> str:
 # The results' lengths follow from all of these numbers, so each of them is read.
 
 
-@planner("arange.start_out", inplace_safe=True)
+def _filled(op: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
+    """A tensor of the right number of elements keeps its shape, and is filled in that order."""
+
+    def meta(*, out: torch.Tensor, **numbers: Any) -> torch.Tensor:
+        made: torch.Tensor = op(**numbers, out=out.new_empty(0))
+        return out if out.numel() == made.numel() else out.resize_(made.shape)
+
+    return meta
+
+
+@planner("arange.start_out", inplace_safe=True, meta=_filled(aten.arange.start_out))
 def _arange(
     p: PlanBuilder,
     result: torch.Tensor,
@@ -67,7 +81,7 @@ def _c(compute: str) -> str:
     return {"f32": "float", "f64": "double", "i64": "long"}[compute]
 
 
-@planner("range.out", inplace_safe=True)
+@planner("range.out", inplace_safe=True, meta=_filled(aten.range.out))
 def _range(
     p: PlanBuilder,
     result: torch.Tensor,
@@ -95,14 +109,14 @@ def _linear(p: PlanBuilder, out: torch.Tensor, start: Scalar, end: Scalar, steps
     _sequence(p, out, compute, {"low": first, "high": last, "step": step}, text)
 
 
-@planner("linspace.out", inplace_safe=True)
+@planner("linspace.out", inplace_safe=True, meta=_filled(aten.linspace.out))
 def _linspace(
     p: PlanBuilder, result: torch.Tensor, start: Scalar, end: Scalar, steps: int, *, out: torch.Tensor
 ) -> None:
     _linear(p, result, start, end, steps)
 
 
-@planner("logspace.out", inplace_safe=True)
+@planner("logspace.out", inplace_safe=True, meta=_filled(aten.logspace.out))
 def _logspace(
     p: PlanBuilder, result: torch.Tensor, start: Scalar, end: Scalar, steps: int, base: Scalar, *, out: torch.Tensor
 ) -> None:
@@ -111,7 +125,7 @@ def _logspace(
         raise Unsupported("powers as integers")
     exponents = p.empty((steps,), wide)
     _linear(p, exponents, start, end, steps)
-    p.copy(result, p.call(aten.pow.Scalar, float(base), exponents))
+    p.copy(result, p.call(aten.pow.Scalar, float(base), exponents).view(result.shape))
 
 
 @planner("eye.m_out", inplace_safe=True)
@@ -175,6 +189,11 @@ def _triu_indices(p: PlanBuilder, out: torch.Tensor, row: int, col: int, offset:
 
 
 def _pair(p: PlanBuilder, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, text: str, cost: int) -> None:
+    if a.dtype != b.dtype:
+        raise RuntimeError(
+            f"Expected object of scalar type {dtype_name(a.dtype)} but got scalar type "
+            f"{dtype_name(b.dtype)} for second argument"
+        )
     part = element_type(a.dtype)
     if part.name not in ("f32", "f64"):
         raise Unsupported(f"complex numbers of {a.dtype}")
@@ -185,11 +204,11 @@ def _pair(p: PlanBuilder, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, t
     pointwise.plan_loop(p, loop, [out], [a, b], [])
 
 
-@planner("complex")
+@planner("complex", exact_out=True)
 def _complex(p: PlanBuilder, out: torch.Tensor, real: torch.Tensor, imag: torch.Tensor) -> None:
     _pair(p, out, real, imag, "({pair})(a, b)", 1)
 
 
-@planner("polar")
+@planner("polar", exact_out=True)
 def _polar(p: PlanBuilder, out: torch.Tensor, abs: torch.Tensor, angle: torch.Tensor) -> None:
     _pair(p, out, abs, angle, "({pair})(a * @cos(b), a * @sin(b))", 8)

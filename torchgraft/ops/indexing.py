@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from torchgraft.codegen import element_type, pointwise
 from torchgraft.kernels import indexing as kernels
 from torchgraft.kernels.indexing import Indexing
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
+from torchgraft.plans.registry import dtype_name
 
 aten = torch.ops.aten
 
@@ -271,7 +273,7 @@ def _resolved(p: PlanBuilder, x: torch.Tensor) -> torch.Tensor:
 # ---- one index for one dimension ----
 
 
-@planner("index_select", cpu_tensors="upload")
+@planner("index_select", apart=("self", "index"))
 def _index_select(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor) -> None:
     _select(p, _some_dims(out), _some_dims(self), dim, index.reshape(-1), _RANGE_OF_SELF)
 
@@ -343,10 +345,14 @@ def _embedding_backward(
         p.copy(out, total)
 
 
-@planner("gather")
+@planner("gather", apart=("self", "index"))
 def _gather(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False
 ) -> None:
+    if index.numel() == 0:  # of any dtype
+        return
+    if index.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(f"gather(): Expected dtype int32/int64 for index, but got {index.dtype}")
     out, x, index = _some_dims(out), _some_dims(_resolved(p, self)), _some_dims(index)
     dim %= x.dim()
     message = _bounds_of(dim, x.size(dim))
@@ -354,7 +360,7 @@ def _gather(
     plan_move(p, out, x, index.shape, out.stride(), _without(x.stride(), dim), indices, reads=True)
 
 
-@planner("take")
+@planner("take", apart=("self", "index"))
 def _take(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, index: torch.Tensor) -> None:
     x = p.contiguous(self)
     message = f"out of range: tried to access index {{}} on a tensor of {x.numel()} elements."
@@ -398,7 +404,7 @@ def _scatter(
     plan_collect(p, out, source, index.size(dim), sizes, to, by, strides[dim], indices, combine or "")
 
 
-@planner("scatter.src", inplace_safe=True)
+@planner("scatter.src", inplace_safe=True, apart=("index", "src"))
 def _scatter_src(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor
 ) -> None:
@@ -406,7 +412,7 @@ def _scatter_src(
     _scatter(p, out, dim, index, src)
 
 
-@planner("scatter.value", inplace_safe=True)
+@planner("scatter.value", inplace_safe=True, apart=("index",))
 def _scatter_value(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: Scalar
 ) -> None:
@@ -417,7 +423,7 @@ def _scatter_value(
 _OLD_NAMES = {"add": "sum", "multiply": "prod"}
 
 
-@planner("scatter.reduce", inplace_safe=True)
+@planner("scatter.reduce", inplace_safe=True, apart=("index", "src"))
 def _scatter_old_reduce(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -432,7 +438,7 @@ def _scatter_old_reduce(
     _scatter(p, out, dim, index, src, _combine_text(_OLD_NAMES[reduce], out.dtype))
 
 
-@planner("scatter.value_reduce", inplace_safe=True)
+@planner("scatter.value_reduce", inplace_safe=True, apart=("index",))
 def _scatter_value_reduce(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: Scalar, *, reduce: str
 ) -> None:
@@ -440,7 +446,7 @@ def _scatter_value_reduce(
     _scatter(p, out, dim, index, value, _combine_text(_OLD_NAMES[reduce], out.dtype))
 
 
-@planner("scatter_add", inplace_safe=True)
+@planner("scatter_add", inplace_safe=True, apart=("index", "src"))
 def _scatter_add(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor
 ) -> None:
@@ -462,7 +468,7 @@ def _identity(reduce: str, dtype: torch.dtype) -> float:
     return info.min if reduce == "amax" else info.max
 
 
-@planner("scatter_reduce.two", inplace_safe=True)
+@planner("scatter_reduce.two", inplace_safe=True, apart=("index", "src"))
 def _scatter_reduce(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -550,7 +556,7 @@ def _rows_into(
     plan_collect(p, out, source, index.size(0), free, to, by, strides[dim], indices, combine or "", wraps, alpha)
 
 
-@planner("index_add", inplace_safe=True)
+@planner("index_add", inplace_safe=True, apart=("index", "source"))
 def _index_add(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -577,7 +583,7 @@ def _index_add(
     _rows_into(p, out, dim, index, source, message, "a + alpha * b", alpha=alpha, raises=raises)
 
 
-@planner("index_copy", inplace_safe=True)
+@planner("index_copy", inplace_safe=True, apart=("index", "source"))
 def _index_copy(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor
 ) -> None:
@@ -609,7 +615,7 @@ def _index_reduce(
 _FILL_MESSAGE = "index {} is out of bounds for dimension {dim} with size {size}"
 
 
-@planner("index_fill.int_Scalar", inplace_safe=True)
+@planner("index_fill.int_Scalar", inplace_safe=True, apart=("index",))
 def _index_fill(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: Scalar
 ) -> None:
@@ -617,7 +623,7 @@ def _index_fill(
     _rows_into(p, out, dim, index, value, _FILL_MESSAGE, None, wraps=True)
 
 
-@planner("index_fill.int_Tensor", inplace_safe=True)
+@planner("index_fill.int_Tensor", inplace_safe=True, apart=("index", "value"))
 def _index_fill_tensor(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor
 ) -> None:
@@ -674,6 +680,11 @@ def _without_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> l
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             out.append(index)
             continue
+        if index.dtype == torch.uint8:
+            warnings.warn(
+                "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead.",
+                stacklevel=2,
+            )
         for k in range(index.dim()):
             if index.size(k) != x.size(len(out) + k):
                 raise IndexError(
@@ -695,7 +706,33 @@ def _index_eager(arguments: dict[str, Any], inplace: bool) -> Callable[..., Any]
     return index
 
 
-@planner("index.Tensor", "_unsafe_index.Tensor", cpu_tensors="upload_all", eager=_index_eager)
+def _check_indices(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> None:
+    """Refuses by IndexError, as torch's CPU, what its meta function refuses by RuntimeError."""
+    given = [index for index in indices if index is not None]
+    if any(index.dtype not in _INDEX_DTYPES for index in given):
+        raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+    try:
+        shape = torch.broadcast_shapes(*(index.shape for index in given))
+    except RuntimeError as error:
+        shapes = ", ".join(str(list(index.shape)) for index in given)
+        raise IndexError(
+            f"shape mismatch: indexing tensors could not be broadcast together with shapes {shapes}"
+        ) from error
+    nowhere = any(index is not None and x.size(d) == 0 for d, index in enumerate(indices) if d < x.dim())
+    if nowhere and math.prod(shape):
+        raise IndexError("index is out of bounds for dimension with size 0")
+
+
+def _index_meta(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    _check_indices(self, indices)
+    result: torch.Tensor = aten.index.Tensor(self, indices)
+    return result
+
+
+_INDEX_DTYPES = (torch.int64, torch.int32, torch.bool, torch.uint8)
+
+
+@planner("index.Tensor", "_unsafe_index.Tensor", cpu_tensors="upload_all", eager=_index_eager, meta=_index_meta)
 def _index(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> None:
     x = _resolved(p, self)
     if all(i is None for i in indices):
@@ -725,6 +762,14 @@ def _put_eager(arguments: dict[str, Any], inplace: bool) -> Callable[..., Any] |
     return put if inplace else lambda self, *args: put(self.clone(), *args)
 
 
+def _check_put(message: str, destination: torch.Tensor, source: torch.Tensor) -> None:
+    if source.dtype != destination.dtype:
+        raise RuntimeError(
+            f"{message}, got {dtype_name(destination.dtype)} for the destination and {dtype_name(source.dtype)} "
+            "for the source."
+        )
+
+
 def _put(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -733,6 +778,8 @@ def _put(
     values: torch.Tensor,
     accumulate: bool,
 ) -> None:
+    _check_put("Index put requires the source and destination dtypes match", self, values)
+    _check_indices(self, indices)
     _start(p, out, self)
     if all(i is None for i in indices):
         if accumulate:
@@ -741,7 +788,13 @@ def _put(
             p.copy(out, values)
         return
     places = _places(out, indices)
-    values = _resolved(p, values).expand(places.sizes)
+    values = _resolved(p, values)
+    if _cannot_expand(values.shape, places.sizes):
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of "
+            f"shape {list(places.sizes)}"
+        )
+    values = values.expand(places.sizes)
     if not accumulate and not _ordered():
         plan_move(p, out, values, places.sizes, places.strides, values.stride(), places.indices, False, wraps=True)
         return
@@ -766,6 +819,11 @@ def _put(
     plan_collect(p, out, flat, rows, free, to, by, flat.stride(0), collected, combine, wraps=True)
 
 
+def _cannot_expand(shape: Sequence[int], to: Sequence[int]) -> bool:
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) > len(to) or any(n not in (1, wanted) for n, wanted in pairs)
+
+
 def _is_view(x: torch.Tensor, count: int) -> bool:
     """The first `count` dimensions can be one without a copy."""
     try:
@@ -788,13 +846,14 @@ def _declare_put() -> None:
         _put(p, out, self, indices, values, accumulate)
 
     names = ("_index_put_impl_", "index_put", "_unsafe_index_put")
-    planner(*names, inplace_safe=True, cpu_tensors="upload_all", eager=_put_eager)(put)
+    apart = ("indices", "values")
+    planner(*names, inplace_safe=True, cpu_tensors="upload_all", eager=_put_eager, apart=apart)(put)
 
 
 _declare_put()
 
 
-@planner("put_", inplace_safe=True)
+@planner("put_", inplace_safe=True, apart=("index", "source"))
 def _put_linear(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -803,6 +862,7 @@ def _put_linear(
     source: torch.Tensor,
     accumulate: bool = False,
 ) -> None:
+    _check_put("put_(): self and source expected to have the same dtype", self, source)
     target = out if out.is_contiguous() else p.contiguous(out)
     flat, source = target.view(-1), p.contiguous(source).view(-1)
     message = f"out of range: tried to access index {{}} on a tensor of {target.numel()} elements."
@@ -848,7 +908,7 @@ def _nonzero(self: torch.Tensor) -> torch.Tensor:
     return torch.nonzero_static(self, size=count)
 
 
-@composite("masked_select")
+@composite("masked_select", apart=("self", "mask"))
 def _masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     if mask.dtype != torch.bool:
         raise RuntimeError(f"masked_select: expected BoolTensor for mask, but got {mask.dtype}")
@@ -867,6 +927,8 @@ def _masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor
     places = mask.expand(self.shape).reshape(self.shape or (1,)).nonzero()
     if source.numel() < len(places):
         raise RuntimeError("Number of elements of source < number of ones in mask")
+    if source.untyped_storage()._cdata == self.untyped_storage()._cdata:
+        source = source.clone()
     whole = self if self.dim() else self.view(1)
     whole.index_put_(tuple(places.unbind(1)), source.reshape(-1)[: len(places)])
     return self
@@ -942,6 +1004,8 @@ def _bucketize(
     out_int32: bool = False,
     right: bool = False,
 ) -> None:
+    if boundaries.dim() != 1:
+        raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})")
     _search(p, out, boundaries, self, right, None)
 
 
@@ -1017,7 +1081,7 @@ def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength
     if weights is not None and weights.shape != self.shape:
         raise RuntimeError("weights should be 1-d and have the same length as input")
     size = max(minlength, int(self.max()) + 1 if self.numel() else 0)
-    if weights is None:
+    if weights is None or not self.numel():
         weights = torch.ones((), dtype=torch.int64, device=self.device).expand(self.shape)
     elif weights.dtype not in (torch.float32, torch.float64):
         weights = weights.double()
@@ -1039,7 +1103,7 @@ def _histc(self: torch.Tensor, bins: int = 100, min: complex = 0, max: complex =
     if low > high:
         raise RuntimeError("max must be larger than min")
     inside = (x >= low) & (x <= high)
-    place = ((x - low) * (bins / (high - low))).clamp(0, bins - 1)
+    place = ((x - low) * bins / (high - low)).clamp(0, bins - 1)  # rounded after each step, as on torch's CPU
     place = torch.where(inside, place, 0).long()
     return torch.zeros(bins, dtype=self.dtype, device=self.device).scatter_add_(0, place, inside.to(self.dtype))
 

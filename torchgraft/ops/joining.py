@@ -12,7 +12,10 @@ from torchgraft.codegen import pointwise
 from torchgraft.codegen.pointwise import Input, Loop, Result
 from torchgraft.kernels import joining as kernels
 from torchgraft.kernels.indexing import MOVES
-from torchgraft.plans import PlanBuilder, Scalar, planner
+from torchgraft.plans import PlanBuilder, Scalar, planner, recomposed
+from torchgraft.plans.registry import dtype_name
+
+aten = torch.ops.aten
 
 # Results of at most so many elements are joined by one thread; larger ones row by row if there are so many rows.
 _SMALL = 16384
@@ -23,7 +26,15 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-@planner("cat")
+def _cat_meta(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    for position, tensor in enumerate(tensors):
+        if tensor.dim() == 0:
+            raise RuntimeError(f"zero-dimensional tensor (at position {position}) cannot be concatenated")
+    result: torch.Tensor = aten.cat.default(tensors, dim)
+    return result
+
+
+@planner("cat", apart=("tensors",), meta=_cat_meta)
 def _cat(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
     if out.numel() == 0:
         return
@@ -61,7 +72,7 @@ def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor],
     return True
 
 
-@planner("stack")
+@planner("stack", apart=("tensors",))
 def _stack(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
     if out.numel() == 0:
         return
@@ -133,3 +144,21 @@ def _constant_pad(
     if inner.numel() < out.numel():
         pointwise.plan_fill(p, out, value)
     p.copy(inner, source)
+
+
+@recomposed("tensor_split.tensor_indices_or_sections")
+def _tensor_split(
+    self: torch.Tensor, tensor_indices_or_sections: torch.Tensor, dim: int = 0
+) -> tuple[torch.Tensor, ...]:
+    """The sizes of views are made on the host, wherever the tensor is that holds them; torch's own wants it there."""
+    where = tensor_indices_or_sections
+    if where.dtype != torch.int64:
+        raise RuntimeError(
+            f"tensor_split expected tensor_indices_or_sections to have dtype of long, but got {dtype_name(where.dtype)}"
+        )
+    if where.dim() > 1:
+        raise RuntimeError(
+            "tensor_split expected tensor_indices_or_sections to be a zero-dimensional or one-dimensional tensor, "
+            f"but got a tensor with {where.dim()} dims"
+        )
+    return self.tensor_split(where.tolist(), dim)

@@ -18,6 +18,8 @@ from torchgraft.kernels import reduce as kernels
 from torchgraft.kernels.reduce import Reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
 
+aten = torch.ops.aten
+
 # CPU form: below this many elements one thread is as quick as two; a part of a long row is not shorter than this.
 _SMALL = 32768
 _ROW_PART = 16384
@@ -57,6 +59,8 @@ def _merge(levels: Sequence[_Level]) -> list[_Level]:
 
 def reduced_dims(ndim: int, dims: int | Sequence[int] | None, empty_is_all: bool = True) -> list[int]:
     """The dimensions to reduce, as non-negative numbers in ascending order."""
+    if ndim > 64:
+        raise RuntimeError("only tensors with up to 64 dims are supported")
     if isinstance(dims, int):
         dims = [dims]
     if dims is None or (empty_is_all and len(dims) == 0):
@@ -143,6 +147,8 @@ def plan_reduction(
         targets = [out if out.is_contiguous() else p.empty_like(out) for out in outs]
     if not others:
         x = p.contiguous(x) if x.is_conj() or x.is_neg() else x
+        if x.numel() == 0:  # nothing for each result; strides of no elements need not merge
+            x = p.empty([n if d not in dims else int(d != dims[0]) for d, n in enumerate(x.shape)], x.dtype)
     geometry = _geometry(x, targets[0], dims, bool(reduction.index))
     if geometry is None:
         if others:
@@ -316,7 +322,15 @@ def sum_dim(
     _sum(p, out, self, reduced_dims(self.dim(), dim))
 
 
-@planner("nansum")
+def _nansum_meta(
+    self: torch.Tensor, dim: Sequence[int] | None, keepdim: bool, dtype: torch.dtype | None
+) -> torch.Tensor:
+    """torch's own takes no dimensions for none to be reduced, as no other op does."""
+    result: torch.Tensor = aten.nansum.default(self, dim or None, keepdim, dtype=dtype)
+    return result
+
+
+@planner("nansum", meta=_nansum_meta)
 def nansum(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -395,37 +409,56 @@ def _extreme(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: list[int]
     plan_reduction(p, kernels.extreme(_compute_type(x), element_type(out.dtype).name, greater), [out], x, dims)
 
 
-@planner("amax")
-def amax(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> None:
-    _extreme(p, out, self, reduced_dims(self.dim(), dim), True)
+def check_some(name: str, x: torch.Tensor, dim: int | Sequence[int] | None) -> list[int]:
+    """The dimensions to reduce; refuses to choose among no elements.
 
-
-@planner("amin")
-def amin(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> None:
-    _extreme(p, out, self, reduced_dims(self.dim(), dim), False)
-
-
-def _check_some(name: str, x: torch.Tensor) -> None:
-    if x.numel() == 0:
+    Raises:
+        IndexError: a dimension that is named has no elements.
+        RuntimeError: none is named, and the tensor is empty.
+    """
+    dims = reduced_dims(x.dim(), dim)
+    for d in dims if x.dim() else []:
+        if x.size(d) == 0 and dim is not None and (isinstance(dim, int) or len(dim) > 0):
+            raise IndexError(f"{name}(): Expected reduction dim {d} to have non-zero size.")
+    if x.numel() == 0 and (dim is None or dim in ([], ())):
         raise RuntimeError(
             f"{name}(): Expected reduction dim to be specified for input.numel() == 0. "
             "Specify the reduction dim with the 'dim' argument."
         )
+    return dims
+
+
+def _extreme_meta(op: torch._ops.OpOverload, name: str) -> Callable[..., Any]:
+    """torch's meta functions raise RuntimeError where its CPU raises IndexError."""
+
+    def meta(self: torch.Tensor, dim: int | Sequence[int] | None, keepdim: bool) -> Any:
+        check_some(name, self, dim)
+        return op(self, dim=dim, keepdim=keepdim)
+
+    return meta
+
+
+@planner("amax", meta=_extreme_meta(aten.amax.default, "amax"))
+def amax(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> None:
+    _extreme(p, out, self, reduced_dims(self.dim(), dim), True)
+
+
+@planner("amin", meta=_extreme_meta(aten.amin.default, "amin"))
+def amin(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> None:
+    _extreme(p, out, self, reduced_dims(self.dim(), dim), False)
 
 
 @planner("max")
 def max_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
-    _check_some("max", self)
-    _extreme(p, out, self, reduced_dims(self.dim(), None), True)
+    _extreme(p, out, self, check_some("max", self, None), True)
 
 
 @planner("min")
 def min_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
-    _check_some("min", self)
-    _extreme(p, out, self, reduced_dims(self.dim(), None), False)
+    _extreme(p, out, self, check_some("min", self, None), False)
 
 
-@planner("aminmax")
+@planner("aminmax", meta=_extreme_meta(aten.aminmax.default, "aminmax"), exact_out=True)
 def aminmax(
     p: PlanBuilder, out: tuple[torch.Tensor, ...], self: torch.Tensor, *, dim: int | None = None, keepdim: bool = False
 ) -> None:
@@ -444,14 +477,27 @@ def _arg(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int | None, gr
     plan_reduction(p, _index_reduction(x, dims, greater, "i64", False), [out], x, dims)
 
 
-@planner("argmax")
+def _arg_meta(op: torch._ops.OpOverload, name: str) -> Callable[..., torch.Tensor]:
+    def meta(self: torch.Tensor, dim: int | None, keepdim: bool) -> torch.Tensor:
+        if dim is None and self.numel() == 0:
+            raise IndexError(f"{name}(): Expected reduction dim to be specified for input.numel() == 0.")
+        check_some(name, self, dim)
+        if self.dtype == torch.bool:
+            raise RuntimeError(f"{name}(): does not support bool input")
+        result: torch.Tensor = op(self, dim, keepdim)
+        return result
+
+    return meta
+
+
+@planner("argmax", meta=_arg_meta(aten.argmax.default, "argmax"), exact_out=True)
 def argmax(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int | None = None, keepdim: bool = False
 ) -> None:
     _arg(p, out, self, dim, True)
 
 
-@planner("argmin")
+@planner("argmin", meta=_arg_meta(aten.argmin.default, "argmin"), exact_out=True)
 def argmin(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int | None = None, keepdim: bool = False
 ) -> None:
@@ -459,16 +505,16 @@ def argmin(
 
 
 def _extreme_dim(p: PlanBuilder, out: tuple[torch.Tensor, ...], x: torch.Tensor, dim: int, greater: bool) -> None:
-    dims = reduced_dims(x.dim(), dim)
+    dims = check_some("max" if greater else "min", x, dim)
     plan_reduction(p, _index_reduction(x, dims, greater, element_type(out[0].dtype).name, True), out, x, dims)
 
 
-@planner("max.dim")
+@planner("max.dim", exact_out=True)
 def max_dim(p: PlanBuilder, out: tuple[torch.Tensor, ...], self: torch.Tensor, dim: int, keepdim: bool = False) -> None:
     _extreme_dim(p, out, self, dim, True)
 
 
-@planner("min.dim")
+@planner("min.dim", exact_out=True)
 def min_dim(p: PlanBuilder, out: tuple[torch.Tensor, ...], self: torch.Tensor, dim: int, keepdim: bool = False) -> None:
     _extreme_dim(p, out, self, dim, False)
 
@@ -492,9 +538,9 @@ def _declare_truth(name: str, every: bool) -> None:
     ) -> None:
         _truth(p, out, self, reduced_dims(self.dim(), dim, empty_is_all=False), every)
 
-    planner(name)(over_all)
-    planner(f"{name}.dim")(over_dim)
-    planner(f"{name}.dims")(over_dims)
+    planner(name, exact_out=True)(over_all)
+    planner(f"{name}.dim", exact_out=True)(over_dim)
+    planner(f"{name}.dims", exact_out=True)(over_dims)
 
 
 _declare_truth("any", False)
@@ -570,7 +616,22 @@ def _norm(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, order: Scalar | fl
     plan_reduction(p, reduction, [out], x, dims, [value] if kind == "p" else [])
 
 
-@planner("linalg_vector_norm")
+def _vector_norm_meta(
+    self: torch.Tensor,
+    ord: float,
+    dim: Sequence[int] | None,
+    keepdim: bool,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    """torch's own refuses a norm without identity of any empty tensor, also where what is reduced has elements."""
+    dims = reduced_dims(self.dim(), dim)
+    some = [n or int(d not in dims) for d, n in enumerate(self.shape)]
+    result: torch.Tensor = aten.linalg_vector_norm.default(self.new_empty(some), ord, dim, keepdim, dtype=dtype)
+    shape = [1 if d in dims else n for d, n in enumerate(self.shape) if keepdim or d not in dims]
+    return result.new_empty(shape)
+
+
+@planner("linalg_vector_norm", meta=_vector_norm_meta)
 def vector_norm(
     p: PlanBuilder,
     out: torch.Tensor,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.kernels import sorting as kernels
 from torchgraft.kernels.indexing import MOVES
+from torchgraft.ops.reductions import check_some
 from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
+
+aten = torch.ops.aten
 
 # Rows from this length on are sorted by several work-items, if there are few of them.
 _LONG = 1 << 16
@@ -184,7 +189,12 @@ def _one(p: PlanBuilder, out: torch.Tensor, rows: torch.Tensor, x: torch.Tensor,
     _back(p, kept, rows.reshape(-1, 1), dim)
 
 
-@planner("kthvalue")
+def _kthvalue_meta(self: torch.Tensor, k: int, dim: int, keepdim: bool) -> Any:
+    check_some("kthvalue", self, dim)
+    return aten.kthvalue.default(self, k, dim, keepdim)
+
+
+@planner("kthvalue", apart=("self",), meta=_kthvalue_meta, exact_out=True)
 def _kthvalue(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor],
@@ -204,6 +214,7 @@ def _kthvalue(
 def _median_dim(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor, dim: int, skip_nan: bool
 ) -> None:
+    check_some("median", x, dim)
     if out[0].numel() == 0:
         return
     rows = _rows(p, x, dim)
@@ -215,14 +226,14 @@ def _median_dim(
         _one(p, o, result, x, dim)
 
 
-@planner("median.dim")
+@planner("median.dim", exact_out=True)
 def _median(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int, keepdim: bool = False
 ) -> None:
     _median_dim(p, out, self, dim, False)
 
 
-@planner("nanmedian.dim")
+@planner("nanmedian.dim", exact_out=True)
 def _nanmedian(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int, keepdim: bool = False
 ) -> None:
@@ -250,10 +261,11 @@ def _nanmedian_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> Non
     _median_of_all(p, out, self, True)
 
 
-@planner("mode")
+@planner("mode", exact_out=True)
 def _mode(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int = -1, keepdim: bool = False
 ) -> None:
+    check_some("mode", self, dim)
     if out[0].numel() == 0:
         return
     rows = _rows(p, self, dim)
@@ -325,7 +337,9 @@ def _unique_consecutive(
 def _unique_dim(
     self: torch.Tensor, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Distinct:
-    rows = self.movedim(dim, 0).reshape(self.size(dim), -1)
+    if self.numel() == 0 and (self.size(dim) != 0 or self.shape.count(0) > 1):
+        raise RuntimeError("There are 0 sized dimensions, and they aren't selected, so unique cannot be applied")
+    rows = self.movedim(dim, 0).reshape(self.size(dim), self.numel() // max(1, self.size(dim)))
     order = torch.arange(len(rows), device=self.device)
     for column in range(rows.size(1) - 1, -1, -1):  # the first column decides, so it comes last
         order = order[rows[:, column][order].argsort(stable=True)]
