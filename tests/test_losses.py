@@ -178,6 +178,12 @@ def test_nll_sizes(device: str) -> None:
     assert bool(ignored.isnan())
 
 
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_nll_of_bytes(device: str, reduction: str) -> None:
+    t = torch.randint(0, 5, (40,), dtype=torch.uint8)
+    compare(device, lambda x, t: F.nll_loss(x, t, reduction=reduction), torch.float32, torch.randn(40, 5), t)
+
+
 def test_nll_total_weight(device: str) -> None:
     x, t, w = torch.randn(2000, 5), torch.randint(0, 5, (2000,)), torch.rand(5)
     for reduction in (1, 2):

@@ -86,6 +86,20 @@ def test_layer_norm_large_mean(device: str) -> None:
     torch.testing.assert_close(F.layer_norm(x.to(device), (500,)).cpu().double(), expected, rtol=1e-3, atol=1e-3)
 
 
+def test_statistics_of_long_rows(device: str) -> None:
+    """A plain sum of so many positive numbers would be wrong in the fifth digit."""
+    x = torch.rand(1, 2**22 + 5)
+    exact = x.double()
+    expected = exact.mean(), (exact.var(unbiased=False) + 1e-5).rsqrt()
+    y = x.to(device)
+    for _, *kept in (
+        torch.native_layer_norm(y, y.shape[1:], None, None, 1e-5),
+        torch.native_group_norm(y[..., None], None, None, 1, y.size(1), 1, 1, 1e-5),
+    ):
+        for got, statistic in zip(kept, expected, strict=True):
+            torch.testing.assert_close(got.cpu().double().squeeze(), statistic, rtol=1e-6, atol=0)
+
+
 def test_layer_norm_eps_is_dynamic(device: str) -> None:
     x = torch.randn(3, 10)
     for eps in (1e-5, 0.1, 10.0):

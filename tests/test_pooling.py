@@ -20,6 +20,8 @@ MAX: list[Callable[..., Any]] = [F.max_pool1d, F.max_pool2d, F.max_pool3d]
 MEAN: list[Callable[..., Any]] = [F.avg_pool1d, F.avg_pool2d, F.avg_pool3d]
 ADAPTIVE_MAX: list[Callable[..., Any]] = [F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d]
 ADAPTIVE_MEAN: list[Callable[..., Any]] = [F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d]
+FRACTIONAL: list[Callable[..., Any]] = [F.fractional_max_pool2d, F.fractional_max_pool3d]
+UNPOOL: list[Callable[..., Any]] = [F.max_unpool1d, F.max_unpool2d, F.max_unpool3d]
 
 
 def _image(dims: int, dtype: torch.dtype) -> torch.Tensor:
@@ -86,6 +88,17 @@ def test_mean(device: str, dims: int, dtype: torch.dtype) -> None:
         _compare(device, x, lambda t, k=taps, s=stride, p=padding, o=options: MEAN[dims - 1](t, k, s, p, **o))
 
 
+@DIMS
+def test_mean_of_integers(device: str, form: str, dims: int) -> None:
+    """Rounded towards zero, as torch's CPU does it."""
+    for _ in range(4):
+        taps, stride, padding = _windows(dims)
+        options: dict[str, Any] = {"ceil_mode": random.random() < 0.5, "count_include_pad": random.random() < 0.5}
+        x = torch.randint(-99, 99, (2, 3, *(random.randint(3, 20) for _ in range(dims))))
+        expected = MEAN[dims - 1](x, taps, stride, padding, **options)
+        assert torch.equal(MEAN[dims - 1](x.to(device), taps, stride, padding, **options).cpu(), expected)
+
+
 @DTYPES
 @DIMS
 @pytest.mark.parametrize("largest", [False, True], ids=["mean", "max"])
@@ -97,6 +110,77 @@ def test_adaptive(device: str, dims: int, dtype: torch.dtype, largest: bool) -> 
             _compare(device, x, lambda t, o=size: ADAPTIVE_MAX[dims - 1](t, o, return_indices=True))
         else:
             _compare(device, x.nan_to_num(0, 0, 0), lambda t, o=size: ADAPTIVE_MEAN[dims - 1](t, o))
+
+
+@DTYPES
+@pytest.mark.parametrize("dims", [2, 3])
+def test_fractional(device: str, form: str, dims: int, dtype: torch.dtype) -> None:
+    """The windows are those of torch's CPU in each dtype, which computes them in it."""
+    pool = FRACTIONAL[dims - 2]
+    for _ in range(4):
+        x = _image(dims, dtype)
+        taps = [random.randint(1, 2) for _ in range(dims)]
+        size = [random.randint(1, max(1, n - k - 1)) for n, k in zip(x.shape[-dims:], taps, strict=True)]
+        if any(m + k > n for n, k, m in zip(x.shape[-dims:], taps, size, strict=True)):
+            continue
+        samples = torch.rand(x.shape[0] if x.dim() > dims + 1 else 1, x.shape[-dims - 1], dims).to(dtype)
+        mine, theirs = x.to(device).requires_grad_(), x.clone().requires_grad_()
+        got, places = pool(mine, taps, size, _random_samples=samples.to(device), return_indices=True)
+        expected, their_places = pool(theirs, taps, size, _random_samples=samples, return_indices=True)
+        assert torch.equal(places.cpu(), their_places)
+        torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+        gradient = torch.randint(-4, 5, expected.shape).to(dtype)
+        (a,) = torch.autograd.grad(got, mine, gradient.to(device))
+        assert torch.equal(a.cpu(), torch.autograd.grad(expected, theirs, gradient)[0])
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_samples_that_do_not_fit(device: str, dims: int) -> None:
+    x = torch.randn(2, 3, *[8] * dims)
+    for shape in ((0, 3, dims), (1, 3, dims), (2, 2, dims), (2, 3, dims - 1), (2, 3)):
+        for where in ("cpu", device):
+            with pytest.raises(RuntimeError):
+                FRACTIONAL[dims - 2](x.to(where), 2, [3] * dims, _random_samples=torch.rand(shape).to(where))
+
+
+@DTYPES
+@DIMS
+def test_unpool(device: str, form: str, dims: int, dtype: torch.dtype) -> None:
+    for _ in range(3):
+        x = _image(dims, dtype).nan_to_num(0, 0, 0)
+        stride = random.choice([2, 3])
+        largest, places = MAX[dims - 1](x, 2, stride, return_indices=True)
+        mine, theirs = largest.to(device).requires_grad_(), largest.clone().requires_grad_()
+        size = list(x.shape[-dims:])
+        got = UNPOOL[dims - 1](mine, places.to(device), 2, stride, output_size=size)
+        expected = UNPOOL[dims - 1](theirs, places, 2, stride, output_size=size)
+        assert torch.equal(got.cpu(), expected)
+        gradient = torch.randn(expected.shape).to(dtype)
+        (a,) = torch.autograd.grad(got, mine, gradient.to(device))
+        assert torch.equal(a.cpu(), torch.autograd.grad(expected, theirs, gradient)[0])
+
+
+def test_unpool_to_places_that_are_not_there(device: str) -> None:
+    x, places = torch.ones(1, 2, 3, 3), torch.full((1, 2, 3, 3), 99)
+    for where in ("cpu", device):
+        with pytest.raises(RuntimeError, match=r"Found an invalid max index: 99 \(output volumes are of size 6x6"):
+            torch.ops.aten.max_unpool2d(x.to(where), places.to(where), [6, 6]).cpu()
+        with pytest.raises(RuntimeError, match="elements in indices should be type int64"):
+            torch.ops.aten.max_unpool2d(x.to(where), places.to(where).int(), [6, 6])
+
+
+def test_unpool_layouts(device: str) -> None:
+    x = torch.randn(2, 3, 8, 10)
+    largest, places = F.max_pool2d(x, 2, return_indices=True)
+    last = largest.to(memory_format=torch.channels_last)
+    expected = F.max_unpool2d(last, places, 2)
+    got = F.max_unpool2d(last.to(device), places.to(device), 2)
+    assert got.stride() == expected.stride() and torch.equal(got.cpu(), expected)
+    out = torch.full((2, 3, 20, 8), 7.0, device=device).transpose(2, 3)[..., ::2]
+    torch.ops.aten.max_unpool2d(largest.to(device), places.to(device), [8, 10], out=out)
+    assert torch.equal(out.cpu(), expected)
+    none = torch.ones(0, 3, 4, 5, device=device)
+    assert F.max_unpool2d(none, none.long(), 2).shape == (0, 3, 8, 10)
 
 
 def test_wide_rows(device: str) -> None:

@@ -82,6 +82,13 @@ def test_a_gradient_of_the_last_state_alone(device: str, kind: type[nn.RNNBase])
         torch.testing.assert_close(mine.cpu(), expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_no_gradient_comes_in(device: str, bias: bool) -> None:
+    model, x = nn.LSTM(3, 4, bias=bias).to(device), torch.randn(5, 2, 3).to(device).requires_grad_()
+    y = torch._C._functions.UndefinedGrad()(model(x)[0])
+    assert torch.autograd.grad(y.sum(), [x, *model.parameters()], allow_unused=True) == (None,) * (5 if bias else 3)
+
+
 def test_second_derivatives(device: str) -> None:
     for kind in (nn.LSTMCell, nn.GRUCell):
         model = kind(2, 3).double()

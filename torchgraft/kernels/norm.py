@@ -19,6 +19,9 @@ from torchgraft.kernels.reduce import Reduction
 LANES = 64
 GROUP = 256
 
+# Elements that a lane sums before it puts the sum aside: a sum of millions would round off what is added last.
+_RUN = 256
+
 
 def _i64(*names: str) -> tuple[Value, ...]:
     return tuple(Value(name, "i64") for name in names)
@@ -45,10 +48,11 @@ def _rows(gpu: bool, declarations: str, body: str) -> str:
 
 
 def _arrays(gpu: bool, acc: str, names: str) -> str:
-    """Declares an array of accumulators, one for each lane, for each name."""
+    """Declares an array of accumulators, one for each lane, for each name; CPU forms put sums aside in another."""
     t = value_ctype(acc)
-    size, space = (GROUP, "LOCAL ") if gpu else (LANES, "")
-    return " ".join(f"{space}{t} {name}[{size}];" for name in names.split())
+    if gpu:
+        return " ".join(f"LOCAL {t} {name}[{GROUP}];" for name in names.split())
+    return " ".join(f"{t} {name}[{LANES}], {name}_aside[{LANES}];" for name in names.split())
 
 
 def _over(gpu: bool, size: str, statement: str) -> str:
@@ -66,11 +70,16 @@ def _sum(gpu: bool, acc: str, size: str, names: str, statement: str) -> str:
         # Registers sum, local memory combines. All work-items have left the arrays before they are filled again.
         local = statement
         for name in arrays:
-            local = local.replace(f"{name}[j]", f"{name}_sum")
+            local = local.replace(f"{name}[j]", f"{name}_run")
         fold = " ".join(f"{name}[lane] += {name}[lane + w];" for name in arrays)
         return f"""{{
     {" ".join(f"{t} {name}_sum = 0;" for name in arrays)}
-    for (long c = lane; c < {size}; c += {GROUP}) {{ {local} }}
+    for (long first = lane; first < {size}; first += {GROUP * _RUN}) {{
+      const long end = first + {GROUP * _RUN} < {size} ? first + {GROUP * _RUN} : {size};
+      {" ".join(f"{t} {name}_run = 0;" for name in arrays)}
+      for (long c = first; c < end; c += {GROUP}) {{ {local} }}
+      {" ".join(f"{name}_sum += {name}_run;" for name in arrays)}
+    }}
     BARRIER;
     {" ".join(f"{name}[lane] = {name}_sum;" for name in arrays)}
     BARRIER;
@@ -79,14 +88,18 @@ def _sum(gpu: bool, acc: str, size: str, names: str, statement: str) -> str:
       BARRIER;
     }}
   }}"""
-    zero = " ".join(f"{name}[j] = 0;" for name in arrays)
+    zero = " ".join(f"{name}[j] = {name}_aside[j] = 0;" for name in arrays)
+    aside = " ".join(f"{name}_aside[j] += {name}[j]; {name}[j] = 0;" for name in arrays)
+    whole = " ".join(f"{name}[j] += {name}_aside[j];" for name in arrays)
     fold = " ".join(f"{name}[j] += {name}[j + w];" for name in arrays)
     return f"""VECTORIZE for (int j = 0; j < {LANES}; ++j) {{ {zero} }}
     for (long first = 0; first < {size}; first += {LANES}) {{
+      if (first > 0 && first % {LANES * _RUN} == 0) VECTORIZE for (int j = 0; j < {LANES}; ++j) {{ {aside} }}
       const int n = (int)({size} - first < {LANES} ? {size} - first : {LANES});
       if (n == {LANES}) {{ VECTORIZE for (int j = 0; j < {LANES}; ++j) {{ const long c = first + j; {statement} }} }}
       else {{ VECTORIZE for (int j = 0; j < n; ++j) {{ const long c = first + j; {statement} }} }}
     }}
+    VECTORIZE for (int j = 0; j < {LANES}; ++j) {{ {whole} }}
     for (int w = {LANES // 2}; w >= 16; w /= 2) VECTORIZE for (int j = 0; j < w; ++j) {{ {fold} }}
     for (int w = 8; w > 0; w /= 2) for (int j = 0; j < w; ++j) {{ {fold} }}"""
 

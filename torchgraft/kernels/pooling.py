@@ -89,6 +89,19 @@ def _count(padded: str = "include_padding") -> str:
     return f"const int count = divisor != 0 ? divisor : {' * '.join(sizes)};"
 
 
+def _largest(math: Arithmetic, loops: str) -> str:
+    """Finds the largest pixel of a window, or a NaN, and where it is."""
+    return f"""
+{math.scalar} best = {_LOWEST[math.storage]};
+long best_at = ((long)start_z * source_y + start_y) * source_x + start_x;
+{loops} {{
+  const {math.scalar} value = {math.load("S", "((long)z * source_y + y) * source_x + x")};
+  if (value > best || {_is_nan(math, "value")}) {{ best = value; best_at = ((long)z * source_y + y) * source_x + x; }}
+}}
+{math.store("T", "index", "best")};
+I[index] = best_at;"""
+
+
 @cache
 def window_kernel(storage: str, kind: Kind, adaptive: bool, simd_width: int = 16) -> Kernel:
     """A work-item for each pixel of the target: the GPU form, and for adaptive windows the only one."""
@@ -96,18 +109,10 @@ def window_kernel(storage: str, kind: Kind, adaptive: bool, simd_width: int = 16
     step = "1" if adaptive else "dilation_{0}"
     loops = "".join(f"for (int {a} = start_{a}; {a} < end_{a}; {a} += {step.format(a)})\n" for a in _AXES)
     windows = "\n".join(_window(a, f"t{a}", adaptive) for a in _AXES)
-    value = math.load("S", "((long)z * source_y + y) * source_x + x")
     if kind == "max":
-        body = f"""
-{math.scalar} best = {_LOWEST[storage]};
-long best_at = ((long)start_z * source_y + start_y) * source_x + start_x;
-{loops} {{
-  const {math.scalar} value = {value};
-  if (value > best || {_is_nan(math, "value")}) {{ best = value; best_at = ((long)z * source_y + y) * source_x + x; }}
-}}
-{math.store("T", "index", "best")};
-I[index] = best_at;"""
+        body = _largest(math, loops)
     else:
+        value = math.load("S", "((long)z * source_y + y) * source_x + x")
         count = "const int count = (end_z - start_z) * (end_y - start_y) * (end_x - start_x);" if adaptive else _count()
         body = f"""
 {math.scalar} sum = 0;
@@ -204,6 +209,79 @@ for (int row = GROUP_ID(1) * block_rows; row < row_end; ++row) {{
     at = next(n for n, p in enumerate(params) if p.name == "planes") + 1
     params = (*params[:at], Value("block_rows", "i32"), *params[at:])
     return Kernel(f"{kind}_pool_rows", params, body, helpers=patch_helper(math), local=(1, 1))
+
+
+# --- Windows at random places, and the reverse of pooling.
+
+# Rounds to a storage type whose numbers are kept as float, by the bits that it lacks. Torch computes windows in it.
+_ROUND = """
+inline float tg_round(float x) {{
+  const uint u = as_uint(x);
+  return as_float((u + ((1u << {bits}) / 2 - 1) + (u >> {bits} & 1)) & ~((1u << {bits}) - 1));
+}}"""
+_MISSING_BITS = {"f16": 13, "bf16": 16}
+
+# Graham, "Fractional Max-Pooling" (2014): windows begin at the differences of two rounded numbers.
+_RANDOM_START = """
+inline int tg_start(int target, {real} sample, int source, int targets, int taps) {{
+  if (target == targets - 1) return source - taps;
+  const {real} alpha = tg_round(tg_round(source - taps) / tg_round(targets - 1));
+  return (int)tg_round(tg_round(tg_round(target) + sample) * alpha) - (int)tg_round(sample * alpha);
+}}"""
+
+
+@cache
+def fractional_kernel(storage: str, dims: int) -> Kernel:
+    """The largest pixels of windows at random places; a work-item for each pixel of the target.
+
+    `samples` has a number in 0 .. 1 for each plane and axis: of images in the order x, y, of volumes z, y, x.
+    """
+    math = arithmetic(storage)
+    axes = _AXES[3 - dims :]
+    order = tuple(reversed(axes)) if dims == 2 else axes
+    starts = "const int start_z = 0, end_z = 1;" if dims == 2 else ""
+    for a in axes:
+        sample = math.load("samples", f"plane * {dims} + {order.index(a)}")
+        starts += f"""
+const int start_{a} = tg_start(t{a}, {sample}, source_{a}, target_{a}, taps_{a}), end_{a} = start_{a} + taps_{a};
+if (start_{a} < 0 || end_{a} > source_{a}) {{ tg_report(errors, code, start_{a}); return; }}"""
+    loops = "".join(f"for (int {a} = start_{a}; {a} < end_{a}; ++{a})\n" for a in _AXES)
+    rounding = f"#define tg_round(x) (({math.scalar})(x))"
+    if storage in _MISSING_BITS:
+        rounding = _ROUND.format(bits=_MISSING_BITS[storage])
+    pointers = (
+        Pointer("T", storage),
+        Pointer("I", "i64"),
+        Pointer("S", storage, True),
+        Pointer("samples", storage, True),
+    )
+    params = (
+        *pointers,
+        Pointer("errors", "i32"),
+        Value("code", "i32"),
+        Value("planes", "i64"),
+        *_IMAGES,
+        *_sizes("taps"),
+    )
+    helpers = f"{rounding}\n{_RANDOM_START.format(real=math.scalar)}"
+    body = f"{_SPLIT_TARGET}\n{starts}\n{_largest(math, loops)}"
+    return Kernel("fractional_max_pool", params, body, helpers, local=(_GROUP,))
+
+
+@cache
+def unpool_kernel(moved: str) -> Kernel:
+    """Puts each pixel of the source where its index says; a work-item for each. `moved` is a type of the elements'
+    size."""
+    body = f"""
+const long index = GLOBAL_ID(0);
+if (index >= planes * source_pixels) return;
+const long place = I[index];
+if (place < 0 || place >= target_pixels) {{ tg_report(errors, code, place); return; }}
+store_{moved}(T, index / source_pixels * target_pixels + place, load_{moved}(S, index));"""
+    pointers = (Pointer("T", moved), Pointer("S", moved, True), Pointer("I", "i64", True))
+    numbers = (Value("planes", "i64"), Value("source_pixels", "i64"), Value("target_pixels", "i64"))
+    params = (*pointers, Pointer("errors", "i32"), Value("code", "i32"), *numbers)
+    return Kernel("max_unpool", params, body, local=(_GROUP,))
 
 
 # --- Gradients. G is the target's gradient, T the source's.
@@ -336,6 +414,29 @@ def pool_launch(
         (_ceil(planes * _pixels(target_size), _GROUP),),
         (*pointers, planes, *source_size, *target_size, *more),
     )
+
+
+def fractional_launch(
+    storage: str,
+    dims: int,
+    planes: int,
+    source_size: Triple,
+    target_size: Triple,
+    taps: Triple,
+    pointers: tuple[object, ...],
+) -> Launch:
+    """The launch of a pooling with windows at random places. Pointers: target, indices, source, samples, error words
+    and their code."""
+    groups = (_ceil(planes * _pixels(target_size), _GROUP),)
+    return Launch(fractional_kernel(storage, dims), groups, (*pointers, planes, *source_size, *target_size, *taps))
+
+
+def unpool_launch(
+    moved: str, planes: int, source_pixels: int, target_pixels: int, pointers: tuple[object, ...]
+) -> Launch:
+    """The launch of an unpooling. Pointers: target, source, indices, error words and their code."""
+    groups = (_ceil(planes * source_pixels, _GROUP),)
+    return Launch(unpool_kernel(moved), groups, (*pointers, planes, source_pixels, target_pixels))
 
 
 def pool_gradient_launch(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,10 +32,11 @@ def _places(p: PlanBuilder, x: torch.Tensor) -> torch.Tensor:
         return x.view(1, -1, 1)
     if x.dim() == 2:
         return x.unsqueeze(2)
+    shape = (x.size(0), x.size(1), math.prod(x.shape[2:]))
     try:
-        return x.view(x.size(0), x.size(1), -1)
+        return x.view(shape)
     except RuntimeError:
-        return p.contiguous(x).view(x.size(0), x.size(1), -1)
+        return p.contiguous(x).view(shape)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,17 @@ def _chunks(p: PlanBuilder, n: int) -> tuple[int, int]:
     return _ceil(n, chunk), chunk
 
 
-@planner("nll_loss_forward", "nll_loss2d_forward")
+def _with_bytes(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """torch's meta functions refuse targets of uint8, which its kernels of rows take."""
+
+    def meta(target: torch.Tensor, **others: Any) -> Any:
+        return op(target=target.long() if target.dtype == torch.uint8 else target, **others)
+
+    return meta
+
+
+@planner("nll_loss_forward", meta=_with_bytes(torch.ops.aten.nll_loss_forward.default))
+@planner("nll_loss2d_forward")
 def _nll(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor],
@@ -115,7 +128,8 @@ def _nll(
     p.launch(kernels.finish_kernel(t.type, accumulate, reduction == MEAN), (1,), [loss, total, sums, groups])
 
 
-@planner("nll_loss_backward", "nll_loss2d_backward")
+@planner("nll_loss_backward", meta=_with_bytes(torch.ops.aten.nll_loss_backward.default))
+@planner("nll_loss2d_backward")
 def _nll_backward(
     p: PlanBuilder,
     out: torch.Tensor,

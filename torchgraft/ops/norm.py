@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ from torchgraft.kernels import reduce
 from torchgraft.ops.entries import enter
 from torchgraft.ops.reductions import plan_reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+
+aten = torch.ops.aten
 
 # Elements below which one thread does it all.
 _SMALL = 16384
@@ -40,6 +42,22 @@ def _accumulate(x: torch.Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
+def _kept(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.dtype:
+    """The dtype in which statistics are kept for the backward pass: that of the parameters, if there are any."""
+    return next((parameter.dtype for parameter in parameters if parameter is not None), x.dtype)
+
+
+def _meta(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """torch's meta functions keep the statistics as its CUDA device does; users compare with its CPU."""
+
+    def meta(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, **others: Any) -> Any:
+        y, *statistics = op(input=input, weight=weight, bias=bias, **others)
+        dtype = _kept(input, weight, bias)
+        return y, *(kept.new_empty(kept.shape, dtype=dtype) for kept in statistics)
+
+    return meta
+
+
 def _chunk(p: PlanBuilder, rows: int, size: int) -> int:
     """Rows for a work-group in the CPU form."""
     return max(1, rows if rows * size <= _SMALL else _ceil(rows, 32 * p.device.compute_units))
@@ -53,7 +71,7 @@ def _launch_rows(p: PlanBuilder, kernel: Kernel, rows: int, chunk: int, args: Se
 # ---- layer norm ----
 
 
-@planner("native_layer_norm", contiguous=True)
+@planner("native_layer_norm", contiguous=True, meta=_meta(aten.native_layer_norm.default))
 def layer_norm(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -141,7 +159,7 @@ def layer_norm_backward(
 # ---- group norm ----
 
 
-@planner("native_group_norm", contiguous=True)
+@planner("native_group_norm", contiguous=True, meta=_meta(aten.native_group_norm.default))
 def group_norm(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -353,15 +371,27 @@ def _batch_norm(
 
 
 def _batch_norm_without_statistics_meta(
-    input: torch.Tensor, weight: torch.Tensor | None, **_: Any
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if input.dim() < 2:
         raise RuntimeError(f"batch norm takes inputs of at least two dimensions, not {input.dim()}")
-    saved = [input.new_empty((input.size(1),), dtype=_accumulate(input)) for _ in range(2)]
+    dtype = _kept(input, weight, bias, running_mean)
+    saved = [input.new_empty((input.size(1),), dtype=dtype) for _ in range(2)]
     return torch.empty_like(input), saved[0], saved[1]
 
 
-@planner("native_batch_norm")
+def _batch_norm_meta(training: bool, **tensors: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Without training there is nothing to keep: the statistics are empty, as on torch's CPU."""
+    y, *saved = _batch_norm_without_statistics_meta(**tensors)
+    mean, invstd = saved if training else (statistics.new_empty(0) for statistics in saved)
+    return y, mean, invstd
+
+
+@planner("native_batch_norm", meta=_batch_norm_meta)
 def batch_norm(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -377,7 +407,24 @@ def batch_norm(
     _batch_norm(p, *out, input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
-enter("_native_batch_norm_legit", batch_norm)
+enter("_native_batch_norm_legit", batch_norm, meta=_batch_norm_meta)
+
+
+def _batch_norm_to(
+    *args: Any, out: torch.Tensor, save_mean: torch.Tensor, save_invstd: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The out= form, which writes the running statistics too: no rule for out= forms describes it."""
+    targets = out, save_mean, save_invstd
+    for target, made in zip(targets, torch.ops.aten._native_batch_norm_legit.default(*args), strict=True):
+        target.resize_(made.shape).copy_(made)
+    return targets
+
+
+def _no_plan(p: PlanBuilder, *_: Any, **__: Any) -> None:
+    raise Unsupported(f"{p.op} is no part of a plan")
+
+
+enter("_native_batch_norm_legit.out", _no_plan, eager=lambda *_: _batch_norm_to)
 
 
 def batch_norm_with_update(
@@ -394,7 +441,14 @@ def batch_norm_with_update(
     _batch_norm(p, *out[:3], input, weight, bias, running_mean, running_var, True, momentum, eps)
 
 
-enter("_batch_norm_with_update", batch_norm_with_update)
+def _batch_norm_with_update_meta(
+    **tensors: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    reserve = tensors["input"].new_empty(0, dtype=torch.uint8)
+    return *_batch_norm_without_statistics_meta(**tensors), reserve
+
+
+enter("_batch_norm_with_update", batch_norm_with_update, meta=_batch_norm_with_update_meta)
 
 
 @planner("_native_batch_norm_legit.no_stats", meta=_batch_norm_without_statistics_meta)  # torch has none for out=

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from torchgraft.codegen import element_type
 from torchgraft.kernels.convolution import Triple
-from torchgraft.kernels.pooling import Kind, pool_gradient_launch, pool_launch
-from torchgraft.plans import PlanBuilder, Unsupported, planner
+from torchgraft.kernels.indexing import MOVES
+from torchgraft.kernels.pooling import Kind, fractional_launch, pool_gradient_launch, pool_launch, unpool_launch
+from torchgraft.plans import PlanBuilder, Unsupported, decomposition, planner
 
 
 def _options(p: PlanBuilder) -> dict[str, Any]:
@@ -46,10 +49,12 @@ def _windows(
     )
 
 
-def _storage(spec: torch.Tensor, kind: Kind) -> str:
+def _storage(spec: torch.Tensor, kind: Kind, whole: bool = False) -> str:
+    """The element type's name. `whole` allows integers, which adaptive windows have on no device; of means torch's CPU
+    has those of int64 alone, which it divides as C does."""
     element = element_type(spec.dtype)
-    # The mean of integers is not rounded as C divides; torch's CPU has few of them.
-    if element.is_complex or element.name == "b8" or (kind == "average" and not element.is_float):
+    allowed = element.is_float or (whole and (kind == "max" or element.name == "i64"))
+    if element.is_complex or element.name == "b8" or not allowed:
         raise Unsupported(f"pooling of {spec.dtype}")
     return element.name
 
@@ -66,7 +71,14 @@ def _pool(
     target_size = _spatial(outs[0], dims)[1]
     pointers = (*outs, source)
     launch = pool_launch(
-        _storage(source, kind), kind, planes, source_size, target_size, pointers, windows, **_options(p)
+        _storage(source, kind, windows is not None),
+        kind,
+        planes,
+        source_size,
+        target_size,
+        pointers,
+        windows,
+        **_options(p),
     )
     p.launch(launch.kernel, launch.groups, launch.args)
 
@@ -182,7 +194,89 @@ def _declare_adaptive(dims: int) -> None:
         _pool_gradient(p, "max", dims, out, (grad_output, indices), None)
 
 
+def _float_storage(spec: torch.Tensor, what: str) -> str:
+    element = element_type(spec.dtype)
+    if not element.is_float:
+        raise Unsupported(f"{what} of {spec.dtype}")
+    return element.name
+
+
+def _check_samples(x: torch.Tensor, samples: torch.Tensor, dims: int) -> None:
+    """The kernel reads a sample for each plane and dimension; torch's meta function for volumes looks at none."""
+    batch = x.size(0) if x.dim() == dims + 2 else 1
+    wanted = (batch, x.size(-dims - 1), dims)
+    fits = samples.dim() == 3 and samples.size(0) >= batch and tuple(samples.shape[1:]) == wanted[1:]
+    if not fits or samples.dtype != x.dtype:
+        raise RuntimeError(
+            f"Expect _random_samples of {x.dtype} and at least the shape {wanted}, but got {samples.dtype} and "
+            f"{tuple(samples.shape)}"
+        )
+
+
+def _declare_fractional(dims: int) -> None:
+    name = f"fractional_max_pool{dims}d"
+
+    @planner(name, contiguous=True)
+    def forward(
+        p: PlanBuilder,
+        outs: tuple[torch.Tensor, torch.Tensor],
+        self: torch.Tensor,
+        kernel_size: list[int],
+        output_size: list[int],
+        random_samples: torch.Tensor,
+    ) -> None:
+        storage = _float_storage(self, name)
+        _check_samples(self, random_samples, dims)
+        planes, source = _spatial(self, dims)
+        target = _spatial(outs[0], dims)[1]
+        z, y, x = _full(kernel_size, dims, 1)
+        report = p.error("a random sample puts a window outside of the image, at {}", RuntimeError)
+        pointers = (*outs, self, random_samples, report.words, report.code)
+        launch = fractional_launch(storage, dims, planes, source, target, (z, y, x), pointers)
+        p.launch(launch.kernel, launch.groups, launch.args)
+
+    @decomposition(f"{name}_backward")
+    def backward(
+        grad_output: torch.Tensor,
+        self: torch.Tensor,
+        kernel_size: list[int],
+        output_size: list[int],
+        indices: torch.Tensor,
+    ) -> torch.Tensor:
+        for axis, size in zip(("width", "height", "time"), reversed(output_size), strict=False):
+            if grad_output.shape[-("width", "height", "time").index(axis) - 1] != size:
+                raise RuntimeError(f"{name}_backward_out(): gradOutput {axis} unexpected")
+        zero = self.new_zeros((*self.shape[:-dims], math.prod(self.shape[-dims:])))
+        return zero.scatter_add(-1, indices.flatten(-dims), grad_output.flatten(-dims)).reshape(self.shape)
+
+
+def _declare_unpool(dims: int) -> None:
+    op = getattr(torch.ops.aten, f"max_unpool{dims}d")
+
+    def meta(self: torch.Tensor, *more: Any, **named: Any) -> torch.Tensor:
+        out: torch.Tensor = op(self, *more, **named)
+        return out.to(memory_format=suggest_memory_format(self)) if dims == 2 else out
+
+    @planner(f"max_unpool{dims}d", contiguous=True, meta=meta)
+    def forward(
+        p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, indices: torch.Tensor, output_size: list[int], *_: Any
+    ) -> None:
+        _float_storage(self, "max_unpool")
+        p.zero(out)
+        if self.numel() == 0:
+            return
+        planes, (sz, sy, sx) = _spatial(self, dims)
+        tz, ty, tx = _spatial(out, dims)[1]
+        size = "x".join(str(n) for n in output_size)
+        report = p.error(f"Found an invalid max index: {{}} (output volumes are of size {size})", RuntimeError)
+        pointers = (out, self, indices, report.words, report.code)
+        launch = unpool_launch(MOVES[self.element_size()], planes, sz * sy * sx, tz * ty * tx, pointers)
+        p.launch(launch.kernel, launch.groups, launch.args)
+
+
 for _dims in (2, 3):
+    _declare_fractional(_dims)
+    _declare_unpool(_dims)
     _declare_max(_dims)
     _declare_average(_dims)
     _declare_adaptive(_dims)

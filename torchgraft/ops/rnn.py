@@ -101,6 +101,8 @@ def _lstm_cell_backward(
     has_bias: bool,
 ) -> None:
     grad_gates, grad_cx, grad_bias = out
+    if grad_hy is None and grad_cy is None:  # no gradient comes in, none goes out
+        return
     operands: dict[str, Optional] = {"dh": grad_hy, "dc": grad_cy, "cx": cx, "cy": cy} | _gates("i f g o", workspace)
     statements = """\
 T t = @tanh(cy);

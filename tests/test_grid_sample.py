@@ -1,0 +1,154 @@
+"""Sampling at grids and its gradients against torch's CPU, on images and volumes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torchgraft
+
+pytestmark = pytest.mark.no_fallback
+
+aten = torch.ops.aten
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-12, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+MODES = [(2, "bilinear"), (2, "nearest"), (2, "bicubic"), (3, "bilinear"), (3, "nearest")]
+PADDINGS = ["zeros", "border", "reflection"]
+
+
+def _case(dims: int, mode: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """An image, with channels last or apart in memory at times, and a grid that reaches beyond it."""
+    size = [random.randint(1, 9) for _ in range(dims)]
+    x = torch.randn(random.choice([1, 2]), random.choice([1, 3, 5]), *size).to(dtype)
+    kind = random.random()
+    if kind < 0.4:
+        x = x.to(memory_format=torch.channels_last if dims == 2 else torch.channels_last_3d)
+    elif kind < 0.6:
+        x = x.transpose(0, 1).contiguous().transpose(0, 1)
+    places = [random.randint(1, {2: 14, 3: 7}[dims]) for _ in range(dims)]
+    # In steps that half precision has too, and beside the middle between two pixels.
+    grid = (torch.randn(x.shape[0], *places, dims) * 20).round() / 16 + 1 / 128
+    return x, grid.to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "padding"),
+    [
+        *((torch.float32, padding) for padding in PADDINGS),
+        *((dtype, "any") for dtype in TOLERANCE if dtype.itemsize != 4),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("dims", "mode"), MODES)
+def test_like_the_cpu(device: str, form: str, dims: int, mode: str, padding: str, dtype: torch.dtype) -> None:
+    padding = random.choice(PADDINGS) if padding == "any" else padding
+    x, grid = _case(dims, mode, dtype)
+    options: dict[str, Any] = {"mode": mode, "padding_mode": padding, "align_corners": random.random() < 0.5}
+    exact = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    mine = [t.to(device).requires_grad_() for t in (x, grid)]
+    theirs = [t.to(exact).requires_grad_() for t in (x, grid)]
+    got, expected = F.grid_sample(*mine, **options), F.grid_sample(*theirs, **options)
+    tolerance = TOLERANCE[dtype]
+    assert got.dtype == dtype and got.stride() == expected.stride()
+    torch.testing.assert_close(got.cpu().to(exact), expected, rtol=tolerance, atol=tolerance)
+    gradient = torch.randn(expected.shape).to(dtype)
+    a = torch.autograd.grad(got, mine, gradient.to(device))
+    b = torch.autograd.grad(expected, theirs, gradient.to(exact))
+    for one, other in zip(a, b, strict=True):
+        assert one.stride() == other.stride()
+        torch.testing.assert_close(one.cpu().to(exact), other, rtol=tolerance, atol=20 * tolerance)
+
+
+def test_many_places(device: str, form: str) -> None:
+    """Several blocks of places, of several images, in channels that work-items share."""
+    x, grid = torch.randn(3, 9, 20, 30), torch.rand(3, 31, 37, 2) * 2.2 - 1.1
+    mine = [t.to(device).requires_grad_() for t in (x, grid)]
+    theirs = [t.clone().requires_grad_() for t in (x, grid)]
+    got, expected = F.grid_sample(*mine, align_corners=False), F.grid_sample(*theirs, align_corners=False)
+    torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-4)
+    gradient = torch.randn(expected.shape)
+    a = torch.autograd.grad(got, mine, gradient.to(device))
+    for one, other in zip(a, torch.autograd.grad(expected, theirs, gradient), strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-3)
+    again = torch.autograd.grad(F.grid_sample(*mine, align_corners=False), mine, gradient.to(device))
+    assert all(torch.equal(one, other) for one, other in zip(a, again, strict=True))
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_places_far_away(device: str, form: str, mode: str, padding: str) -> None:
+    """Such places, and those that are no numbers, read nothing outside of the image."""
+    x = torch.randn(1, 1, 5, 6)
+    far = [float("inf"), float("-inf"), float("nan"), 1e10, -1e20, 3e9]
+    grid = torch.tensor(list(itertools.product(far, far))).reshape(1, 6, 6, 2)
+    got = F.grid_sample(x.to(device), grid.to(device), mode=mode, padding_mode=padding, align_corners=False).cpu()
+    within = got[got.isfinite()].abs() <= 2 * x.abs().max()
+    assert within.all()
+    if padding == "zeros":
+        assert (got == 0).all()
+
+
+@pytest.mark.parametrize("mask", [[True, True], [False, True]])
+def test_gradients_that_are_asked_for(device: str, mask: list[bool]) -> None:
+    x, grid = torch.randn(1, 2, 5, 5), torch.rand(1, 3, 4, 2)
+    gradient = torch.randn(1, 2, 3, 4)
+    expected = aten.grid_sampler_2d_backward(gradient, x, grid, 0, 0, False, mask)
+    got = aten.grid_sampler_2d_backward(gradient.to(device), x.to(device), grid.to(device), 0, 0, False, mask)
+    for one, other in zip(got, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-5)
+
+
+def test_out(device: str) -> None:
+    x, grid = torch.randn(2, 3, 5, 6), torch.rand(2, 4, 7, 2) * 2 - 1
+    expected = aten.grid_sampler_2d(x, grid, 0, 0, False)
+    for out in (torch.empty(0, device=device), torch.empty(2, 3, 7, 4, device=device).transpose(2, 3)):
+        assert aten.grid_sampler_2d.out(x.to(device), grid.to(device), 0, 0, False, out=out) is out
+        torch.testing.assert_close(out.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((0, 2, 4, 4), (0, 3, 3, 2)), ((1, 0, 4, 4), (1, 3, 3, 2)), ((1, 2, 4, 4), (1, 0, 3, 2))]
+)
+def test_empty(device: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    x, grid = (torch.zeros(shape, device=device, requires_grad=True) for shape in shapes)
+    out = F.grid_sample(x, grid, align_corners=False)
+    assert out.shape == (*shapes[0][:2], *shapes[1][1:3])
+    out.sum().backward()
+    assert x.grad is not None and grid.grad is not None
+    assert (x.grad == 0).all() and (grid.grad == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("x", "grid", "mode", "message"),
+    [
+        ((1, 2, 4, 4), (2, 3, 3, 2), 0, "expected grid and input to have same batch size"),
+        ((1, 2, 4, 4), (1, 3, 3, 3), 0, "expected grid to have size 2 in last dimension"),
+        ((1, 2, 0, 4), (1, 3, 3, 2), 0, "expected input to have non-empty spatial dimensions"),
+        ((1, 2, 4, 4, 4), (1, 3, 3, 3, 3), 2, "bicubic interpolation only supports 4D input"),
+    ],
+)
+def test_errors(device: str, x: tuple[int, ...], grid: tuple[int, ...], mode: int, message: str) -> None:
+    sample = aten.grid_sampler_2d if len(x) == 4 else aten.grid_sampler_3d
+    for where in ("cpu", device):
+        with pytest.raises(RuntimeError, match=message):
+            sample(torch.zeros(x, device=where), torch.zeros(grid, device=where), mode, 0, False)
+
+
+def test_dtypes_that_differ(device: str) -> None:
+    for where in ("cpu", device):
+        x, grid = torch.zeros(1, 1, 2, 2, device=where), torch.zeros(1, 1, 1, 2, device=where, dtype=torch.float64)
+        with pytest.raises(RuntimeError, match="expected scalar type Float but found Double"):
+            F.grid_sample(x, grid, align_corners=False)
+
+
+def test_integers_are_refused_as_on_the_cpu(device: str) -> None:
+    x, grid = torch.ones(1, 1, 2, 2, device=device).long(), torch.zeros(1, 1, 1, 2, device=device).long()
+    with torchgraft.fallback("silent"), pytest.raises(NotImplementedError, match="not implemented for 'Long'"):
+        F.grid_sample(x, grid, align_corners=False)

@@ -1,0 +1,414 @@
+"""Upsampling: every mode is a banded matrix along each axis, and its gradient that matrix transposed.
+
+One kernel writes the matrices: where the row of each pixel of the target begins in the source, and its weights. A row
+has the same number of taps everywhere and lies wholly inside the source; what a mode would read beyond the edge is
+added to the edge's weight. The kernels that apply the matrices know nothing of modes. A weight of zero is skipped, so
+that an infinite pixel reaches only what it is meant to.
+
+An image is planes x z x y x x pixels of `inner` elements each: 1 where channels come first, the channels where they
+come last, and the rest of the row where a single axis is resampled.
+
+The formulas are those of torch (aten/src/ATen/native/UpSample.h): half-pixel centres unless corners are aligned, and
+for "nearest" floor(target * scale). Antialiasing widens a filter by the scale, as Pillow does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.types import BY_NAME
+from torchgraft.kernels.matmul import Arithmetic, arithmetic
+
+GROUP = 64
+
+AXES = ("x", "y", "z")
+"""In the order of the tables; an image of one dimension has x alone."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What a mode does along one axis.
+
+    Attributes:
+        name: of the mode.
+        taps: source pixels that have a weight, before antialiasing widens the filter.
+        place: statements that set `first`, the first of these pixels, and `offset`, what the weights depend on.
+        weight: of tap `j`, an expression; "" if it is 1.
+    """
+
+    name: str
+    taps: int
+    place: str
+    weight: str = ""
+    antialias: bool = False
+
+
+_HALF = "(real)0.5"
+_NEAREST = "offset = 0; first = min((int)floor((float)({place})), source - 1);"
+_BETWEEN = """const real place = {place};
+  const int base = min((int)floor((float)place), source - 1);
+  offset = clamp(place - base, (real)0, (real)1);
+  first = base{before};"""
+_CENTRE = f"""const real reach = (real)size / 2 * max(scale, (real)1);
+  offset = scale * (o + {_HALF});
+  first = max((int)(offset - reach + {_HALF}), 0);"""
+# The argument of an antialiasing filter.
+_DISTANCE = f"fabs((j + first - offset + {_HALF}) / max(scale, (real)1))"
+
+_CUBIC = """
+inline real tg_cubic(real x, real a) {
+  return x < 1 ? ((a + 2) * x - (a + 3)) * x * x + 1 : x < 2 ? ((a * x - 5 * a) * x + 8 * a) * x - 4 * a : (real)0;
+}"""
+_LANCZOS = """
+inline real tg_sinc(real x) { return x == 0 ? (real)1 : sinpi(x) / (x * (real)3.14159265358979323846); }
+inline real tg_lanczos(real x) { return x < 3 ? tg_sinc(x) * tg_sinc(x / 3) : (real)0; }"""
+
+
+def _between(aligned: bool, clamped: bool, before: str) -> str:
+    centred = f"scale * (o + {_HALF}) - {_HALF}"
+    return _BETWEEN.format(
+        place="scale * o" if aligned else f"max({centred}, (real)0)" if clamped else centred, before=before
+    )
+
+
+@cache
+def resampling_filter(mode: str, aligned: bool = False) -> Filter:
+    """The filter of a mode: "nearest", "nearest-exact", "linear", "cubic", and antialiased "linear-aa", "cubic-aa",
+    "lanczos-aa"."""
+    match mode:
+        case "nearest":
+            return Filter(mode, 1, _NEAREST.format(place="scale * o"))
+        case "nearest-exact":
+            return Filter(mode, 1, _NEAREST.format(place=f"scale * (o + {_HALF})"))
+        case "linear":
+            return Filter(mode, 2, _between(aligned, True, ""), "j == 0 ? 1 - offset : offset")
+        case "cubic":
+            return Filter(mode, 4, _between(aligned, False, " - 1"), "tg_cubic(fabs(j - 1 - offset), (real)-0.75)")
+        case "linear-aa":
+            return Filter(mode, 2, _CENTRE, f"max(1 - {_DISTANCE}, (real)0)", True)
+        case "cubic-aa":
+            return Filter(mode, 4, _CENTRE, f"tg_cubic({_DISTANCE}, (real)-0.5)", True)
+        case "lanczos-aa":
+            return Filter(mode, 6, _CENTRE, f"tg_lanczos({_DISTANCE})", True)
+    raise ValueError(f"no resampling mode {mode!r}")
+
+
+# ---- The matrices.
+
+
+def _each(name: str, type_: str = "i32") -> tuple[Parameter, ...]:
+    return tuple(Value(f"{name}_{axis}", type_) for axis in AXES)
+
+
+def _of_axis(name: str) -> str:
+    return f"axis == 0 ? {name}_x : axis == 1 ? {name}_y : {name}_z"
+
+
+@cache
+def table_kernel(mode: str, aligned: bool, real: str, transposed: bool) -> Kernel:
+    """Writes the matrices of all axes; a work-item for each pixel of an axis.
+
+    Axis a's row o begins at pixel starts[a * stride + o]; its weight k is weights[(a * most_taps + k) * stride + o].
+    With `transposed` also the rows that hold pixel i: from spans[(2 * a) * stride + i] up to
+    spans[(2 * a + 1) * stride + i].
+    """
+    filter_ = resampling_filter(mode, aligned)
+    ctype = BY_NAME[real].storage
+    helpers = f"""
+#define real {ctype}
+{_CUBIC if "tg_cubic" in filter_.weight else _LANCZOS if "tg_lanczos" in filter_.weight else ""}
+inline int tg_first(int o, int source, real scale, real* where) {{
+  const int size = {filter_.taps};
+  real offset;
+  int first;
+  {filter_.place}
+  *where = offset;
+  return first;
+}}
+inline int tg_begin(int o, int source, real scale, int taps) {{
+  real offset;
+  return clamp(tg_first(o, source, scale, &offset), 0, source - taps);
+}}
+inline int tg_reach(int bound, int source, int target, real scale, int taps) {{
+  int low = 0, high = target;
+  while (low < high) {{
+    const int middle = (low + high) / 2;
+    if (tg_begin(middle, source, scale, taps) < bound) low = middle + 1; else high = middle;
+  }}
+  return low;
+}}"""
+    count = str(filter_.taps)
+    if filter_.antialias:
+        count = f"clamp(min((int)(offset + reach + {_HALF}), source) - first, 0, 2 * (int)ceil(reach) + 1)"
+    weigh = f"""
+  const real reach = (real){filter_.taps} / 2 * max(scale, (real)1);
+  const int count = {count};
+  GLOBAL real* row = weights + (long)axis * most_taps * stride + o;
+  for (int k = 0; k < taps; ++k) row[(long)k * stride] = 0;
+  real total = 0;
+  for (int j = 0; j < count; ++j) {{
+    const real weight = {filter_.weight};
+    row[(long)(clamp(first + j, 0, source - 1) - begin) * stride] += weight;
+    total += weight;
+  }}"""
+    if filter_.antialias:
+        weigh += "\n  if (total != 0) for (int k = 0; k < taps; ++k) row[(long)k * stride] /= total;"
+    body = f"""
+const int o = GLOBAL_ID(0), axis = GLOBAL_ID(1);
+const int source = {_of_axis("source")}, target = {_of_axis("target")}, taps = {_of_axis("taps")};
+const real scale = {_of_axis("scale")};
+if (o < target) {{
+  real offset;
+  const int first = tg_first(o, source, scale, &offset);
+  const int begin = clamp(first, 0, source - taps);
+  starts[(long)axis * stride + o] = begin;
+  {weigh if filter_.weight else ""}
+}}"""
+    if transposed:
+        body += """
+if (o < source) {
+  spans[(long)(2 * axis) * stride + o] = tg_reach(o - taps + 1, source, target, scale, taps);
+  spans[(long)(2 * axis + 1) * stride + o] = tg_reach(o + 1, source, target, scale, taps);
+}"""
+    params = (
+        Pointer("starts", "i32"),
+        *((Pointer("weights", real),) if filter_.weight else ()),
+        *((Pointer("spans", "i32"),) if transposed else ()),
+        *(Value(name, "i32") for name in ("stride", "most_taps")),
+        *_each("source"),
+        *_each("target"),
+        *_each("taps"),
+        *_each("scale", real),
+    )
+    return Kernel(f"upsample_{mode.replace('-', '_')}_table", params, body, helpers, local=(GROUP, 1))
+
+
+@cache
+def quantise_kernel(real: str) -> Kernel:
+    """Weights as integers for uint8 images: the largest has 15 bits. A group for each axis.
+
+    `fixed` has the weights' layout; precisions[axis] is by how many bits they were shifted. See the note on weights for
+    uint8 in torch's UpSampleKernel.cpp.
+    """
+    ctype = BY_NAME[real].storage
+    body = f"""
+LOCAL {ctype} largest[{GROUP}];
+const int axis = GROUP_ID(1), item = LOCAL_ID(0), target = axis == 0 ? target_x : target_y;
+weights += (long)axis * most_taps * stride;
+fixed += (long)axis * most_taps * stride;
+const int taps = axis == 0 ? taps_x : taps_y;
+{ctype} most = 0;
+for (int o = item; o < target; o += {GROUP})
+  for (int k = 0; k < taps; ++k) most = max(most, weights[(long)k * stride + o]);
+largest[item] = most;
+BARRIER;
+for (int i = 0; i < {GROUP}; ++i) most = max(most, largest[i]);
+int precision = 0;
+while (precision < 22 && (int)(({ctype})0.5 + most * (1 << (precision + 1))) < (1 << 15)) ++precision;
+if (item == 0) precisions[axis] = precision;
+for (int o = item; o < target; o += {GROUP})
+  for (int k = 0; k < taps; ++k) {{
+    const {ctype} weight = weights[(long)k * stride + o] * (1 << precision);
+    fixed[(long)k * stride + o] = (int)(weight + (weight < 0 ? ({ctype})-0.5 : ({ctype})0.5));
+  }}"""
+    params: tuple[Parameter, ...] = (
+        Pointer("fixed", "i32"),
+        Pointer("precisions", "i32"),
+        Pointer("weights", real, True),
+        *(Value(name, "i32") for name in ("stride", "most_taps", "target_x", "target_y", "taps_x", "taps_y")),
+    )
+    return Kernel("upsample_quantise", params, body, local=(GROUP, 1))
+
+
+# ---- Their application.
+
+
+@dataclass(frozen=True)
+class Image:
+    """What the elements are and how they are summed.
+
+    Attributes:
+        storage: the elements' type.
+        weights: the weights' type: "f32", "f64", "i32" for fixed-point ones, "" if all are 1.
+        axes: how many axes are resampled.
+    """
+
+    storage: str
+    weights: str
+    axes: int
+
+    @property
+    def math(self) -> Arithmetic:
+        return arithmetic(self.storage)
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.weights == "i32"
+
+    def params(self, transposed: bool) -> tuple[Parameter, ...]:
+        return (
+            Pointer("T", self.storage),
+            Pointer("S", self.storage, True),
+            Pointer("starts", "i32", True),
+            *((Pointer("weights", self.weights, True),) if self.weights else ()),
+            *((Pointer("precision", "i32", True),) if self.is_fixed else ()),
+            *((Pointer("spans", "i32", True),) if transposed else ()),
+            Value("planes", "i64"),
+            *_each("source"),
+            *_each("target"),
+            *_each("taps"),
+            *(Value(name, "i32") for name in ("inner", "stride", "most_taps", "chunk")),
+        )
+
+    @property
+    def begin(self) -> str:
+        return "1 << (*precision - 1)" if self.is_fixed else "0"
+
+    def finish(self, value: str) -> str:
+        return f"clamp({value} >> *precision, 0, 255)" if self.is_fixed else value
+
+    def weight(self, axis: str, tap: str, row: str) -> str:
+        return f"weights[({AXES.index(axis)} * most_taps + {tap}) * (long)stride + {row}]"
+
+    def row(self, axis: str, row: str) -> str:
+        return f"starts[{AXES.index(axis)} * (long)stride + {row}]"
+
+
+def _forward_tap(image: Image, axis: str) -> tuple[str, str, str]:
+    """The loop over an axis' taps, the weight of one and the pixel of the source that it is for."""
+    loop = f"for (int k{axis} = 0; k{axis} < {f'taps_{axis}' if image.weights else '1'}; ++k{axis})"
+    return loop, image.weight(axis, f"k{axis}", f"t{axis}"), f"{image.row(axis, f't{axis}')} + k{axis}"
+
+
+def _backward_tap(image: Image, axis: str) -> tuple[str, str, str]:
+    """The loop over the rows that hold a pixel, its weight in one and the row."""
+    low, high = (f"spans[{2 * AXES.index(axis) + n} * (long)stride + t{axis}]" for n in (0, 1))
+    loop = f"for (int k{axis} = {low}; k{axis} < {high}; ++k{axis})"
+    return loop, image.weight(axis, f"t{axis} - {image.row(axis, f'k{axis}')}", f"k{axis}"), f"k{axis}"
+
+
+def _sum(image: Image, type_: str, value: str, size: str, transposed: bool, depth: int, parent: str = "plane") -> str:
+    """Sets `sum_<axis>` of axis number `depth`: the weighted sum over it and the axes within.
+
+    `value` is the element at pixel `x`, and `size` the prefix of the sizes that pixels are counted by.
+    """
+    axis = AXES[depth]
+    loop, weight, pixel = (_backward_tap if transposed else _forward_tap)(image, axis)
+    weigh = ""
+    if image.weights:
+        weigh = f"const {BY_NAME[image.weights].storage} w{axis} = {weight};\n  if (w{axis} == 0) continue;"
+    term = value if depth == 0 else f"sum_{AXES[depth - 1]}"
+    within = "" if depth == 0 else _sum(image, type_, value, size, transposed, depth - 1, axis)
+    return f"""{type_} sum_{axis} = {image.begin};
+{loop} {{
+  {weigh}
+  const long {axis} = {parent} * {size}_{axis} + {pixel};
+  {within}
+  sum_{axis} += {f"w{axis} * " if image.weights else ""}{term};
+}}"""
+
+
+def _split(size: str) -> str:
+    return f"""const int tx = pixel % {size}_x, ty = pixel / {size}_x % {size}_y;
+const int tz = pixel / ((long){size}_x * {size}_y) % {size}_z;
+const long plane = pixel / ((long){size}_x * {size}_y * {size}_z);"""
+
+
+def _name(image: Image, transposed: bool, form: str) -> str:
+    return f"upsample{'' if image.weights else '_nearest'}{image.axes}d{'_backward' if transposed else ''}{form}"
+
+
+@cache
+def element_kernel(image: Image, transposed: bool) -> Kernel:
+    """A work-item for each element: the GPU form, and for single elements that lie apart the CPU's too."""
+    math = image.math
+    target, source = ("source", "target") if transposed else ("target", "source")
+    value = math.load("S", "x * inner + c")
+    body = f"""
+const long index = GLOBAL_ID(0);
+if (index >= planes * {target}_z * {target}_y * {target}_x * inner) return;
+const int c = index % inner;
+const long pixel = index / inner;
+{_split(target)}
+{_sum(image, math.scalar, value, source, transposed, image.axes - 1)}
+{math.store("T", "index", image.finish(f"sum_{AXES[image.axes - 1]}"))};"""
+    return Kernel(_name(image, transposed, ""), image.params(transposed), body, local=(GROUP,))
+
+
+@cache
+def line_kernel(image: Image, transposed: bool) -> Kernel:
+    """The CPU form where many elements lie together: a vector of a pixel's elements at a time. `inner` is at least
+    that."""
+    math = image.math
+    target, source = ("source", "target") if transposed else ("target", "source")
+    value = math.load_vector("S", "x * inner + c")
+    result = f"sum_{AXES[image.axes - 1]}"
+    body = f"""
+const long pixels = planes * {target}_z * {target}_y * {target}_x;
+const long begin = (long)GROUP_ID(0) * chunk, end = min(begin + chunk, pixels);
+for (long pixel = begin; pixel < end; ++pixel) {{
+  {_split(target)}
+  for (int start = 0; start < inner; start += {math.width}) {{
+    // The last vector moves back over the one before it rather than stick out.
+    const int c = min(start, inner - {math.width});
+    {_sum(image, math.vector, value, source, transposed, image.axes - 1)}
+    {math.store_vector("T", "pixel * inner + c", image.finish(result))};
+  }}
+}}"""
+    return Kernel(_name(image, transposed, "_lines"), image.params(transposed), body)
+
+
+@cache
+def row_kernel(image: Image, taps: tuple[int, ...]) -> Kernel:
+    """The CPU form where single elements lie side by side: rows of the target, with all taps (x, y, z) unrolled."""
+    math = image.math
+    outer = [(f"k{axis}", axis, n) for axis, n in zip(AXES[1 : image.axes], taps[1:], strict=False)]
+    lines = []
+    for _, axis, n in outer:
+        weight = image.weight(axis, "solid", f"t{axis}")
+        # A row of weight zero is replaced by one that is read anyway.
+        lines.append(f"int solid_{axis} = 0;")
+        if image.weights:
+            lines.append(
+                f"while (solid_{axis} < {n - 1} && {weight.replace('solid', f'solid_{axis}')} == 0) ++solid_{axis};"
+            )
+    combinations: list[tuple[int, ...]] = [()]
+    for _, _, n in outer:
+        combinations = [(*c, k) for c in combinations for k in range(n)]
+    real = BY_NAME[image.weights].storage if image.weights else ""
+    terms = [f"({image.begin})"] if image.is_fixed else []
+    for number, ks in enumerate(combinations):
+        place, weight = "plane", "1"
+        for (_, axis, _), k in reversed(list(zip(outer, ks, strict=True))):
+            of_axis = image.weight(axis, str(k), f"t{axis}")
+            tap = f"({of_axis} != 0 ? {k} : solid_{axis})" if image.weights else str(k)
+            place = f"({place} * source_{axis} + {image.row(axis, f't{axis}')} + {tap})"
+            weight += f" * {of_axis}"
+        lines.append(f"{math.const_pointer} row{number} = S + {place} * source_x;")
+        if image.weights:
+            lines.append(f"const {real} w{number} = {weight};")
+        along = [math.load(f"row{number}", f"x + {k}") for k in range(taps[0])]
+        if image.weights:
+            along = [f"(w_{k} != 0 ? w_{k} * {value} : 0)" for k, value in enumerate(along)]
+            terms.append(f"w{number} * ({' + '.join(along)})")
+        else:
+            terms.append(along[0])
+    declared = [f"const {real} w_{k} = {image.weight('x', str(k), 'tx')};" for k in range(taps[0] if real else 0)]
+    body = f"""
+const long rows = planes * target_z * target_y;
+const long begin = (long)GROUP_ID(0) * chunk, end = min(begin + chunk, rows);
+for (long row = begin; row < end; ++row) {{
+  const int ty = row % target_y, tz = row / target_y % target_z;
+  const long plane = row / ((long)target_y * target_z);
+  {" ".join(lines)}
+  {math.pointer} t = T + row * target_x;
+  VECTORIZE
+  for (int tx = 0; tx < target_x; ++tx) {{
+    const int x = {image.row("x", "tx")};
+    {" ".join(declared)}
+    {math.store("t", "tx", image.finish(f"({' + '.join(terms)})"))};
+  }}
+}}"""
+    return Kernel(_name(image, False, "_rows"), image.params(False), body)

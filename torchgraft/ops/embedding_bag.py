@@ -1,0 +1,243 @@
+"""Planners of embedding bags (`torch.nn.EmbeddingBag`). Sparse gradients of the table torch makes of other ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchgraft.codegen import element_type
+from torchgraft.kernels import embedding_bag as kernels
+from torchgraft.kernels.indexing import count_kernel
+from torchgraft.plans import PlanBuilder, Unsupported, planner
+
+Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+# Work (elements of gradients and of the table) below which one thread does it all.
+_SMALL = 16384
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _type(x: torch.Tensor) -> str:
+    element = element_type(x.dtype)
+    if not element.is_float:
+        raise Unsupported(f"embedding bags of {x.dtype}")
+    return element.name
+
+
+def _check_dims(name: str, t: torch.Tensor, *dims: int) -> None:
+    if t.dim() not in dims:
+        allowed = " or ".join(f"{d}D" for d in dims)
+        raise RuntimeError(f"{name} has to be a {allowed} Tensor, but got Tensor of dimension {t.dim()}")
+
+
+def _plan_bags(
+    p: PlanBuilder,
+    bag_of: torch.Tensor,
+    sizes: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    include_last_offset: bool,
+    padding_idx: int,
+) -> None:
+    bags = offsets.numel() - include_last_offset
+    p.fill(sizes, 0)
+    p.fill(bag_of, -1)  # indices that no bag holds
+    first = p.error("offsets[0] has to be 0, but is {}", RuntimeError)
+    report = p.error("offsets have to rise from 0 to at most the number of indices, but one is {}", RuntimeError)
+    args = [bag_of, sizes, indices, offsets, first.words, first.code, report.code]
+    kernel = kernels.bags_kernel(element_type(indices.dtype).name)
+    p.launch(kernel, (bags,), [*args, bags, offsets.numel(), indices.numel(), padding_idx])
+
+
+def _plan_forward(
+    p: PlanBuilder,
+    out: Results,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = kernels.SUM,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> None:
+    _check_dims("input", indices, 1, 2)
+    _check_dims("offsets", offsets, 1)
+    _check_dims("weight", weight, 2)
+    result, bag_of, sizes, places = out
+    type_ = _type(weight)
+    if indices.dtype != offsets.dtype:
+        wide = torch.promote_types(indices.dtype, offsets.dtype)
+        indices, offsets = p.cast(indices, wide), p.cast(offsets, wide)
+        bag_of, sizes = (p.empty_like(t, wide) for t in (bag_of, sizes))
+    index = element_type(indices.dtype).name
+    _plan_bags(p, bag_of, sizes, indices, offsets, include_last_offset, padding_idx)
+    bags, (limit, width) = offsets.numel() - include_last_offset, weight.shape
+    report = p.error(
+        "Expected idx >= 0 && idx < num_embeddings, the rows of the table, but found idx to be {}", RuntimeError
+    )
+    own_places = p.empty(places.shape, indices.dtype) if places.dtype != indices.dtype else places
+    tensors = [result, *([own_places] if mode == kernels.MAX else []), weight, sizes, indices, offsets]
+    if per_sample_weights is not None:
+        tensors.append(p.cast(per_sample_weights, weight.dtype))
+    kernel = kernels.forward_kernel(type_, index, mode, per_sample_weights is not None, p.form)
+    numbers = [bags, offsets.numel(), indices.numel(), padding_idx, limit, width]
+    groups = (_ceil(width, kernels.columns(p.form)), bags)
+    p.launch(kernel, groups, [*tensors, report.words, report.code, *numbers])
+    for given, made in ((out[1], bag_of), (out[2], sizes), (places, own_places)):
+        if given is not made:
+            p.copy(given, made)
+
+
+@planner("_embedding_bag", "_embedding_bag_forward_only", contiguous=True)
+def _embedding_bag(p: PlanBuilder, out: Results, *args: object, **options: object) -> None:
+    _plan_forward(p, out, *args, **options)  # type: ignore[arg-type]
+
+
+def _plan_backward(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    indices: torch.Tensor,
+    bag_of: torch.Tensor,
+    sizes: torch.Tensor,
+    places: torch.Tensor,
+    scale_grad_by_freq: bool,
+    mode: int,
+    factors: torch.Tensor | None,
+    padding_idx: int,
+) -> None:
+    if out.numel() == 0:
+        return
+    (limit, width), count, index = out.shape, indices.numel(), element_type(indices.dtype).name
+    bag_of, sizes, places = (p.cast(t, indices.dtype) for t in (bag_of, sizes, places))
+    # Sums of many halves are kept in float32.
+    type_, wide = _type(grad), element_type(out.dtype).accumulate
+    total = out if element_type(out.dtype).name == wide else p.empty(out.shape, torch.float32)
+    work = grad.numel() if mode == kernels.MAX else count * width
+    rows = limit if work + out.numel() <= _SMALL else _ceil(limit, 16 * p.device.compute_units)
+    groups = (_ceil(width, kernels.columns(p.form)), _ceil(limit, rows))
+    if mode == kernels.MAX:
+        kernel = kernels.max_backward_kernel(type_, index, wide, p.form)
+        p.launch(kernel, groups, [total, grad, places, sizes, grad.size(0), limit, width, rows])
+    else:
+        tensors = [total, grad, indices, bag_of, sizes]
+        if scale_grad_by_freq:
+            counts = p.empty((limit,), torch.int32)
+            p.fill(counts, 0)
+            p.launch(count_kernel(index), (1,), [counts, indices, count, limit])
+            tensors.append(counts)
+        if factors is not None:
+            tensors.append(p.cast(factors, grad.dtype))
+        kernel = kernels.backward_kernel(type_, index, wide, mode, scale_grad_by_freq, factors is not None, p.form)
+        p.launch(kernel, groups, [*tensors, count, padding_idx, limit, width, rows])
+    if total is not out:
+        p.copy(out, total)
+
+
+def _sparse_backward(
+    grad: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    offset2bag: torch.Tensor,
+    bag_size: torch.Tensor,
+    maximum_indices: torch.Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: torch.Tensor | None,
+    padding_idx: int = -1,
+) -> torch.Tensor:
+    made: torch.Tensor = torch.ops.aten._embedding_bag_sparse_backward(
+        grad,
+        indices,
+        offsets,
+        offset2bag,
+        bag_size,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
+    )
+    return made
+
+
+def _if_sparse(arguments: dict[str, Any], inplace: bool) -> Callable[..., torch.Tensor] | None:
+    return _sparse_backward if arguments["sparse"] else None
+
+
+@planner("_embedding_bag_backward", contiguous=True, eager=_if_sparse)
+def _embedding_bag_backward(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    offset2bag: torch.Tensor,
+    bag_size: torch.Tensor,
+    maximum_indices: torch.Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: torch.Tensor | None,
+    padding_idx: int = -1,
+) -> None:
+    if offset2bag.numel() != indices.numel():  # a forward on the CPU leaves it out at times
+        raise Unsupported("bags without the bag of each index")
+    factors, by_frequency = per_sample_weights, scale_grad_by_freq
+    _plan_backward(
+        p, out, grad, indices, offset2bag, bag_size, maximum_indices, by_frequency, mode, factors, padding_idx
+    )
+
+
+@planner("_embedding_bag_dense_backward", contiguous=True)
+def _embedding_bag_dense_backward(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    indices: torch.Tensor,
+    offset2bag: torch.Tensor,
+    bag_size: torch.Tensor,
+    maximum_indices: torch.Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: torch.Tensor | None,
+    padding_idx: int = -1,
+) -> None:
+    factors, by_frequency = per_sample_weights, scale_grad_by_freq
+    _plan_backward(
+        p, out, grad, indices, offset2bag, bag_size, maximum_indices, by_frequency, mode, factors, padding_idx
+    )
+
+
+@planner("_embedding_bag_per_sample_weights_backward", contiguous=True)
+def _embedding_bag_factors_backward(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    offset2bag: torch.Tensor,
+    mode: int,
+    padding_idx: int = -1,
+) -> None:
+    count, (limit, width) = indices.numel(), weight.shape
+    if count == 0:
+        return
+    chunk = count if count * width <= _SMALL else _ceil(count, 32 * p.device.compute_units)
+    if p.form == "gpu":
+        chunk = 1
+    tensors = [out, grad, p.cast(weight, grad.dtype), indices, p.cast(offset2bag, indices.dtype)]
+    kernel = kernels.factors_backward_kernel(_type(grad), element_type(indices.dtype).name)
+    p.launch(kernel, (_ceil(count, chunk),), [*tensors, count, padding_idx, limit, width, chunk])
