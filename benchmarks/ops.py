@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -265,8 +266,99 @@ def randoms() -> Iterator[Case]:
     yield Case("random/dropout", one(lambda x: F.dropout(x, 0.1)), 9 * n, "GB/s")
 
 
+def transforms() -> Iterator[Case]:
+    """A transform counts as 5 n log2 n operations, whatever it takes; one of real numbers as half of that."""
+
+    def one(function: Callable[[torch.Tensor], object], dtype: torch.dtype, *shape: int) -> Make:
+        def make(device: str) -> Callable[[], object]:
+            x = torch.randn(shape, dtype=dtype).to(device)
+            return lambda: function(x)
+
+        return make
+
+    def work(*shape: int, dims: int = 1) -> float:
+        return 5 * math.prod(shape) * math.log2(math.prod(shape[-dims:]))
+
+    single, double, fft = torch.complex64, torch.complex128, torch.fft
+    rows = (1024, 1024)
+    yield Case("transform/rows of 1024", one(lambda x: fft.fft(x), single, *rows), work(*rows), "GFLOP/s")
+    yield Case("transform/rows of 1024, float64", one(lambda x: fft.fft(x), double, *rows), work(*rows), "GFLOP/s")
+    yield Case("transform/columns of 1024", one(lambda x: fft.fft(x, dim=0), single, *rows), work(*rows), "GFLOP/s")
+    yield Case("transform/2**20", one(lambda x: fft.fft(x), single, 1 << 20), work(1 << 20), "GFLOP/s")
+    yield Case("transform/rows of 1009", one(lambda x: fft.fft(x), single, 1000, 1009), work(1000, 1009), "GFLOP/s")
+    yield Case(
+        "transform/16 images", one(lambda x: fft.fft2(x), single, 16, 256, 256), work(16, 256, 256, dims=2), "GFLOP/s"
+    )
+    photos = (24, 224, 224)
+    real = work(*photos, dims=2) / 2
+    yield Case("transform/24 real images", one(lambda x: fft.rfft2(x), torch.float32, *photos), real, "GFLOP/s")
+    yield Case("transform/to 24 real images", one(lambda x: fft.irfft2(x), single, 24, 224, 113), real, "GFLOP/s")
+    frames = (2000, 400)
+    yield Case(
+        "transform/2000 frames", one(lambda x: fft.rfft(x), torch.float32, *frames), work(*frames) / 2, "GFLOP/s"
+    )
+
+
+def images() -> Iterator[Case]:
+    size = 128
+
+    def one(function: Callable[[torch.Tensor], torch.Tensor], backward: bool = False) -> Make:
+        def make(device: str) -> Callable[[], object]:
+            x = randn(device, 4, 16, size, size).requires_grad_(backward)
+            if not backward:
+                return lambda: function(x)
+            y = function(x)
+            grad = randn(device, *y.shape)
+            return lambda: torch.autograd.grad(y, x, grad, retain_graph=True)
+
+        return make
+
+    pixels = 4 * 16 * size * size
+    for mode in ("nearest", "bilinear", "bicubic"):
+
+        def double(x: torch.Tensor, mode: str = mode) -> torch.Tensor:
+            return F.interpolate(x, scale_factor=2, mode=mode)
+
+        def halve(x: torch.Tensor, mode: str = mode) -> torch.Tensor:
+            return F.interpolate(x, scale_factor=0.5, mode=mode, antialias=True)
+
+        yield Case(f"image/{mode} doubled", one(double), 4 * 5 * pixels, "GB/s")
+        yield Case(f"image/{mode} doubled, backward", one(double, True), 4 * 5 * pixels, "GB/s")
+        if mode != "nearest":
+            yield Case(f"image/{mode} halved, antialiased", one(halve), 4 * 1.25 * pixels, "GB/s")
+
+    def sample(mode: str, backward: bool) -> Make:
+        def make(device: str) -> Callable[[], object]:
+            x = randn(device, 4, 16, size, size).requires_grad_(backward)
+            grid = (torch.rand(4, size, size, 2) * 2 - 1).to(device).requires_grad_(backward)
+            y = F.grid_sample(x, grid, mode=mode, align_corners=False)
+            if not backward:
+                return lambda: F.grid_sample(x, grid, mode=mode, align_corners=False)
+            grad = randn(device, *y.shape)
+            return lambda: torch.autograd.grad(y, (x, grid), grad, retain_graph=True)
+
+        return make
+
+    moved = 4 * (2 * pixels + 4 * size * size * 2)
+    for mode in ("nearest", "bilinear", "bicubic"):
+        yield Case(f"image/grid sample {mode}", sample(mode, False), moved, "GB/s")
+    yield Case("image/grid sample bilinear, backward", sample("bilinear", True), 2 * moved, "GB/s")
+    yield Case("image/max pool 3x3", one(lambda x: F.max_pool2d(x, 3, 2, 1)), 4 * 1.25 * pixels, "GB/s")
+
+
 def all_cases() -> Iterator[Case]:
-    for family in (elementwise, copies, reductions, matmuls, convolutions, attentions, indexing, randoms):
+    for family in (
+        elementwise,
+        copies,
+        reductions,
+        matmuls,
+        convolutions,
+        attentions,
+        transforms,
+        indexing,
+        images,
+        randoms,
+    ):
         yield from family()
 
 
@@ -293,8 +385,8 @@ def seconds(call: Callable[[], object], device: str, at_least: float) -> float:
     return (time.perf_counter() - start) / count
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(cases: Callable[[], Iterator[Case]] = all_cases, description: str | None = __doc__) -> None:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="ocl")
     parser.add_argument("--only", default="", help="cases whose name contains this text")
     parser.add_argument("--rounds", type=int, default=5)
@@ -304,7 +396,7 @@ def main() -> None:
     keep_heap()
     figures: dict[str, dict[str, float | str]] = {}
     print(f"{'':55s} {'CPU':>9s} {options.device:>9s}            ratio")
-    for case in all_cases():
+    for case in cases():
         if options.only not in case.name:
             continue
         calls = {device: case.make(device) for device in ("cpu", options.device)}

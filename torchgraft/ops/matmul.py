@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels.matmul import Matrix, matmul_launches
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+
+aten = torch.ops.aten
 
 Number = Scalar | int | complex
 
@@ -84,7 +89,20 @@ def _addmm(
     plan_product(p, out, mat1, mat2, self, beta, alpha)
 
 
-@planner("addbmm")
+def _addbmm_eager(arguments: dict[str, Any], inplace: bool) -> Callable[..., Any] | None:
+    """In place it alone among its kind gives its first argument another shape."""
+    shape = (arguments["batch1"].size(1), arguments["batch2"].size(2)) if arguments["batch1"].dim() == 3 else None
+    if not inplace or arguments["batch2"].dim() != 3 or shape == arguments["self"].shape:
+        return None
+
+    def grow(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        result = aten.addbmm.default(self, *args, **kwargs)
+        return self.resize_(result.shape).copy_(result)
+
+    return grow
+
+
+@planner("addbmm", eager=_addbmm_eager)
 def _addbmm(
     p: PlanBuilder,
     out: torch.Tensor,

@@ -1,0 +1,301 @@
+"""Fourier transforms, against torch's CPU in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from conftest import Script
+
+from torchgraft.ops import fft as planners
+
+pytestmark = pytest.mark.no_fallback
+
+COMPLEX = [torch.complex64, torch.complex128]
+# Powers, products of small primes, primes that are summed up, primes that become convolutions, in one step and in two.
+LENGTHS = [
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    16,
+    24,
+    30,
+    61,
+    64,
+    67,
+    101,
+    169,
+    243,
+    256,
+    343,
+    1000,
+    1009,
+    2310,
+    4096,
+    10007,
+    12288,
+]
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def check(device: str, function: Function, x: torch.Tensor, n: int) -> None:
+    """Compares with float64; errors of a transform grow with the logarithm of its length."""
+    exact = x.to(torch.complex128 if x.is_complex() else torch.float64)
+    expected = function(exact)
+    got = function(x.to(device))
+    assert got.device.type != "cpu"
+    assert got.shape == expected.shape
+    assert got.dtype == function(x).dtype
+    scale = expected.abs().pow(2).mean().sqrt().item() if expected.numel() else 1.0
+    limit = 2 * torch.finfo(x.dtype).eps * (2 + n.bit_length()) * scale
+    assert torch.allclose(got.cpu().to(expected.dtype), expected, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+@pytest.mark.parametrize("n", LENGTHS)
+def test_lengths(device: str, n: int, dtype: torch.dtype) -> None:
+    for rows in (1, 33) if n < 4000 else (1, 9):
+        x = torch.randn(rows, n, dtype=torch.complex128).to(dtype)
+        check(device, torch.fft.fft, x, n)
+        check(device, torch.fft.ifft, x, n)
+        check(device, torch.fft.rfft, x.real, n)
+        check(device, torch.fft.fft, x.real, n)
+        check(device, lambda a: torch.fft.irfft(a, n=n), torch.fft.rfft(x.real), n)
+        check(device, lambda a: torch.fft.hfft(a, n=n), x[:, : n // 2 + 1], n)
+
+
+@pytest.mark.parametrize("norm", ["forward", "backward", "ortho"])
+def test_normalization(device: str, norm: str) -> None:
+    x = torch.randn(3, 4, 6, 10, dtype=torch.complex64)
+    for dims in ((0,), (1, 2), (3, 0), (0, 1, 2, 3), (2, 3, 1)):
+        check(device, lambda a, d=dims: torch.fft.fftn(a, dim=d, norm=norm), x, 720)
+        check(device, lambda a, d=dims: torch.fft.ifftn(a, dim=d, norm=norm), x, 720)
+        check(device, lambda a, d=dims: torch.fft.rfftn(a, dim=d, norm=norm), x.real, 720)
+        check(device, lambda a, d=dims: torch.fft.fftn(a, dim=d, norm=norm), x.real, 720)
+        check(device, lambda a, d=dims: torch.fft.irfftn(a, dim=d, norm=norm), x, 720)
+        check(device, lambda a, d=dims: torch.fft.irfftn(a, s=[7] * len(d), dim=d, norm=norm), x, 720)
+
+
+def test_layouts(device: str) -> None:
+    x = torch.randn(6, 10, 14, dtype=torch.complex64)
+    y = x.to(device)
+    for view in (
+        lambda a: a.permute(2, 0, 1),
+        lambda a: a[::2, 1:, ::3],
+        lambda a: a.conj(),
+        lambda a: a[:, :1].expand(6, 5, 14),
+        lambda a: a.real,
+        lambda a: a.imag.transpose(0, 2),
+        lambda a: a.conj().imag,
+    ):
+        for dim in (0, 1, 2):
+            got, expected = torch.fft.fft(view(y), dim=dim), torch.fft.fft(view(x), dim=dim)
+            assert got.stride() == expected.stride()
+            torch.testing.assert_close(got.cpu(), expected)
+
+
+def test_more_dimensions_than_merge(device: str) -> None:
+    x = torch.randn(2, 3, 2, 3, 2, 3, 4, dtype=torch.complex64)[:, :2, :, :2, :, :2]
+    torch.testing.assert_close(torch.fft.fft(x.to(device), dim=3).cpu(), torch.fft.fft(x, dim=3))
+    torch.testing.assert_close(torch.fft.fftn(x.to(device)).cpu(), torch.fft.fftn(x))
+
+
+def test_blocks_of_lines_end_inside_rows(device: str) -> None:
+    for shape in ((5, 12, 17), (3, 300, 5), (2, 7, 40), (40, 16, 3)):
+        x = torch.randn(shape, dtype=torch.complex64)
+        for dim in (0, 1, 2):
+            check(device, lambda a, d=dim: torch.fft.fft(a, dim=d), x, 300)
+            check(device, lambda a, d=dim: torch.fft.irfft(a, dim=d), x, 600)
+            check(device, lambda a, d=dim: torch.fft.rfft(a, dim=d), x.real, 300)
+
+
+def test_a_bad_line_spoils_no_other(device: str) -> None:
+    x = torch.randn(20, 50)
+    x[3, 7] = float("nan")
+    x[8, 2] = float("inf")
+    x[11] *= 1e30
+    got, expected = torch.fft.rfft(x.to(device)).cpu(), torch.fft.rfft(x)
+    fine = [row for row in range(20) if row not in (3, 8)]
+    torch.testing.assert_close(got[fine], expected[fine])
+    assert got[[3, 8]].isnan().any(1).all()
+
+
+def test_only_what_a_real_signal_has_is_read(device: str) -> None:
+    x = torch.randn(3, 9, dtype=torch.complex64)
+    x[:, 0] += 5j
+    x[:, 8] += 7j
+    for n in (15, 16):
+        got, expected = torch.fft.irfft(x.to(device), n=n), torch.fft.irfft(x, n=n)
+        torch.testing.assert_close(got.cpu(), expected)
+
+
+def test_empty(device: str) -> None:
+    assert torch.fft.fft(torch.empty(0, 4, device=device)).shape == (0, 4)
+    assert torch.fft.rfft2(torch.empty(0, 4, 6, device=device)).shape == (0, 4, 4)
+    assert torch.fft.irfft(torch.empty(0, 4, dtype=torch.complex64, device=device)).shape == (0, 6)
+    for function in (torch.fft.fft, torch.fft.rfft, torch.fft.irfft):
+        with pytest.raises(RuntimeError, match="number of data points"):
+            function(torch.empty(3, 0, device=device))
+
+
+def test_out(device: str) -> None:
+    x = torch.randn(4, 12, dtype=torch.complex64)
+    out = torch.zeros(12, 8, dtype=torch.complex64, device=device).t()
+    torch.fft.fft(x.to(device), out=out[::2])
+    torch.testing.assert_close(out[::2].cpu(), torch.fft.fft(x))
+    assert not out[1::2].any()
+    same = x.to(device)
+    torch.fft.fft(same, out=same)
+    torch.testing.assert_close(same.cpu(), torch.fft.fft(x))
+    conjugate = torch.empty(4, 12, dtype=torch.complex64, device=device).conj()
+    torch.fft.fft(x.to(device), out=conjugate)
+    torch.testing.assert_close(conjugate.cpu(), torch.fft.fft(x))
+    real = torch.empty(0, device=device)
+    torch.fft.irfft(x.to(device), out=real)
+    torch.testing.assert_close(real.cpu(), torch.fft.irfft(x))
+
+
+def test_dtypes(device: str) -> None:
+    for dtype in (torch.int64, torch.int32, torch.uint8, torch.bool):
+        x = torch.randint(0, 2, (5, 9)).to(dtype)
+        torch.testing.assert_close(torch.fft.fft(x.to(device)).cpu(), torch.fft.fft(x))
+    for dtype in (torch.float16, torch.bfloat16):
+        with pytest.raises(RuntimeError, match="Unsupported dtype"):
+            torch.fft.fft(torch.ones(4, dtype=dtype, device=device))
+
+
+def test_refusals(device: str) -> None:
+    x = torch.randn(4, 5, dtype=torch.complex64, device=device)
+    with pytest.raises(RuntimeError, match="expects a real input"):
+        torch.fft.rfft(x)
+    with pytest.raises(IndexError):
+        torch.fft.fft(x, dim=2)
+    with pytest.raises(RuntimeError, match="unique"):
+        torch.fft.fftn(x, dim=(0, 0))
+    with pytest.raises(RuntimeError, match="Invalid normalization mode"):
+        torch.fft.fft(x, norm="both")
+    with pytest.raises(RuntimeError, match="20 has 11 Fourier coefficients"):
+        torch.ops.aten._fft_c2r(x, [1], 0, 20)
+
+
+@pytest.mark.parametrize("n", [12, 13, 67])
+def test_gradients(device: str, n: int) -> None:
+    for function in (
+        lambda a: torch.fft.fft(a),
+        lambda a: torch.fft.rfft(a.real),
+        lambda a: torch.fft.irfft(a, n=n),
+        lambda a: torch.fft.hfft(a),
+        lambda a: torch.fft.ifftn(a, norm="ortho"),
+        lambda a: torch.fft.irfftn(a),
+        lambda a: torch.fft.rfft2(a.imag),
+    ):
+        x = torch.randn(3, n, dtype=torch.complex128)
+        gradients = []
+        for where in (device, "cpu"):
+            leaf = x.to(where).requires_grad_()
+            result = function(leaf)
+            weight = torch.linspace(1, 2, result.numel(), dtype=torch.float64).view(result.shape).to(where)
+            (result * weight).abs().pow(2).sum().backward()
+            assert leaf.grad is not None
+            gradients.append(leaf.grad.cpu())
+        torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-8)
+
+
+def test_second_derivative(device: str) -> None:
+    x = torch.randn(2, 10, dtype=torch.complex128, device=device, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda a: torch.fft.irfft(torch.fft.fft(a)), (x,))
+
+
+def test_stft(device: str) -> None:
+    x = torch.randn(2, 1000, dtype=torch.float64)
+    window = torch.hann_window(128, dtype=torch.float64)
+    for n, onesided in ((128, True), (128, False), (131, True)):
+        results = []
+        for where in (device, "cpu"):
+            spectrum = torch.stft(
+                x.to(where), n, 32, 128, window.to(where), onesided=onesided, return_complex=True, normalized=True
+            )
+            back = torch.istft(spectrum, n, 32, 128, window.to(where), onesided=onesided, length=1000, normalized=True)
+            results.append((spectrum.cpu(), back.cpu()))
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(results[0][1], x)
+
+
+def test_long_lines(device: str) -> None:
+    """Two steps, whose halves lie in scratch."""
+    x = torch.randn(1 << 20, dtype=torch.complex64)
+    check(device, torch.fft.fft, x, 1 << 20)
+    check(device, lambda a: torch.fft.irfft(a, n=999_983), x[:499_992], 1 << 22)
+
+
+def test_tables_are_exact() -> None:
+    n = 3 * 2**20
+    roots = torch.view_as_complex(planners._turns(n))
+    some = torch.tensor([0, n // 8, n // 4, n // 2, 3 * n // 4, 7 * n // 8])
+    half = 0.5**0.5
+    exact = torch.tensor([1, half - half * 1j, -1j, -1, 1j, half + half * 1j], dtype=torch.complex128)
+    assert (roots[some] - exact).abs().max() <= 2.0**-53
+    assert (roots.abs() - 1).abs().max() < 3e-16
+
+
+@pytest.mark.parametrize(("n", "radices"), [(1024, (8, 8, 4, 4)), (512, (8, 8, 8)), (210, (7, 5, 3, 2)), (1, ())])
+def test_radices(n: int, radices: tuple[int, ...]) -> None:
+    assert planners._radices(n) == radices
+
+
+def test_convolution_lengths() -> None:
+    for n in (67, 101, 1009, 10007):
+        length = planners._convolution_length(n)
+        assert 2 * n - 1 <= length < 2.3 * n
+        assert max(planners._primes(length)) <= 5
+
+
+def test_tables_go_with_their_plans(device: str, script: Script) -> None:
+    """What plans keep on the device is given back when they are cleared."""
+    script(f"""
+        import gc, torch, torchgraft, torchgraft_opencl
+        from torchgraft.ops import fft
+
+        torchgraft_opencl.register()
+        x = torch.randn(4096, dtype=torch.complex64).to("{device}")
+        before = torch.ocl.memory_allocated()
+        torch.fft.fft(x)
+        assert torch.ocl.memory_allocated() > before
+        torchgraft.plans.clear()
+        fft._on_device.cache_clear()
+        gc.collect()  # what planned them
+        assert torch.ocl.memory_allocated() == before, (torch.ocl.memory_allocated(), before)
+    """)
+
+
+def test_kernels_for_gpus(script: Script, device: str) -> None:
+    """With lines in local memory and in scratch, in one step and in two."""
+    script(
+        f"""
+        import torch, torchgraft, torchgraft_opencl
+
+        torchgraft_opencl.register()
+        with torchgraft.fallback("error"):
+            for n in (1, 2, 9, 61, 67, 100, 1009, 1024, 4096, 4099, 2 * 3 * 5 * 7 * 11 * 13):
+                for rows in (1, 5):
+                    x = torch.randn(rows, n, dtype=torch.complex128)
+                    y = x.to("{device}")
+                    r = y.real.contiguous()
+                    for got, expected in (
+                        (torch.fft.fft(y), torch.fft.fft(x)),
+                        (torch.fft.ifft(y.t(), dim=0), torch.fft.ifft(x.t(), dim=0)),
+                        (torch.fft.rfft2(r), torch.fft.rfft2(x.real)),
+                        (torch.fft.irfft(torch.fft.rfft(r), n=n), x.real),
+                        (torch.fft.fft(y.to(torch.complex64)), torch.fft.fft(x)),
+                    ):
+                        precision = 1e-5 if got.dtype == torch.complex64 else 1e-13
+                        error = (got.cpu() - expected).abs().max().item()
+                        assert error <= precision * n**0.5, (n, rows, error)
+        """,
+        TORCHGRAFT_KERNEL_FORM="gpu",
+    )
