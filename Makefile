@@ -4,12 +4,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build demo test test-second lint format bench docs clean
+.PHONY: help setup build demo test test-second conformance conformance-quick conformance-record oclgrind lint format bench docs clean
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
 	@echo 'make test   run the tests                                                 (ARGS="-k name": pytest options)'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
+	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (an hour or two)   make conformance-quick   a slice of it'
+	@echo 'make oclgrind   kernels under a tool that watches each access'
 	@echo 'make lint   ruff, mypy --strict and clang-format                          make format   let them rewrite'
 	@echo 'make bench  microseconds a call, GB/s and GFLOP/s beside the CPU          make clean    remove what was built'
 	@echo 'make docs   the documentation as a site, in build/docs'
@@ -32,6 +34,33 @@ test-second:
 	@$(PYTHON) scripts/setup --venv $(VENV) --opencl wheels
 	@TORCHGRAFT_OPENCL_LIBRARY=$$($(BIN)/python -c '$(SECOND)') $(BIN)/python -m pytest $(SECOND_TESTS) $(ARGS)
 
+# PyTorch's operator database on the device; what it does is kept in $(STORED), which later runs must not fall behind.
+STORED := tests/conformance/pocl.jsonl.gz
+CONFORM = $(BIN)/torchgraft conformance --device ocl --exceptions tests/conformance/exceptions-ocl.toml
+TITLE := 'The device ocl (PoCL), op by op'
+JOBS ?= $(shell nproc)
+
+# A run that was interrupted goes on; `rm build/conformance.jsonl` for a new one.
+conformance: setup
+	@mkdir -p build
+	@$(CONFORM) --results build/conformance.jsonl --jobs $(JOBS) --compare $(STORED) $(ARGS)
+
+# Every op in float32 and in one other dtype, which changes with the commit; a few minutes.
+conformance-quick: setup
+	@mkdir -p build
+	@$(CONFORM) --results build/conformance-quick.jsonl --again --samples 2 --jobs $(JOBS) --compare $(STORED) \
+	  --quick $$(git rev-list --count HEAD 2>/dev/null || echo 0) $(ARGS)
+
+# The same whole run, kept as what counts from now on, with the pages that show it.
+conformance-record: setup
+	@mkdir -p build tests/conformance
+	@$(CONFORM) --results build/conformance.jsonl --jobs $(JOBS) $(ARGS) || test $$? = 1
+	@$(BIN)/torchgraft coverage build/conformance.jsonl --store $(STORED) --markdown docs/coverage.md --title $(TITLE)
+
+# The kernels of a sample of ops, or of ARGS="names", or of ARGS=all.
+oclgrind: setup
+	@scripts/oclgrind $(BIN)/python tests/oclgrind_ops.py $(ARGS)
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,6 +79,7 @@ bench: setup
 # Broken links and missing parts of included files are errors.
 docs: setup
 	@$(BIN)/pip install -q -r docs/requirements.txt
+	@$(BIN)/torchgraft coverage $(STORED) --html docs/assets/coverage.html --title $(TITLE)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 	@echo build/docs/index.html
 

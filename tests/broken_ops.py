@@ -1,4 +1,4 @@
-"""Imported by conformance workers: a device three of whose ops are broken, each in its way."""
+"""Imported by conformance workers: a device four of whose ops are broken, each in its way."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 import torch
+
+from torchgraft import plans
 
 
 def _wrong(self: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
@@ -24,3 +26,8 @@ def _hanging(self: torch.Tensor, *, out: torch.Tensor) -> Any:
 device = os.environ.get("TORCHGRAFT_TEST_DEVICE", "ocl")
 for _name, _function in {"erfc.out": _wrong, "erf.out": _crashing, "lgamma.out": _hanging}.items():
     torch.library.impl(f"aten::{_name}", torch.device(device).type, _function)
+
+
+@plans.planner("digamma", replace=True)
+def _falling_back(p: plans.PlanBuilder, *_: Any, **__: Any) -> None:
+    raise plans.Unsupported("a test")

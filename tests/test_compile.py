@@ -241,6 +241,12 @@ class TestFakeTensors:
 DEPEND_ON_DATA = set(
     "equal masked_select masked_select.out bincount bincount.out _unique _unique2 unique_consecutive unique_dim".split()
 )
+# Run as functions for each call, and without a meta function in torch for any device.
+NONE_IN_TORCH = set(
+    "_ctc_loss.Tensor _ctc_loss_backward _ctc_loss_backward.Tensor _histogramdd_bin_edges _histogramdd_from_bin_cts "
+    "_histogramdd_from_bin_tensors histogram.bin_ct histogram.bin_ct_out histogram.bins_tensor "
+    "histogram.bins_tensor_out linalg_lstsq.out _native_batch_norm_legit.out".split()
+)
 INTERNAL = {"_copy_from", "_nested_tensor_from_mask_left_aligned"}  # reached below what fake tensors see
 
 
@@ -250,7 +256,7 @@ def test_every_planned_op_has_a_meta_function() -> None:
 
     ours = {name: entry for name, entry in plans.ENTRIES.items() if name.startswith("aten::")}  # not other tests'
     without = {name.removeprefix("aten::") for name, entry in ours.items() if not has_meta(entry.op)}
-    assert without - DEPEND_ON_DATA - INTERNAL == set()
+    assert without - DEPEND_ON_DATA - NONE_IN_TORCH - INTERNAL == set()
     assert without >= {"equal", "masked_select"}  # the check can fail
 
 

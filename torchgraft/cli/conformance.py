@@ -22,19 +22,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", type=Path, default=Path("conformance.jsonl"), metavar="FILE", help="JSON lines")
     parser.add_argument("--again", action="store_true", help="run anew what the results file has already")
     parser.add_argument("--exceptions", type=Path, metavar="FILE", help="declared exceptions (TOML)")
+    parser.add_argument(
+        "--quick",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="ROTATION",
+        help="only float32 and, for each op, one other dtype; another one for another number",
+    )
+    parser.add_argument(
+        "--compare", type=Path, metavar="STORED", help="fail for what this earlier run could do, and for nothing else"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     import torch
 
-    from torchgraft.testing.conformance import cases, report, runner
+    from torchgraft.testing.conformance import cases, quick, report, runner
     from torchgraft.testing.conformance.cases import DTYPES
     from torchgraft.testing.conformance.exceptions import read_exceptions
 
     dtypes = [getattr(torch, name) for name in arguments.dtypes.split(",")] if arguments.dtypes else DTYPES
     wanted = list(cases(arguments.ops, dtypes))
+    if arguments.quick is not None:
+        wanted = list(quick(wanted, arguments.quick))
     if not wanted:
         print(f"no case's name matches {arguments.ops!r}", file=sys.stderr)
+        return 2
+    if arguments.compare and not arguments.compare.exists():
+        print(f"{arguments.compare} does not exist; `torchgraft coverage --store` writes one", file=sys.stderr)
         return 2
     options = runner.Options(
         device=arguments.device,
@@ -56,9 +72,16 @@ def run(arguments: argparse.Namespace) -> int:
     ran = [record for name, record in records.items() if name in names]
     declared = read_exceptions(arguments.exceptions) if arguments.exceptions else []
     lines, stale = report.unexpected(ran, declared)
+    if arguments.samples:  # the sample that fails may be one of those that are left out
+        stale = []
     for line in lines:
         print(line)
     for exception in stale:
         print(f"declared to fail, but passes: {exception.cases} {exception.check} ({exception.reason})")
     print(report.figures(ran))
-    return 1 if lines or stale else 0
+    if not arguments.compare:
+        return 1 if lines or stale else 0
+    lost = report.regressions(ran, runner.read_results(arguments.compare))
+    for line in lost:
+        print(f"regression: {line}")
+    return 1 if lost or stale else 0

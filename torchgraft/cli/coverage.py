@@ -13,16 +13,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", type=Path, help="what `torchgraft conformance` wrote")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table of ops and dtypes")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the page")
-    parser.add_argument("--title", default="Conformance", help="of both")
+    parser.add_argument("--against", type=Path, metavar="STORED", help="fail if this earlier run could do more")
+    parser.add_argument("--store", type=Path, metavar="FILE.gz", help="write the run in short, to be kept")
+    parser.add_argument("--title", default="Conformance", help="of table and page")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from torchgraft.testing.conformance import report
-    from torchgraft.testing.conformance.runner import read_results
+    from torchgraft.testing.conformance.runner import read_results, store_results
 
-    if not arguments.results.exists():
-        print(f"{arguments.results} does not exist; `torchgraft conformance` writes one", file=sys.stderr)
-        return 2
+    for file in filter(None, (arguments.results, arguments.against)):
+        if not file.exists():
+            print(f"{file} does not exist; `torchgraft conformance` writes one", file=sys.stderr)
+            return 2
     records = list(read_results(arguments.results).values())
     for dtype, figures in report.by_dtype(records).items():
         print(f"{dtype:10} {figures}")
@@ -31,4 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.markdown.write_text(report.markdown(records, arguments.title))
     if arguments.html:
         arguments.html.write_text(report.html(records, arguments.title))
-    return 0
+    if arguments.store:
+        store_results(records, arguments.store)
+    lost = report.regressions(records, read_results(arguments.against)) if arguments.against else []
+    for line in lost:
+        print(line)
+    return 1 if lost else 0

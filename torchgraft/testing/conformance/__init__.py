@@ -8,6 +8,8 @@ by name; the counters exist where torchgraft registered it.
     cases     which cases there are, and their samples
     layout    a sample on the device, with the CPU's strides, offsets and aliasing
     compare   when two results are the same
+    freedom   ops whose results are right in more than one form, and what of them is compared
+    ways      whether a case has a kernel, a decomposition, or is composed of other ops
     check     runs one case
     runner    runs many, in processes that may crash or hang
     report    figures, tables and a page to search
@@ -15,7 +17,7 @@ by name; the counters exist where torchgraft registered it.
 
 from __future__ import annotations
 
-from torchgraft.testing.conformance.cases import Case, cases
+from torchgraft.testing.conformance.cases import Case, cases, quick
 from torchgraft.testing.conformance.check import CHECKS, CaseResult, CheckResult, run_case
 
-__all__ = ["CHECKS", "Case", "CaseResult", "CheckResult", "cases", "run_case"]
+__all__ = ["CHECKS", "Case", "CaseResult", "CheckResult", "cases", "quick", "run_case"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-__all__ = ["DTYPES", "Case", "cases"]
+__all__ = ["DTYPES", "Case", "cases", "quick"]
 
 #: The dtypes that the published figures are over.
 DTYPES = (
@@ -88,3 +89,15 @@ def cases(pattern: str = "", dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator
             case = Case(name, dtype)
             if dtype in info.dtypes and not CUDA_ONLY.search(name) and wanted.search(str(case)):
                 yield case
+
+
+def quick(given: Iterable[Case], rotation: int = 0) -> Iterator[Case]:
+    """A slice for every day: each op in float32 and in one of its other dtypes, another one for each `rotation`."""
+    by_op: dict[str, list[Case]] = {}
+    for case in given:
+        by_op.setdefault(case.op, []).append(case)
+    for op, all_of_it in by_op.items():
+        others = [case for case in all_of_it if case.dtype is not torch.float32]
+        yield from (case for case in all_of_it if case.dtype is torch.float32)
+        if others:  # ops start at different dtypes, so that each slice has all of them
+            yield others[(zlib.crc32(op.encode()) + rotation) % len(others)]

@@ -10,16 +10,29 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from torchgraft.testing.conformance.cases import DTYPES, dtype_name
 from torchgraft.testing.conformance.exceptions import Declared
 
-__all__ = ["Figures", "figures", "html", "markdown", "state", "unexpected"]
+__all__ = ["Figures", "figures", "figures_table", "html", "markdown", "regressions", "state", "unexpected"]
 
 Record = Mapping[str, Any]
 
 # The checks that say whether the functional, in-place and out= forms are native; gradients have a figure of their own.
 FORWARD = ("values", "in-place", "out=", "layouts")
 
-SIGNS = {"native": "●", "fallback": "○", "wrong": "✗", "crash": "✗✗", "": "·"}
+SIGNS = {
+    "native": "●",
+    "decomposed": "◉",
+    "composite": "◎",
+    "fallback": "○",
+    "unsupported": "∅",
+    "wrong": "✗",
+    "crash": "✗✗",
+    "": "·",
+}
+
+# Correct without the CPU; "fallback" is correct with it.
+OWN = ("native", "decomposed", "composite")
 
 
 @dataclass(frozen=True)
@@ -29,7 +42,8 @@ class Figures:
     Attributes:
         run: that the CPU can do.
         correct: without a failed check, fallback allowed.
-        native: correct, and without one op on the CPU outside of gradients.
+        native: correct, and without one op on the CPU outside of gradients: what is left when fallback is an error.
+        ways: of the native ones by `ways.WAYS`.
         differentiable: with gradients that the CPU can do.
         backward: of those, correct and without one op on the CPU in them.
     """
@@ -37,14 +51,16 @@ class Figures:
     run: int
     correct: int
     native: int
+    ways: Mapping[str, int]
     differentiable: int
     backward: int
 
     def __str__(self) -> str:
+        ways = ", ".join(f"{name} {self.ways[name]}" for name in OWN)
         return (
             f"{self.run} cases: correct {self.correct} ({_percent(self.correct, self.run)}), "
-            f"native {self.native} ({_percent(self.native, self.run)}); "
-            f"gradients native {self.backward} of {self.differentiable} "
+            f"without fallback {self.native} ({_percent(self.native, self.run)}: {ways}); "
+            f"gradients without fallback {self.backward} of {self.differentiable} "
             f"({_percent(self.backward, self.differentiable)})"
         )
 
@@ -65,28 +81,49 @@ def counts(record: Record) -> bool:
 
 
 def state(record: Record) -> str:
-    """ "native", "fallback", "wrong", "crash", or "" for what is not asked of the device."""
+    """A key of `SIGNS`: how the case is computed, or what is wrong; "" for what is not asked of the device."""
     if not counts(record):
         return ""
     if record["status"] != "ran":
         return "crash"
     checks = record["checks"]
+    values = checks.get("values")
+    if values and values["samples"] == values.get("refused", 0):
+        return "unsupported"
     if any(check["failed"] for check in checks.values()):
         return "wrong"
-    return "fallback" if any(checks[name]["fallbacks"] for name in FORWARD if name in checks) else "native"
+    if any(checks[name]["fallbacks"] for name in FORWARD if name in checks):
+        return "fallback"
+    way = record.get("way")
+    return way if way in OWN else "native"
+
+
+def correct(record: Record) -> bool:
+    """Whether all checks passed."""
+    return state(record) in (*OWN, "fallback")
+
+
+def gradients(record: Record) -> str:
+    """ "native", "fallback", "wrong", or "" where the CPU has no gradients."""
+    check = record["checks"].get("backward")
+    if check is None:
+        return ""
+    return "wrong" if check["failed"] else "fallback" if check["fallbacks"] else "native"
 
 
 def figures(records: Iterable[Record]) -> Figures:
     """Counts the records."""
     asked = [record for record in records if counts(record)]
     states = Counter(map(state, asked))
-    gradients = [record["checks"]["backward"] for record in asked if "backward" in record["checks"]]
+    backward = Counter(map(gradients, asked))
+    native = sum(states[name] for name in OWN)
     return Figures(
         run=len(asked),
-        correct=states["native"] + states["fallback"],
-        native=states["native"],
-        differentiable=len(gradients),
-        backward=sum(not check["failed"] and not check["fallbacks"] for check in gradients),
+        correct=native + states["fallback"],
+        native=native,
+        ways={name: states[name] for name in OWN},
+        differentiable=backward.total() - backward[""],
+        backward=backward["native"],
     )
 
 
@@ -95,14 +132,14 @@ def by_dtype(records: Iterable[Record]) -> dict[str, Figures]:
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(split(record["case"])[1], []).append(record)
-    return {dtype: figures(group) for dtype, group in groups.items()}
+    return {dtype: figures(groups[dtype]) for dtype in sorted(groups, key=_place)}
 
 
 def failures(record: Record) -> dict[str, str]:
     """The failed checks with their messages; a crash fails them all."""
     if record["status"] != "ran":
-        return {} if record.get("phase") == "cpu" else {record["status"]: record["message"]}
-    return {name: check["message"] for name, check in record["checks"].items() if check["failed"]}
+        return {} if record.get("phase") == "cpu" else {record["status"]: record.get("message", "")}
+    return {name: check.get("message", "") for name, check in record["checks"].items() if check["failed"]}
 
 
 def unexpected(records: Iterable[Record], declared: Sequence[Declared]) -> tuple[list[str], list[Declared]]:
@@ -122,30 +159,49 @@ def unexpected(records: Iterable[Record], declared: Sequence[Declared]) -> tuple
     return lines, [d for d in declared if d in met and d not in seen]
 
 
+def regressions(records: Iterable[Record], stored: Mapping[str, Record]) -> list[str]:
+    """What a stored run could do and these records cannot, a line each: correct cases that are not, cases and
+    gradients without fallback that now have one. Cases that only one of the two has say nothing."""
+    lines = []
+    for record in records:
+        case = record["case"]
+        before = stored.get(case)
+        if before is None:
+            continue
+        now, then = state(record), state(before)
+        if correct(before) and now and not correct(record):
+            message = "; ".join(f"{check}: {text}" for check, text in failures(record).items())
+            lines.append(f"{case} was correct ({then}), is {now}: {message}")
+        elif then in OWN and now == "fallback":
+            lines.append(f"{case} was {then}, falls back: {', '.join(sorted(record['fell_back']))}")
+        elif gradients(before) == "native" and gradients(record) == "fallback":
+            lines.append(f"{case} had gradients of its own, which fall back: {', '.join(sorted(record['fell_back']))}")
+    return lines
+
+
 def table(records: Iterable[Record]) -> tuple[list[str], dict[str, dict[str, Record]]]:
-    """The dtypes in order of appearance, and the records by op and dtype."""
-    dtypes: dict[str, None] = {}
+    """The dtypes in the order of the published figures, and the records by op and dtype."""
     ops: dict[str, dict[str, Record]] = {}
     for record in records:
         op, dtype = split(record["case"])
-        dtypes.setdefault(dtype)
         ops.setdefault(op, {})[dtype] = record
-    return list(dtypes), dict(sorted(ops.items()))
+    found = {dtype for row in ops.values() for dtype in row}
+    return sorted(found, key=_place), dict(sorted(ops.items()))
+
+
+def _place(dtype: str) -> tuple[int, str]:
+    """Where a dtype stands in tables."""
+    names = [dtype_name(each) for each in DTYPES]
+    return names.index(dtype) if dtype in names else len(names), dtype
 
 
 def markdown(records: Iterable[Record], title: str) -> str:
     """The figures, and a row for each op with a sign for each dtype."""
     records = list(records)
     dtypes, ops = table(records)
-    lines = [f"# {title}", "", f"{figures(records)}.", ""]
-    lines += ["| dtype | cases | correct | native | gradients native |", "|---|---:|---:|---:|---:|"]
-    for dtype, f in by_dtype(records).items():
-        shares = (_percent(f.correct, f.run), _percent(f.native, f.run), _percent(f.backward, f.differentiable))
-        lines.append(f"| {dtype} | {f.run} | {' | '.join(shares)} |")
-    lines += [
-        "",
-        "● native, ○ by fallback, ✗ wrong, ✗✗ crash or hang, · not asked; a small ᵍ marks gradients by fallback.",
-    ]
+    lines = [f"# {title}", "", f"{figures(records)}.", "", *figures_table(records)]
+    legend = ", ".join(f"{sign} {name or 'not asked'}" for name, sign in SIGNS.items())
+    lines += ["", f"{legend}; a small ᵍ marks gradients by fallback."]
     lines += ["", f"| op | {' | '.join(dtypes)} | on the CPU |", f"|---|{':-:|' * len(dtypes)}---|"]
     for op, row in ops.items():
         fell_back = sorted({name for record in row.values() for name in record.get("fell_back", {})})
@@ -154,9 +210,19 @@ def markdown(records: Iterable[Record], title: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def figures_table(records: Iterable[Record]) -> list[str]:
+    """The figures by dtype, as lines of a Markdown table."""
+    records = list(records)
+    lines = [f"| dtype | cases | correct | without fallback | {' | '.join(OWN)} | gradients without fallback |"]
+    lines.append("|---|---:|---:|---:|" + "---:|" * len(OWN) + "---:|")
+    for dtype, f in {**by_dtype(records), "all": figures(records)}.items():
+        shares = (_percent(f.correct, f.run), _percent(f.native, f.run), *(str(f.ways[name]) for name in OWN))
+        lines.append(f"| {dtype} | {f.run} | {' | '.join(shares)} | {_percent(f.backward, f.differentiable)} |")
+    return lines
+
+
 def _sign(record: Record) -> str:
-    gradients = record["checks"].get("backward")
-    return SIGNS[state(record)] + ("ᵍ" if gradients and gradients["fallbacks"] else "")
+    return SIGNS[state(record)] + ("ᵍ" if gradients(record) == "fallback" else "")
 
 
 def html(records: Iterable[Record], title: str) -> str:
@@ -167,9 +233,9 @@ def html(records: Iterable[Record], title: str) -> str:
             "op": split(record["case"])[0],
             "dtype": split(record["case"])[1],
             "state": state(record) or "not asked",
-            "gradients": _gradients(record),
+            "gradients": gradients(record),
             "samples": sum(check["samples"] for check in record["checks"].values()),
-            "seconds": record["seconds"],
+            "seconds": record.get("seconds", 0),
             "fell_back": ", ".join(sorted(record.get("fell_back", {}))),
             "message": "; ".join(f"{check}: {message}" for check, message in failures(record).items()),
         }
@@ -179,10 +245,3 @@ def html(records: Iterable[Record], title: str) -> str:
     # "</" would end the script that the data stands in.
     data = json.dumps(rows).replace("</", "<\\/")
     return page.replace("{{title}}", title).replace("{{summary}}", str(figures(records))).replace("{{data}}", data)
-
-
-def _gradients(record: Record) -> str:
-    check = record["checks"].get("backward")
-    if check is None:
-        return ""
-    return "wrong" if check["failed"] else "fallback" if check["fallbacks"] else "native"
