@@ -21,6 +21,7 @@ import pytest
 import torch
 
 import torchgraft
+from torchgraft.plans.builder import kernel_form
 
 TESTS = Path(__file__).parent
 SEED = int(os.environ.get("TORCHGRAFT_TEST_SEED") or random.SystemRandom().randrange(2**31))
@@ -75,6 +76,18 @@ def no_fallback() -> Iterator[None]:
     """Makes an op that falls back to the CPU an error; `pytestmark = pytest.mark.no_fallback` does so for a file."""
     with torchgraft.fallback("error"):
         yield
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Makes plans with one form of the kernels, whatever the device is."""
+    monkeypatch.setenv("TORCHGRAFT_KERNEL_FORM", request.param)
+    kernel_form.cache_clear()
+    torchgraft.plans.clear()
+    yield request.param
+    monkeypatch.undo()
+    kernel_form.cache_clear()
+    torchgraft.plans.clear()
 
 
 Script = Callable[..., str]

@@ -11,24 +11,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-import torchgraft.plans
-from torchgraft.plans.builder import kernel_form
-
 pytestmark = pytest.mark.no_fallback
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-
-
-@pytest.fixture(params=["cpu", "gpu"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Makes plans with one form of the kernels, whatever the device is."""
-    monkeypatch.setenv("TORCHGRAFT_KERNEL_FORM", request.param)
-    kernel_form.cache_clear()
-    torchgraft.plans.clear()
-    yield request.param
-    monkeypatch.undo()
-    kernel_form.cache_clear()
-    torchgraft.plans.clear()
 
 
 @pytest.fixture(autouse=True)

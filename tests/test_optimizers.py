@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import torchgraft.plans
-from torchgraft.plans.builder import kernel_form
 
 pytestmark = pytest.mark.no_fallback
 
@@ -34,18 +32,6 @@ SHAPES = [
     (13,),
     (14,),
 ]
-
-
-@pytest.fixture(params=["cpu", "gpu"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Makes plans with one form of the kernels, whatever the device is."""
-    monkeypatch.setenv("TORCHGRAFT_KERNEL_FORM", request.param)
-    kernel_form.cache_clear()
-    torchgraft.plans.clear()
-    yield request.param
-    monkeypatch.undo()
-    kernel_form.cache_clear()
-    torchgraft.plans.clear()
 
 
 def tensors(seed: int, dtype: torch.dtype = torch.float64, shapes: Any = SHAPES) -> list[torch.Tensor]:
