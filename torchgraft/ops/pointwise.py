@@ -276,6 +276,7 @@ def _check_boolean_out(out: torch.Tensor | None = None, **_: Any) -> None:
 
 row("isposinf", "self == INFINITY", kind=ALWAYS_BOOL, integer="0", check=_check_boolean_out)
 row("isneginf", "self == -INFINITY", kind=ALWAYS_BOOL, integer="0", check=_check_boolean_out)
+row("isinf", "isinf(self)", kind=ALWAYS_BOOL, integer="0", complex="isinf(self.x) || isinf(self.y)")
 row("signbit", "@signbit(self)", kind=ALWAYS_BOOL, integer="self < 0", boolean="0", exact_out=True)
 row("where.self", "condition ? self : other", complex="condition ? self : other", keep=("condition",))
 row(
