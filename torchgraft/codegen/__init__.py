@@ -1,6 +1,16 @@
 """From kernels as data to kernels on a device."""
 
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value, ceil_div
 from torchgraft.codegen.types import ElementType, UnsupportedDtype, element_type, value_ctype
 
-__all__ = ["ElementType", "Kernel", "Parameter", "Pointer", "UnsupportedDtype", "Value", "element_type", "value_ctype"]
+__all__ = [
+    "ElementType",
+    "Kernel",
+    "Parameter",
+    "Pointer",
+    "UnsupportedDtype",
+    "Value",
+    "ceil_div",
+    "element_type",
+    "value_ctype",
+]

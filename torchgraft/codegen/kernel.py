@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def ceil_div(a: int, b: int) -> int:
+    """How many pieces of `b` cover `a`: of the groups that a launch takes, say."""
+    return -(-a // b)
+
+
 @dataclass(frozen=True)
 class Pointer:
     """A pointer parameter to elements of storage type `type` ("f32", "bf16", ...; see codegen.types)."""

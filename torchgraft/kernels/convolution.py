@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from torchgraft.codegen import ceil_div
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels.matmul import (
@@ -286,10 +287,6 @@ int channel = 0, kz = 0, ky = 0, kx = 0;
     sizes = tuple(Value(name, "i32") for name in ("batch", "M", "channels", "block_rows", "block_columns"))
     params = (*pointers, *sizes, *_GEOMETRY)
     return Kernel(f"convolution_{direction}", params, plain_loops(body), helpers=_unaligned(math), local=(1, 1, 1))
-
-
-def _ceil(value: int, step: int) -> int:
-    return -(-value // step)
 
 
 # --- The weight's gradient.
@@ -675,10 +672,10 @@ def convolution_launch(
     few = rows * channels <= 4 or (rows <= 2 and channels <= 8)
     if few and form == "cpu":
         lines = target_size[0] * target_size[1]
-        block_rows = max(1, min(lines, _ceil(lines * g.batch * rows * g.groups, 4 * units)))
+        block_rows = max(1, min(lines, ceil_div(lines * g.batch * rows * g.groups, 4 * units)))
         return Launch(
             direct_kernel(storage, direction, bias is not None, simd_width),
-            (g.batch * rows * g.groups, _ceil(lines, block_rows)),
+            (g.batch * rows * g.groups, ceil_div(lines, block_rows)),
             (*pointers, g.batch, g.groups, rows, channels, block_rows, *geometry),
         )
     pixels = target_size[0] * target_size[1] * target_size[2]
@@ -687,7 +684,7 @@ def convolution_launch(
         if few:
             return Launch(
                 element_kernel(storage, direction, bias is not None),
-                (_ceil(g.batch * g.groups * rows * pixels, 64),),
+                (ceil_div(g.batch * g.groups * rows * pixels, 64),),
                 args,
             )
         return Launch(
@@ -696,7 +693,7 @@ def convolution_launch(
     phases = 1 if forward else g.stride[0] * g.stride[1] * g.stride[2]
     pixels = 1
     for extent, stride in zip(target_size, g.stride, strict=True):
-        pixels *= extent if forward else _ceil(extent, stride)
+        pixels *= extent if forward else ceil_div(extent, stride)
     taps = g.taps[0] * g.taps[1] * g.taps[2]
     columns = g.batch * pixels
     tile = block_tile(math)
@@ -705,7 +702,7 @@ def convolution_launch(
     )
     return Launch(
         block_kernel(storage, direction, bias is not None, simd_width),
-        (_ceil(columns, block_columns), _ceil(rows, block_rows), g.groups * phases),
+        (ceil_div(columns, block_columns), ceil_div(rows, block_rows), g.groups * phases),
         (*pointers, g.batch, rows, channels, block_rows, block_columns, *geometry),
     )
 
@@ -735,16 +732,16 @@ def weight_launches(
     block_rows, block_columns = block_shape(math, tile, rows, columns, pixels, g.groups, 1)
     # Large blocks, and for every core some: the pixels are divided, which costs a second pass over a few copies of the
     # weight.
-    blocks = _ceil(rows, block_rows) * _ceil(columns, block_columns) * g.groups
-    parts = 1 if units == 1 else max(1, min(_ceil(3 * units, blocks), pixels // (8 * tile.depth)))
-    part_pixels = max(1, _ceil(_ceil(pixels, parts), tile.depth)) * tile.depth
-    parts = max(1, _ceil(pixels, part_pixels))
+    blocks = ceil_div(rows, block_rows) * ceil_div(columns, block_columns) * g.groups
+    parts = 1 if units == 1 else max(1, min(ceil_div(3 * units, blocks), pixels // (8 * tile.depth)))
+    part_pixels = max(1, ceil_div(ceil_div(pixels, parts), tile.depth)) * tile.depth
+    parts = max(1, ceil_div(pixels, part_pixels))
     count = rows * columns * g.groups
     geometry = _geometry(g, g.image, g.result)
     if form == "cpu" and channels * columns <= 4 and g.taps[0] * g.taps[1] * g.taps[2] <= _MOST_DIRECT_TAPS:
         pairs = channels * columns * g.groups
         part_images = max(1, min(g.batch, g.batch * pairs // (4 * units)))
-        parts = _ceil(g.batch, part_images)
+        parts = ceil_div(g.batch, part_images)
         accumulator = math.value if parts > 1 else storage
         place = temporary(parts * count, accumulator) if parts > 1 else target
         launches = [
@@ -766,7 +763,7 @@ def weight_launches(
     launches = [
         Launch(
             weight_kernel(storage, accumulator, narrow, simd_width),
-            (_ceil(columns, block_columns), _ceil(rows, block_rows), g.groups * parts),
+            (ceil_div(columns, block_columns), ceil_div(rows, block_rows), g.groups * parts),
             (place, image, result, *sizes, *geometry),
         )
     ]
@@ -776,4 +773,4 @@ def weight_launches(
 def _fold(parts_of: str, storage: str, target: object, place: object, count: int, parts: int) -> list[Launch]:
     if parts == 1:
         return []
-    return [Launch(fold_kernel(parts_of, storage), (_ceil(count, 64),), (target, place, count, parts))]
+    return [Launch(fold_kernel(parts_of, storage), (ceil_div(count, 64),), (target, place, count, parts))]

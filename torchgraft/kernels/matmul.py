@@ -22,6 +22,7 @@ from functools import cache, partial
 from math import prod
 from typing import Literal
 
+from torchgraft.codegen import ceil_div
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME
 
@@ -528,13 +529,13 @@ def block_shape(math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int
     copies its part of B once for all its rows."""
 
     def round_up(value: int, step: int) -> int:
-        return -(-value // step) * step
+        return ceil_div(value, step) * step
 
     panel = math.width * tile.vectors
     rows, columns = min(tile.max_rows, round_up(m, tile.rows)), min(tile.max_columns, round_up(n, panel))
     # A block worth less than some microseconds is not worth a core's waking up.
     wanted = 1 if units == 1 else min(3 * units, 1 + m * n * k * batch // 250_000)
-    while -(-m // rows) * -(-n // columns) * batch < wanted:
+    while ceil_div(m, rows) * ceil_div(n, columns) * batch < wanted:
         if columns > panel and columns >= rows:
             columns = round_up(columns // 2, panel)
         elif rows > 2 * tile.rows:
@@ -723,7 +724,7 @@ for (int i = 0; i < {_ITEM}; ++i) {{
 
 def tile_groups(rows: int, columns: int, batch: int) -> tuple[int, int, int]:
     """Work-groups of the GPU form."""
-    return (-(-columns // _TILE), -(-rows // _TILE), batch)
+    return (ceil_div(columns, _TILE), ceil_div(rows, _TILE), batch)
 
 
 TILE_LOCAL = (_GROUP, _GROUP, 1)
@@ -868,7 +869,7 @@ def matmul_launches(
         narrow = n <= math.width
         rows, columns = block_shape(math, block_tile(math, narrow), m, n, k, batch, units)
         more = (rows, columns)
-        groups = (-(-n // columns), -(-m // rows))
+        groups = (ceil_div(n, columns), ceil_div(m, rows))
         kernel = partial(_block, storage, unit_a, unit_b, narrow, simd_width)
 
     parts = _parts(prod(groups), k, wanted) if batch == 1 and units > 1 else 1
@@ -888,8 +889,8 @@ def matmul_launches(
             )
         ]
     # Too few blocks, of long sums: every group sums a part.
-    each = -(-k // parts)
-    parts = -(-k // each)
+    each = ceil_div(k, parts)
+    parts = ceil_div(k, each)
     place = temporary(parts * m * n, math.value)
     strides = (n, 1, m * n, a.row, a.column, each * a.column, b.row, b.column, each * b.row)
     one = 1.0 if math.is_float else 1
@@ -897,7 +898,7 @@ def matmul_launches(
     product = Launch(kernel(math.value, "none"), (*groups, parts), args)
     fold_args: tuple[object, ...] = (c.pointer, place, *((d.pointer,) if d else ()), m, n, parts, c.row, c.column)
     fold_args += (d.row, d.column, alpha, beta) if d else (alpha,)
-    return [product, Launch(fold_kernel(storage, "any" if d else "none"), (-(-m * n // 64),), fold_args)]
+    return [product, Launch(fold_kernel(storage, "any" if d else "none"), (ceil_div(m * n, 64),), fold_args)]
 
 
 def _tile(storage: str, unit_a: Unit, unit_b: Unit, result: str, addend: Addend) -> Kernel:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal
 
+from torchgraft.codegen import ceil_div
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.kernels.convolution import Triple, patch_helper
 from torchgraft.kernels.matmul import Arithmetic, Launch, arithmetic
@@ -371,10 +372,6 @@ for (long i = 0; i < source_pixels; ++i) T[i] = 0;
 # --- Launches.
 
 
-def _ceil(value: int, step: int) -> int:
-    return -(-value // step)
-
-
 def _pixels(size: Triple) -> int:
     return size[0] * size[1] * size[2]
 
@@ -403,15 +400,15 @@ def pool_launch(
     more = windows or ()
     if form == "cpu" and windows is not None:
         lines = target_size[0] * target_size[1]
-        block_rows = max(1, min(lines, _ceil(lines * planes, 4 * units)))
+        block_rows = max(1, min(lines, ceil_div(lines * planes, 4 * units)))
         return Launch(
             row_kernel(storage, kind, simd_width),
-            (planes, _ceil(lines, block_rows)),
+            (planes, ceil_div(lines, block_rows)),
             (*pointers, planes, block_rows, *source_size, *target_size, *more),
         )
     return Launch(
         window_kernel(storage, kind, windows is None, simd_width),
-        (_ceil(planes * _pixels(target_size), _GROUP),),
+        (ceil_div(planes * _pixels(target_size), _GROUP),),
         (*pointers, planes, *source_size, *target_size, *more),
     )
 
@@ -427,7 +424,7 @@ def fractional_launch(
 ) -> Launch:
     """The launch of a pooling with windows at random places. Pointers: target, indices, source, samples, error words
     and their code."""
-    groups = (_ceil(planes * _pixels(target_size), _GROUP),)
+    groups = (ceil_div(planes * _pixels(target_size), _GROUP),)
     return Launch(fractional_kernel(storage, dims), groups, (*pointers, planes, *source_size, *target_size, *taps))
 
 
@@ -435,7 +432,7 @@ def unpool_launch(
     moved: str, planes: int, source_pixels: int, target_pixels: int, pointers: tuple[object, ...]
 ) -> Launch:
     """The launch of an unpooling. Pointers: target, source, indices, error words and their code."""
-    groups = (_ceil(planes * source_pixels, _GROUP),)
+    groups = (ceil_div(planes * source_pixels, _GROUP),)
     return Launch(unpool_kernel(moved), groups, (*pointers, planes, source_pixels, target_pixels))
 
 
@@ -459,6 +456,6 @@ def pool_gradient_launch(
         return Launch(scatter_kernel(storage, kind), (planes,), (*pointers, *sizes, *more))
     return Launch(
         gather_kernel(storage, kind, windows is None),
-        (_ceil(planes * _pixels(source_size), _GROUP),),
+        (ceil_div(planes * _pixels(source_size), _GROUP),),
         (*pointers, *sizes, *(windows or ())),
     )

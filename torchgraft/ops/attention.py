@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import element_type
+from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import attention as kernels
 from torchgraft.kernels.attention import Variant
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, decomposition, planner
@@ -97,7 +97,7 @@ class _Call:
 
     def groups(self, rows: int, heads: int) -> tuple[int]:
         block = kernels.GPU_LOCAL if self.p.form == "gpu" else kernels.lanes(self.variant.storage)
-        return (self.batch * heads * -(-rows // block),)
+        return (self.batch * heads * ceil_div(rows, block),)
 
 
 @planner("_scaled_dot_product_fused_attention_overrideable", meta=_meta)
@@ -126,7 +126,7 @@ def _attention(
         *call.common,
     ]
     if call.variant.dropout:
-        reserved = p.philox(call.batch * call.heads * call.queries * -(-call.keys // 4))
+        reserved = p.philox(call.batch * call.heads * call.queries * ceil_div(call.keys, 4))
         args += [dropout_p, reserved.seed, reserved.offset, seed, offset]
     p.launch(kernels.forward(call.variant, p.form), call.groups(call.queries, call.heads), args)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import element_type, pointwise
+from torchgraft.codegen import ceil_div, element_type, pointwise
 from torchgraft.codegen.pointwise import Input, Loop, Result
 from torchgraft.kernels import creation as kernels
 from torchgraft.kernels.indexing import MOVES
@@ -17,13 +17,9 @@ from torchgraft.plans.registry import dtype_name
 aten = torch.ops.aten
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def _deal(p: PlanBuilder, n: int, cost: int = 1) -> tuple[int, int]:
     if p.form == "gpu":
-        return _ceil(n, kernels.GPU_LOCAL), 1
+        return ceil_div(n, kernels.GPU_LOCAL), 1
     return pointwise.deal(n, pointwise.chunking(p, cost))
 
 
@@ -147,12 +143,12 @@ def _triangle(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, diagonal: int,
     diagonal = max(-rows - 1, min(columns + 1, diagonal))
     if p.form == "gpu":
         n = x.numel()
-        groups, chunk = _ceil(n, kernels.GPU_LOCAL), 1
+        groups, chunk = ceil_div(n, kernels.GPU_LOCAL), 1
     else:
         n = x.numel() // columns
-        groups = 1 if x.numel() <= 16384 else min(_ceil(x.numel(), 4096), n, 32 * p.device.compute_units)
-        chunk = _ceil(n, groups)
-        groups = _ceil(n, chunk)
+        groups = 1 if x.numel() <= 16384 else min(ceil_div(x.numel(), 4096), n, 32 * p.device.compute_units)
+        chunk = ceil_div(n, groups)
+        groups = ceil_div(n, chunk)
     kernel = kernels.triangle_kernel(MOVES[out.element_size()], upper, p.form)
     p.launch(kernel, (groups,), [out, x, rows, columns, diagonal, n, chunk])
 

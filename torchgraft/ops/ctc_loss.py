@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torchgraft.codegen import element_type
+from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import ctc_loss as kernels
 from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
 
@@ -86,10 +86,10 @@ def _gradient(
     beta = p.empty_like(alpha)
     p.launch(kernels.beta_kernel(*types, p.form), (log_probs.size(1),), [beta, log_probs, targets, lengths, *shape])
     rows = log_probs.size(0) * log_probs.size(1)
-    groups, chunk = -(-rows // kernels.GPU_LOCAL), 1
+    groups, chunk = ceil_div(rows, kernels.GPU_LOCAL), 1
     if p.form == "cpu":
-        chunk = max(1, -(-rows // (32 * p.device.compute_units)))
-        groups = -(-rows // chunk)
+        chunk = max(1, ceil_div(rows, 32 * p.device.compute_units))
+        groups = ceil_div(rows, chunk)
     args = [out, grad, loss, alpha, beta, log_probs, targets, lengths, *shape, int(zero_infinity), chunk]
     p.launch(kernels.gradient_kernel(*types, p.form), (groups,), args)
 

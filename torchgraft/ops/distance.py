@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from torchgraft.codegen import Kernel, element_type
+from torchgraft.codegen import Kernel, ceil_div, element_type
 from torchgraft.kernels import distance as kernels
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 
@@ -31,10 +31,10 @@ def _launch(
     n, m, width = shape
     if p.form == "gpu":
         places = rows * (width if len(tensors) == 5 else m)
-        groups, chunk = -(-places // kernels.GPU_LOCAL), 1
+        groups, chunk = ceil_div(places, kernels.GPU_LOCAL), 1
     else:
-        chunk = rows if rows * m * width <= _SMALL else -(-rows // (32 * p.device.compute_units))
-        groups = -(-rows // chunk)
+        chunk = rows if rows * m * width <= _SMALL else ceil_div(rows, 32 * p.device.compute_units)
+        groups = ceil_div(rows, chunk)
     p.launch(kernel, (groups,), [*tensors, norm, n, m, width, rows, chunk])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import element_type
+from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import embedding_bag as kernels
 from torchgraft.kernels.indexing import count_kernel
 from torchgraft.plans import PlanBuilder, Unsupported, planner
@@ -16,10 +16,6 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 # Work (elements of gradients and of the table) below which one thread does it all.
 _SMALL = 16384
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _type(x: torch.Tensor) -> str:
@@ -88,7 +84,7 @@ def _plan_forward(
         tensors.append(p.cast(per_sample_weights, weight.dtype))
     kernel = kernels.forward_kernel(type_, index, mode, per_sample_weights is not None, p.form)
     numbers = [bags, offsets.numel(), indices.numel(), padding_idx, limit, width]
-    groups = (_ceil(width, kernels.columns(p.form)), bags)
+    groups = (ceil_div(width, kernels.columns(p.form)), bags)
     p.launch(kernel, groups, [*tensors, report.words, report.code, *numbers])
     for given, made in ((out[1], bag_of), (out[2], sizes), (places, own_places)):
         if given is not made:
@@ -100,29 +96,31 @@ def _embedding_bag(p: PlanBuilder, out: Results, *args: object, **options: objec
     _plan_forward(p, out, *args, **options)  # type: ignore[arg-type]
 
 
-def _plan_backward(
+@planner("_embedding_bag_dense_backward", contiguous=True)
+def _embedding_bag_dense_backward(
     p: PlanBuilder,
     out: torch.Tensor,
     grad: torch.Tensor,
     indices: torch.Tensor,
-    bag_of: torch.Tensor,
-    sizes: torch.Tensor,
-    places: torch.Tensor,
+    offset2bag: torch.Tensor,
+    bag_size: torch.Tensor,
+    maximum_indices: torch.Tensor,
+    num_weights: int,
     scale_grad_by_freq: bool,
     mode: int,
-    factors: torch.Tensor | None,
-    padding_idx: int,
+    per_sample_weights: torch.Tensor | None,
+    padding_idx: int = -1,
 ) -> None:
     if out.numel() == 0:
         return
     (limit, width), count, index = out.shape, indices.numel(), element_type(indices.dtype).name
-    bag_of, sizes, places = (p.cast(t, indices.dtype) for t in (bag_of, sizes, places))
+    bag_of, sizes, places = (p.cast(t, indices.dtype) for t in (offset2bag, bag_size, maximum_indices))
     # Sums of many halves are kept in float32.
     type_, wide = _type(grad), element_type(out.dtype).accumulate
     total = out if element_type(out.dtype).name == wide else p.empty(out.shape, torch.float32)
     work = grad.numel() if mode == kernels.MAX else count * width
-    rows = limit if work + out.numel() <= _SMALL else _ceil(limit, 16 * p.device.compute_units)
-    groups = (_ceil(width, kernels.columns(p.form)), _ceil(limit, rows))
+    rows = limit if work + out.numel() <= _SMALL else ceil_div(limit, 16 * p.device.compute_units)
+    groups = (ceil_div(width, kernels.columns(p.form)), ceil_div(limit, rows))
     if mode == kernels.MAX:
         kernel = kernels.max_backward_kernel(type_, index, wide, p.form)
         p.launch(kernel, groups, [total, grad, places, sizes, grad.size(0), limit, width, rows])
@@ -133,9 +131,11 @@ def _plan_backward(
             p.fill(counts, 0)
             p.launch(count_kernel(index), (1,), [counts, indices, count, limit])
             tensors.append(counts)
-        if factors is not None:
-            tensors.append(p.cast(factors, grad.dtype))
-        kernel = kernels.backward_kernel(type_, index, wide, mode, scale_grad_by_freq, factors is not None, p.form)
+        if per_sample_weights is not None:
+            tensors.append(p.cast(per_sample_weights, grad.dtype))
+        kernel = kernels.backward_kernel(
+            type_, index, wide, mode, scale_grad_by_freq, per_sample_weights is not None, p.form
+        )
         p.launch(kernel, groups, [*tensors, count, padding_idx, limit, width, rows])
     if total is not out:
         p.copy(out, total)
@@ -193,30 +193,19 @@ def _embedding_bag_backward(
 ) -> None:
     if offset2bag.numel() != indices.numel():  # a forward on the CPU leaves it out at times
         raise Unsupported("bags without the bag of each index")
-    factors, by_frequency = per_sample_weights, scale_grad_by_freq
-    _plan_backward(
-        p, out, grad, indices, offset2bag, bag_size, maximum_indices, by_frequency, mode, factors, padding_idx
-    )
-
-
-@planner("_embedding_bag_dense_backward", contiguous=True)
-def _embedding_bag_dense_backward(
-    p: PlanBuilder,
-    out: torch.Tensor,
-    grad: torch.Tensor,
-    indices: torch.Tensor,
-    offset2bag: torch.Tensor,
-    bag_size: torch.Tensor,
-    maximum_indices: torch.Tensor,
-    num_weights: int,
-    scale_grad_by_freq: bool,
-    mode: int,
-    per_sample_weights: torch.Tensor | None,
-    padding_idx: int = -1,
-) -> None:
-    factors, by_frequency = per_sample_weights, scale_grad_by_freq
-    _plan_backward(
-        p, out, grad, indices, offset2bag, bag_size, maximum_indices, by_frequency, mode, factors, padding_idx
+    _embedding_bag_dense_backward(
+        p,
+        out,
+        grad,
+        indices,
+        offset2bag,
+        bag_size,
+        maximum_indices,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
     )
 
 
@@ -235,9 +224,9 @@ def _embedding_bag_factors_backward(
     count, (limit, width) = indices.numel(), weight.shape
     if count == 0:
         return
-    chunk = count if count * width <= _SMALL else _ceil(count, 32 * p.device.compute_units)
+    chunk = count if count * width <= _SMALL else ceil_div(count, 32 * p.device.compute_units)
     if p.form == "gpu":
         chunk = 1
     tensors = [out, grad, p.cast(weight, grad.dtype), indices, p.cast(offset2bag, indices.dtype)]
     kernel = kernels.factors_backward_kernel(_type(grad), element_type(indices.dtype).name)
-    p.launch(kernel, (_ceil(count, chunk),), [*tensors, count, padding_idx, limit, width, chunk])
+    p.launch(kernel, (ceil_div(count, chunk),), [*tensors, count, padding_idx, limit, width, chunk])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from torchgraft.codegen import pointwise
+from torchgraft.codegen import ceil_div, pointwise
 from torchgraft.kernels import fft as kernels
 from torchgraft.plans import PlanBuilder, Unsupported, planner
 
@@ -32,10 +32,6 @@ _GROUPS_PER_UNIT = 4
 
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _NAMES = {torch.float32: "f32", torch.float64: "f64"}
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 # ---- Lengths. ----
@@ -91,7 +87,7 @@ def _convolution_length(n: int) -> int:
     for five in (5**k for k in range(14)):
         for three in (3**k for k in range(20)):
             if five * three < found:
-                twos = max(0, (_ceil(least, five * three) - 1).bit_length())
+                twos = max(0, (ceil_div(least, five * three) - 1).bit_length())
                 found = min(found, five * three << twos)
     return found
 
@@ -263,7 +259,7 @@ class _Axis:
             local = next((k for k in (256, 1024, kernels.local_length(name)) if n <= k), 0)
             groups = lines if local else min(lines, 16 * units)
         else:
-            groups = min(_ceil(lines, lanes), _GROUPS_PER_UNIT * units)
+            groups = min(ceil_div(lines, lanes), _GROUPS_PER_UNIT * units)
         scratch = None if local else p.empty((groups, 4, n, lanes), self.type_)
         kernel = kernels.line_kernel(name, source.kind, target.kind, len(sizes), p.form, local)
         turns = self.table("turns", n)

@@ -8,16 +8,12 @@ from functools import partial
 
 import torch
 
+from torchgraft.codegen import ceil_div
 from torchgraft.codegen.types import BY_NAME, element_type
 from torchgraft.kernels import grid_sample as kernels
 from torchgraft.kernels.grid_sample import INTERPOLATIONS, PADDINGS, Sampling
 from torchgraft.plans import PlanBuilder, Unsupported, planner
 from torchgraft.plans.registry import dtype_name
-
-
-def _ceil(value: int, step: int) -> int:
-    return -(-value // step)
-
 
 # ---- Shapes. Torch's meta functions look at other things than its CPU.
 
@@ -105,8 +101,8 @@ def _numbers(image: torch.Tensor, places: int, steps: Sequence[int]) -> list[int
 def _groups(p: PlanBuilder, images: int, places: int) -> tuple[int, tuple[int, int]]:
     """Places of a block, and the groups that there are."""
     if p.form == "cpu":
-        return kernels.CPU_BLOCK, (_ceil(places, kernels.CPU_BLOCK), images)
-    return 1, (_ceil(places, kernels.GROUP), images)
+        return kernels.CPU_BLOCK, (ceil_div(places, kernels.CPU_BLOCK), images)
+    return 1, (ceil_div(places, kernels.GROUP), images)
 
 
 def _scatter(
@@ -118,14 +114,14 @@ def _scatter(
     # Enough work-items for the device: of channels first, then of stripes, which find all places anew.
     block, local = (kernels.CPU_BLOCK, 1) if p.form == "cpu" else (1, kernels.GROUP)
     wanted = 4 * p.device.compute_units * local
-    share = _ceil(images * channels, wanted)
-    shares = images * _ceil(channels, share)
-    stripes = 1 if shares >= p.device.compute_units * local else min(_ceil(wanted, shares), pixels)
-    stripe = _ceil(pixels, stripes)
+    share = ceil_div(images * channels, wanted)
+    shares = images * ceil_div(channels, share)
+    stripes = 1 if shares >= p.device.compute_units * local else min(ceil_div(wanted, shares), pixels)
+    stripe = ceil_div(pixels, stripes)
     accumulated = BY_NAME[BY_NAME[s.storage].compute].dtype
     to = out if out.is_contiguous() and out.dtype == accumulated else p.empty(out.shape, accumulated)
     args = [to, gradient, grid, *rule, *_numbers(out, places, (0, 0, 0)), images, share, stripes, stripe]
-    p.launch(kernels.image_gradient_kernel(s, block), (_ceil(shares * stripes, local),), args)
+    p.launch(kernels.image_gradient_kernel(s, block), (ceil_div(shares * stripes, local),), args)
     if to is not out:
         p.copy(out, to)
 

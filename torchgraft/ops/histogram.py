@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from torchgraft.plans import Unsupported, planner
-from torchgraft.plans.builder import PlanBuilder
+from torchgraft.plans import planner
+from torchgraft.plans.registry import no_plan
 
 Function = Callable[..., Any]
 
@@ -32,14 +32,10 @@ def _declare(name: str) -> Callable[[Function], Function]:
                     )
             return function
 
-        planner(name, eager=checked)(_no_plan)
+        planner(name, eager=checked)(no_plan)
         return function
 
     return declare
-
-
-def _no_plan(p: PlanBuilder, *_: Any, **__: Any) -> None:
-    raise Unsupported(f"{p.op} reads data and cannot be part of a plan")
 
 
 # ---- edges ----

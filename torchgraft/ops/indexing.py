@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import element_type, pointwise
+from torchgraft.codegen import ceil_div, element_type, pointwise
 from torchgraft.kernels import indexing as kernels
 from torchgraft.kernels.indexing import Indexing
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
@@ -26,10 +26,6 @@ _ROW_PART = 128
 _GROUPS = 16
 # Rows of larger tables stay whole: most of the work is to zero them.
 _SMALL_TABLE = 1 << 18
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,7 @@ def plan_move(
         inner=_kinds(strides),
         number=number,
     )
-    groups, chunk = _ceil(n, kernels.GPU_LOCAL), 1
+    groups, chunk = ceil_div(n, kernels.GPU_LOCAL), 1
     if p.form == "cpu":
         groups, chunk = pointwise.deal(n, pointwise.chunking(p, 2 if x.along else 1))
     args = [target, source, *_index_args(p, indices), n, chunk, *merged, *(s for operand in strides for s in operand)]
@@ -201,18 +197,18 @@ def plan_collect(
     )
     places = indices[0].limit
     if p.form == "gpu":
-        groups, chunk = _ceil(n, kernels.GPU_COLLECT_LOCAL), 1
+        groups, chunk = ceil_div(n, kernels.GPU_COLLECT_LOCAL), 1
         parts = min(places, max(1, 256 * p.device.compute_units // n)) if rows > 64 else 1
     else:
         columns = 1 if merged[-1] < _COLUMNS else _COLUMNS if along else _ROW_PART
         most = 8 * p.device.compute_units if along else 32 * p.device.compute_units
         chunk = n
         if n * rows > _SMALL:
-            chunk = _ceil(_ceil(n, min(_ceil(n, columns), most)), columns) * columns
-        groups, parts = _ceil(n, chunk), 1
+            chunk = ceil_div(ceil_div(n, min(ceil_div(n, columns), most)), columns) * columns
+        groups, parts = ceil_div(n, chunk), 1
         if not along and n * rows > _SMALL and groups < _GROUPS and n >= 2 * _COLUMNS:
-            parts = min(places, _ceil(_GROUPS, groups))
-    range_ = _ceil(places, parts)
+            parts = min(places, ceil_div(_GROUPS, groups))
+    range_ = ceil_div(places, parts)
     row_strides = [*([] if number else [source_row]), *(index.row for index in indices)]
     args = [
         target,
@@ -227,7 +223,7 @@ def plan_collect(
     ]
     args += [s for operand in strides for s in operand]
     inner_rows = merged[-1] < 4 or max(row_strides) <= max((s[-1] for s in strides[1:]), default=0)
-    p.launch(kernels.collect_kernel(x, p.form, inner_rows), (groups, _ceil(places, range_)), [*args, *row_strides])
+    p.launch(kernels.collect_kernel(x, p.form, inner_rows), (groups, ceil_div(places, range_)), [*args, *row_strides])
 
 
 def _ordered() -> bool:
@@ -328,18 +324,18 @@ def _embedding_backward(
     small = out.numel() <= _SMALL_TABLE
     if p.form == "gpu":
         columns = kernels.GPU_COLLECT_LOCAL
-        rows = _ceil(num_weights, min(num_weights, max(1, 8 * p.device.compute_units)))
+        rows = ceil_div(num_weights, min(num_weights, max(1, 8 * p.device.compute_units)))
     elif n * width + out.numel() <= _SMALL:
         columns, rows = width, num_weights
     elif small and width >= 2 * _ROW_PART:
         columns = _ROW_PART
-        rows = _ceil(num_weights, min(num_weights, _ceil(_GROUPS, _ceil(width, columns))))
+        rows = ceil_div(num_weights, min(num_weights, ceil_div(_GROUPS, ceil_div(width, columns))))
     else:
-        columns, rows = width, _ceil(num_weights, min(num_weights, 16 * p.device.compute_units))
+        columns, rows = width, ceil_div(num_weights, min(num_weights, 16 * p.device.compute_units))
     kernel = kernels.embedding_backward_kernel(grad.name, index, wide, scale_grad_by_freq, p.form)
     report = p.error(_RANGE_OF_SELF)
     args = [total, grad_output, indices, *([counts] if counts is not None else []), report.words, report.code]
-    groups = (_ceil(width, columns), _ceil(num_weights, rows))
+    groups = (ceil_div(width, columns), ceil_div(num_weights, rows))
     p.launch(kernel, groups, [*args, n, width, num_weights, padding_idx, columns, rows])
     if total is not out:
         p.copy(out, total)
@@ -883,9 +879,9 @@ def _nonzero_static(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, si
     if n == 0:
         p.fill(out, fill_value)
         return
-    groups = 1 if n <= _SMALL else min(_ceil(n, 4096), 32 * p.device.compute_units)
-    chunk = _ceil(n, groups)
-    groups = _ceil(n, chunk)
+    groups = 1 if n <= _SMALL else min(ceil_div(n, 4096), 32 * p.device.compute_units)
+    chunk = ceil_div(n, groups)
+    groups = ceil_div(n, chunk)
     counts = p.empty((groups,), torch.int64)
     type_ = element_type(x.dtype).name
     p.launch(kernels.nonzero_count_kernel(type_), (groups,), [counts, x, n, chunk])
@@ -975,7 +971,7 @@ def _search(
 
 def _deal(p: PlanBuilder, n: int, cost: int) -> tuple[int, int]:
     if p.form == "gpu":
-        return _ceil(n, kernels.GPU_LOCAL), 1
+        return ceil_div(n, kernels.GPU_LOCAL), 1
     return pointwise.deal(n, pointwise.chunking(p, cost))
 
 

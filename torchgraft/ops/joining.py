@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from torchgraft.codegen import pointwise
+from torchgraft.codegen import ceil_div, pointwise
 from torchgraft.codegen.pointwise import Input, Loop, Result
 from torchgraft.kernels import joining as kernels
 from torchgraft.kernels.indexing import MOVES
@@ -20,10 +20,6 @@ aten = torch.ops.aten
 # Results of at most so many elements are joined by one thread; larger ones row by row if there are so many rows.
 _SMALL = 16384
 _ROWS = 16
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _cat_meta(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
@@ -59,8 +55,8 @@ def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor],
     width = out.numel() // rows
     groups, chunk = 1, rows
     if out.numel() > _SMALL:
-        chunk = _ceil(rows, min(rows, _ceil(out.numel(), 4096), 32 * p.device.compute_units))
-        groups = _ceil(rows, chunk)
+        chunk = ceil_div(rows, min(rows, ceil_div(out.numel(), 4096), 32 * p.device.compute_units))
+        groups = ceil_div(rows, chunk)
     start = 0
     for first in range(0, len(tensors), kernels.JOINED):
         part = tensors[first : first + kernels.JOINED]

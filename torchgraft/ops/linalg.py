@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from torchgraft.codegen import element_type
+from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import linalg as kernels
 from torchgraft.ops.matmul import plan_product
 from torchgraft.plans import Kernel, PlanBuilder, Unsupported, composite, device_traits, planner
@@ -22,10 +22,6 @@ aten = torch.ops.aten
 
 #: Columns of a panel, and the order of the blocks that kernels solve by themselves.
 _PANEL = 64
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _type(spec: torch.Tensor) -> str:
@@ -120,11 +116,11 @@ def _launch_parts(p: PlanBuilder, kernel: Kernel, batch: int, count: int, work: 
     """Launches a kernel that shares out `count` columns along dimension 1; `work` is a column's."""
     teams = _teams(p, batch, work * count)
     if p.form == "gpu":
-        parts = _ceil(count, kernels.TEAM)
+        parts = ceil_div(count, kernels.TEAM)
     else:
         parts = 1 if count * work < 40000 else min(count, max(1, 4 * p.device.compute_units // teams))
-    chunk = max(1, _ceil(count, max(1, parts)))
-    p.launch(kernel, (teams, _ceil(count, chunk)), [*args, batch, count, chunk])
+    chunk = max(1, ceil_div(count, max(1, parts)))
+    p.launch(kernel, (teams, ceil_div(count, chunk)), [*args, batch, count, chunk])
 
 
 def _subtract_product(p: PlanBuilder, c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
@@ -719,11 +715,11 @@ def _iterate(
     vectors: list[Any] = [values, 0, 0] if z is None else [z, z.stride(0) * parts_of, z.stride(2) * parts_of]
     teams = _teams(p, batch, 20 * n * n * (1 + rows // 8))
     if p.form == "gpu":
-        parts = _ceil(rows, 4 * kernels.TEAM)
+        parts = ceil_div(rows, 4 * kernels.TEAM)
     else:
         parts = 1 if rows * n * n < 200000 else max(1, 2 * p.device.compute_units // teams)
-    chunk = max(1, _ceil(rows, max(1, parts)))
-    parts = max(1, _ceil(rows, chunk))
+    chunk = max(1, ceil_div(rows, max(1, parts)))
+    parts = max(1, ceil_div(rows, chunk))
     scratch = p.empty((teams * parts, 4 * (n + 1)), diagonal.dtype)
     places = p.empty((teams * parts, 2 * n + 2), torch.int32)
     args = [values, *vectors, info, diagonal, beside, scratch, places, *more, n, batch, rows, chunk]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import element_type, pointwise
+from torchgraft.codegen import ceil_div, element_type, pointwise
 from torchgraft.codegen.pointwise import Input, Loop, Number, Result
 from torchgraft.kernels import losses as kernels
 from torchgraft.kernels import reduce
@@ -17,10 +17,6 @@ from torchgraft.ops.reductions import plan_reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 
 NONE, MEAN, SUM = 0, 1, 2
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 # ---- negative log likelihood ----
@@ -69,7 +65,7 @@ def _targets(
 
 def _deal(p: PlanBuilder, n: int) -> tuple[int, int]:
     if p.form == "gpu":
-        return _ceil(n, kernels.GPU_LOCAL), 1
+        return ceil_div(n, kernels.GPU_LOCAL), 1
     return _chunks(p, n)
 
 
@@ -77,8 +73,8 @@ def _chunks(p: PlanBuilder, n: int) -> tuple[int, int]:
     """Every target is likely to be a miss of the cache, so little work is worth a second thread."""
     if n <= 1024:
         return 1, max(1, n)
-    chunk = _ceil(n, min(_ceil(n, 128), 32 * p.device.compute_units))
-    return _ceil(n, chunk), chunk
+    chunk = ceil_div(n, min(ceil_div(n, 128), 32 * p.device.compute_units))
+    return ceil_div(n, chunk), chunk
 
 
 def _with_bytes(op: torch._ops.OpOverload) -> Callable[..., Any]:

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import Kernel, element_type
+from torchgraft.codegen import Kernel, ceil_div, element_type
 from torchgraft.kernels import norm as kernels
 from torchgraft.kernels import reduce
 from torchgraft.ops.entries import enter
 from torchgraft.ops.reductions import plan_reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+from torchgraft.plans.registry import no_plan
 
 aten = torch.ops.aten
 
@@ -21,10 +22,6 @@ aten = torch.ops.aten
 _SMALL = 16384
 
 Mask = Sequence[bool]
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _name(t: torch.Tensor | None, default: str) -> str:
@@ -60,11 +57,11 @@ def _meta(op: torch._ops.OpOverload) -> Callable[..., Any]:
 
 def _chunk(p: PlanBuilder, rows: int, size: int) -> int:
     """Rows for a work-group in the CPU form."""
-    return max(1, rows if rows * size <= _SMALL else _ceil(rows, 32 * p.device.compute_units))
+    return max(1, rows if rows * size <= _SMALL else ceil_div(rows, 32 * p.device.compute_units))
 
 
 def _launch_rows(p: PlanBuilder, kernel: Kernel, rows: int, chunk: int, args: Sequence[Any]) -> None:
-    groups = rows if p.form == "gpu" else _ceil(rows, chunk)
+    groups = rows if p.form == "gpu" else ceil_div(rows, chunk)
     p.launch(kernel, (groups,), args)
 
 
@@ -127,10 +124,10 @@ def layer_norm_backward(
     gpu = p.form == "gpu"
     wants_weight = weight_grad is not None or bias_grad is not None
     chunk = _chunk(p, rows, size)
-    parts = _ceil(rows, chunk)
+    parts = ceil_div(rows, chunk)
     if gpu:
-        parts = max(1, min(_ceil(8 * p.device.compute_units * 32, size), _ceil(rows, 64)))
-        parts = _ceil(rows, _ceil(rows, parts))
+        parts = max(1, min(ceil_div(8 * p.device.compute_units * 32, size), ceil_div(rows, 64)))
+        parts = ceil_div(rows, ceil_div(rows, parts))
     dws = dbs = None
     if wants_weight:
         dws, dbs = (p.empty((parts, size), _accumulate(input)) for _ in range(2))
@@ -148,8 +145,8 @@ def layer_norm_backward(
         _launch_rows(p, kernel, rows, chunk, args)
     if wants_weight and gpu:
         kernel = kernels.layer_norm_weight_gpu(type_, stat)
-        args = [grad_out, input, mean, rstd, dws, dbs, rows, size, _ceil(rows, parts)]
-        p.launch(kernel, (_ceil(size, 32), parts), args)
+        args = [grad_out, input, mean, rstd, dws, dbs, rows, size, ceil_div(rows, parts)]
+        p.launch(kernel, (ceil_div(size, 32), parts), args)
     for grad, sums in ((weight_grad, dws), (bias_grad, dbs)):
         if grad is not None and sums is not None:
             to = element_type(grad.dtype)
@@ -233,7 +230,7 @@ def group_norm_backward(
         kernel = kernels.group_norm_weight(gpu, acc, _name(some, type_), stat)
         wants = [int(weight_grad is not None), int(bias_grad is not None)]
         args = [rstd, sums, dots, weight_grad, bias_grad, N, C, group, depth, *wants]
-        p.launch(kernel, (_ceil(C, 64),), args)
+        p.launch(kernel, (ceil_div(C, 64),), args)
 
 
 # ---- batch norm ----
@@ -280,11 +277,11 @@ def _map_channels(
     type_ = element_type(x.dtype).name
     if p.form == "gpu":
         args = [*tensors, scale, shift, center, out, rows, channels, inner, 1]
-        p.launch(kernels.channel_map_gpu(type_, backward, last), (_ceil(rows * size, 256),), args)
+        p.launch(kernels.channel_map_gpu(type_, backward, last), (ceil_div(rows * size, 256),), args)
         return
     chunk = _chunk(p, rows, size)
     args = [*tensors, scale, shift, center, out, rows, channels, inner, chunk]
-    p.launch(kernels.channel_map(type_, backward, last), (_ceil(rows, chunk),), args)
+    p.launch(kernels.channel_map(type_, backward, last), (ceil_div(rows, chunk),), args)
 
 
 class _Channels:
@@ -363,7 +360,7 @@ def _batch_norm(
         options,
     )
     stats = [mean, var, weight, bias, running_mean, running_var, save_mean, save_invstd, scale, shift, center]
-    p.launch(kernel, (_ceil(channels, 64),), [*stats, channels, x.numel() // channels, momentum, eps])
+    p.launch(kernel, (ceil_div(channels, 64),), [*stats, channels, x.numel() // channels, momentum, eps])
     of_channels.finish()
     _map_channels(p, target, x, scale, shift, center)
     if target is not y:
@@ -420,11 +417,7 @@ def _batch_norm_to(
     return targets
 
 
-def _no_plan(p: PlanBuilder, *_: Any, **__: Any) -> None:
-    raise Unsupported(f"{p.op} is no part of a plan")
-
-
-enter("_native_batch_norm_legit.out", _no_plan, eager=lambda *_: _batch_norm_to)
+enter("_native_batch_norm_legit.out", no_plan, eager=lambda *_: _batch_norm_to)
 
 
 def batch_norm_with_update(
@@ -496,7 +489,7 @@ def _batch_norm_backward(
     grad = _like(p, p.cast(grad, x.dtype), layout.stride())
     channels, dtype = x.size(1), _accumulate(x)
     acc = element_type(dtype).name
-    groups = (_ceil(channels, 64),)
+    groups = (ceil_div(channels, 64),)
     center, invstd, total, dot, scale, slope, shift = (p.empty((channels,), dtype) for _ in range(7))
     kernel = kernels.batch_norm_center(acc, _name(running_mean, acc), _name(save_mean, acc), train)
     p.launch(kernel, groups, [running_mean, running_var, save_mean, save_invstd, center, invstd, channels, eps])

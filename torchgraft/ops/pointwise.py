@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchgraft.ops.table import Bounds, Kind, row
+from torchgraft.plans import Scalar
 
 INT_TO_FLOAT = Kind.INT_TO_FLOAT
 ALWAYS_BOOL = Kind.ALWAYS_BOOL
@@ -138,6 +139,11 @@ row("conj_physical", "self", complex="@conj(self)", exact_out=True)
 # ---- powers ----
 
 
+def _value(exponent: Any) -> Any:
+    """Makes an exponent's value part of the plan's key."""
+    return exponent.value if isinstance(exponent, Scalar) else exponent
+
+
 def _power_of_scalar(exponent: Any = None, **_: Any) -> str:
     """Common exponents are products, as in torch; reading the exponent gives each of them its own plan."""
     known = {
@@ -148,8 +154,7 @@ def _power_of_scalar(exponent: Any = None, **_: Any) -> str:
         -0.5: "@rsqrt(self)",
         -2: "1 / (self * self)",
     }
-    value = exponent.value if hasattr(exponent, "value") else exponent
-    return known.get(value, "@pow(self, exponent)")
+    return known.get(_value(exponent), "@pow(self, exponent)")
 
 
 def _complex_power_of_scalar(exponent: Any = None, **_: Any) -> str:
@@ -161,12 +166,11 @@ def _complex_power_of_scalar(exponent: Any = None, **_: Any) -> str:
         -0.5: "@reciprocal(@sqrt(self))",
         -2: "@reciprocal(@mul(self, self))",
     }
-    value = exponent.value if hasattr(exponent, "value") else exponent
-    return known.get(value, "@pow(self, exponent)")
+    return known.get(_value(exponent), "@pow(self, exponent)")
 
 
 def _integer_power_of_scalar(exponent: Any = None, **_: Any) -> str:
-    value = exponent.value if hasattr(exponent, "value") else exponent
+    value = _value(exponent)
     if value < 0:
         raise RuntimeError("Integers to negative integer powers are not allowed.")
     return {2: "self * self", 3: "self * self * self"}.get(value, "@ipow(self, exponent)")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import element_type, pointwise
+from torchgraft.codegen import ceil_div, element_type, pointwise
 from torchgraft.kernels import random as kernels
 from torchgraft.kernels import rejection
 from torchgraft.kernels.philox import COUNTERS
@@ -43,10 +43,10 @@ def plan_draw(
         return
     targets = [out if out.is_contiguous() else p.empty_like(out) for out in outs]
     inputs = [p.contiguous(i if i.shape == outs[0].shape else i.expand(outs[0].shape)) for i in inputs]
-    counters = -(-n // draw.elements)
+    counters = ceil_div(n, draw.elements)
     reserved = p.philox(counters)
     if p.form == "gpu":
-        groups, chunk = -(-counters // kernels.GPU_LOCAL), n
+        groups, chunk = ceil_div(counters, kernels.GPU_LOCAL), n
     else:
         groups, chunk = pointwise.deal(n, pointwise.chunking(p, _COST))
     errors = [] if report is None else [report.words, report.code]
@@ -179,7 +179,7 @@ def _plan_rejection(
     inputs = [p.contiguous(p.cast(i, out.dtype).expand(out.shape)) for i in inputs]
     reserved = p.philox(n)
     if p.form == "gpu":
-        groups, chunk = -(-n // rejection.GPU_LOCAL), n
+        groups, chunk = ceil_div(n, rejection.GPU_LOCAL), n
     else:
         groups, chunk = pointwise.deal(n, pointwise.chunking(p, _REJECTION_COST))
     report = p.error(message, RuntimeError) if message else None
@@ -336,7 +336,7 @@ def _random_from(
 @planner("randperm.generator_out", inplace_safe=True)
 def _randperm(p: PlanBuilder, result: torch.Tensor, n: int, *, generator: None, out: torch.Tensor) -> None:
     target = result if result.is_contiguous() else p.empty_like(result)
-    reserved = p.philox(-(-n // 2))
+    reserved = p.philox(ceil_div(n, 2))
     if n > 0:
         p.launch(kernels.permutation(element_type(out.dtype).name), (1,), [target, n, reserved.seed, reserved.offset])
     if target is not result:
@@ -366,7 +366,7 @@ def _multinomial(
     else:
         kernel = kernels.multinomial_without_replacement(storage)
         room = p.empty(self.shape, torch.float32)
-        reserved = p.philox(rows * -(-n // kernels.WORDS) * COUNTERS)
+        reserved = p.philox(rows * ceil_div(n, kernels.WORDS) * COUNTERS)
     not_weights = p.error("probability tensor contains either `inf`, `nan` or element < 0", RuntimeError)
     too_few = p.error(_NO_WEIGHT if replacement else _TOO_FEW_WEIGHTS, RuntimeError)
     report = [not_weights.words, not_weights.code, too_few.code]

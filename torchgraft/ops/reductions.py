@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import element_type
+from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import reduce as kernels
 from torchgraft.kernels.reduce import Reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
@@ -27,10 +27,6 @@ _LANES = 64
 # Rows shorter than this are reduced side by side, as columns.
 _SHORT_ROW = 32
 _COLUMN_BYTES = 32768  # accumulators of one block of columns
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 @dataclass(frozen=True)
@@ -207,10 +203,10 @@ def _layout_cpu(
     parts = 1
     if _is_row(g):
         if work > _SMALL and g.outputs < groups // 2:
-            parts = max(1, min(_ceil(groups, g.outputs), g.count // _ROW_PART))
-        part = g.count if parts == 1 else _ceil(_ceil(g.count, parts), 4096) * 4096
-        chunk = g.outputs if work <= _SMALL else _ceil(g.outputs, groups)
-        blocks = _ceil(g.outputs, chunk)
+            parts = max(1, min(ceil_div(groups, g.outputs), g.count // _ROW_PART))
+        part = g.count if parts == 1 else ceil_div(ceil_div(g.count, parts), 4096) * 4096
+        chunk = g.outputs if work <= _SMALL else ceil_div(g.outputs, groups)
+        blocks = ceil_div(g.outputs, chunk)
         if part <= 64 * _LANES:
             r = replace(r, cascade=False)
         unit = g.reduced[1].stride == 1
@@ -218,15 +214,15 @@ def _layout_cpu(
         size = sum(element_type(_storage_dtype(t)).size for _, t, _ in r.fields)
         width = max(64, min(2048, _COLUMN_BYTES // size // 64 * 64))
         row = g.kept[1].size
-        chunk = min(row, _ceil(_ceil(row, _ceil(row, width)), 16) * 16)
-        blocks = g.kept[0].size * _ceil(row, chunk)
+        chunk = min(row, ceil_div(ceil_div(row, ceil_div(row, width)), 16) * 16)
+        blocks = g.kept[0].size * ceil_div(row, chunk)
         if work > _SMALL and blocks < groups // 2:
-            parts = max(1, min(_ceil(groups, blocks), g.count // 16))
-        part = _ceil(g.count, parts)
+            parts = max(1, min(ceil_div(groups, blocks), g.count // 16))
+        part = ceil_div(g.count, parts)
         if part <= 64:
             r = replace(r, cascade=False)
         unit = g.kept[1].stride == 1
-    parts = max(1, _ceil(g.count, max(1, part)))
+    parts = max(1, ceil_div(g.count, max(1, part)))
     shape = _shape_args(g, chunk, part)
     stores = parts > 1
     targets: list[torch.Tensor] = outs
@@ -251,11 +247,11 @@ def _combine(
     values: Sequence[Any],
 ) -> None:
     gpu = p.form == "gpu"
-    chunk = 64 if gpu else max(256, _ceil(g.outputs, 32 * p.device.compute_units))
+    chunk = 64 if gpu else max(256, ceil_div(g.outputs, 32 * p.device.compute_units))
     k0, k1 = g.kept
     shape = [g.outputs, k1.size, k0.out_stride, k1.out_stride, g.count, number, chunk]
     r = replace(r, cascade=False, others=(), index="")
-    p.launch(kernels.combine_kernel(r, gpu), (_ceil(g.outputs, chunk),), [*parts, *outs, *shape, *values])
+    p.launch(kernels.combine_kernel(r, gpu), (ceil_div(g.outputs, chunk),), [*parts, *outs, *shape, *values])
 
 
 def _layout_gpu(
@@ -273,10 +269,10 @@ def _layout_gpu(
     if _is_row(g):
         blocks, least = g.outputs, 4096
     else:
-        blocks, least = _ceil(g.outputs, 32), 64
-    parts = max(1, min(_ceil(wanted, blocks), g.count // least))
-    part = _ceil(g.count, parts)
-    parts = max(1, _ceil(g.count, max(1, part)))
+        blocks, least = ceil_div(g.outputs, 32), 64
+    parts = max(1, min(ceil_div(wanted, blocks), g.count // least))
+    part = ceil_div(g.count, parts)
+    parts = max(1, ceil_div(g.count, max(1, part)))
     stores = parts > 1
     targets = [p.empty((parts * g.outputs,), _storage_dtype(t)) for _, t, _ in r.fields] if stores else outs
     make = kernels.row_kernel_gpu if _is_row(g) else kernels.column_kernel_gpu

@@ -7,17 +7,13 @@ import math
 import torch
 from torch._prims_common import canonicalize_dim
 
-from torchgraft.codegen import element_type
+from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import scan as kernels
 from torchgraft.ops.entries import enter
 from torchgraft.plans import PlanBuilder, Unsupported, planner
 
 # Elements below which one thread does it all.
 _SMALL = 16384
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _levels(x: torch.Tensor, dim: int) -> tuple[int, int, int]:
@@ -39,18 +35,18 @@ def _scan(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, how: str
         if gpu:
             p.launch(kernels.row_kernel_gpu(in_type, out_type, how), (outer,), [x, out, outer, size, 1])
             return
-        chunk = max(1, outer if outer * size <= _SMALL else _ceil(outer, units))
+        chunk = max(1, outer if outer * size <= _SMALL else ceil_div(outer, units))
         kernel = kernels.row_kernel(in_type, out_type, how, wide)
-        p.launch(kernel, (_ceil(outer, chunk),), [x, out, outer, size, chunk])
+        p.launch(kernel, (ceil_div(outer, chunk),), [x, out, outer, size, chunk])
         return
     if gpu:
         kernel = kernels.column_kernel_gpu(in_type, out_type, how)
-        p.launch(kernel, (_ceil(outer * inner, 64),), [x, out, outer, size, inner, 1])
+        p.launch(kernel, (ceil_div(outer * inner, 64),), [x, out, outer, size, inner, 1])
         return
-    even = inner if outer * size * inner <= _SMALL else _ceil(outer * inner, units)
-    chunk = max(1, min(inner, kernels.WIDTH, max(16, _ceil(even, 16) * 16)))
+    even = inner if outer * size * inner <= _SMALL else ceil_div(outer * inner, units)
+    chunk = max(1, min(inner, kernels.WIDTH, max(16, ceil_div(even, 16) * 16)))
     kernel = kernels.column_kernel(in_type, out_type, how, wide)
-    p.launch(kernel, (outer * _ceil(inner, chunk),), [x, out, outer, size, inner, chunk])
+    p.launch(kernel, (outer * ceil_div(inner, chunk),), [x, out, outer, size, inner, chunk])
 
 
 @planner("cumsum", contiguous=True, inplace_safe=True)
@@ -88,7 +84,7 @@ def _declare_extreme(name: str, greater: bool) -> None:
         kernel = kernels.extreme_kernel(element_type(self.dtype).name, greater)
         # The caller made both results for this call, so neither is one of the inputs.
         targets = [t if t.is_contiguous() else p.empty_like(t) for t in (values, indices)]
-        p.launch(kernel, (_ceil(outer * inner, 64),), [p.contiguous(self), *targets, outer, size, inner])
+        p.launch(kernel, (ceil_div(outer * inner, 64),), [p.contiguous(self), *targets, outer, size, inner])
         for result, target in zip((values, indices), targets, strict=True):
             if result is not target:
                 p.copy(result, target)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import Kernel, element_type
+from torchgraft.codegen import Kernel, ceil_div, element_type
 from torchgraft.kernels import segment_reduce as kernels
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 
@@ -59,10 +59,10 @@ def _launch(p: PlanBuilder, kernel: Kernel, args: list[Any], data: torch.Tensor,
     if total == 0 or inner == 0:
         return
     if p.form == "gpu":
-        groups, chunk = -(-total * inner // kernels.GPU_LOCAL), 1
+        groups, chunk = ceil_div(total * inner, kernels.GPU_LOCAL), 1
     else:
-        chunk = total if data.numel() <= _SMALL else -(-total // (32 * p.device.compute_units))
-        groups = -(-total // chunk)
+        chunk = total if data.numel() <= _SMALL else ceil_div(total, 32 * p.device.compute_units)
+        groups = ceil_div(total, chunk)
     p.launch(kernel, (groups,), [*args, data.size(axis), segments, inner, total, chunk])
 
 

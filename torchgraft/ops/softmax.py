@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._prims_common import canonicalize_dim
 
-from torchgraft.codegen import Kernel, element_type
+from torchgraft.codegen import Kernel, ceil_div, element_type
 from torchgraft.kernels import softmax as kernels
 from torchgraft.plans import PlanBuilder, Unsupported, planner
 
@@ -16,10 +16,6 @@ from torchgraft.plans import PlanBuilder, Unsupported, planner
 _SHORT_ROW = 64
 # Elements below which one thread does it all; an element costs about as much as four additions.
 _SMALL = 8192
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _plan(
@@ -38,19 +34,19 @@ def _plan(
         if gpu:
             p.launch(forms["row_gpu"](*variant), (outer,), [*tensors, outer, size, 1])
             return
-        chunk = outer if outer * size <= _SMALL else _ceil(outer, 32 * p.device.compute_units)
-        p.launch(forms["row"](*variant), (_ceil(outer, max(1, chunk)),), [*tensors, outer, size, chunk])
+        chunk = outer if outer * size <= _SMALL else ceil_div(outer, 32 * p.device.compute_units)
+        p.launch(forms["row"](*variant), (ceil_div(outer, max(1, chunk)),), [*tensors, outer, size, chunk])
         return
     # Neighbours of short rows are `size` apart.
     strides = [1, 0, size, 1, outer, size] if inner == 1 else [outer, size * inner, size, inner, inner, 1]
     if gpu:
-        p.launch(forms["column_gpu"](*variant), (_ceil(strides[0] * strides[4], 64),), [*tensors, *strides, 1])
+        p.launch(forms["column_gpu"](*variant), (ceil_div(strides[0] * strides[4], 64),), [*tensors, *strides, 1])
         return
     total = strides[0] * strides[4]
-    even = total if total * size <= _SMALL else _ceil(total, 32 * p.device.compute_units)
-    chunk = min(strides[4], kernels.WIDTH, max(16, _ceil(even, 16) * 16))
+    even = total if total * size <= _SMALL else ceil_div(total, 32 * p.device.compute_units)
+    chunk = min(strides[4], kernels.WIDTH, max(16, ceil_div(even, 16) * 16))
     kernel = forms["column"](*variant, strides[5] == 1)
-    p.launch(kernel, (strides[0] * _ceil(strides[4], max(1, chunk)),), [*tensors, *strides, chunk])
+    p.launch(kernel, (strides[0] * ceil_div(strides[4], max(1, chunk)),), [*tensors, *strides, chunk])
 
 
 _FORWARD = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import element_type
+from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import sorting as kernels
 from torchgraft.kernels.indexing import MOVES
 from torchgraft.ops.reductions import check_some
@@ -20,10 +20,6 @@ _GPU_LONG = 4096
 _GPU_PART = 1024
 # The largest few are found by insertion up to so many.
 _FEW = 64
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 def _type(x: torch.Tensor) -> str:
@@ -80,11 +76,11 @@ def _sort_rows(
         return values, places
     key = torch.int64 if kernels.key_type(type_) == "i64" else torch.int32
     if gpu:
-        groups, chunk, scratch = _ceil(n, kernels.GPU_LOCAL), 1, n
+        groups, chunk, scratch = ceil_div(n, kernels.GPU_LOCAL), 1, n
     else:
-        groups = 1 if x.numel() <= 2048 else min(n, _ceil(x.numel(), 1024), 32 * units)
-        chunk = _ceil(n, groups)
-        groups = scratch = _ceil(n, chunk)
+        groups = 1 if x.numel() <= 2048 else min(n, ceil_div(x.numel(), 1024), 32 * units)
+        chunk = ceil_div(n, groups)
+        groups = scratch = ceil_div(n, chunk)
     keys, orders = p.empty((scratch, 2, length), key), p.empty((scratch, 2, length), torch.int32)
     kernel = kernels.row_kernel(type_, descending, p.form)
     p.launch(kernel, (groups,), [values, places, x, keys, orders, length, n, chunk])
@@ -97,10 +93,10 @@ def _sort_long_rows(
     type_, (n, length) = _type(x), x.shape
     key = kernels.key_type(type_)
     gpu = p.form == "gpu"
-    parts = _ceil(length, _GPU_PART) if gpu else 8 * p.device.compute_units
-    chunk = _ceil(length, parts)
-    parts = _ceil(length, chunk)
-    grid = (_ceil(parts, kernels.GPU_LOCAL) if gpu else parts, n)
+    parts = ceil_div(length, _GPU_PART) if gpu else 8 * p.device.compute_units
+    chunk = ceil_div(length, parts)
+    parts = ceil_div(length, chunk)
+    grid = (ceil_div(parts, kernels.GPU_LOCAL) if gpu else parts, n)
     shape = [length, parts, chunk]
     dtype = torch.int64 if key == "i64" else torch.int32
     ours = p.empty(x.shape, dtype), p.empty(x.shape, torch.int32)
@@ -169,11 +165,11 @@ def _topk(
     places = p.empty((n, k), torch.int64) if targets[1] is None else targets[1]
     keys = p.empty((n, k), torch.int64 if kernels.key_type(type_) == "i64" else torch.int32)
     if p.form == "gpu":
-        groups, chunk = _ceil(n, kernels.GPU_LOCAL), 1
+        groups, chunk = ceil_div(n, kernels.GPU_LOCAL), 1
     else:
-        groups = 1 if rows.numel() <= 8192 else min(n, _ceil(rows.numel(), 4096), 32 * p.device.compute_units)
-        chunk = _ceil(n, groups)
-        groups = _ceil(n, chunk)
+        groups = 1 if rows.numel() <= 8192 else min(n, ceil_div(rows.numel(), 4096), 32 * p.device.compute_units)
+        chunk = ceil_div(n, groups)
+        groups = ceil_div(n, chunk)
     p.launch(kernels.top_kernel(type_, largest, p.form), (groups,), [values, places, rows, keys, k, length, n, chunk])
     for o, target, result in zip(out, targets, (values, places), strict=True):
         if target is None:

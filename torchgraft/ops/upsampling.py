@@ -17,15 +17,12 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
+from torchgraft.codegen import ceil_div
 from torchgraft.codegen.types import BY_NAME, element_type
 from torchgraft.kernels import upsampling as kernels
 from torchgraft.kernels.indexing import MOVES
 from torchgraft.kernels.upsampling import Image
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
-
-
-def _ceil(value: int, step: int) -> int:
-    return -(-value // step)
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ def _tables(
     tables = _Tables(starts, weights, None, spans, taps, stride, most_taps)
     numbers = (stride, most_taps, *_three(source, 1), *_three(target, 1), *_three(taps, 1), *_three(scales, 1.0))
     kernel = kernels.table_kernel(mode, aligned, real, transposed)
-    p.launch(kernel, (_ceil(stride, kernels.GROUP), axes), [*tables.pointers, *numbers])
+    p.launch(kernel, (ceil_div(stride, kernels.GROUP), axes), [*tables.pointers, *numbers])
     return tables
 
 
@@ -131,7 +128,7 @@ def _apply(
         groups, chunk = _deal(p, pixels // target[0], target[0])
     else:
         kernel = kernels.element_kernel(image, transposed)
-        groups = _ceil(pixels * layout.inner, kernels.GROUP)
+        groups = ceil_div(pixels * layout.inner, kernels.GROUP)
     sizes = (*_three(layout.source, 1), *_three(layout.target, 1), *_three(tables.taps, 1))
     numbers = (layout.planes, *sizes, layout.inner, tables.stride, tables.most_taps, chunk)
     p.launch(kernel, (groups,), [out, source, *tables.pointers, *numbers])
@@ -139,8 +136,8 @@ def _apply(
 
 def _deal(p: PlanBuilder, pieces: int, elements: int) -> tuple[int, int]:
     """Work-items of a CPU, and how many pieces each has: some thousand elements at least."""
-    chunk = max(_ceil(pieces, 8 * p.device.compute_units), _ceil(4096, elements))
-    return _ceil(pieces, chunk), chunk
+    chunk = max(ceil_div(pieces, 8 * p.device.compute_units), ceil_div(4096, elements))
+    return ceil_div(pieces, chunk), chunk
 
 
 # ---- Scales.

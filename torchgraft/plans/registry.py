@@ -349,7 +349,7 @@ def composite(
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            register(name, _no_plan, Options(eager=lambda *_: function, way="composite", apart=apart), replace)
+            register(name, no_plan, Options(eager=lambda *_: function, way="composite", apart=apart), replace)
         return function
 
     return declare
@@ -368,7 +368,8 @@ def recomposed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return declare
 
 
-def _no_plan(p: PlanBuilder, *_: Any, **__: Any) -> None:
+def no_plan(p: PlanBuilder, *_: Any, **__: Any) -> None:
+    """The planner of what runs as a function for each call."""
     raise Unsupported(f"{p.op} reads data and cannot be part of a plan")
 
 
