@@ -132,6 +132,19 @@ def test_vectors(device: str) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX, *INTEGERS], ids=str)
+def test_outer_product_added(device: str, dtype: torch.dtype) -> None:
+    v, w = _numbers(dtype, 5), _numbers(dtype, 7)
+    for c in (_numbers(dtype, 5, 7), _numbers(dtype, 7), _numbers(dtype, 5, 1)):
+        x, y, z = (t.to(device) for t in (c, v, w))
+        expected = _wide(c) + torch.outer(_wide(v), _wide(w))
+        _check(torch.addr(x, y, z), expected)
+        _check(torch.addr(x, y, z, beta=2, alpha=3), 3 * expected - _wide(c))
+        _check(torch.addr(x, y, z, beta=0), torch.outer(_wide(v), _wide(w)))
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.addr(x, y, z, out=torch.empty(5, 7, dtype=dtype))
+
+
 def test_conjugated_factors(device: str) -> None:
     a, b = _numbers(torch.complex64, 9, 5), _numbers(torch.complex64, 9, 4)
     _check(a.to(device).mH @ b.to(device), _wide(a).mH @ _wide(b))

@@ -98,3 +98,17 @@ def test_masked_scatter_from_itself(device: torch.device) -> None:
     y = x.to(device)
     y.masked_scatter_(y > 0, y)  # as if the source were read first
     assert torch.equal(y.cpu(), x.masked_scatter(x > 0, x))
+
+
+GROWN: dict[str, Op] = {
+    "mul": lambda d: torch.mul(x := floats(d, 5, 1), floats(d, 5), out=x),
+    "ldexp_": lambda d: floats(d, 5, 1).ldexp_(floats(d, 5)),
+    "where": lambda d: torch.where(x := floats(d, 5, 1) > 0, x, floats(d, 5) > 0, out=x),
+}
+
+
+@pytest.mark.parametrize("op", GROWN.values(), ids=GROWN)
+def test_an_input_does_not_grow(op: Op, device: torch.device) -> None:
+    for place in (torch.device("cpu"), device):
+        with pytest.raises(RuntimeError, match=r"output with shape \[5, 1\] doesn't match the broadcast shape"):
+            op(place)

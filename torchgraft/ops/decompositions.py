@@ -31,6 +31,7 @@ decompose(
     "glu_backward",
     "renorm",
     "channel_shuffle",
+    "addr",
 )
 
 

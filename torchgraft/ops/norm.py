@@ -14,7 +14,7 @@ from torchgraft.kernels import reduce
 from torchgraft.ops.entries import enter
 from torchgraft.ops.reductions import plan_reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
-from torchgraft.plans.registry import no_plan
+from torchgraft.plans.registry import check_out, no_plan
 
 aten = torch.ops.aten
 
@@ -413,6 +413,7 @@ def _batch_norm_to(
     """The out= form, which writes the running statistics too: no rule for out= forms describes it."""
     targets = out, save_mean, save_invstd
     for target, made in zip(targets, torch.ops.aten._native_batch_norm_legit.default(*args), strict=True):
+        check_out(target, made)
         target.resize_(made.shape).copy_(made)
     return targets
 

@@ -477,7 +477,7 @@ def _eager(entry: Entry, arguments: list[Any]) -> Callable[..., Any] | None:
         targets = tuple(named[name] for name in written)
         for target, by in zip(targets, results, strict=True):
             if entry.kind == "out":
-                _check_out(target, by)
+                check_out(target, by)
             if target is not by:
                 target.resize_(by.shape).copy_(by)
         return targets[0] if len(targets) == 1 else targets
@@ -485,7 +485,7 @@ def _eager(entry: Entry, arguments: list[Any]) -> Callable[..., Any] | None:
     return run
 
 
-def _check_out(out: torch.Tensor, result: torch.Tensor) -> None:
+def check_out(out: torch.Tensor, result: torch.Tensor) -> None:
     if out.dtype != result.dtype:
         raise RuntimeError(
             f"Expected object of scalar type {dtype_name(result.dtype)} as out, but got scalar type "
@@ -580,7 +580,8 @@ class _Call:
             if spec is None or kept is None:
                 continue
             if spec.shape != kept[0]:
-                if entry.op._schema.name.endswith("_"):  # some of torch's meta functions in Python do not refuse it
+                # Some of torch's meta functions in Python do not refuse it.
+                if entry.op._schema.name.endswith("_") or (entry.options.pointwise and self._read_and_written(spec)):
                     _refuse_resized(kept[0], spec.shape)
                 resizes.append((slot, list(spec.shape)))
                 # The core resizes to contiguous memory; the meta kernels of linear algebra ask for column-major order.
@@ -596,6 +597,16 @@ class _Call:
         run_planner(p, entry, outs, functional, overlap)
         outputs, results = self._describe(returned)
         return p.finish(outputs, results, self.tensors, resizes)
+
+    def _read_and_written(self, out: torch.Tensor) -> bool:
+        """Whether an `out=` is also an input."""
+        names = [name for name, spec in self.arguments.items() if spec is out]
+        return any(
+            value is self.given[name]
+            for name in names
+            for other, value in self.given.items()
+            if other != name and isinstance(value, torch.Tensor)
+        )
 
     def _check_resized(self) -> None:
         """An `out=` that grows would grow into what lies behind it."""
