@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import torchgraft.plans
+
 Op = Callable[[torch.device], object]
 
 
@@ -53,6 +55,7 @@ OVER_AN_INPUT: dict[str, Op] = {
     "cat": lambda d: torch.cat([(x := floats(d, 6))[:2], x[2:4]], out=x[2:]),
     "stack": lambda d: torch.stack([(x := floats(d, 6))[0], x[1]], out=x[1:3]),
     "add": lambda d: torch.add((x := floats(d, 6))[:4], 1, out=x[2:]),
+    "masked_fill_": lambda d: (x := floats(d, 6) > 0)[1:].masked_fill_(x[:-1], False),
 }
 
 
@@ -112,3 +115,18 @@ def test_an_input_does_not_grow(op: Op, device: torch.device) -> None:
     for place in (torch.device("cpu"), device):
         with pytest.raises(RuntimeError, match=r"output with shape \[5, 1\] doesn't match the broadcast shape"):
             op(place)
+
+
+DEPRECATED: dict[str, Op] = {
+    "masked_fill_": lambda d: line(d).masked_fill_(index(d) >= 0, 3.0),
+    "index_fill_": lambda d: line(d).index_fill_(0, index(d), torch.tensor(4.0).to(d)),
+    "index_put_": lambda d: line(d).index_put_((index(d),), torch.tensor(5.0).to(d)),
+}
+
+
+@pytest.mark.parametrize("name", DEPRECATED)
+def test_filling_expanded_tensors_is_deprecated(name: str, device: torch.device) -> None:
+    torchgraft.plans.clear()  # said when a plan is made
+    for place in (torch.device("cpu"), device):
+        with pytest.warns(UserWarning, match=f"Use of {name} on expanded tensors is deprecated"):
+            DEPRECATED[name](place)

@@ -410,3 +410,20 @@ def test_an_op_that_torch_composes_keeps_its_derivative(device: str) -> None:
     x = torch.randn(4, dtype=torch.complex64, device=device, requires_grad=True)
     y = x.conj_physical()
     assert torch.equal(torch.autograd.grad(y.real.sum() + 2 * y.imag.sum(), x)[0].cpu(), torch.full((4,), 1 - 2j))
+
+
+def test_a_new_out_has_the_elements_in_the_order_of_the_inputs(device: str) -> None:
+    for make in (
+        lambda d: torch.randn(2, 3, 4, device=d).permute(2, 0, 1),
+        lambda d: torch.randn(6, 6, device=d)[::2, ::2].t(),
+        lambda d: torch.randn(2, 3, 4, 5, device=d).to(memory_format=torch.channels_last),
+    ):
+        for op in (torch.add, torch.eq, torch.maximum):
+            expected, x = make("cpu"), make(device)
+            expected = op(expected, expected[..., :1], out=op(expected, expected).new_empty(0))
+            for size in (0, 7):
+                out = torch.empty(size, dtype=expected.dtype, device=device)
+                result = op(x, x[..., :1], out=out)
+                assert result is out
+                assert (result.stride(), result.shape) == (expected.stride(), expected.shape)
+                assert torch.equal(result.cpu(), op(x.cpu(), x.cpu()[..., :1]))

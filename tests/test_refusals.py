@@ -21,7 +21,51 @@ def in_place_gradient(device: torch.device, op: Callable[[torch.Tensor], torch.T
     op(floats(device, 5).requires_grad_().clone()).sum().backward()
 
 
+def lists(device: torch.device, *shape: int) -> list[torch.Tensor]:
+    return [floats(device, *shape) for _ in range(3)]
+
+
 REFUSED: dict[str, tuple[type[Exception], Op]] = {
+    "lists of two sizes": (RuntimeError, lambda d: torch._foreach_mul(lists(d, 10), lists(d, 11))),
+    "lists that would grow": (RuntimeError, lambda d: torch._foreach_mul_(lists(d, 10, 1), lists(d, 10, 10))),
+    "fractions added to lists of integers": (
+        RuntimeError,
+        lambda d: torch._foreach_add_([x.int() for x in lists(d, 3)], 1.5),
+    ),
+    "roots in place of lists of integers": (
+        RuntimeError,
+        lambda d: torch._foreach_sqrt_([x.int() for x in lists(d, 3)]),
+    ),
+    "complex number added to lists": (RuntimeError, lambda d: torch._foreach_add_(lists(d, 3), 1j)),
+    "lists to a complex power": (RuntimeError, lambda d: torch._foreach_pow_(lists(d, 3), 2 + 1j)),
+    "complex factor of lists": (
+        RuntimeError,
+        lambda d: torch._foreach_addcmul(lists(d, 3), lists(d, 3), lists(d, 3), value=1j),
+    ),
+    "complex factors of lists": (
+        RuntimeError,
+        lambda d: torch._foreach_addcmul_(lists(d, 3), lists(d, 3), lists(d, 3), [1.0, 2.0, 1j]),
+    ),
+    "complex weight of lists": (RuntimeError, lambda d: torch._foreach_lerp(lists(d, 3), lists(d, 3), 1j)),
+    "complex norm of lists": (RuntimeError, lambda d: torch._foreach_norm(lists(d, 3), 1j)),
+    "lists of two lengths": (RuntimeError, lambda d: torch._foreach_add(lists(d, 3), lists(d, 3)[1:])),
+    "lists times vectors": (RuntimeError, lambda d: torch._foreach_mul(lists(d, 2), floats(d, 2))),
+    "quotients of integers added": (
+        RuntimeError,
+        lambda d: torch.addcdiv(floats(d, 3), floats(d, 3).int(), floats(d, 3).int()),
+    ),
+    "index_fill with a complex number": (
+        RuntimeError,
+        lambda d: floats(d, 3).index_fill(0, torch.tensor([0], device=d), 1j),
+    ),
+    "index_fill with a complex tensor": (
+        RuntimeError,
+        lambda d: floats(d, 3).index_fill(0, torch.tensor([0], device=d), torch.tensor(1j, device=d)),
+    ),
+    "weights of other classes": (
+        RuntimeError,
+        lambda d: F.nll_loss(floats(d, 2, 3), torch.tensor([0, 2], device=d), weight=floats(d, 4)),
+    ),
     "complex of two dtypes": (RuntimeError, lambda d: torch.complex(floats(d, 3), floats(d, 3).double())),
     "polar of two dtypes": (RuntimeError, lambda d: torch.polar(floats(d, 3).double(), floats(d, 3))),
     "complex out": (

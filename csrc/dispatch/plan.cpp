@@ -440,7 +440,11 @@ struct Replay {
       : plan(plan), call(call), device(get_device(call.device)), stream(current_stream_handle(call.device)) {}
 
   void run(torch::jit::Stack* stack) {
-    for (const Resize& resize : plan.resizes) at::native::resize_output(*call.tensors[resize.argument], resize.sizes);
+    for (const Resize& resize : plan.resizes) {
+      const at::Tensor& out = *call.tensors[resize.argument];
+      at::native::resize_output(out, resize.sizes);
+      out.unsafeGetTensorImpl()->set_sizes_and_strides(resize.sizes, resize.strides);
+    }
     slots.resize(plan.slots, nullptr);
     for (size_t i = 0; i < call.tensors.size(); ++i)
       if (call.tensors[i]->defined()) slots[i] = static_cast<char*>(call.tensors[i]->data_ptr());

@@ -100,7 +100,7 @@ struct Output {
 
 struct Resize {
   uint16_t argument;
-  std::vector<int64_t> sizes;
+  std::vector<int64_t> sizes, strides;
 };
 
 // For which values of a scalar the plan is made. Other values are planned anew, so that torch's own check may refuse

@@ -277,8 +277,9 @@ std::shared_ptr<Plan> make_plan(const py::dict& description) {
   }
   for (py::handle item : description["outputs"]) plan->outputs.push_back(make_output(item.cast<py::tuple>()));
   for (py::handle item : description["resizes"]) {
-    auto pair = item.cast<py::tuple>();
-    plan->resizes.push_back({pair[0].cast<uint16_t>(), pair[1].cast<std::vector<int64_t>>()});
+    auto parts = item.cast<py::tuple>();
+    using Sizes = std::vector<int64_t>;
+    plan->resizes.push_back({parts[0].cast<uint16_t>(), parts[1].cast<Sizes>(), parts[2].cast<Sizes>()});
   }
   for (py::handle item : description["steps"]) plan->steps.push_back(make_step(item.cast<py::tuple>()));
   plan->temporaries = description["temporaries"].cast<std::vector<std::pair<uint16_t, int64_t>>>();

@@ -48,6 +48,10 @@ constexpr std::string_view kMacros = R"(
 #define B_TTT_SST(f, t, n) B_TTT(f, t, n) t##n B_CONST f(t, t, t##n);
 #define B_TI(f, t, n) t##n B_CONST f(t##n, int##n);
 #define B_TI_TS(f, t, n) B_TI(f, t, n) t##n B_CONST f(t##n, int);
+#define B_T_OUT(f, t, n, o) t##n B_PLAIN f(t##n, __global o##n*); t##n B_PLAIN f(t##n, __local o##n*); \
+  t##n B_PLAIN f(t##n, __private o##n*);
+#define B_T_OUT_T(f, t, n) B_T_OUT(f, t, n, t)
+#define B_T_OUT_INT(f, t, n) B_T_OUT(f, t, n, int)
 #define B_TO_INT(f, t, n) int##n B_CONST f(t##n);
 #define B_TO_UNSIGNED(f, t, n) u##t##n B_CONST f(t##n);
 #define B_ANY(f, t, n) int B_CONST f(t##n);
@@ -131,6 +135,8 @@ constexpr Family kFamilies[] = {
     {"B_FLOATS(B_TI, $)", "pown rootn"},
     {"B_FLOATS(B_TI_TS, $)", "ldexp"},
     {"B_FLOATS(B_TO_INT, $)", "ilogb"},
+    {"B_FLOATS(B_T_OUT_T, $)", "fract modf sincos"},
+    {"B_FLOATS(B_T_OUT_INT, $)", "frexp lgamma_r"},
     {"B_WIDTHS(B_T, $, float)",
      "half_cos half_exp half_exp10 half_exp2 half_log half_log10 half_log2 half_recip half_rsqrt half_sin half_sqrt "
      "half_tan native_cos native_exp native_exp10 native_exp2 native_log native_log10 native_log2 native_recip "

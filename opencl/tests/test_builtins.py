@@ -38,9 +38,12 @@ __kernel void values(__global float* out, volatile __global int* words, __global
   out[8] = (float)(sin((double)shared[1]) + pow(2.0, 0.5) + M_PI);
   out[9] = max((uchar)200, (uchar)100) + min(-1, 1) + clamp(7L, 1L, 5L) + mul_hi(1 << 20, 1 << 20);
   out[10] = select(1.0, 2.0, (long)-words[0]) + popcount(words[1]) + words[2];
+  float whole; double rest; int power; int2 powers;
+  out[11] = fract(2.5f, &whole) + whole; out[12] = frexp(10.0, &power) + power; out[13] = modf(-3.25, &rest) - rest;
+  out[14] = sincos(1.0f, &whole) - whole; out[15] = dot(frexp((float2)(3, 20), &powers), convert_float2(powers));
 }"""
-# A pointer to the result: not among the driver's declarations.
-UNDECLARED = "__kernel void parts(__global float* out) { float whole; out[0] = fract(2.5f, &whole); out[1] = whole; }"
+# Not among the driver's declarations.
+UNDECLARED = "__kernel void parts(__global float* out) { int part; out[0] = remquo(7.5f, 2.0f, &part); out[1] = part; }"
 
 
 @pytest.fixture(scope="module", params=["named", "header"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +15,22 @@ from torchgraft.codegen.batch import plan_loops
 from torchgraft.codegen.pointwise import PlannedLoop
 from torchgraft.kernels import lists as kernels
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported
-from torchgraft.plans.registry import Entry, Options, register_entry, resolve, variants
+from torchgraft.plans.registry import (
+    Entry,
+    Options,
+    check_in_place,
+    parameters,
+    plan_nested,
+    register_entry,
+    resolve,
+    result_of,
+    variants,
+)
 
 aten = torch.ops.aten
+
+#: The arguments of an op on single tensors, of the number of an item and those of the op on lists, by name.
+Item = Callable[[int, dict[str, Any]], dict[str, Any]]
 
 
 def _gather(p: PlanBuilder, each: Sequence[Callable[[], None]]) -> None:
@@ -53,24 +68,67 @@ def foreach(name: str, base: str, **fixed: Any) -> None:
         fixed: arguments of the op on single tensors that the op on lists has not.
     """
     op, single = resolve(f"_foreach_{name}"), resolve(base)
-    names = [a.name for a in single._schema.arguments]
-    keyword_only = {a.name for a in single._schema.arguments if a.kwarg_only}
+    names = [a.name for a in parameters(single)]
+    of_list = [a for a in parameters(op) if not a.keyword_only]
+
+    def item(i: int, arguments: dict[str, Any]) -> dict[str, Any]:
+        own = [arguments[a.name] for a in of_list]
+        given = dict(zip(names, (a[i] if isinstance(a, list) else a for a in own), strict=False))
+        return given | {a.name: arguments[a.name] for a in parameters(op) if a.keyword_only} | fixed
+
+    _declare(op, single, item)
+
+
+def _declare(op: torch._ops.OpOverload, single: torch._ops.OpOverload, item: Item) -> None:
+    """Declares the functional and the in-place overload; `item` gives the arguments of the op on single tensors."""
+    names = [a.name for a in parameters(op)]
 
     def plan(p: PlanBuilder, outs: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        lists = next(a for a in args if isinstance(a, list) and isinstance(a[0], torch.Tensor))
+
         def one(i: int) -> None:
-            of_list = next(a for a in args if isinstance(a, list) and isinstance(a[0], torch.Tensor))
-            own = [a[i] if isinstance(a, list) else a for a in args]
-            own = [_dynamic(a, of_list[i]) for a in own]
-            given = dict(zip(names, own, strict=False))
-            given.update({k: _dynamic(v, of_list[i]) for k, v in kwargs.items()}, **fixed)
-            positional = [given.pop(n) for n in names if n in given and n not in keyword_only]
-            p.call_out(single, outs[i], *positional, **given)
+            given = {name: _dynamic(a, lists[i]) for name, a in item(i, arguments).items()}
+            plan_nested(p, single, (), given, outs[i])
 
         _gather(p, [lambda i=i: one(i) for i in range(len(outs))])  # type: ignore[misc]
 
     for overload, kind in variants(op):
         if kind != "out":  # composed of the others by torch
-            register_entry(Entry(overload, op, kind, plan, Options(cpu_tensors="value")))
+            check = partial(_check, single, item, kind == "inplace")
+            register_entry(Entry(overload, op, kind, plan, Options(cpu_tensors="value", check=check)))
+
+
+def _check(single: torch._ops.OpOverload, item: Item, inplace: bool, **arguments: Any) -> None:
+    """Refuses what the op on single tensors refuses; torch's meta functions do so in other words, or not at all."""
+    if any(isinstance(a, torch.Tensor) and a.dim() for a in arguments.values()):
+        return  # torch's says what a tensor for all of them must be
+    for i in range(min(len(a) for a in arguments.values() if isinstance(a, list))):
+        given = item(i, arguments)
+        if _alike(given.values()):
+            continue
+        given = {a.name: given.get(a.name, a.default) for a in parameters(single)}
+        result = result_of(single, given)
+        if not result.is_complex() and any(isinstance(a, complex) and a.imag for a in given.values()):
+            raise RuntimeError(f"value cannot be converted to type {_C_NAMES[result.dtype]} without overflow")
+        if inplace:
+            check_in_place(single, next(iter(given.values())), result)
+
+
+# As messages of torch's call them.
+_C_NAMES = collections.defaultdict(lambda: "int64_t", {torch.float64: "double", torch.float32: "float"})
+_C_NAMES |= {torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.bool: "bool"}
+
+
+def _alike(operands: Iterable[Any]) -> bool:
+    """Whether nothing about the operands can be refused: floating point tensors of one type and shape, real numbers."""
+    operands = list(operands)
+    tensors = [a for a in operands if isinstance(a, torch.Tensor)]
+    return (
+        len({(t.dtype, t.shape) for t in tensors}) == 1
+        and tensors[0].is_floating_point()
+        and not any(isinstance(a, (bool, complex)) for a in operands)
+    )
 
 
 for _name in (
@@ -104,33 +162,19 @@ foreach("lerp.Scalar", "lerp.Scalar")
 foreach("lerp.ScalarList", "lerp.Scalar")
 
 
-def _with_value(name: str, base: str) -> None:
+def _with_value(name: str) -> None:
     """addcmul and addcdiv: their factor is an argument by keyword in the ops on single tensors."""
-    single = resolve(base)
 
-    def plan(
-        p: PlanBuilder,
-        outs: list[torch.Tensor],
-        self: list[torch.Tensor],
-        a: list[torch.Tensor],
-        b: list[torch.Tensor],
-        value: Any,
-    ) -> None:
-        def one(i: int) -> None:
-            own = _dynamic(value[i] if isinstance(value, list) else value, self[i])
-            p.call_out(single, outs[i], self[i], a[i], b[i], value=own)
-
-        _gather(p, [lambda i=i: one(i) for i in range(len(outs))])  # type: ignore[misc]
+    def item(i: int, arguments: dict[str, Any]) -> dict[str, Any]:
+        self, a, b, value = (x[i] if isinstance(x, list) else x for x in arguments.values())
+        return {"self": self, "tensor1": a, "tensor2": b, "value": value}
 
     for kind in ("Scalar", "ScalarList"):
-        op = resolve(f"_foreach_{name}.{kind}")
-        for overload, how in variants(op):
-            if how != "out":
-                register_entry(Entry(overload, op, how, plan, Options(cpu_tensors="value")))
+        _declare(resolve(f"_foreach_{name}.{kind}"), resolve(name), item)
 
 
-_with_value("addcmul", "addcmul")
-_with_value("addcdiv", "addcdiv")
+_with_value("addcmul")
+_with_value("addcdiv")
 
 
 def _zero(p: PlanBuilder, outs: list[torch.Tensor], self: list[torch.Tensor]) -> None:
@@ -177,4 +221,10 @@ def _norm(
             p.launch(ends, (1,), [*(outs[i] for i in part), *missing, *lasts, chunk, room])
 
 
-register_entry(Entry(resolve("_foreach_norm.Scalar"), resolve("_foreach_norm.Scalar"), "functional", _norm, Options()))
+def _check_order(self: list[torch.Tensor], ord: complex = 2, dtype: torch.dtype | None = None) -> None:
+    if isinstance(ord, complex):
+        raise RuntimeError("foreach_tensor_norm_slow expects ord to be integer or float")
+
+
+_op = resolve("_foreach_norm.Scalar")
+register_entry(Entry(_op, _op, "functional", _norm, Options(check=_check_order)))

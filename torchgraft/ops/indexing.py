@@ -611,10 +611,16 @@ def _index_reduce(
 _FILL_MESSAGE = "index {} is out of bounds for dimension {dim} with size {size}"
 
 
+def _check_real(self: torch.Tensor, complex_value: bool) -> None:
+    if complex_value and not self.is_complex():
+        raise RuntimeError("index_fill_(): Converting complex Scalar to non-complex type is not supported")
+
+
 @planner("index_fill.int_Scalar", inplace_safe=True, apart=("index",))
 def _index_fill(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: Scalar
 ) -> None:
+    _check_real(self, value.type == "complex")
     _start(p, out, self)
     _rows_into(p, out, dim, index, value, _FILL_MESSAGE, None, wraps=True)
 
@@ -623,6 +629,7 @@ def _index_fill(
 def _index_fill_tensor(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor
 ) -> None:
+    _check_real(self, value.is_complex())
     _start(p, out, self)
     _rows_into(p, out, dim, index, p.cast(value, out.dtype), _FILL_MESSAGE, None, wraps=True)
 

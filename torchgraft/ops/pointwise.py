@@ -97,19 +97,20 @@ for _name in ("gcd", "lcm"):
 row("addcmul", "self + value * tensor1 * tensor2", complex="self + @mul(value, @mul(tensor1, tensor2))")
 
 
-def _no_integer_division(**_: Any) -> str:
-    raise RuntimeError(
-        "Integer division with addcdiv is no longer supported; for a true division make the tensors floating-point, "
-        "for the former behaviour write self + value * torch.trunc(tensor1 / tensor2)"
-    )
+def _check_quotient(tensor1: torch.Tensor, tensor2: torch.Tensor, **_: Any) -> None:
+    if not any(t.is_floating_point() or t.is_complex() for t in (tensor1, tensor2)):
+        raise RuntimeError(
+            "Integer division with addcdiv is no longer supported; for a true division make the tensors "
+            "floating-point, for the former behaviour write self + value * torch.trunc(tensor1 / tensor2)"
+        )
 
 
 row(
     "addcdiv",
     "self + value * (tensor1 / tensor2)",
-    integer=_no_integer_division,
     complex="self + @mul(value, @div(tensor1, tensor2))",
     cost=2,
+    check=_check_quotient,
 )
 # As torch computes it: from the nearer end.
 row(

@@ -329,7 +329,7 @@ class PlanBuilder:
             outputs: descriptions of what the op returns, where a spec stands for its slot.
             results: the specs of new results, in the order of their slots.
             arguments: number of tensor arguments, whose slots come first.
-            resizes: (argument, sizes) of out= tensors whose shape changes.
+            resizes: (argument, sizes, strides) of out= tensors whose shape changes.
         """
         for memory in self._memory.values():
             if memory.kind in ("argument", "cpu scalar", "number"):

@@ -7,7 +7,7 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from traceback import walk_tb
 from typing import Any, NoReturn
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 import torch._meta_registrations  # meta functions that torch has in Python
 from torch._library import custom_ops
+from torch._prims_common import compute_elementwise_output_strides
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
@@ -266,18 +267,16 @@ def has_meta(op: torch._ops.OpOverload) -> bool:
 def _run_own_meta(entry: Entry, arguments: Mapping[str, Any]) -> Any:
     """What an overload returns, by the meta function of its functional form."""
     assert entry.options.meta is not None
-    result = entry.options.meta(**{a.name: arguments[a.name] for a in parameters(entry.functional)})
+    with _meta_function():
+        result = entry.options.meta(**{a.name: arguments[a.name] for a in parameters(entry.functional)})
     if entry.op is entry.functional:
         return result
     targets = [arguments[name] for name in _written(entry.op)]
     for target, by in zip(targets, result if isinstance(result, (tuple, list)) else [result], strict=True):
-        if entry.kind == "inplace" and target.is_complex() and not by.is_complex():
-            raise RuntimeError(f"In-place {entry.functional._opname} is not supported for complex tensors.")
-        if target.shape == by.shape:
-            continue
         if entry.kind == "inplace":
-            _refuse_resized(target.shape, by.shape)
-        target.resize_(by.shape)
+            check_in_place(entry.functional, target, by)
+        elif target.shape != by.shape:
+            target.resize_(by.shape)
     if not entry.op._schema.returns:
         return None
     return targets[0] if len(targets) == 1 else tuple(targets)
@@ -495,6 +494,20 @@ def check_out(out: torch.Tensor, result: torch.Tensor) -> None:
         raise RuntimeError(f"Expected out to be on the same device as the inputs, {result.device}, not {out.device}")
 
 
+def check_in_place(op: torch._ops.OpOverload, target: torch.Tensor, result: torch.Tensor) -> None:
+    """Refuses to put the result of a functional overload in the place of an operand that it does not fit."""
+    if target.is_complex() and not result.is_complex():
+        raise RuntimeError(f"In-place {op._opname} is not supported for complex tensors.")
+    _check_cast(result.dtype, target.dtype)
+    if target.shape != result.shape:
+        _refuse_resized(target.shape, result.shape)
+
+
+def _check_cast(dtype: torch.dtype, to: torch.dtype) -> None:
+    if not torch.can_cast(dtype, to):
+        raise RuntimeError(f"result type {dtype_name(dtype)} can't be cast to the desired output type {dtype_name(to)}")
+
+
 def _refuse_resized(shape: torch.Size, wanted: torch.Size) -> NoReturn:
     raise RuntimeError(f"output with shape {list(shape)} doesn't match the broadcast shape {list(wanted)}")
 
@@ -583,9 +596,10 @@ class _Call:
                 # Some of torch's meta functions in Python do not refuse it.
                 if entry.op._schema.name.endswith("_") or (entry.options.pointwise and self._read_and_written(spec)):
                     _refuse_resized(kept[0], spec.shape)
-                resizes.append((slot, list(spec.shape)))
-                # The core resizes to contiguous memory; the meta kernels of linear algebra ask for column-major order.
-                spec.as_strided_(spec.shape, torch.empty(spec.shape, device="meta").stride())
+                # The meta kernels of linear algebra ask for column-major order, which torch's CPU does not give; some
+                # of pointwise ops do not ask for the inputs' order, in which torch's CPU has the elements.
+                spec.as_strided_(spec.shape, self._order(spec.shape))
+                resizes.append((slot, list(spec.shape), list(spec.stride())))
             elif spec.stride() != kept[1]:  # sort's meta kernel gives an out= of the right shape other strides
                 spec.as_strided_(*kept)
         self._check_resized()
@@ -597,6 +611,13 @@ class _Call:
         run_planner(p, entry, outs, functional, overlap)
         outputs, results = self._describe(returned)
         return p.finish(outputs, results, self.tensors, resizes)
+
+    def _order(self, shape: torch.Size) -> Sequence[int]:
+        """The strides of an `out=` that has got another shape."""
+        inputs = _tensors({a.name: self.arguments[a.name] for a in parameters(self.entry.functional)})
+        if self.entry.options.pointwise and inputs:
+            return compute_elementwise_output_strides(*(t.expand(shape) for t in inputs))
+        return torch.empty(shape, device="meta").stride()
 
     def _read_and_written(self, out: torch.Tensor) -> bool:
         """Whether an `out=` is also an input."""
@@ -639,7 +660,7 @@ class _Call:
                 except RuntimeError:
                     if entry.options.pointwise:
                         _check_broadcast([spec for spec in self.specs if spec is not None])
-                    if entry.kind != "functional":
+                    if entry.kind != "functional" and not any(isinstance(t, list) for t in self._targets()):
                         _result_dtypes(self.p, entry, self.arguments, self._targets())
                     raise
         if result is None:
@@ -688,13 +709,29 @@ class _Call:
 
 def _ask_meta(op: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> Any:
     """What torch's meta function of an overload says."""
-    try:
+    with _meta_function():
         return _call(op, op, arguments)
+
+
+@contextmanager
+def _meta_function() -> Iterator[None]:
+    """Where meta functions are called: what is CUDA's own about torch's stays out, and errors get the types that
+    torch's kernels raise."""
+    # Some know that CUDA's kernel is not deterministic; whether a device's is, its planner knows.
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if deterministic:
+        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        torch._C._set_deterministic_algorithms(False)
+    try:
+        yield
     except (AssertionError, ValueError) as error:
         # So some of torch's meta functions in Python refuse what its kernels refuse by a RuntimeError.
         if isinstance(error, ValueError) and not _raised_by_reference(error):
             raise
         raise RuntimeError(str(error)) from error
+    finally:
+        if deterministic:
+            torch._C._set_deterministic_algorithms(True, warn_only=warn_only)
 
 
 def _raised_by_reference(error: Exception) -> bool:
@@ -752,12 +789,8 @@ def _returns_several(op: torch._ops.OpOverload) -> bool:
     return len(returns) != 1
 
 
-# Where the elements of a tensor share memory these still do what is meant, and torch's CPU lets them.
-_WRITE_ONE_VALUE = {
-    "aten::fill_.Scalar",
-    "aten::fill_.Tensor",
-    "aten::zero_",
-    "aten::threshold",
+# Where elements of a tensor share memory these still do what is meant, and torch's CPU lets them, some with a warning.
+_WARN_OF_EXPANDED = {
     "aten::masked_fill.Scalar",
     "aten::masked_fill.Tensor",
     "aten::index_fill.int_Scalar",
@@ -765,6 +798,7 @@ _WRITE_ONE_VALUE = {
     "aten::index_put",
     "aten::_index_put_impl_",
 }
+_WRITE_ONE_VALUE = {"aten::fill_.Scalar", "aten::fill_.Tensor", "aten::zero_", "aten::threshold", *_WARN_OF_EXPANDED}
 
 
 def _check_overlap(entry: Entry, arguments: list[Any], overlap: bool, partial: bool) -> None:
@@ -779,14 +813,23 @@ def _check_overlap(entry: Entry, arguments: list[Any], overlap: bool, partial: b
             f"Expected all tensors to be on the same device, but found at least two devices, {elsewhere} (written to) "
             f"and {backend}"
         )
-    writes_one_value = overload_name(entry.functional) in _WRITE_ONE_VALUE
-    if not writes_one_value and any(map(_lies_over_itself, written)):
+    functional = overload_name(entry.functional)
+    writes_one_value = functional in _WRITE_ONE_VALUE
+    over_itself = any(map(_lies_over_itself, written))
+    if over_itself and functional in _WARN_OF_EXPANDED:
+        name = entry.functional._schema.name.removeprefix("aten::").replace("_index_put_impl_", "index_put")
+        warnings.warn(
+            f"Use of {name}_ on expanded tensors is deprecated. Please clone() the tensor before performing this "
+            "operation. This also applies to advanced indexing e.g. tensor[mask] = scalar",
+            stacklevel=2,
+        )
+    if over_itself and not writes_one_value:
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory "
             "location. Please clone() the tensor before performing the operation."
         )
     shared = overlap and _share_memory(written, [t for name in options.apart for t in _tensors(named[name])])
-    if shared or (partial and options.pointwise and not writes_one_value):
+    if shared or (partial and options.pointwise):
         _refuse_overlap()
 
 
@@ -865,10 +908,8 @@ def _result_dtypes(
         exact = entry.options.exact_out and not (truth_as_byte or real)
         if exact and dtype is not None and dtype != out.dtype:
             raise RuntimeError(f"Found dtype {dtype_name(out.dtype)} of out but expected {dtype_name(dtype)}")
-        if dtype is not None and not torch.can_cast(dtype, out.dtype):
-            raise RuntimeError(
-                f"result type {dtype_name(dtype)} can't be cast to the desired output type {dtype_name(out.dtype)}"
-            )
+        if dtype is not None:
+            _check_cast(dtype, out.dtype)
         dtypes.append(dtype)
     return dtypes
 
@@ -893,6 +934,28 @@ def dtype_name(dtype: torch.dtype) -> str:
     return names.get(dtype, str(dtype))
 
 
+def result_of(op: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> Any:
+    """What a functional overload with a planner returns, as specs, or the exception that a call of it raises.
+
+    Numbers may stand for tensors.
+    """
+    options = ENTRIES[overload_name(op)].options
+    plain = dict(arguments)
+    for a in parameters(op):
+        if a.type == "Tensor" and isinstance(plain[a.name], (int, float, complex)):
+            plain[a.name] = _wrapped_number(_WRAPPED[type(plain[a.name])])
+    if options.check is not None:
+        options.check(**plain)
+    if options.meta is not None:
+        return options.meta(**plain)
+    try:
+        return _ask_meta(op, plain)
+    except RuntimeError:
+        if options.pointwise:
+            _check_broadcast(_tensors(plain))
+        raise
+
+
 def plan_nested(
     p: PlanBuilder, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> Any:
@@ -910,16 +973,9 @@ def plan_nested(
     arguments.update(zip(list(arguments), args, strict=False))
     arguments.update(kwargs)
     any_shape, p.any_shape = p.any_shape, False
-    plain = plain_arguments(p, arguments)
-    for a in op._schema.arguments:
-        if str(a.type) == "Tensor" and isinstance(plain[a.name], (int, float, complex)):
-            plain[a.name] = _wrapped_number(_WRAPPED[type(plain[a.name])])
     if out is None:
-        if entry.options.meta is not None:
-            out = entry.options.meta(**plain)
-        else:
-            with torch.utils._python_dispatch._disable_current_modes():
-                out = _call(op, op, plain)
+        with torch.utils._python_dispatch._disable_current_modes():
+            out = result_of(op, plain_arguments(p, arguments))
     outs = list(out) if isinstance(out, (tuple, list)) else [out]
     for spec in outs:
         if isinstance(spec, torch.Tensor):
