@@ -268,3 +268,14 @@ def test_gradient_scaling(device: str, kind: Any, fused: bool) -> None:
     got, expected = run(device), run("cpu")
     assert got[1] == expected[1]
     torch.testing.assert_close(got[0], expected[0], rtol=1e-4, atol=1e-5)
+
+
+def test_fractions_among_lists_of_integers(device: str) -> None:
+    """As with single tensors: cut off where they are no operand, else the result is fractional."""
+    xs = [torch.randint(-9, 10, (5,)) for _ in range(3)]
+    ys = [x.to(device) for x in xs]
+    for value in (2.5, [2.5, -1.5, 3]):
+        got, expected = torch._foreach_addcmul(ys, ys, ys, value), torch._foreach_addcmul(xs, xs, xs, value)
+        assert all(torch.equal(a.cpu(), b) and a.dtype == b.dtype for a, b in zip(got, expected, strict=True))
+    got, expected = torch._foreach_mul(ys, 2.5), torch._foreach_mul(xs, 2.5)
+    assert all(torch.equal(a.cpu(), b) and a.dtype == b.dtype for a, b in zip(got, expected, strict=True))

@@ -47,6 +47,12 @@ REFUSED: dict[str, tuple[type[Exception], Op]] = {
         lambda d: torch._foreach_addcmul_(lists(d, 3), lists(d, 3), lists(d, 3), [1.0, 2.0, 1j]),
     ),
     "complex weight of lists": (RuntimeError, lambda d: torch._foreach_lerp(lists(d, 3), lists(d, 3), 1j)),
+    "lists of integers between": (
+        NotImplementedError,
+        lambda d: torch._foreach_lerp([x.int() for x in lists(d, 3)], [x.int() for x in lists(d, 3)], 0.5),
+    ),
+    "integers between": (NotImplementedError, lambda d: torch.lerp(floats(d, 3).int(), floats(d, 3).int(), 0.5)),
+    "norms of lists of integers": (RuntimeError, lambda d: torch._foreach_norm([x.int() for x in lists(d, 3)])),
     "complex norm of lists": (RuntimeError, lambda d: torch._foreach_norm(lists(d, 3), 1j)),
     "lists of two lengths": (RuntimeError, lambda d: torch._foreach_add(lists(d, 3), lists(d, 3)[1:])),
     "lists times vectors": (RuntimeError, lambda d: torch._foreach_mul(lists(d, 2), floats(d, 2))),

@@ -19,6 +19,7 @@ from torchgraft.plans.registry import (
     Entry,
     Options,
     check_in_place,
+    dtype_name,
     parameters,
     plan_nested,
     register_entry,
@@ -224,6 +225,11 @@ def _norm(
 def _check_order(self: list[torch.Tensor], ord: complex = 2, dtype: torch.dtype | None = None) -> None:
     if isinstance(ord, complex):
         raise RuntimeError("foreach_tensor_norm_slow expects ord to be integer or float")
+    for x in self:
+        if not (x.is_floating_point() or x.is_complex()):
+            raise RuntimeError(
+                "linalg.vector_norm: Expected a floating point or complex tensor as input. Got " + dtype_name(x.dtype)
+            )
 
 
 _op = resolve("_foreach_norm.Scalar")

@@ -118,6 +118,7 @@ row(
     "@abs(weight) < 0.5 ? self + weight * (end - self) : end - (end - self) * (1 - weight)",
     complex="@abs(weight) < 0.5 ? self + @mul(weight, end - self) : end - @mul(end - self, (T)(1, 0) - weight)",
     cost=2,
+    types="float",
 )
 row("neg", "-self", complex="-self", exact_out=True)
 row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -144,9 +145,11 @@ class _RowPlanner:
         self.name = re.sub(r"\W", "_", name)
         self.parameters = [a.name for a in parameters]
         self.operands = {a.name for a in parameters if str(a.type).removeprefix("Optional[").rstrip("]") in _OPERANDS}
+        # A number in the place of a tensor takes part in type promotion, like one that is an operand by itself.
+        self.promote = {*promote, *(a.name for a in parameters if "Tensor" in str(a.type))}
         self.text, self.kind = text, kind
         self.integer, self.boolean, self.complex = integer, boolean, complex_text
-        self.promote, self.keep, self.statements, self.cost, self.types = promote, keep, statements, cost, types
+        self.keep, self.statements, self.cost, self.types = keep, statements, cost, types
         self.rounded = rounded
         self.complex_to_real, self.within = complex_to_real, within
 
@@ -190,7 +193,7 @@ class _RowPlanner:
                     specs.append(argument)
             elif name in scalars:
                 numbers.append(pointwise.Number(name, element.name))
-                values.append(argument)
+                values.append(argument if isinstance(argument, Scalar) else _converted(argument, element))
                 foreign.append(name)
 
         if own_dtype in (torch.float16, torch.bfloat16):
@@ -222,7 +225,7 @@ class _RowPlanner:
                 continue
             operands.append(number_like(spec) if p.is_wrapped_number(spec) else spec)
         for name, scalar in scalars.items():
-            if name in self.promote or not isinstance(scalar, Scalar):
+            if name in self.promote:
                 operands.append(scalar.python_type(1) if isinstance(scalar, Scalar) else scalar)
         if not any(isinstance(o, torch.Tensor) for o in operands):
             operands += [spec for name, spec in tensors.items() if name not in self.keep]
@@ -287,6 +290,19 @@ def _round_first(names: list[str], type_: str, statements: str, texts: list[str]
         lines.append(f"float tg_{name} = tg_narrow_{type_}({name});")
         statements, *texts = (re.sub(rf"\b{name}\b", f"tg_{name}", text) for text in (statements, *texts))
     return "\n".join([*lines, statements]), texts
+
+
+def _converted(number: complex, element: ElementType) -> complex:
+    """A number as torch's kernels take it: fractions are cut off for integers, imaginary parts are refused."""
+    if isinstance(number, complex) and not element.is_complex:
+        if number.imag:
+            raise RuntimeError(f"value cannot be converted to type {element.storage} without overflow")
+        number = number.real
+    if isinstance(number, float) and element.is_integer:
+        if not math.isfinite(number):
+            raise RuntimeError(f"value cannot be converted to type {element.storage} without overflow")
+        return int(number)
+    return number
 
 
 def _is_number_operand(name: str, argument: Any, planner: _RowPlanner) -> bool:
