@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from torchgraft.plans import decompose, decomposition
+from torchgraft.plans.registry import check_floating
 
 aten = torch.ops.aten
 
@@ -25,14 +26,13 @@ decompose(
     "replication_pad1d",
     "replication_pad2d",
     "replication_pad3d",
-    "soft_margin_loss",
     "soft_margin_loss_backward",
-    "glu",
     "glu_backward",
     "renorm",
     "channel_shuffle",
     "addr",
 )
+decompose("soft_margin_loss", "glu", check=check_floating)
 
 
 def _narrow_copy_meta(self: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
@@ -137,6 +137,7 @@ def _multi_margin(
     reduction: int = 1,
 ) -> torch.Tensor:
     """torch's own decomposition gives the mean of no sample as NaN, its CPU as 0."""
+    check_floating(self)
     loss = torch._decomp.decomposition_table[aten.multi_margin_loss.default]
     none = self.numel() == 0 and reduction != 0
     made: torch.Tensor = loss(self, target, p, margin, weight, 2 if none else reduction)
@@ -172,6 +173,7 @@ def _multi_margin_backward(
 @decomposition("multilabel_margin_loss_forward")
 def _multilabel_margin(self: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
     """torch's own decomposition also counts what follows the first negative class."""
+    check_floating(self)
     x, t = _one_sample(self), _one_sample(target)
     given = (t < 0).long().cumsum(1) == 0
     t = t.clamp(0)

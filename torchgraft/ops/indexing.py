@@ -14,7 +14,7 @@ from torchgraft.codegen import ceil_div, element_type, pointwise
 from torchgraft.kernels import indexing as kernels
 from torchgraft.kernels.indexing import Indexing
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
-from torchgraft.plans.registry import dtype_name
+from torchgraft.plans.registry import dtype_name, refuse_dtype
 
 aten = torch.ops.aten
 
@@ -460,6 +460,8 @@ def _identity(reduce: str, dtype: torch.dtype) -> float:
         return -math.inf if reduce == "amax" else math.inf
     if dtype == torch.bool:
         return reduce == "amin"
+    if dtype.is_complex:
+        refuse_dtype(reduce, dtype)
     info = torch.iinfo(dtype)
     return info.min if reduce == "amax" else info.max
 

@@ -13,6 +13,7 @@ import torch
 
 from torchgraft.ops.table import Bounds, Kind, row
 from torchgraft.plans import Scalar
+from torchgraft.plans.registry import check_floating
 
 INT_TO_FLOAT = Kind.INT_TO_FLOAT
 ALWAYS_BOOL = Kind.ALWAYS_BOOL
@@ -473,6 +474,7 @@ row(
     "self > lambd ? self - lambd : self < -lambd ? self + lambd : self * 0",
     types="float",
     within={"lambd": (0, None, "lambda must be in range [0, inf), but found {}")},
+    check=check_floating,
 )
 row("hardshrink", "self >= -lambd && self <= lambd ? (T)0 : self", rounded=("lambd",), types="float")
 row("_prelu_kernel", "self > 0 ? self : weight * self", types="float")

@@ -283,7 +283,13 @@ _library.impl("rrelu_with_noise.out", _rrelu_out, "PrivateUse1")
 _EXACT = {torch.float64: 2**53, torch.float32: 2**24, torch.float16: 2**11, torch.bfloat16: 2**8}
 
 
+def _refuse_complex(dtype: torch.dtype) -> None:
+    if dtype.is_complex:
+        raise RuntimeError("random integers are integral, floating-point or boolean, not complex")
+
+
 def _largest(dtype: torch.dtype) -> int:
+    _refuse_complex(dtype)
     if dtype == torch.bool:
         return 1
     return _EXACT[dtype] if dtype in _EXACT else torch.iinfo(dtype).max
@@ -291,6 +297,7 @@ def _largest(dtype: torch.dtype) -> int:
 
 def _check_integers(dtype: torch.dtype, base: int, end: int) -> None:
     """Refuses what the dtype cannot hold, and warns of what it cannot hold exactly."""
+    _refuse_complex(dtype)
     if base >= end:
         raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={base} >= to={end}")
     limits = torch.finfo(dtype) if dtype.is_floating_point else None if dtype == torch.bool else torch.iinfo(dtype)

@@ -549,6 +549,8 @@ _declare_truth("all", True)
 def _variance(
     p: PlanBuilder, outs: Sequence[torch.Tensor], x: torch.Tensor, dim: Any, correction: Scalar | None, root: bool
 ) -> None:
+    if not (x.is_floating_point() or x.is_complex()):
+        raise RuntimeError("std and var only support floating point and complex dtypes")
     if x.is_complex():
         _complex_variance(p, outs, x, dim, correction, root)
         return

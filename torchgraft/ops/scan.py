@@ -11,6 +11,7 @@ from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import scan as kernels
 from torchgraft.ops.entries import enter
 from torchgraft.plans import PlanBuilder, Unsupported, planner
+from torchgraft.plans.registry import refuse_dtype
 
 # Elements below which one thread does it all.
 _SMALL = 16384
@@ -66,6 +67,8 @@ def cumprod(
 # torch has no meta kernels for the ops below.
 def _logcumsumexp_meta(self: torch.Tensor, dim: int) -> torch.Tensor:
     canonicalize_dim(self.dim(), dim)  # raises IndexError
+    if not (self.is_floating_point() or self.is_complex()):
+        refuse_dtype("logcumsumexp", self.dtype)
     return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
 

@@ -17,7 +17,15 @@ from torchgraft.kernels import HELPERS
 from torchgraft.kernels.reduce import Reduction
 from torchgraft.ops.reductions import plan_reduction, reduced_dims
 from torchgraft.plans.builder import PlanBuilder
-from torchgraft.plans.registry import Options, check_dtype, dtype_name, has_meta, number_like, register, resolve
+from torchgraft.plans.registry import (
+    Options,
+    check_dtype,
+    has_meta,
+    number_like,
+    refuse_dtype,
+    register,
+    resolve,
+)
 from torchgraft.plans.scalar import Scalar
 
 __all__ = ["Kind", "reduction", "row"]
@@ -259,7 +267,7 @@ class _RowPlanner:
             "number": element.name == "b8",
         }[self.types]
         if refused:
-            raise NotImplementedError(f"\"{p.op}\" not implemented for '{dtype_name(element.dtype)}', on any device")
+            refuse_dtype(p.op, element.dtype)
 
     def _texts(self, compute: str, static: dict[str, Any]) -> list[str]:
         element = BY_NAME[compute]

@@ -956,6 +956,17 @@ def result_of(op: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> Any:
         raise
 
 
+def refuse_dtype(name: str, dtype: torch.dtype) -> NoReturn:
+    """Says of an op that torch's CPU has none for a dtype either."""
+    raise NotImplementedError(f"\"{name}\" not implemented for '{dtype_name(dtype)}', on any device")
+
+
+def check_floating(self: torch.Tensor, **_: Any) -> None:
+    """A check of ops that have real, floating-point numbers only."""
+    if not self.is_floating_point():
+        raise NotImplementedError(f"not implemented for '{dtype_name(self.dtype)}', only for floating-point numbers")
+
+
 def plan_nested(
     p: PlanBuilder, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
 ) -> Any:

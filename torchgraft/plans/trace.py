@@ -182,8 +182,14 @@ def decomposition(
     return declare
 
 
-def decompose(*names: str, replace: bool = False) -> None:
+def decompose(*names: str, check: Callable[..., None] | None = None, replace: bool = False) -> None:
     """Declares ops as planned by tracing torch's own decomposition of them; see `decomposition`.
+
+    Args:
+        names: functional overloads, as for `planner`.
+        check: raises what torch's kernels raise and its decomposition does not; it gets the overload's arguments by
+            keyword, tensors as specs.
+        replace: takes the place of the planner that an op has, which is an error otherwise.
 
     Raises:
         ValueError: there is no such op, it has a planner, or torch has no decomposition of it.
@@ -195,7 +201,7 @@ def decompose(*names: str, replace: bool = False) -> None:
             op.name(), "CompositeImplicitAutograd"
         ):
             raise ValueError(f"torch has no decomposition of {name}; write one, with `decomposition`")
-        register(name, _planner_of(op, definition), Options(way="decomposed"), replace)
+        register(name, _planner_of(op, definition), Options(way="decomposed", check=check), replace)
 
 
 def _planner_of(op: torch._ops.OpOverload, definition: Callable[..., Any] | None) -> Callable[..., None]:
