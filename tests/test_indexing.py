@@ -661,6 +661,16 @@ MISMATCHED: dict[str, tuple[type[Exception], str, Callable[[torch.device], objec
         r"value tensor of shape \[3\] cannot be broadcast to indexing result of shape \[2, 5\]",
         lambda d: torch.ones(5, 5, device=d).index_put_((_numbers(d, 0, 1),), torch.ones(3, device=d)),
     ),
+    "values of another shape and type": (
+        RuntimeError,
+        r"shape mismatch",
+        lambda d: torch.ones(5, device=d).index_put_((_numbers(d, 0, 1),), torch.ones(3, device=d).long()),
+    ),
+    "values of another type": (
+        RuntimeError,
+        "Index put requires the source and destination dtypes match, got Float for the destination and Long for",
+        lambda d: torch.ones(5, device=d).index_put_((_numbers(d, 0, 1),), torch.ones(2, device=d).long()),
+    ),
     "values behind a mask": (
         RuntimeError,
         r"value tensor of shape \[3\] cannot be broadcast to indexing result of shape \[5\]",

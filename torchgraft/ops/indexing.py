@@ -783,10 +783,11 @@ def _put(
     values: torch.Tensor,
     accumulate: bool,
 ) -> None:
-    _check_put("Index put requires the source and destination dtypes match", self, values)
+    message = "Index put requires the source and destination dtypes match"
     _check_indices(self, indices)
     _start(p, out, self)
     if all(i is None for i in indices):
+        _check_put(message, self, values)
         if accumulate:
             p.call_out(aten.add.Tensor, out, out, values)
         else:
@@ -799,6 +800,7 @@ def _put(
             f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of "
             f"shape {list(places.sizes)}"
         )
+    _check_put(message, self, values)
     values = values.expand(places.sizes)
     if not accumulate and not _ordered():
         plan_move(p, out, values, places.sizes, places.strides, values.stride(), places.indices, False, wraps=True)
