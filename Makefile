@@ -10,7 +10,7 @@ help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
 	@echo 'make test   run the tests                                                 (ARGS="-k name": pytest options)'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
-	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (an hour or two)   make conformance-quick   a slice of it'
+	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (half an hour)   make conformance-quick   a slice of it'
 	@echo 'make oclgrind   kernels under a tool that watches each access'
 	@echo 'make lint   ruff, mypy --strict and clang-format                          make format   let them rewrite'
 	@echo 'make bench  microseconds a call, GB/s and GFLOP/s beside the CPU          make clean    remove what was built'

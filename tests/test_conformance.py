@@ -283,6 +283,15 @@ def test_what_torch_leaves_open_is_compared_by_what_is_defined() -> None:
         assert not same(found, [found[0] * 1.1, *found[1:]], results, of), name
         assert not same(found, [*found[:-1], found[-1] * 1.1], results, of), name
     assert all(freedom.reason for freedom in FREEDOMS.values())
+    nothing = torch.empty(0, 3)
+    assert same((nothing,), (nothing,), gradients, Sample(nothing, (0,), {}))
+
+
+def test_inputs_of_less_precision_than_the_result_decide_about_rounding(device: str) -> None:
+    """Weights in float32 for data in float64, whose small difference is divided by."""
+    result = run_case(Case("cov", torch.float64), device)
+    assert result.checks["values"].samples > 30
+    assert not result.checks["values"].failed
 
 
 def test_where_the_cpu_errs_in_double_precision_the_database_judges(device: str) -> None:

@@ -263,5 +263,5 @@ def test_masks_of_bytes_are_deprecated(device: torch.device) -> None:
 
 def test_clamp_without_bounds(device: torch.device) -> None:
     for place in (torch.device("cpu"), device):
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError, match="At least one of 'min' or 'max' must not be None"):
             torch.clamp(floats(place, 3))

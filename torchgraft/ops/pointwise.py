@@ -236,7 +236,12 @@ def _clamp(min: Any = None, max: Any = None, **_: Any) -> str:
     return f"self != self ? self : min != min ? min : max != max ? max : ({lower} > max ? max : {lower})"
 
 
-row("clamp clamp.Tensor", _clamp, promote=("min", "max"))
+def _check_bounds(min: Any = None, max: Any = None, **_: Any) -> None:
+    if min is None and max is None:
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+
+
+row("clamp clamp.Tensor", _clamp, promote=("min", "max"), check=_check_bounds)
 row("clamp_min clamp_min.Tensor", _AT_LEAST.format("min"), promote=("min",))
 row("clamp_max clamp_max.Tensor", _AT_MOST.format("max"), promote=("max",))
 

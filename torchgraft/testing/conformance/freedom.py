@@ -88,7 +88,7 @@ def _over_ties(position: int) -> Defined:
 
     def gradients(sample: Sample, found: Any) -> Any:
         x, dim = sample.input, _argument(sample, position, "dim", -1)
-        if not x.dim() or found[0] is None:
+        if not x.numel() or not x.dim() or found[0] is None:
             return found
         ordered, order = x.detach().sort(dim)
         starts = torch.ones_like(ordered, dtype=torch.int64)
