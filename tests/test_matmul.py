@@ -32,7 +32,7 @@ def _numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
 
 
 def _check(got: torch.Tensor, expected: torch.Tensor, terms: int = 1) -> None:
-    """`expected` is exact, or computed in int64, complex128 or float64; of sums of so many `terms`, which may cancel."""
+    """`expected` is exact, or in int64, complex128 or float64, and sums `terms` numbers, which may cancel."""
     dtype = got.dtype
     assert got.shape == expected.shape
     if dtype in TOLERANCE:
