@@ -529,9 +529,7 @@ class _Call:
         self.scalars = 0
         self.specs: list[torch.Tensor | None] = []  # by slot
         self.first: int | None = None
-        self.arguments = {
-            a.name: self._convert(a, value) for a, value in zip(parameters(entry.op), arguments, strict=True)
-        }
+        self.arguments = {a.name: self._convert(a, self.given[a.name]) for a in parameters(entry.op)}
 
     # arguments
 
