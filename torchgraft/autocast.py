@@ -6,7 +6,6 @@ given.
 
 from __future__ import annotations
 
-import warnings
 from typing import Literal, get_args
 
 from torchgraft import _C
@@ -31,7 +30,4 @@ def policy(op: str, policy: Policy) -> None:
     """
     if policy not in get_args(Policy):
         raise ValueError(f"an autocast policy is one of {', '.join(map(repr, get_args(Policy)))}, not {policy!r}")
-    name = overload_name(resolve(op))
-    with warnings.catch_warnings():  # torch warns where a policy of its lists is replaced, which is the wish
-        warnings.filterwarnings("ignore", message=r"\s*Warning only once for all operators")
-        _C.register_autocast_policy(name, policy)
+    _C.register_autocast_policy(overload_name(resolve(op)), policy)

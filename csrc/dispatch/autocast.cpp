@@ -67,10 +67,24 @@ struct PolicyKernel final : c10::OperatorKernel {
   Policy policy;
 };
 
+// torch warns where a policy of its lists is replaced, which is the wish here. In this thread alone: the filters of
+// Python's warnings are the whole process's.
+class NoWarningOfReplacement final : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    if (warning.msg().find("Warning only once for all operators") == std::string::npos) others_->process(warning);
+  }
+
+ private:
+  c10::WarningHandler* others_ = c10::WarningUtils::get_warning_handler();
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+};
+
 }  // namespace
 
 void register_autocast_policy(const std::string& op, const std::string& policy) {
   auto kernel = std::make_unique<PolicyKernel>(policy_named(policy));
+  NoWarningOfReplacement quiet;
   // Never taken back, as the registrations of the ops themselves.
   auto* library = new torch::Library(torch::Library::IMPL, op.substr(0, op.find("::")),
                                      c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);

@@ -38,6 +38,9 @@ bool is_ours(const at::Tensor& tensor) { return tensor.device().is_privateuseone
 
 Device& device_under(const at::Tensor& tensor) { return get_device(tensor.device().index()); }
 
+// After a blocking read through the current stream.
+void raise_errors_of_stream(c10::DeviceIndex index) { raise_reported_errors(index, current_stream(index).id()); }
+
 void driver_copy(const Device& device, void* destination, const void* source, size_t bytes, tg_copy_kind kind,
                  bool blocking) {
   // Copying memory onto itself, as loading a module's own state into it does, is an error to some devices.
@@ -208,7 +211,7 @@ void copy_to_host(const at::Tensor& self, const at::Tensor& dst, bool non_blocki
     if (asynchronous)
       keep_pinned_until_done(dst, device.index);
     else
-      raise_reported_errors(device.index);
+      raise_errors_of_stream(device.index);
     return;
   }
   if (device.has(TG_CAP_UNIFIED_MEMORY)) {
@@ -226,7 +229,7 @@ void copy_to_host(const at::Tensor& self, const at::Tensor& dst, bool non_blocki
     copy_to_host(staged, dst, non_blocking);
   } else {
     at::Tensor image = download_image(self);
-    raise_reported_errors(device.index);
+    raise_errors_of_stream(device.index);
     dst.copy_(image);
   }
 }
@@ -323,7 +326,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   } else {
     driver_copy(device, value.data_ptr(), self.const_data_ptr(), self.itemsize(), TG_COPY_DEVICE_TO_HOST,
                 /*blocking=*/true);
-    raise_reported_errors(device.index);
+    raise_errors_of_stream(device.index);
   }
   value._set_conj(self.is_conj());
   value._set_neg(self.is_neg());
@@ -416,7 +419,7 @@ void copy_on_host(const at::Tensor& self, const at::Tensor& dst) {
     return;
   }
   at::Tensor source = download_image(self), image = download_image(dst);
-  raise_reported_errors(dst.device().index());
+  raise_errors_of_stream(dst.device().index());
   image.copy_(source);
   upload_image(dst, image);
 }

@@ -324,7 +324,7 @@ class HostCall {
         });
       }
     }
-    if (has_tensors_ && !unified_) raise_reported_errors(device_);
+    if (has_tensors_ && !unified_) raise_reported_errors(device_, current_stream(device_).id());
     if (!takes_generator && op_.hasTag(at::Tag::nondeterministic_seeded)) return draw_seed(std::nullopt, device_);
     return std::nullopt;
   }

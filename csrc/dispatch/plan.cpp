@@ -430,14 +430,19 @@ struct Replay {
   const Plan& plan;
   const Call& call;
   Device& device;
+  c10::Stream current;
   tg_stream stream;
   c10::SmallVector<char*, 16> slots;
   int64_t numel = 0, chunk = 0;
-  bool checked = false;  // a kernel has been launched that may report an error
+  std::optional<CallErrors> errors;  // what the call's kernels report, where it waits for them
   std::pair<uint64_t, uint64_t> philox{0, 0};
 
   Replay(const Plan& plan, const Call& call)
-      : plan(plan), call(call), device(get_device(call.device)), stream(current_stream_handle(call.device)) {}
+      : plan(plan),
+        call(call),
+        device(get_device(call.device)),
+        current(current_stream(call.device)),
+        stream(stream_handle(call.device, current.id())) {}
 
   void run(torch::jit::Stack* stack) {
     for (const Resize& resize : plan.resizes) {
@@ -462,12 +467,11 @@ struct Replay {
       philox = reserve_philox(generator, call.device, plan.philox_count);
     }
     // The plan may be dropped, and its tables with it, while work on this stream still reads them.
-    for (const at::Tensor& table : plan.tables)
-      device_allocator()->recordStream(table.storage().data_ptr(), current_stream(call.device));
+    for (const at::Tensor& table : plan.tables) device_allocator()->recordStream(table.storage().data_ptr(), current);
     for (const Step& step : plan.steps) std::visit([this](const auto& s) { submit(s); }, step);
     // A CPU's kernels share its cores with the caller, so that waiting for the few that look at what they are given
     // costs little; and the error comes from the line that caused it.
-    if (checked && device.properties.kind == TG_DEVICE_CPU) synchronize_stream(current_stream(call.device));
+    if (errors) errors->raise();
     torch::jit::drop(*stack, call.arguments.size());
     for (c10::IValue& result : results) stack->push_back(std::move(result));
   }
@@ -521,9 +525,13 @@ struct Replay {
     c10::SmallVector<tg_arg, 16> args(step.args.begin(), step.args.end());
     for (const auto& [position, source] : step.patches) patch(args[position], source);
     launch(*step.kernel, stream, {step.kernel->dims(), groups, step.kernel->local()}, args, plan.op);
-    if (!step.reports) return;
-    note_checked_launch(call.device);
-    checked = true;
+    if (step.reports && !errors) note_checked_launch(call.device, current.id());
+  }
+
+  void* error_words() {
+    if (device.properties.kind != TG_DEVICE_CPU) return stream_error_words(call.device, current.id());
+    if (!errors) errors.emplace(device, current);
+    return errors->words();
   }
 
   void patch(tg_arg& arg, const LaunchArg& source) {
@@ -554,7 +562,7 @@ struct Replay {
       case ArgSource::ErrorWords:
         arg.is_pointer = 1;
         arg.size = sizeof(void*);
-        arg.value.pointer = error_words(call.device);
+        arg.value.pointer = error_words();
         break;
       case ArgSource::Constant:
         break;

@@ -14,13 +14,30 @@ namespace torchgraft {
 namespace {
 
 constexpr uint64_t kWordsBytes = 4 * sizeof(int32_t);
+constexpr size_t kCallsPerBlock = 64;
 
-struct Words {
-  std::atomic<void*> address{nullptr};
-  std::atomic<tg_stream> reader{nullptr};  // reads them while other streams go on
-  std::atomic<bool> watched{false};        // a checked kernel may have run since the words were last read
+using Report = std::array<int32_t, 4>;
+
+struct StreamErrors {
+  std::atomic<bool> watched{false};  // a checked kernel may have run since the words were last read
+  std::atomic<bool> follows{false};  // `upstream` has members
+  StreamSet upstream;                // the streams whose errors it inherits; guarded by DeviceErrors::mutex
 };
-constinit std::array<Words, kMaxDevices> words_of{};
+
+struct DeviceErrors {
+  std::atomic<char*> words{nullptr};       // of all streams, one after the other
+  std::atomic<tg_stream> reader{nullptr};  // reads them while the streams go on
+  std::array<StreamErrors, kMaxStreams> streams;
+  std::mutex mutex;               // never held across a call of the driver
+  std::vector<void*> call_words;  // zeroed, and nobody's at present
+  std::mutex taking;              // taken by GilSafeLock: an error is raised once
+};
+
+// Never destroyed: calls may be running when static destructors do.
+DeviceErrors& errors_of(c10::DeviceIndex index) {
+  static auto* all = new std::array<DeviceErrors, kMaxDevices>;
+  return (*all)[index];
+}
 
 struct Messages {
   std::mutex mutex;
@@ -32,29 +49,40 @@ Messages& messages() {
   return *instance;
 }
 
-void clear_words(Device& device, void* address, tg_stream stream) {
+void clear_words(Device& device, void* address, uint64_t bytes, tg_stream stream) {
   if (device.has(TG_CAP_UNIFIED_MEMORY)) {
-    std::fill_n(static_cast<volatile int32_t*>(address), 4, 0);
+    std::fill_n(static_cast<volatile int32_t*>(address), bytes / sizeof(int32_t), 0);
     return;
   }
   const tg_driver* driver = device.driver;
   int32_t zero = 0;
-  check(device, submit_fill(device, stream, address, &zero, sizeof(zero), kWordsBytes), "clearing the error words");
+  check(device, submit_fill(device, stream, address, &zero, sizeof(zero), bytes), "clearing the error words");
   check(device, driver->stream_synchronize(driver->context, device.ordinal, stream), "clearing the error words");
 }
 
-void* create_words(Device& device) {
+char* allocate_words(Device& device, size_t count, tg_stream stream) {
   const tg_driver* driver = device.driver;
   void* address = nullptr;
-  check(device, driver->allocate(driver->context, device.ordinal, kWordsBytes, &address), "allocating the error words");
-  clear_words(device, address, stream_handle(device.index, 0));
-  void* expected = nullptr;
-  if (words_of[device.index].address.compare_exchange_strong(expected, address)) return address;
-  driver->deallocate(driver->context, device.ordinal, address);  // another thread was first
+  check(device, driver->allocate(driver->context, device.ordinal, count * kWordsBytes, &address),
+        "allocating the error words");
+  clear_words(device, address, count * kWordsBytes, stream);
+  return static_cast<char*>(address);
+}
+
+char* create_stream_words(Device& device) {
+  const tg_driver* driver = device.driver;
+  char* made = allocate_words(device, kMaxStreams, stream_handle(device.index, 0));
+  char* expected = nullptr;
+  if (errors_of(device.index).words.compare_exchange_strong(expected, made)) return made;
+  driver->deallocate(driver->context, device.ordinal, made);  // another thread was first
   return expected;
 }
 
-[[noreturn]] void raise_message(int32_t code, int64_t index) {
+void raise_if_any(const Report& report) {
+  const int32_t code = report[0];
+  if (code == 0) return;
+  const auto index = static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(report[2])) << 32 |
+                                          static_cast<uint32_t>(report[1]));
   auto [text, is_index_error] = [code] {
     Messages& m = messages();
     std::lock_guard lock(m.mutex);
@@ -67,7 +95,7 @@ void* create_words(Device& device) {
 }
 
 tg_stream reader_of(Device& device) {
-  auto& reader = words_of[device.index].reader;
+  auto& reader = errors_of(device.index).reader;
   if (tg_stream made = reader.load(std::memory_order_acquire)) return made;
   const tg_driver* driver = device.driver;
   tg_stream made = nullptr, expected = nullptr;
@@ -76,8 +104,6 @@ tg_stream reader_of(Device& device) {
   driver->stream_destroy(driver->context, device.ordinal, made);  // another thread was first
   return expected;
 }
-
-using Report = std::array<int32_t, 4>;
 
 Report read_words(Device& device, const void* address, tg_stream stream) {
   Report found;
@@ -91,32 +117,62 @@ Report read_words(Device& device, const void* address, tg_stream stream) {
   return found;
 }
 
-bool may_have_reported(c10::DeviceIndex index) {
-  return index >= 0 && index < kMaxDevices && words_of[index].watched.load(std::memory_order_relaxed) &&
-         words_of[index].address.load(std::memory_order_acquire);
+// What a stream's kernels have reported, taken out of its words; these are looked at through `reader`.
+Report take_report(Device& device, c10::StreamId id, tg_stream reader) {
+  void* address = stream_error_words(device.index, id);
+  Report found = read_words(device, address, reader);
+  if (found[0] == 0) return found;
+  GilSafeLock lock(errors_of(device.index).taking);
+  // The reporter may still be running, between its code and its index: it is waited for before the words are believed
+  // and cleared.
+  tg_stream stream = stream_handle(device.index, id);
+  check(device, device.driver->stream_synchronize(device.driver->context, device.ordinal, stream),
+        "waiting for a stream");
+  found = read_words(device, address, stream);  // zero if another thread has taken it
+  if (found[0] != 0) clear_words(device, address, kWordsBytes, stream);
+  return found;
 }
 
-void raise_found(Device& device, tg_stream stream) {
-  void* address = words_of[device.index].address.load(std::memory_order_acquire);
-  if (read_words(device, address, stream)[0] == 0) return;
-  // The reporter may still be running, between its code and its index, and so may others that want to report: all are
-  // waited for before the words are believed and cleared.
-  check(device, device.driver->device_synchronize(device.driver->context, device.ordinal), "waiting for the device");
-  Report found = read_words(device, address, stream);
-  if (found[0] == 0) return;  // another thread has raised it
-  clear_words(device, address, stream);
-  int64_t position = static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(found[2])) << 32 |
-                                          static_cast<uint32_t>(found[1]));
-  raise_message(found[0], position);
+void raise_own(Device& device, c10::StreamId id) {
+  std::atomic<bool>& watched = errors_of(device.index).streams[id].watched;
+  if (!watched.load(std::memory_order_acquire)) return;
+  // Looking again is cheap in unified memory, and necessary where another thread's kernel is still running. Elsewhere
+  // the words are read in the stream's order, so after every launch that was noted before this.
+  if (!device.has(TG_CAP_UNIFIED_MEMORY)) watched.store(false);
+  Report found;
+  try {
+    found = take_report(device, id, stream_handle(device.index, id));
+  } catch (...) {
+    watched.store(true);  // nothing was learnt
+    throw;
+  }
+  raise_if_any(found);
+}
+
+void raise_so_far(Device& device, c10::StreamId id) {
+  if (!errors_of(device.index).streams[id].watched.load(std::memory_order_acquire)) return;
+  const bool unified = device.has(TG_CAP_UNIFIED_MEMORY);
+  raise_if_any(take_report(device, id, unified ? stream_handle(device.index, id) : reader_of(device)));
+}
+
+void raise_inherited(Device& device, c10::StreamId id) {
+  DeviceErrors& errors = errors_of(device.index);
+  StreamErrors& own = errors.streams[id];
+  if (!own.follows.load(std::memory_order_acquire)) return;
+  auto next = [&]() -> c10::StreamId {
+    std::lock_guard lock(errors.mutex);
+    for (int upstream = 0; upstream < kMaxStreams; ++upstream)
+      if (own.upstream.test(upstream)) {
+        own.upstream.reset(upstream);
+        return upstream;
+      }
+    own.follows.store(false, std::memory_order_release);
+    return -1;
+  };
+  for (c10::StreamId upstream = next(); upstream >= 0; upstream = next()) raise_so_far(device, upstream);
 }
 
 }  // namespace
-
-void* error_words(c10::DeviceIndex index) {
-  Device& device = get_device(index);
-  void* address = words_of[index].address.load(std::memory_order_acquire);
-  return address ? address : create_words(device);
-}
 
 int32_t error_code(const std::string& message, bool is_index_error) {
   Messages& m = messages();
@@ -126,28 +182,82 @@ int32_t error_code(const std::string& message, bool is_index_error) {
   return entry->second;
 }
 
-void note_checked_launch(c10::DeviceIndex index) noexcept {
-  words_of[index].watched.store(true, std::memory_order_relaxed);
+void* stream_error_words(c10::DeviceIndex index, c10::StreamId stream) {
+  Device& device = get_device(index);
+  char* words = errors_of(index).words.load(std::memory_order_acquire);
+  if (!words) words = create_stream_words(device);
+  return words + static_cast<uint64_t>(stream) * kWordsBytes;
+}
+
+void note_checked_launch(c10::DeviceIndex index, c10::StreamId stream) noexcept {
+  errors_of(index).streams[stream].watched.store(true);
+}
+
+void raise_reported_errors(c10::DeviceIndex index, c10::StreamId stream) {
+  Device& device = get_device(index);
+  raise_own(device, stream);
+  raise_inherited(device, stream);
 }
 
 void raise_reported_errors(c10::DeviceIndex index) {
-  if (!may_have_reported(index)) return;
-  raise_reported_errors(index, current_stream_handle(index));
+  const StreamSet used = streams_of_thread(index);
+  for (int stream = 0; stream < kMaxStreams; ++stream)
+    if (used.test(stream)) raise_reported_errors(index, stream);
 }
 
-void raise_reported_errors(c10::DeviceIndex index, tg_stream idle) {
-  if (!may_have_reported(index)) return;
+void raise_errors_reported_so_far(c10::DeviceIndex index, c10::StreamId stream) {
   Device& device = get_device(index);
-  // Looking again is cheap in unified memory, and necessary where kernels of other streams may still be running.
-  if (!device.has(TG_CAP_UNIFIED_MEMORY) && (!idle || !has_several_streams(index)))
-    words_of[index].watched.store(false, std::memory_order_relaxed);
-  raise_found(device, idle ? idle : stream_handle(index, 0));
+  raise_so_far(device, stream);
+  raise_inherited(device, stream);
 }
 
-void raise_errors_reported_so_far(c10::DeviceIndex index) {
-  if (!may_have_reported(index)) return;
-  Device& device = get_device(index);
-  raise_found(device, device.has(TG_CAP_UNIFIED_MEMORY) ? stream_handle(index, 0) : reader_of(device));
+void inherit_errors(c10::DeviceIndex index, c10::StreamId waiting, c10::StreamId awaited) {
+  if (waiting == awaited) return;
+  DeviceErrors& errors = errors_of(index);
+  StreamErrors &to = errors.streams[waiting], &from = errors.streams[awaited];
+  // A stream in which nothing has been checked has no errors that could have reached its results.
+  const bool watched = from.watched.load(std::memory_order_acquire);
+  if (!watched && !from.follows.load(std::memory_order_acquire)) return;
+  std::lock_guard lock(errors.mutex);
+  to.upstream |= from.upstream;
+  if (watched) to.upstream.set(awaited);
+  to.upstream.reset(waiting);
+  to.follows.store(to.upstream.any(), std::memory_order_release);
+}
+
+CallErrors::CallErrors(Device& device, c10::Stream stream) : device_(device), stream_(stream) {
+  DeviceErrors& errors = errors_of(device.index);
+  std::unique_lock lock(errors.mutex);
+  if (errors.call_words.empty()) {
+    lock.unlock();
+    char* block = allocate_words(device, kCallsPerBlock, stream_handle(device.index, stream.id()));
+    lock.lock();
+    for (size_t i = 0; i < kCallsPerBlock; ++i) errors.call_words.push_back(block + i * kWordsBytes);
+  }
+  words_ = errors.call_words.back();
+  errors.call_words.pop_back();
+}
+
+void CallErrors::raise() {
+  wait_for_stream(device_, stream_.id());
+  tg_stream stream = stream_handle(device_.index, stream_.id());
+  const Report found = read_words(device_, words_, stream);
+  if (found[0] != 0) clear_words(device_, words_, kWordsBytes, stream);
+  {
+    DeviceErrors& errors = errors_of(device_.index);
+    std::lock_guard lock(errors.mutex);
+    errors.call_words.push_back(std::exchange(words_, nullptr));
+  }
+  raise_if_any(found);
+}
+
+CallErrors::~CallErrors() {
+  if (words_ == nullptr) return;
+  try {
+    raise();
+  } catch (const std::exception&) {
+    // The call is already failing by another error. Words that could not be cleared are never used again.
+  }
 }
 
 }  // namespace torchgraft

@@ -1,31 +1,60 @@
-// Errors that kernels find (an index out of range) and the host raises later, at the next read of results or
-// synchronisation.
+// Errors that kernels find (an index out of range) and the host raises later.
+//
+// An error belongs to the stream whose kernel found it, and is raised by the next wait for that stream or read through
+// it, nowhere else. Where a call waits for its kernels itself, it belongs to the call: see CallErrors.
 #pragma once
 
-#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 #include <torchgraft/driver.h>
 
 #include <cstdint>
 #include <string>
 
+#include "device.h"
+
 namespace torchgraft {
 
-// A kernel reports by writing to its device's error words: int32 words[4] = {code, index low, index high, unused},
-// words[0] != 0 meaning an error (the first writer wins, by compare-and-swap of words[0] from 0; others' values do not
-// matter). The device address of the words, allocated and zeroed at first use.
-void* error_words(c10::DeviceIndex index);
+// A kernel reports by writing to the error words that it is given: int32 words[4] = {code, index low, index high,
+// unused}, words[0] != 0 meaning an error (the first writer wins, by compare-and-swap of words[0] from 0; others'
+// values do not matter).
+
 // A code for a message; "{}" in it becomes the index that the kernel wrote. The same message gives the same code. It is
 // raised as an IndexError or as a RuntimeError, as torch's CPU does for the op.
 int32_t error_code(const std::string& message, bool is_index_error);
-// Tells that a kernel which may report has been submitted.
-void note_checked_launch(c10::DeviceIndex index) noexcept;
-// Called when submitted work is known to be done: throws if a kernel reported, after clearing the words.
-// Cheap where no checked kernel has run since the last call.
+
+// The device address of a stream's words, allocated and zeroed at first use.
+void* stream_error_words(c10::DeviceIndex index, c10::StreamId stream);
+// Tells that a kernel which may report to the stream's words has been submitted.
+void note_checked_launch(c10::DeviceIndex index, c10::StreamId stream) noexcept;
+// Called when the work submitted to a stream so far is known to be done: throws what its kernels have reported, or
+// those of streams that it has waited for. Cheap where no checked kernel has run since the last call.
+void raise_reported_errors(c10::DeviceIndex index, c10::StreamId stream);
+// The same where all work of the device is known to be done, for the streams that the calling thread has used: those of
+// other threads keep their errors.
 void raise_reported_errors(c10::DeviceIndex index);
-// The same where only `idle` is known to be done (NULL: the whole device is); the words are read through it.
-void raise_reported_errors(c10::DeviceIndex index, tg_stream idle);
-// The same where some work is known to be done (an event has been waited for) while streams go on: the words are read
-// through a stream of their own, so that nothing else is waited for unless there is an error.
-void raise_errors_reported_so_far(c10::DeviceIndex index);
+// The same where some work of a stream is known to be done (an event has been waited for) and more may be running,
+// which is only waited for if there is an error.
+void raise_errors_reported_so_far(c10::DeviceIndex index, c10::StreamId stream);
+// Tells that one stream waits for what another was given so far: its results may come from there, and so its errors.
+void inherit_errors(c10::DeviceIndex index, c10::StreamId waiting, c10::StreamId awaited);
+
+// The words of one call, for devices on which a call with checked kernels waits for them: so the error comes from the
+// line that caused it, whatever other threads do on the same stream.
+class CallErrors {
+ public:
+  CallErrors(Device& device, c10::Stream stream);
+  ~CallErrors();  // where the call has failed: its kernels may still be running, so they are waited for
+  CallErrors(const CallErrors&) = delete;
+  CallErrors& operator=(const CallErrors&) = delete;
+
+  void* words() const { return words_; }
+  // Waits for the call's kernels and throws what they have reported.
+  void raise();
+
+ private:
+  Device& device_;
+  c10::Stream stream_;
+  void* words_;
+};
 
 }  // namespace torchgraft

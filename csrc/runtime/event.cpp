@@ -5,6 +5,7 @@
 #include <array>
 #include <vector>
 
+#include "assertions.h"
 #include "stream.h"
 
 namespace torchgraft {
@@ -69,14 +70,20 @@ void record_event(Event& event, c10::Stream stream) {
   tg_stream handle = stream_handle(event.device, stream.id());
   check(device, device.driver->event_record(device.driver->context, device.ordinal, event.handle, handle),
         "recording an event");
+  event.stream = stream.id();
 }
 
 void wait_event(Event& event, c10::Stream stream) {
-  if (stream.device_index() != event.device) return synchronize_event(event);
+  if (stream.device_index() != event.device) {
+    synchronize_event(event);
+    raise_errors_reported_so_far(event.device, event.stream);
+    return;
+  }
   Device& device = get_device(event.device);
   tg_stream handle = stream_handle(event.device, stream.id());
   check(device, device.driver->event_wait(device.driver->context, device.ordinal, event.handle, handle),
         "making a stream wait for an event");
+  inherit_errors(event.device, stream.id(), event.stream);
 }
 
 bool query_event(Event& event) {

@@ -13,6 +13,7 @@ struct Event {
   tg_event handle;
   c10::DeviceIndex device;
   bool timing;
+  c10::StreamId stream = 0;  // on which it was last recorded
 };
 
 // Driver events are kept for reuse: making one can cost more than recording it.

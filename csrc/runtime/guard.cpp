@@ -80,7 +80,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (!event) return;
     auto& waited = *static_cast<Event*>(event);
     synchronize_event(waited);
-    raise_errors_reported_so_far(waited.device);
+    raise_errors_reported_so_far(waited.device, waited.stream);
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     destroy_event(static_cast<Event*>(event));

@@ -139,11 +139,12 @@ py::dict host_stats_dict() {
 // For tests: what a kernel does that finds an error, done by the host.
 void report_error_as_kernel(c10::DeviceIndex index, int32_t code, int64_t position) {
   const Device& device = get_device(index);
-  void* words = error_words(index);
+  const c10::StreamId stream = current_stream(index).id();
+  void* words = stream_error_words(index, stream);
   int32_t report[4] = {code, static_cast<int32_t>(position), static_cast<int32_t>(position >> 32), 0};
-  note_checked_launch(index);
+  note_checked_launch(index, stream);
   check(device,
-        submit_copy(device, current_stream_handle(index), words, report, sizeof(report), TG_COPY_HOST_TO_DEVICE,
+        submit_copy(device, stream_handle(index, stream), words, report, sizeof(report), TG_COPY_HOST_TO_DEVICE,
                     /*blocking=*/true),
         "writing the error words");
 }
@@ -299,25 +300,15 @@ void bind_runtime(py::module_& m) {
       "default_generator", [](int index) { return generator_object(static_cast<c10::DeviceIndex>(index)); },
       "The torch.Generator that a device uses when none is given.");
 
-  def_waiting(
-      "error_words",
-      [](int index) { return reinterpret_cast<uintptr_t>(error_words(static_cast<c10::DeviceIndex>(index))); },
-      "The device address where kernels report errors.");
   def(
       "error_code", [](const std::string& message, bool is_index_error) { return error_code(message, is_index_error); },
       "The code of a message, raised as an IndexError or as a RuntimeError.");
-  def(
-      "note_checked_launch", [](int index) { note_checked_launch(static_cast<c10::DeviceIndex>(index)); },
-      "Tells that a kernel that may report has been launched.");
-  def_waiting(
-      "raise_reported_errors", [](int index) { raise_reported_errors(static_cast<c10::DeviceIndex>(index)); },
-      "Raises what kernels have reported.");
   def_waiting(
       "_report_error_as_kernel",
       [](int index, int32_t code, int64_t position) {
         report_error_as_kernel(static_cast<c10::DeviceIndex>(index), code, position);
       },
-      "For tests: writes the error words as a kernel would.");
+      "For tests: writes the error words of the current stream as a kernel would.");
 }
 
 }  // namespace torchgraft

@@ -24,6 +24,7 @@ constinit std::array<std::array<std::atomic<uint32_t>, kPriorities>, kMaxDevices
 
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::array<c10::StreamId, kMaxDevices> stream_of_thread{};
+thread_local std::array<StreamSet, kMaxDevices> earlier_streams_of_thread{};
 
 int priority_of(c10::StreamId id) { return id == 0 ? 0 : static_cast<int>(id - 1) / kPoolStreams - 1; }
 
@@ -71,6 +72,7 @@ c10::Stream exchange_stream(c10::Stream stream) {
   if (previous != stream) {
     stream_handle(stream.device_index(), stream.id());  // throws if there is no such stream
     stream_of_thread[stream.device_index()] = stream.id();
+    earlier_streams_of_thread[stream.device_index()].set(previous.id());
   }
   return previous;
 }
@@ -101,10 +103,8 @@ c10::StreamId stream_id(c10::DeviceIndex index, tg_stream handle) noexcept {
   return -1;
 }
 
-bool has_several_streams(c10::DeviceIndex index) noexcept {
-  for (const auto& counter : next_in_pool[index])
-    if (counter.load(std::memory_order_relaxed) != 0) return true;
-  return false;
+StreamSet streams_of_thread(c10::DeviceIndex index) {
+  return StreamSet(earlier_streams_of_thread[index]).set(stream_of_thread[index]);
 }
 
 bool query_stream(c10::Stream stream) {
@@ -116,19 +116,22 @@ bool query_stream(c10::Stream stream) {
   return true;
 }
 
-void synchronize_stream(c10::Stream stream) {
-  Device& device = get_device(stream.device_index());
-  tg_stream handle = stream_handle(device.index, stream.id());
+void wait_for_stream(Device& device, c10::StreamId id) {
+  tg_stream handle = stream_handle(device.index, id);
   auto wait = [&] { return device.driver->stream_synchronize(device.driver->context, device.ordinal, handle); };
   check(device, collecting() ? collect_wait(device, handle, wait) : wait(), "waiting for a stream");
-  raise_reported_errors(device.index, handle);
+}
+
+void synchronize_stream(c10::Stream stream) {
+  wait_for_stream(get_device(stream.device_index()), stream.id());
+  raise_reported_errors(stream.device_index(), stream.id());
 }
 
 void synchronize_device(c10::DeviceIndex index) {
   Device& device = get_device(index < 0 ? current_device() : index);
   auto wait = [&] { return device.driver->device_synchronize(device.driver->context, device.ordinal); };
   check(device, collecting() ? collect_wait(device, nullptr, wait) : wait(), "waiting for the device");
-  raise_reported_errors(device.index, nullptr);
+  raise_reported_errors(device.index);
 }
 
 }  // namespace torchgraft

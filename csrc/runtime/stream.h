@@ -3,11 +3,14 @@
 
 #include <c10/core/Stream.h>
 
+#include <bitset>
+
 #include "device.h"
 
 namespace torchgraft {
 
 inline constexpr int kMaxStreams = 97;  // of one device; see stream.cpp for what the ids mean
+using StreamSet = std::bitset<kMaxStreams>;
 
 // Thread-local current device and stream, as the guard sees them.
 c10::DeviceIndex current_device();
@@ -28,10 +31,11 @@ inline tg_stream current_stream_handle(c10::DeviceIndex index) {
 // The id of a handle, by search; -1 if no stream has it.
 c10::StreamId stream_id(c10::DeviceIndex index, tg_stream handle) noexcept;
 
-// Whether streams other than the default one have been asked for.
-bool has_several_streams(c10::DeviceIndex index) noexcept;
+// The streams that have been current in the calling thread.
+StreamSet streams_of_thread(c10::DeviceIndex index);
 
 bool query_stream(c10::Stream stream);
+void wait_for_stream(Device& device, c10::StreamId id);
 // These two also raise what kernels have reported (see assertions.h).
 void synchronize_stream(c10::Stream stream);
 void synchronize_device(c10::DeviceIndex index);
