@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Script
 from torch.testing import assert_close
 
 import torchgraft
@@ -113,6 +114,62 @@ class TestKeys:
         finally:
             torch.use_deterministic_algorithms(was)
         assert misses(lambda: torch.cos(x)) == 0
+
+    @pytest.mark.parametrize("deterministic", [True, False])
+    def test_other_threads_see_nothing_of_plans_being_made(self, script: Script, deterministic: bool) -> None:
+        """What torch and Python keep for the whole process stays as it is, however briefly another thread looks."""
+        script(
+            f"""
+            import sys, threading, warnings
+            import torch
+            from torch.utils import _python_dispatch
+            from torchgraft import plans
+
+            torch.use_deterministic_algorithms({deterministic})
+            x = torch.rand(6, 7, device="ocl")
+            out = torch.empty(2, device="ocl")
+            calls = [
+                lambda: torch.median(x, 1),
+                lambda: x.add(1.0),
+                lambda: x.to(torch.int32).div_(2, rounding_mode="floor"),
+                lambda: torch.addcdiv(x, x, x),  # a decomposition
+                lambda: torch.nn.functional.huber_loss(x, x),
+                lambda: torch.nn.functional.gelu(x),
+                lambda: torch.mul(x, x, out=out.resize_(6, 7)),
+                lambda: torch.sum(x, 1, out=out.resize_(6)),
+            ]
+
+            def state():
+                return (
+                    torch.are_deterministic_algorithms_enabled(),
+                    torch.is_deterministic_algorithms_warn_only_enabled(),
+                    torch.get_default_dtype(),
+                    tuple(map(id, warnings.filters)),
+                    _python_dispatch.is_in_torch_dispatch_mode(),
+                    torch.is_grad_enabled(),
+                )
+
+            def make_plans():
+                for _ in range(25):
+                    plans.clear()
+                    for call in calls:
+                        call()
+
+            make_plans()  # whatever is imported then may add filters
+            before = state()
+            sys.setswitchinterval(1e-6)
+            maker = threading.Thread(target=make_plans)
+            maker.start()
+            seen = set()
+            looks = 0
+            while maker.is_alive():
+                seen.add(state())
+                looks += 1
+            assert seen == {{before}}, (before, seen)
+            assert looks > 100, looks
+            """,
+            autoload=True,
+        )
 
     def test_conjugates_and_negatives(self, device: str) -> None:
         z = torch.randn(4, dtype=torch.complex64)

@@ -207,6 +207,12 @@ def _kthvalue(
         _one(p, o, picked, self, dim)
 
 
+def _value_and_place(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """A meta function. Torch's own says of CUDA's kernels that they are not deterministic."""
+    shape = torch.any(self, dim, keepdim).shape
+    return self.new_empty(shape), self.new_empty(shape, dtype=torch.int64)
+
+
 def _median_dim(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor, dim: int, skip_nan: bool
 ) -> None:
@@ -222,14 +228,14 @@ def _median_dim(
         _one(p, o, result, x, dim)
 
 
-@planner("median.dim", exact_out=True)
+@planner("median.dim", exact_out=True, meta=_value_and_place)
 def _median(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int, keepdim: bool = False
 ) -> None:
     _median_dim(p, out, self, dim, False)
 
 
-@planner("nanmedian.dim", exact_out=True)
+@planner("nanmedian.dim", exact_out=True, meta=_value_and_place)
 def _nanmedian(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int, keepdim: bool = False
 ) -> None:
@@ -257,7 +263,7 @@ def _nanmedian_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> Non
     _median_of_all(p, out, self, True)
 
 
-@planner("mode", exact_out=True)
+@planner("mode", exact_out=True, meta=_value_and_place)
 def _mode(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int = -1, keepdim: bool = False
 ) -> None:

@@ -646,21 +646,23 @@ class _Call:
         if entry.options.meta is not None:
             result = _run_own_meta(entry, plain)
         else:
-            with ExitStack() as stack:
-                if entry.kind != "functional":  # a resized out= is warned of when it is resized
-                    stack.enter_context(warnings.catch_warnings())
-                    warnings.simplefilter("ignore")
-                try:
-                    result = _ask_meta(entry.op, plain)
-                    if entry.kind == "inplace" and entry.options.pointwise:
-                        # The functional form's says more: mul_'s lets integers become the product with a fraction.
-                        _result_dtypes(self.p, entry, self.arguments, self._targets())
-                except RuntimeError:
-                    if entry.options.pointwise:
-                        _check_broadcast([spec for spec in self.specs if spec is not None])
-                    if entry.kind != "functional" and not any(isinstance(t, list) for t in self._targets()):
-                        _result_dtypes(self.p, entry, self.arguments, self._targets())
-                    raise
+            # A resized out= is warned of when it is resized; meta functions do not warn where it has no elements.
+            outs = [(t, t.shape, t.stride()) for t in _tensors(self._targets())] if entry.kind == "out" else []
+            for spec, *_ in outs:
+                spec.resize_(0)
+            try:
+                result = _ask_meta(entry.op, plain)
+                if entry.kind == "inplace" and entry.options.pointwise:
+                    # The functional form's says more: mul_'s lets integers become the product with a fraction.
+                    _result_dtypes(self.p, entry, self.arguments, self._targets())
+            except RuntimeError:
+                for spec, shape, stride in outs:
+                    spec.as_strided_(shape, stride)
+                if entry.options.pointwise:
+                    _check_broadcast([spec for spec in self.specs if spec is not None])
+                if entry.kind != "functional" and not any(isinstance(t, list) for t in self._targets()):
+                    _result_dtypes(self.p, entry, self.arguments, self._targets())
+                raise
         if result is None:
             return ()
         return tuple(result) if isinstance(result, (tuple, list)) and _returns_several(entry.op) else (result,)
@@ -713,13 +715,7 @@ def _ask_meta(op: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def _meta_function() -> Iterator[None]:
-    """Where meta functions are called: what is CUDA's own about torch's stays out, and errors get the types that
-    torch's kernels raise."""
-    # Some know that CUDA's kernel is not deterministic; whether a device's is, its planner knows.
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    if deterministic:
-        warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-        torch._C._set_deterministic_algorithms(False)
+    """Where meta functions are called: errors get the types that torch's kernels raise."""
     try:
         yield
     except (AssertionError, ValueError) as error:
@@ -727,9 +723,6 @@ def _meta_function() -> Iterator[None]:
         if isinstance(error, ValueError) and not _raised_by_reference(error):
             raise
         raise RuntimeError(str(error)) from error
-    finally:
-        if deterministic:
-            torch._C._set_deterministic_algorithms(True, warn_only=warn_only)
 
 
 def _raised_by_reference(error: Exception) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_map
 
 from torchgraft.plans.builder import PlanBuilder, Unsupported
@@ -30,6 +31,16 @@ class _Trace(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.p = p
 
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Where the calling thread's ops come here. Not `with self`, which sets flags for the whole process besides, by
+        which torch.compile would take other threads for being in a mode."""
+        _push_mode(self)
+        try:
+            yield
+        finally:
+            _pop_mode()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.plan(func, args, kwargs or {})
 
@@ -50,7 +61,7 @@ class _Trace(TorchDispatchMode):
             if by_tensor is not None and by_tensor.kind == "functional":
                 return plan_nested(self.p, by_tensor.op, args, kwargs, None)
         decomposition = torch._decomp.decomposition_table.get(func)
-        with self:
+        with self.active():
             if func.namespace == "prims":  # each says which torch function it is
                 return func.impl_aten(*args, **kwargs)  # type: ignore[attr-defined]
             if composite:
@@ -207,7 +218,7 @@ def decompose(*names: str, check: Callable[..., None] | None = None, replace: bo
 def _planner_of(op: torch._ops.OpOverload, definition: Callable[..., Any] | None) -> Callable[..., None]:
     def plan(p: PlanBuilder, out: Any, *args: Any, **kwargs: Any) -> None:
         args, kwargs = tree_map(lambda x: x.value if isinstance(x, Scalar) else x, (args, kwargs))
-        with _Trace(p):
+        with _Trace(p).active():
             result = definition(*args, **kwargs) if definition is not None else op.decompose(*args, **kwargs)
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         outs = list(out) if isinstance(out, (tuple, list)) else [out]
