@@ -168,6 +168,9 @@ class Sound(NumpyDriver):
     def event_synchronize(self, device: int, event: Any) -> None:
         event.passed.wait()
 
+    def event_synchronize_for(self, device: int, event: Any, seconds: float) -> bool:
+        return bool(event.passed.wait(seconds))
+
     def event_elapsed(self, device: int, start: Any, end: Any) -> float:
         return float(end.time - start.time) * 1e3
 
@@ -501,6 +504,22 @@ class AlwaysIdle(Sound):
 
     def stream_query(self, device: int, stream: Any) -> bool:
         return True
+
+
+class AWaitWithALimitThatDoesNotWait(Sound):
+    delay = SLOW
+    found_by = ("a_wait_with_a_limit",)
+
+    def event_synchronize_for(self, device: int, event: Any, seconds: float) -> bool:
+        return True
+
+
+class AWaitWithALimitThatGivesUp(Sound):
+    delay = SLOW
+    found_by = ("a_wait_with_a_limit",)
+
+    def event_synchronize_for(self, device: int, event: Any, seconds: float) -> bool:
+        return self.event_query(device, event)
 
 
 class NeverIdle(Sound):

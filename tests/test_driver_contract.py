@@ -424,7 +424,7 @@ class Table(ctypes.Structure):
 OPTIONAL = {
     "host_allocate", "host_deallocate", "copy_peer", "event_elapsed",
     "module_compile", "module_load", "module_binary", "module_destroy", "kernel_create", "kernel_destroy", "launch",
-    "event_time_next", "event_times", "device_time",
+    "event_time_next", "event_times", "device_time", "event_synchronize_for",
 }  # fmt: skip
 
 

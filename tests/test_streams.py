@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from conftest import Script
 
 acc = torch.accelerator
 
@@ -198,3 +199,32 @@ def test_capability(device: str) -> None:
     assert {torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool} <= supported
     module = getattr(torch, torch.device(device).type)
     assert (torch.float64 in supported) == module.get_device_properties().has_float64
+
+
+@pytest.mark.parametrize("wait", ["x.cpu()", "x[0, 0].item()", "acc.synchronize()", "event.synchronize()"])
+def test_an_interrupt_ends_a_wait(script: Script, wait: str) -> None:
+    """What was queued goes on, and the process can be used."""
+    script(
+        f"""
+        import os, signal, threading
+        import torch
+        acc = torch.accelerator
+        x = torch.full((1024, 1024), 1 / 1024, device="ocl")
+        weights = torch.full((1024, 1024), 1 / 1024, device="ocl")
+        (x @ weights).cpu()
+        event = torch.Event(device="ocl")
+        for _ in range(250):
+            x = x @ weights
+        event.record()
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            {wait}
+        except KeyboardInterrupt:
+            pass
+        else:
+            raise SystemExit("the wait went on")
+        assert not acc.current_stream().query()  # there is work left
+        torch.testing.assert_close(x.cpu(), torch.full((1024, 1024), 1 / 1024))
+        """,
+        autoload=True,
+    )

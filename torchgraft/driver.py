@@ -275,6 +275,15 @@ class Driver:
     # and without `Capability.EVENT_TIMING` it waits for each command and measures on the host.
 
     @_optional
+    def event_synchronize_for(self, device: int, event: Any, seconds: float) -> bool:
+        """`event_synchronize` for at most so long; whether the event has passed.
+
+        With it Ctrl-C ends a wait of the main thread, which torchgraft then makes in pieces; without it, once the wait
+        is over.
+        """
+        raise NotImplementedError("event_synchronize_for")
+
+    @_optional
     def event_time_next(self, device: int, event: Any) -> None:
         """The calling thread's next launch, copy or fill on the device is timed by `event`, made with timing.
 

@@ -27,6 +27,7 @@
 #include "../runtime/assertions.h"
 #include "../runtime/command.h"
 #include "../runtime/host_allocator.h"
+#include "../runtime/interruption.h"
 #include "../runtime/serialization.h"
 #include "../runtime/stream.h"
 #include "dispatch.h"
@@ -48,8 +49,10 @@ void driver_copy(const Device& device, void* destination, const void* source, si
   const char* what = kind == TG_COPY_HOST_TO_DEVICE   ? "copying to the device"
                      : kind == TG_COPY_DEVICE_TO_HOST ? "copying to the host"
                                                       : "copying on the device";
-  check(device, submit_copy(device, current_stream_handle(device.index), destination, source, bytes, kind, blocking),
-        what);
+  const tg_stream stream = current_stream_handle(device.index);
+  // What the copy would wait for is waited for before it, since a copy that has begun cannot be abandoned.
+  if (blocking && can_interrupt(device)) check(device, wait_interruptibly(device, stream), what);
+  check(device, submit_copy(device, stream, destination, source, bytes, kind, blocking), what);
 }
 
 // The block of pinned memory must not be handed out again before the stream is through with it.

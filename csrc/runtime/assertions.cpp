@@ -30,7 +30,9 @@ struct DeviceErrors {
   std::array<StreamErrors, kMaxStreams> streams;
   std::mutex mutex;               // never held across a call of the driver
   std::vector<void*> call_words;  // zeroed, and nobody's at present
-  std::mutex taking;              // taken by GilSafeLock: an error is raised once
+  // Of calls that failed before they had waited (Ctrl-C), whose kernels may still report; by stream.
+  std::vector<std::pair<c10::StreamId, void*>> abandoned;
+  std::mutex taking;  // taken by GilSafeLock: an error is raised once
 };
 
 // Never destroyed: calls may be running when static destructors do.
@@ -234,30 +236,36 @@ CallErrors::CallErrors(Device& device, c10::Stream stream) : device_(device), st
     lock.lock();
     for (size_t i = 0; i < kCallsPerBlock; ++i) errors.call_words.push_back(block + i * kWordsBytes);
   }
-  words_ = errors.call_words.back();
+  words_.push_back(errors.call_words.back());
   errors.call_words.pop_back();
 }
 
 void CallErrors::raise() {
+  DeviceErrors& errors = errors_of(device_.index);
+  {
+    std::lock_guard lock(errors.mutex);
+    std::erase_if(errors.abandoned, [this](const auto& entry) {
+      if (entry.first == stream_.id()) words_.push_back(entry.second);
+      return entry.first == stream_.id();
+    });
+  }
   wait_for_stream(device_, stream_.id());
   tg_stream stream = stream_handle(device_.index, stream_.id());
-  const Report found = read_words(device_, words_, stream);
-  if (found[0] != 0) clear_words(device_, words_, kWordsBytes, stream);
+  const Report found = read_words(device_, words(), stream);
+  for (void* used : words_)
+    if (used != words() || found[0] != 0) clear_words(device_, used, kWordsBytes, stream);
   {
-    DeviceErrors& errors = errors_of(device_.index);
     std::lock_guard lock(errors.mutex);
-    errors.call_words.push_back(std::exchange(words_, nullptr));
+    errors.call_words.insert(errors.call_words.end(), words_.begin(), words_.end());
   }
+  words_.clear();
   raise_if_any(found);
 }
 
 CallErrors::~CallErrors() {
-  if (words_ == nullptr) return;
-  try {
-    raise();
-  } catch (const std::exception&) {
-    // The call is already failing by another error. Words that could not be cleared are never used again.
-  }
+  DeviceErrors& errors = errors_of(device_.index);
+  std::lock_guard lock(errors.mutex);
+  for (void* used : words_) errors.abandoned.emplace_back(stream_.id(), used);
 }
 
 }  // namespace torchgraft

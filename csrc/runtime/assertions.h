@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "device.h"
 
@@ -43,18 +44,20 @@ void inherit_errors(c10::DeviceIndex index, c10::StreamId waiting, c10::StreamId
 class CallErrors {
  public:
   CallErrors(Device& device, c10::Stream stream);
-  ~CallErrors();  // where the call has failed: its kernels may still be running, so they are waited for
+  // Where the call has failed before its wait (by Ctrl-C, say) its kernels may still report: a later call of the stream
+  // takes care of the words.
+  ~CallErrors();
   CallErrors(const CallErrors&) = delete;
   CallErrors& operator=(const CallErrors&) = delete;
 
-  void* words() const { return words_; }
+  void* words() const { return words_[0]; }
   // Waits for the call's kernels and throws what they have reported.
   void raise();
 
  private:
   Device& device_;
   c10::Stream stream_;
-  void* words_;
+  std::vector<void*> words_;  // its own, then those of calls that failed before they had waited; none once it is over
 };
 
 }  // namespace torchgraft

@@ -7,6 +7,7 @@
 #include "allocator.h"
 #include "assertions.h"
 #include "event.h"
+#include "interruption.h"
 #include "stream.h"
 
 namespace torchgraft {
@@ -79,7 +80,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void* event) const override {
     if (!event) return;
     auto& waited = *static_cast<Event*>(event);
-    synchronize_event(waited);
+    const Device& device = get_device(waited.device);
+    torchgraft::check(device, wait_interruptibly(device, waited.handle), "waiting for an event");
     raise_errors_reported_so_far(waited.device, waited.stream);
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {

@@ -306,6 +306,14 @@ tg_status launch(void* context, int32_t device, tg_stream stream, const tg_launc
 tg_status event_time_next(void* context, int32_t device, tg_event event) {
   return call(context, [&](py::handle driver) { driver.attr("event_time_next")(device, from_handle(event)); });
 }
+tg_status event_synchronize_for(void* context, int32_t device, tg_event event, uint64_t nanoseconds) {
+  return call(context, [&](py::handle driver) {
+    const double seconds = static_cast<double>(nanoseconds) * 1e-9;
+    return driver.attr("event_synchronize_for")(device, from_handle(event), seconds).cast<bool>() ? TG_OK
+                                                                                                  : TG_NOT_READY;
+  });
+}
+
 tg_status event_times(void* context, int32_t device, tg_event event, uint64_t* begin, uint64_t* end) {
   return call(context, [&](py::handle driver) {
     std::tie(*begin, *end) =
@@ -361,6 +369,7 @@ const tg_driver* wrap_python_driver(py::object object) {
   TG_METHOD(event_time_next);
   TG_METHOD(event_times);
   TG_METHOD(device_time);
+  TG_METHOD(event_synchronize_for);
 #undef TG_METHOD
   if (py::getattr(object, "has_compiler", py::bool_(false)).cast<bool>()) {
     t.module_compile = module_compile;

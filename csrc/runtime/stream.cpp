@@ -8,6 +8,7 @@
 
 #include "activity.h"
 #include "assertions.h"
+#include "interruption.h"
 
 namespace torchgraft {
 namespace {
@@ -118,7 +119,7 @@ bool query_stream(c10::Stream stream) {
 
 void wait_for_stream(Device& device, c10::StreamId id) {
   tg_stream handle = stream_handle(device.index, id);
-  auto wait = [&] { return device.driver->stream_synchronize(device.driver->context, device.ordinal, handle); };
+  auto wait = [&] { return wait_interruptibly(device, handle); };
   check(device, collecting() ? collect_wait(device, handle, wait) : wait(), "waiting for a stream");
 }
 
@@ -129,7 +130,13 @@ void synchronize_stream(c10::Stream stream) {
 
 void synchronize_device(c10::DeviceIndex index) {
   Device& device = get_device(index < 0 ? current_device() : index);
-  auto wait = [&] { return device.driver->device_synchronize(device.driver->context, device.ordinal); };
+  auto wait = [&] {
+    if (can_interrupt(device))
+      for (const auto& handle : handles[device.index])
+        if (tg_stream stream = handle.load(std::memory_order_acquire))
+          if (tg_status status = wait_interruptibly(device, stream); status != TG_OK) return status;
+    return device.driver->device_synchronize(device.driver->context, device.ordinal);
+  };
   check(device, collecting() ? collect_wait(device, nullptr, wait) : wait(), "waiting for the device");
   raise_reported_errors(device.index);
 }

@@ -258,6 +258,12 @@ const tg_driver table = {
         },
     .device_time = [](void*, int32_t device,
                       uint64_t* time) { return run("device_time", [&] { *time = device_time(device_at(device)); }); },
+
+    .event_synchronize_for =
+        [](void*, int32_t, tg_event event, uint64_t nanoseconds) {
+          return run("event_synchronize_for",
+                     [&] { return wait_for(*event, std::chrono::nanoseconds(nanoseconds)) ? TG_OK : TG_NOT_READY; });
+        },
 };
 
 }  // namespace

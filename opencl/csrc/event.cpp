@@ -1,6 +1,32 @@
 #include "event.h"
 
+#include <algorithm>
+#include <condition_variable>
+#include <thread>
+
 namespace ocl {
+
+// A command that wakes whoever waits for it with a time limit, which OpenCL's own waits do not have.
+class Bell {
+ public:
+  uint64_t place = 0;  // its number among the stream's commands
+
+  void ring() {
+    std::lock_guard lock(mutex_);
+    rung_ = true;
+    ringing_.notify_all();
+  }
+  bool wait_until(std::chrono::steady_clock::time_point end) {
+    std::unique_lock lock(mutex_);
+    return ringing_.wait_until(lock, end, [this] { return rung_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ringing_;
+  bool rung_ = false;
+};
+
 namespace {
 
 // A command's event, held while it is used without the lock.
@@ -42,15 +68,40 @@ class Held {
 };
 
 // Makes `command` the event's point, and `first` the begin of what it times. Takes both over.
-void point_to(tg_event_& event, cl_event command, cl_event first) {
+void point_to(tg_event_& event, cl_event command, cl_event first, tg_stream_* stream = nullptr) {
   {
     std::lock_guard lock(event.mutex);
     std::swap(command, event.command);
     std::swap(first, event.first);
+    event.stream = stream;
+    event.bell.reset();
   }
   const Api& api = *event.device->api;
   if (command != nullptr) api.clReleaseEvent(command);
   if (first != nullptr) api.clReleaseEvent(first);
+}
+
+// Queued behind the event's point, at the first call; NULL where host functions cannot be queued. It lives until it has
+// rung, though the event may be gone by then.
+std::shared_ptr<Bell> bell_behind(tg_event_& event) {
+  const Device& device = *event.device;
+  std::lock_guard lock(event.mutex);
+  if (event.bell != nullptr || event.stream == nullptr || !device.has_native_kernels) return event.bell;
+  auto bell = std::make_shared<Bell>();
+  auto held = std::make_unique<std::shared_ptr<Bell>>(bell);
+  auto* argument = held.get();
+  const auto ring = [](void* argument) {
+    const std::unique_ptr<std::shared_ptr<Bell>> held(*static_cast<std::shared_ptr<Bell>**>(argument));
+    (*held)->ring();
+  };
+  submit(*event.stream, "clEnqueueNativeKernel", [&](cl_command_queue queue, cl_event* command) {
+    bell->place = event.stream->submitted + 1;
+    return device.api->clEnqueueNativeKernel(queue, ring, &argument, sizeof argument, 0, nullptr, nullptr, 0, nullptr,
+                                             command);
+  });
+  held.release();
+  flush(*event.stream);
+  return event.bell = bell;
 }
 
 }  // namespace
@@ -64,7 +115,7 @@ void destroy_event(tg_event event) {
 
 void record(tg_event_& event, tg_stream_& stream) {
   if (event.device != stream.device) fail_invalid("an event was recorded in a stream of another device");
-  point_to(event, last_event(stream, event.timing), nullptr);
+  point_to(event, last_event(stream, event.timing), nullptr, &stream);
 }
 
 void make_wait(tg_stream_& stream, tg_event_& event) {
@@ -84,6 +135,25 @@ bool is_done(tg_event_& event) { return Held(event).is_done(); }
 void wait(tg_event_& event) {
   const Held held(event);
   if (!held.is_done()) check(event.device->api->clWaitForEvents(1, &held.command), "clWaitForEvents");
+}
+
+bool wait_for(tg_event_& event, std::chrono::nanoseconds most) {
+  constexpr std::chrono::microseconds kShortest(20), kLongest(1000);
+  const auto end = std::chrono::steady_clock::now() + most;
+  const Held held(event);
+  if (held.is_done()) return true;
+  if (const std::shared_ptr<Bell> bell = bell_behind(event)) {
+    const bool rung = bell->wait_until(end);
+    const bool done = held.is_done();
+    // OpenCL takes a moment longer to see that the bell's command is complete.
+    if (rung) note_done(*event.stream, bell->place);
+    return done;
+  }
+  for (auto pause = kShortest; !held.is_done(); pause = std::min(2 * pause, kLongest)) {
+    if (std::chrono::steady_clock::now() >= end) return false;
+    std::this_thread::sleep_for(pause);
+  }
+  return true;
 }
 
 double elapsed_milliseconds(tg_event_& start, tg_event_& end) {

@@ -1,10 +1,16 @@
 // Events: points in a stream, for other streams and the host to wait for, and to measure time between.
 #pragma once
 
+#include <chrono>
+#include <memory>
 #include <mutex>
 
 #include "device.h"
 #include "stream.h"
+
+namespace ocl {
+class Bell;
+}
 
 // The opaque type of the driver's contract.
 struct tg_event_ {
@@ -16,6 +22,8 @@ struct tg_event_ {
   std::mutex mutex;                 // guards what follows
   ocl::cl_event command = nullptr;  // the point; NULL where nothing has to be waited for. Owned.
   ocl::cl_event first = nullptr;    // of the commands that the event times; owned
+  tg_stream_* stream = nullptr;     // that it was recorded in
+  std::shared_ptr<ocl::Bell> bell;  // that rings when the point is passed, if one was asked for
 };
 
 namespace ocl {
@@ -26,6 +34,8 @@ void record(tg_event_& event, tg_stream_& stream);
 void make_wait(tg_stream_& stream, tg_event_& event);
 bool is_done(tg_event_& event);
 void wait(tg_event_& event);
+// Waits for at most so long; whether the event has passed.
+bool wait_for(tg_event_& event, std::chrono::nanoseconds most);
 double elapsed_milliseconds(tg_event_& start, tg_event_& end);
 
 // The event times what the calling thread queues on the event's device, until timing ends.

@@ -172,11 +172,13 @@ void wait(tg_stream_& stream) {
   // lends the waiting thread to the kernels, so that a launch and its wait take 3 us, but 37 if that thread asks first.
   const cl_int status = tail != nullptr ? api.clWaitForEvents(1, &tail) : api.clFinish(queue);
   if (tail != nullptr) api.clReleaseEvent(tail);
-  {
-    std::lock_guard lock(stream.mutex);
-    if (stream.submitted == submitted) become_idle(stream);
-  }
+  note_done(stream, submitted);
   check(status, tail == nullptr ? "clFinish" : "clWaitForEvents");
+}
+
+void note_done(tg_stream_& stream, uint64_t count) {
+  std::lock_guard lock(stream.mutex);
+  if (stream.submitted == count) become_idle(stream);
 }
 
 bool is_idle(tg_stream_& stream) {

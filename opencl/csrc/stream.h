@@ -39,6 +39,8 @@ void destroy_stream(tg_stream stream);
 
 // Blocks until all work of the stream is done; throws if that work failed.
 void wait(tg_stream_& stream);
+// Notes that the stream's first so many commands are done.
+void note_done(tg_stream_& stream, uint64_t count);
 // Whether all work is done. Never blocks.
 bool is_idle(tg_stream_& stream);
 

@@ -150,7 +150,10 @@ def driver_table(path: str | PathLike[str], symbol: str = "torchgraft_driver") -
     return completed
 
 
-OPTIONAL = ("host_allocate", "host_deallocate", "copy_peer", "event_time_next", "event_times", "device_time")
+OPTIONAL = (
+    *("host_allocate", "host_deallocate", "copy_peer"),
+    *("event_time_next", "event_times", "device_time", "event_synchronize_for"),
+)
 
 
 class TableDriver(Driver):
@@ -286,6 +289,9 @@ class TableDriver(Driver):
 
     def event_synchronize(self, device: int, event: Any) -> None:
         self.call("event_synchronize", device, event)
+
+    def event_synchronize_for(self, device: int, event: Any, seconds: float) -> bool:
+        return self.call("event_synchronize_for", device, event, int(seconds * 1e9)) == Status.OK
 
     def event_elapsed(self, device: int, start: Any, end: Any) -> float:
         if not self.table.event_elapsed:

@@ -188,6 +188,10 @@ typedef struct tg_driver {
   tg_status (*event_times)(void* context, int32_t device, tg_event event, uint64_t* begin, uint64_t* end);
   /* What that clock shows at some moment within this call: by it the device's times are brought to the host's. */
   tg_status (*device_time)(void* context, int32_t device, uint64_t* nanoseconds);
+
+  /* event_synchronize for at most so long: TG_OK if the event has passed, TG_NOT_READY if not [optional]. With it
+   * Ctrl-C ends a wait of the main thread, which torchgraft then makes in pieces; without it, once the wait is over. */
+  tg_status (*event_synchronize_for)(void* context, int32_t device, tg_event event, uint64_t nanoseconds);
 } tg_driver;
 
 /* struct_size of the first version. */

@@ -304,6 +304,24 @@ class DriverProtocol:
         self._await(lambda: bench.driver.event_query(bench.device, event), "the event never passed")
         assert_same(into.content, content)
 
+    def test_a_wait_with_a_limit(self, bench: Bench) -> None:
+        driver, device = bench.driver, bench.device
+        if not provides(driver, "event_synchronize_for"):
+            pytest.skip("the driver's waits have no limit")
+        event = bench.new_event()
+        assert driver.event_synchronize_for(device, event, 0.0) is True, "an event that was never recorded has passed"
+        for limit in (0.0, 1e-6, 1.0):
+            address, content = bench.keep_busy(bench.stream)
+            into = bench.host(len(content))
+            bench.submit_read(into, address, len(content))
+            driver.event_record(device, event, bench.stream)
+            began = time.perf_counter()
+            passed = driver.event_synchronize_for(device, event, limit)
+            assert passed or time.perf_counter() - began >= limit, "it gave up before its time"
+            self._await(lambda: driver.event_synchronize_for(device, event, 0.01), "the event never passed")
+            assert_same(into.content, content)
+            assert driver.event_query(device, event) is True
+
     @pytest.mark.parametrize("timing", [False, True])
     def test_a_stream_waits_for_an_event(self, bench: Bench, timing: bool) -> None:
         driver, device = bench.driver, bench.device

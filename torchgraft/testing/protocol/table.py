@@ -18,7 +18,7 @@ ABI_VERSION = int(re.findall(r"#define TG_DRIVER_ABI (\d+)u", HEADER.read_text()
 MEMORY = ("host_allocate", "host_deallocate")
 KERNELS = tuple("module_compile module_load module_binary module_destroy kernel_create kernel_destroy launch".split())
 TIMES = ("event_time_next", "event_times", "device_time")
-OPTIONAL = {*MEMORY, *KERNELS, *TIMES, "copy_peer", "event_elapsed"}
+OPTIONAL = {*MEMORY, *KERNELS, *TIMES, "copy_peer", "event_elapsed", "event_synchronize_for"}
 
 
 class TableProtocol(DriverProtocol):
