@@ -6,8 +6,8 @@ import importlib
 import os
 import platform
 import re
-import stat
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -99,28 +99,30 @@ def environment_variables() -> Iterator[Finding]:
 
 def kernel_cache() -> Iterator[Finding]:
     """Where compiled kernels are kept, how many, and whether they will be."""
-    from torchgraft.codegen.cache import cache_directory
+    from torchgraft.codegen.cache import KernelCache
 
-    folder = cache_directory()
-    if os.environ.get("TORCHGRAFT_CACHE") == "0":
+    cache = KernelCache()
+    folder = cache.directory
+    if not cache.enabled:
         yield Finding("kernel cache", "note", f"{folder}: switched off by TORCHGRAFT_CACHE=0")
         return
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     advice = "set TORCHGRAFT_CACHE_DIR to a folder of your own; without a cache every process compiles its kernels anew"
-    if not os.access(existing, os.W_OK | os.X_OK):
-        yield Finding("kernel cache", "warning", f"{folder} cannot be written by you", advice)
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        yield Finding("kernel cache", "warning", f"{folder} cannot be written: {error}", advice)
+        return
+    if (distrust := cache.distrust()) is not None:
+        yield Finding("kernel cache", "warning", f"{distrust}: not used", f"chmod go-w {folder}, or {advice}")
     elif existing != folder:
         yield Finding("kernel cache", "ok", f"{folder} will be made when it is first needed")
     else:
-        status = folder.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            text = f"{folder} belongs to another user or can be written by others, so it is not used"
-            yield Finding("kernel cache", "warning", text, f"chmod go-w {folder}, or {advice}")
-            return
-        sizes = [path.stat().st_size for path in folder.glob("*/*") if path.is_file()]
-        yield Finding("kernel cache", "ok", f"{folder}: {len(sizes)} kernels, {sum(sizes) / _MIB:.1f} MiB, yours alone")
+        kernels, size = cache.usage()
+        text = f"{folder}: {kernels} kernels, {size / _MIB:.1f} MiB of at most {cache.bound / _MIB:.1f}, yours alone"
+        yield Finding("kernel cache", "ok", text)
 
 
 def registration(modules: Sequence[str]) -> Iterator[Finding]:
