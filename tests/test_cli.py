@@ -178,7 +178,10 @@ def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHGRAFT_OPENCL_LIBRARY", "/nowhere/libOpenCL.so")
+    monkeypatch.setenv("TORCHGRAFT_SECRET_TOKEN", "hunter2")
     report = doctor.examine(backend="ocl").as_json()
+    assert "hunter2" not in json.dumps(report)
+    assert of(report, "environment")["TORCHGRAFT_SECRET_TOKEN"]["state"] == "note"
     assert report["usable"] is False
     opencl = of(report, "backend ocl")
     assert opencl["library /nowhere/libOpenCL.so"]["state"] == "warning"

@@ -22,9 +22,13 @@ VARIABLES = {
 }
 
 
-def in_force() -> dict[str, str]:
-    """The variables that are set: those above, and others that begin with TORCHGRAFT_, as a backend's may."""
-    return {name: value for name, value in sorted(os.environ.items()) if name in VARIABLES or _is_ours(name)}
+def in_force() -> dict[str, str | None]:
+    """The variables that are set: those above, and others that begin with TORCHGRAFT_, as a backend's may.
+
+    Of the others there is only the name: the value, of which nothing is known here, may be a secret.
+    """
+    names = [name for name in sorted(os.environ) if name in VARIABLES or _is_ours(name)]
+    return {name: os.environ[name] if name in VARIABLES else None for name in names}
 
 
 def misspelt() -> dict[str, str]:

@@ -86,13 +86,15 @@ def packages() -> Iterator[Finding]:
 
 
 def environment_variables() -> Iterator[Finding]:
-    """The variables that are set, and those that are probably misspelt."""
+    """The variables that are set, and those that are probably misspelt; values only of those that are known."""
     misspelt = environment.misspelt()
     for name, value in environment.in_force().items():
         if name in misspelt:
-            yield Finding(name, "warning", f"is set to {value!r}, and nothing reads it", f"meant is {misspelt[name]}?")
+            yield Finding(name, "warning", "is set, and nothing reads it", f"meant is {misspelt[name]}?")
+        elif value is None:
+            yield Finding(name, "note", "is set: a variable of a backend, or of nothing that is known here")
         else:
-            yield Finding(name, "note", f"{value!r}: {environment.VARIABLES.get(name, 'a variable of a backend')}")
+            yield Finding(name, "note", f"{value!r}: {environment.VARIABLES[name]}")
     if not environment.in_force():
         yield Finding("environment", "ok", "no variable of torchgraft is set")
 
