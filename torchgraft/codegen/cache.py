@@ -364,7 +364,7 @@ def _is_at(descriptor: int, path: Path) -> bool:
         return False
 
 
-def _unlinked(path: str) -> bool:
+def _unlinked(path: str | Path) -> bool:
     try:
         os.unlink(path)
     except OSError:
