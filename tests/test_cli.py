@@ -1,4 +1,5 @@
-"""`torchgraft doctor` and `torchgraft devices`: what they find where all is well, and where each thing is wrong."""
+"""`torchgraft doctor` and `torchgraft devices`: what they find where all is well, and where each thing is wrong; and
+`torchgraft cache`."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from conftest import Script
 
 from torchgraft import _C
 from torchgraft.cli import doctor, main
+from torchgraft.codegen.cache import KernelCache
 from torchgraft.diagnosis import Finding, child, host
 from torchgraft.diagnosis.probes import PROBES
 
@@ -176,7 +178,10 @@ def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHGRAFT_OPENCL_LIBRARY", "/nowhere/libOpenCL.so")
+    monkeypatch.setenv("TORCHGRAFT_SECRET_TOKEN", "hunter2")
     report = doctor.examine(backend="ocl").as_json()
+    assert "hunter2" not in json.dumps(report)
+    assert of(report, "environment")["TORCHGRAFT_SECRET_TOKEN"]["state"] == "note"
     assert report["usable"] is False
     opencl = of(report, "backend ocl")
     assert opencl["library /nowhere/libOpenCL.so"]["state"] == "warning"
@@ -227,16 +232,60 @@ def test_the_kernel_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TORCHGRAFT_CACHE_DIR", str(folder))
     monkeypatch.delenv("TORCHGRAFT_CACHE", raising=False)
     assert "will be made" in finding().text
-    (folder / "ab").mkdir(parents=True, mode=0o700)
-    folder.chmod(0o700)
-    (folder / "ab" / "cd").write_bytes(bytes(3 << 20))
+    KernelCache().write(KernelCache.key("some"), bytes(3 << 20))
     assert finding().state == "ok"
-    assert "1 kernels, 3.0 MiB" in finding().text
+    assert "1 kernels, 3.0 MiB of at most 512.0" in finding().text
     folder.chmod(0o777)
     assert finding().state == "warning"
     assert "chmod go-w" in finding().advice
     monkeypatch.setenv("TORCHGRAFT_CACHE", "0")
     assert "switched off" in finding().text
+    monkeypatch.delenv("TORCHGRAFT_CACHE")
+    for unusable in ("/dev/null/kernels", "/proc/kernels"):  # which refuse root, too
+        monkeypatch.setenv("TORCHGRAFT_CACHE_DIR", unusable)
+        assert finding().state == "warning"
+        assert f"{unusable} cannot be written: " in finding().text
+
+
+def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*arguments: str, status: int = 0) -> str:
+        assert main(["cache", *arguments]) == status
+        out, err = capsys.readouterr()
+        return out if status == 0 else err
+
+    folder = tmp_path / "kernels"
+    monkeypatch.setenv("TORCHGRAFT_CACHE_DIR", str(folder))
+    monkeypatch.setenv("TORCHGRAFT_CACHE_SIZE", "4M")
+    monkeypatch.delenv("TORCHGRAFT_CACHE", raising=False)
+    empty = f"directory  {folder}\nkernels    0\nsize       0.0 MiB\nbound      4.0 MiB\n"
+    assert said() == empty
+    assert said("clear") == f"removed 0 kernels, 0.0 MiB; 0 kernels, 0.0 MiB left in {folder}\n"
+    assert not folder.exists()
+    cache = KernelCache(bound=1 << 30)
+    for i in range(6):
+        cache.write(KernelCache.key(str(i)), bytes((1 << 20) - 52))
+    assert "kernels    6\nsize       6.0 MiB\nbound      4.0 MiB\n" in said()
+    facts = json.loads(said("--json"))
+    assert facts == {
+        "directory": str(folder),
+        "enabled": True,
+        "kernels": 6,
+        "size": 6 << 20,
+        "bound": 4 << 20,
+        "distrust": None,
+    }
+    assert said("prune") == f"removed 2 kernels, 2.0 MiB; 4 kernels, 4.0 MiB left in {folder}\n"
+    assert said("prune", "--to", "3.5M").startswith("removed 1 kernel, 1.0 MiB; 3 kernels")
+    assert "'much' is not a size" in said("prune", "--to", "much", status=1)
+    assert [cache.read(KernelCache.key(str(i))) is None for i in range(6)] == [True] * 3 + [False] * 3
+    folder.chmod(0o777)
+    assert "not used   " in said()
+    assert "nothing was removed" in said("clear", status=1)
+    folder.chmod(0o700)
+    monkeypatch.setenv("TORCHGRAFT_CACHE", "0")
+    assert "not used   switched off" in said()
+    assert said("clear").startswith("removed 3 kernels, 3.0 MiB; 0 kernels")
+    assert not list(folder.iterdir())
 
 
 def test_the_torch_that_the_core_is_for(script: Script, tmp_path: Path) -> None:

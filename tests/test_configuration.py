@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from torchgraft import environment
+from torchgraft.diagnosis import host
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
@@ -84,3 +85,18 @@ def test_what_is_set_and_what_is_misspelt(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("TORCHGRAFT_ACME_SPEED", "9")
     assert set(environment.in_force()) == {"TORCHGRAFT_DEVICE", "TORCHGRAFT_FALLBACK", "TORCHGRAFT_ACME_SPEED"}
     assert environment.misspelt() == {"TORCHGRAFT_DEVICE": "TORCHGRAFT_DEVICES"}
+
+
+def test_no_values_of_unknown_variables_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in environment.in_force():
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("TORCHGRAFT_FALLBACK", "silent")
+    monkeypatch.setenv("TORCHGRAFT_SECRET_TOKEN", "hunter2")
+    monkeypatch.setenv("TORCHGRAFT_DEVICE", "hunter2")  # misspelt
+    assert environment.in_force()["TORCHGRAFT_FALLBACK"] == "silent"
+    assert "hunter2" not in environment.in_force().values()
+    findings = {finding.subject: finding for finding in host.environment_variables()}
+    assert set(findings) == {"TORCHGRAFT_FALLBACK", "TORCHGRAFT_SECRET_TOKEN", "TORCHGRAFT_DEVICE"}
+    assert "'silent'" in findings["TORCHGRAFT_FALLBACK"].text
+    assert findings["TORCHGRAFT_DEVICE"].state == "warning"
+    assert not any("hunter2" in str(finding) for finding in findings.values())

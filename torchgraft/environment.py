@@ -13,6 +13,7 @@ VARIABLES = {
     "TORCHGRAFT_FALLBACK": "warn, silent or error: what an op without a kernel does",
     "TORCHGRAFT_CACHE": "0 keeps no compiled kernels on disk",
     "TORCHGRAFT_CACHE_DIR": "where compiled kernels are kept",
+    "TORCHGRAFT_CACHE_SIZE": "how much of them is kept, as 512M",
     "TORCHGRAFT_COMPILE_OPTIONS": "more options for the device's compiler",
     "TORCHGRAFT_MEMORY_CACHING": "0 asks the driver for each tensor's memory by itself, for tools that watch accesses",
     "TORCHGRAFT_KERNEL_FORM": "cpu or gpu: forces one form of the kernels that have two",
@@ -21,9 +22,13 @@ VARIABLES = {
 }
 
 
-def in_force() -> dict[str, str]:
-    """The variables that are set: those above, and others that begin with TORCHGRAFT_, as a backend's may."""
-    return {name: value for name, value in sorted(os.environ.items()) if name in VARIABLES or _is_ours(name)}
+def in_force() -> dict[str, str | None]:
+    """The variables that are set: those above, and others that begin with TORCHGRAFT_, as a backend's may.
+
+    Of the others there is only the name: the value, of which nothing is known here, may be a secret.
+    """
+    names = [name for name in sorted(os.environ) if name in VARIABLES or _is_ours(name)]
+    return {name: os.environ[name] if name in VARIABLES else None for name in names}
 
 
 def misspelt() -> dict[str, str]:

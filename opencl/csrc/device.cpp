@@ -3,12 +3,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "error.h"
+#include "pocl_cache.h"
 #include "stream.h"
 
 namespace ocl {
@@ -105,9 +108,9 @@ uint64_t usable_host_memory() {
   return bytes - std::min<uint64_t>(bytes / 4, uint64_t{2} << 30);
 }
 
-bool is_pocl(const Device& device) {
-  return std::string_view(device.properties.platform) == "Portable Computing Language";
-}
+constexpr std::string_view kPocl = "Portable Computing Language";
+
+bool is_pocl(const Device& device) { return device.properties.platform == kPocl; }
 
 MemoryModel choose_memory(const Device& device, cl_bitfield svm, bool& unified) {
   const Api& api = *device.api;
@@ -211,7 +214,11 @@ void add_device(const Platform& platform, cl_device_id id, Devices& devices, Jou
   if (!why.empty()) journal.add({"refused", name, platform_name, why});
 }
 
-void add_devices(const std::vector<Platform>& platforms, Devices& devices, Journal& journal) {
+using Names = std::set<std::string, std::less<>>;
+
+// The platforms' names are added to `names`.
+void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_cache, Devices& devices, Names& names,
+                 Journal& journal) {
   for (const Platform& platform : platforms) {
     const auto about = [&](cl_uint name) {
       return text_of([&](size_t size, void* value, size_t* needed) {
@@ -219,10 +226,13 @@ void add_devices(const std::vector<Platform>& platforms, Devices& devices, Journ
       });
     };
     const std::string name = about(CL_PLATFORM_NAME);
-    journal.add({"platform", name, about(CL_PLATFORM_VENDOR), about(CL_PLATFORM_VERSION)});
+    const bool can_work = name != kPocl || !pocl_cache.used().empty();  // else it ends the process at the first kernel
+    names.insert(name);
     cl_uint count = 0;
-    cl_int status = platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, 0, nullptr, &count);
+    cl_int status = CL_DEVICE_NOT_FOUND;
+    if (can_work) status = platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, 0, nullptr, &count);
     if (status == CL_DEVICE_NOT_FOUND) count = 0, status = CL_SUCCESS;
+    journal.add({"platform", name, about(CL_PLATFORM_VENDOR), about(CL_PLATFORM_VERSION), std::to_string(count)});
     std::vector<cl_device_id> ids(count);
     if (status == CL_SUCCESS && count != 0)
       status = platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, count, ids.data(), nullptr);
@@ -240,6 +250,19 @@ void add_devices(const std::vector<Platform>& platforms, Devices& devices, Journ
 // kernel. It is measured as quick (within 5 %), and binaries cost nothing. Must be set before PoCL runs; a user's own
 // setting stays.
 void prepare_pocl() { setenv("POCL_WORK_GROUP_SPECIALIZATION", "0", /*overwrite=*/0); }
+
+// Why there is no device, for a user who wants one.
+std::string why_none(bool libraries_named, const Names& platforms) {
+  if (libraries_named) return "The libraries that TORCHGRAFT_OPENCL_LIBRARY names offer no OpenCL device.";
+  std::string why = "No OpenCL device was found.";
+  std::string names;
+  for (const std::string& name : platforms) names += (names.empty() ? "" : ", ") + name;
+  if (!names.empty()) why += " These platforms are installed and offer none: " + names + ".";
+  if (platforms.contains(kPocl)) return why;
+  return why +
+         " A GPU's comes with its driver; for the CPU install PoCL (Debian, Ubuntu: apt-get install pocl-opencl-icd), "
+         "or without root Intel's runtime (pip install intel-opencl-rt intel-cmplr-lib-rt).";
+}
 
 }  // namespace
 
@@ -333,17 +356,19 @@ void Journal::add(std::initializer_list<std::string> fields) {
 Devices discover(std::string& why, Journal& journal) {
   check_memory_wish();
   prepare_pocl();
+  PoclCache pocl_cache;
   const std::string wanted_libraries = environment("TORCHGRAFT_OPENCL_LIBRARY");
   const bool named = !wanted_libraries.empty();
 
   Devices devices;
+  Names platform_names;
   std::string problems;
   const auto open = [&](const std::string& path) {
     std::vector<Platform> platforms;
     const std::string problem = open_library(path, platforms);
     if (!problem.empty()) problems += "\n  " + problem;
     journal.add({"library", path, problem});
-    add_devices(platforms, devices, journal);
+    add_devices(platforms, pocl_cache, devices, platform_names, journal);
   };
 
   if (named) {
@@ -357,13 +382,14 @@ Devices discover(std::string& why, Journal& journal) {
       if (devices.empty()) open(path);
     }
   }
-  if (devices.empty()) {
-    why = named
-              ? "The libraries that TORCHGRAFT_OPENCL_LIBRARY names offer no OpenCL device."
-              : "No OpenCL device was found. A GPU's comes with its driver; for the CPU install PoCL (Debian, Ubuntu: "
-                "apt-get install pocl-opencl-icd), or without root Intel's runtime (pip install intel-opencl-rt "
-                "intel-cmplr-lib-rt).";
-    why += problems;
+  if (devices.empty()) why = why_none(named, platform_names) + problems;
+  if (platform_names.contains(kPocl)) {
+    journal.add({"cache", pocl_cache.own(), pocl_cache.problem(), pocl_cache.used()});
+    const std::string warning = pocl_cache.warning();
+    if (devices.empty() && !warning.empty()) why += "\n  " + warning;
+    if (!devices.empty() && !warning.empty()) std::fprintf(stderr, "torchgraft: %s\n", warning.c_str());
+  } else {
+    pocl_cache.forget();
   }
   std::stable_sort(devices.begin(), devices.end(), [](const auto& a, const auto& b) { return rank(*a) < rank(*b); });
   return devices;

@@ -55,9 +55,11 @@ using Devices = std::vector<std::unique_ptr<Device>>;
 
 // What discovery met, for `torchgraft doctor`: a line each, fields separated by tabs, the first one of
 //   library   path, problem (empty if none)
-//   platform  name, vendor, version
+//   platform  name, vendor, version, number of devices
 //   device    name, platform, version, memory model, features
 //   refused   name, platform, why
+//   cache     PoCL's choice of a folder for its kernels, why it is not used (empty if it is), what is used (may be
+//   empty)
 class Journal {
  public:
   void add(std::initializer_list<std::string> fields);

@@ -158,7 +158,7 @@ def test_journal(load: Callable[..., Driver], tmp_path: Path) -> None:
 
     driver = load()
     lines = journal(driver)
-    assert {line[0] for line in lines} <= {"library", "platform", "device", "refused"}
+    assert {line[0] for line in lines} <= {"library", "platform", "device", "refused", "cache"}
     devices = [line[1:] for line in lines if line[0] == "device"]
     assert len(devices) == driver.count
     found = {driver.properties(i).name.decode() for i in range(driver.count)}

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchgraft.diagnosis import Finding
+from torchgraft.diagnosis import Finding, State
 from torchgraft_opencl.driver import driver_library
 from torchgraft_opencl.implementations import offer_to, packaged_implementations
 
@@ -22,7 +22,7 @@ VARIABLES = {
     "OCL_ICD_VENDORS": "the loader's: where the .icd files are",
     "OCL_ICD_FILENAMES": "the loader's: the implementations themselves",
     "POCL_DEVICES": "PoCL's: its devices",
-    "POCL_CACHE_DIR": "PoCL's: its cache of compiled kernels",
+    "POCL_CACHE_DIR": "PoCL's: its cache of compiled kernels; where it cannot be used, a temporary folder is",
 }
 _VENDORS = "/etc/OpenCL/vendors"
 _INSTALL = (
@@ -68,15 +68,19 @@ def _vendor_files(folder: Path) -> Iterator[Finding]:
 def _journal(driver: ctypes.CDLL) -> Iterator[Finding]:
     """What the driver met while it looked for devices (Journal in csrc/device.h)."""
     driver.torchgraft_opencl_journal.restype = ctypes.c_char_p
-    found = False
+    found = has_pocl = False
     for line in driver.torchgraft_opencl_journal().decode(errors="replace").splitlines():
         kind, *fields = line.split("\t")
         if kind == "library":
             path, problem = fields
             yield Finding(f"library {path}", "warning" if problem else "ok", problem or "loads")
         elif kind == "platform":
-            name, vendor, version = fields
-            yield Finding(f"platform {name}", "ok", f"{vendor}, {version}")
+            name, vendor, version, devices = fields
+            state: State = "note" if devices == "0" else "ok"
+            yield Finding(f"platform {name}", state, f"{vendor}, {version}; devices: {devices}")
+        elif kind == "cache":
+            has_pocl = True
+            yield _pocl_cache(*fields)
         elif kind == "device":
             found = True
             name, platform, version, memory, features = fields
@@ -85,4 +89,16 @@ def _journal(driver: ctypes.CDLL) -> Iterator[Finding]:
             name, platform, why = fields
             yield Finding(f"device {name}", "warning", f"{platform}: refused, {why}")
     if not found:
-        yield Finding("OpenCL devices", "problem", "none was found", _INSTALL)
+        advice = "PoCL is installed: see what is said of it above, and whether POCL_DEVICES is right"
+        yield Finding("OpenCL devices", "problem", "none was found", advice if has_pocl else _INSTALL)
+
+
+def _pocl_cache(own: str, problem: str, used: str) -> Finding:
+    """About the folder in which PoCL compiles, without which it has no devices (csrc/pocl_cache.h)."""
+    advice = "set POCL_CACHE_DIR to a folder that you can write, on a disk that is not full"
+    if not problem:
+        return Finding("PoCL's cache", "ok", f"{own} can be written")
+    if not used:
+        return Finding("PoCL's cache", "warning", f"{problem}; nor can a temporary folder be made", advice)
+    state: State = "warning" if os.environ.get("POCL_CACHE_DIR") else "note"
+    return Finding("PoCL's cache", state, f"{problem}; a temporary folder serves for each process", advice)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchgraft import _C
@@ -40,9 +42,24 @@ class CompileCounts:
 
 
 counts = CompileCounts()
-_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A module, and the first kernel that was made of it."""
+
+    module: _C.Module
+    kernel: _C.Kernel
+    from_disk: bool
+
+
 _kernels: dict[tuple[int, Kernel], _C.Kernel] = {}
-_modules: dict[tuple[int, str, str], _C.Module] = {}
+_modules: dict[tuple[int, str, str], _Built] = {}
+# Locks are taken in this order: the turn of a kernel, its claim on disk, the compiler. Who loads a kernel that was
+# compiled before takes no turn but its own, and so waits for nobody's compile.
+_turns: dict[object, threading.Lock] = {}
+_compiler = threading.Lock()
+_counting = threading.Lock()
 
 
 @functools.cache
@@ -65,7 +82,7 @@ def compiled(kernel: Kernel, device: int) -> _C.Kernel:
     key = (device, kernel)
     known = _kernels.get(key)
     if known is None:
-        with _lock:
+        with _turn(key):
             known = _kernels.get(key)
             if known is None:
                 known = _kernels[key] = _make(kernel, device)
@@ -77,12 +94,19 @@ def compiled_source(source: str, name: str, device: int, options: str) -> _C.Ker
 
     Raises: as `compiled`.
     """
-    with _lock:
-        key = (device, source, options)
-        module = _modules.get(key)
-        if module is None:
-            module = _modules[key] = _module(source, name, device, options)
-        return _C.make_kernel(module, name, source, [1])
+    key = (device, source, options)
+    job = _Job(source, name, device, _with_users(options), shared=True)
+    with _turn(key):
+        built = _modules.get(key)
+        if built is not None:
+            try:
+                return job.make(built.module)
+            except RuntimeError:
+                if not built.from_disk:
+                    raise
+                _disk().discard(job.key())  # its binary has not all of its kernels
+        built = _modules[key] = _build(job)
+        return built.kernel
 
 
 def device_dialect(device: int) -> Dialect:
@@ -105,30 +129,91 @@ def has_base_offset_pointers(device: int) -> bool:
     return bool(int(str(_properties(device)["capabilities"])) & _CAP_BASE_OFFSET_POINTERS)
 
 
+@contextlib.contextmanager
+def _turn(key: object) -> Iterator[None]:
+    """Lets one thread at a time make what has this key."""
+    lock = _turns.setdefault(key, threading.Lock())
+    try:
+        with lock:
+            yield
+    finally:
+        _turns.pop(key, None)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is to be compiled, and which kernel is wanted of it.
+
+    Attributes:
+        shared: the source has other kernels too, so that its module does not belong to this one.
+    """
+
+    source: str
+    name: str
+    device: int
+    options: str
+    local: tuple[int, ...] = (1,)
+    shared: bool = False
+
+    def key(self) -> str:
+        """On disk."""
+        properties = _properties(self.device)
+        device = str(properties["name"]), str(properties["driver_version"])
+        return KernelCache.key("" if self.shared else self.name, self.source, self.options, *device)
+
+    def make(self, module: _C.Module) -> _C.Kernel:
+        return _C.make_kernel(module, self.name, self.source, list(self.local))
+
+
+def _with_users(options: str) -> str:
+    return " ".join(filter(None, [options, os.environ.get("TORCHGRAFT_COMPILE_OPTIONS", "")]))
+
+
 def _make(kernel: Kernel, device: int) -> _C.Kernel:
     language = device_dialect(device)
     source = language.render(kernel, has_base_offset_pointers(device))
-    module = _module(source, kernel.name, device, language.options)
-    return _C.make_kernel(module, kernel.name, source, list(kernel.local))
+    return _build(_Job(source, kernel.name, device, _with_users(language.options), kernel.local)).kernel
 
 
-def _module(source: str, name: str, device: int, options: str) -> _C.Module:
-    """The source compiled for a device, or loaded from the disk where it is there."""
-    options = " ".join(filter(None, [options, os.environ.get("TORCHGRAFT_COMPILE_OPTIONS", "")]))
-    properties = _properties(device)
-    disk_key = KernelCache.key(source, options, str(properties["name"]), str(properties["driver_version"]))
-    binary = _disk().read(disk_key)
+def _build(job: _Job) -> _Built:
+    """Loads from the disk what is there and works, and compiles anything else: in one of several processes, where they
+    share a directory."""
+    key = job.key()
+    built = _load(job, key)
+    if built is None:
+        with _disk().claim(key):
+            built = _load(job, key) or _compile(job, key)
+    return built
+
+
+def _load(job: _Job, key: str) -> _Built | None:
+    binary = _disk().read(key)
+    if binary is None:
+        return None
+    module = _C.load_module(job.device, binary)
+    if module is not None:
+        with contextlib.suppress(RuntimeError):  # a binary may load and lack its kernel
+            built = _Built(module, job.make(module), from_disk=True)
+            with _counting:
+                counts.loaded += 1
+            return built
+    _disk().discard(key)
+    return None
+
+
+def _compile(job: _Job, key: str) -> _Built:
+    with _compiler:
+        module, log = _C.compile_module(job.device, job.source, job.options)
+        if module is None:
+            properties = _properties(job.device)
+            device = f"{properties['name']} ({properties['driver_version']})"
+            raise KernelCompileError(job.name, device, log, job.source)
+        with _counting:
+            counts.compiled += 1
+        kernel = job.make(module)
+        binary = None
+        with contextlib.suppress(RuntimeError):  # it is only for the disk
+            binary = module.binary()
     if binary is not None:
-        module = _C.load_module(device, binary)
-        if module is not None:
-            counts.loaded += 1
-            return module
-        _disk().discard(disk_key)
-    module, log = _C.compile_module(device, source, options)
-    if module is None:
-        raise KernelCompileError(name, f"{properties['name']} ({properties['driver_version']})", log, source)
-    counts.compiled += 1
-    binary = module.binary()
-    if binary is not None:
-        _disk().write(disk_key, binary)
-    return module
+        _disk().write(key, binary)
+    return _Built(module, kernel, from_disk=False)

@@ -6,8 +6,8 @@ import importlib
 import os
 import platform
 import re
-import stat
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -86,41 +86,45 @@ def packages() -> Iterator[Finding]:
 
 
 def environment_variables() -> Iterator[Finding]:
-    """The variables that are set, and those that are probably misspelt."""
+    """The variables that are set, and those that are probably misspelt; values only of those that are known."""
     misspelt = environment.misspelt()
     for name, value in environment.in_force().items():
         if name in misspelt:
-            yield Finding(name, "warning", f"is set to {value!r}, and nothing reads it", f"meant is {misspelt[name]}?")
+            yield Finding(name, "warning", "is set, and nothing reads it", f"meant is {misspelt[name]}?")
+        elif value is None:
+            yield Finding(name, "note", "is set: a variable of a backend, or of nothing that is known here")
         else:
-            yield Finding(name, "note", f"{value!r}: {environment.VARIABLES.get(name, 'a variable of a backend')}")
+            yield Finding(name, "note", f"{value!r}: {environment.VARIABLES[name]}")
     if not environment.in_force():
         yield Finding("environment", "ok", "no variable of torchgraft is set")
 
 
 def kernel_cache() -> Iterator[Finding]:
     """Where compiled kernels are kept, how many, and whether they will be."""
-    from torchgraft.codegen.cache import cache_directory
+    from torchgraft.codegen.cache import KernelCache
 
-    folder = cache_directory()
-    if os.environ.get("TORCHGRAFT_CACHE") == "0":
+    cache = KernelCache()
+    folder = cache.directory
+    if not cache.enabled:
         yield Finding("kernel cache", "note", f"{folder}: switched off by TORCHGRAFT_CACHE=0")
         return
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     advice = "set TORCHGRAFT_CACHE_DIR to a folder of your own; without a cache every process compiles its kernels anew"
-    if not os.access(existing, os.W_OK | os.X_OK):
-        yield Finding("kernel cache", "warning", f"{folder} cannot be written by you", advice)
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        yield Finding("kernel cache", "warning", f"{folder} cannot be written: {error}", advice)
+        return
+    if (distrust := cache.distrust()) is not None:
+        yield Finding("kernel cache", "warning", f"{distrust}: not used", f"chmod go-w {folder}, or {advice}")
     elif existing != folder:
         yield Finding("kernel cache", "ok", f"{folder} will be made when it is first needed")
     else:
-        status = folder.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            text = f"{folder} belongs to another user or can be written by others, so it is not used"
-            yield Finding("kernel cache", "warning", text, f"chmod go-w {folder}, or {advice}")
-            return
-        sizes = [path.stat().st_size for path in folder.glob("*/*") if path.is_file()]
-        yield Finding("kernel cache", "ok", f"{folder}: {len(sizes)} kernels, {sum(sizes) / _MIB:.1f} MiB, yours alone")
+        kernels, size = cache.usage()
+        text = f"{folder}: {kernels} kernels, {size / _MIB:.1f} MiB of at most {cache.bound / _MIB:.1f}, yours alone"
+        yield Finding("kernel cache", "ok", text)
 
 
 def registration(modules: Sequence[str]) -> Iterator[Finding]:
