@@ -8,11 +8,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
 #include <set>
 #include <shared_mutex>
+#include <unordered_set>
 #include <vector>
 
 #include "adopted_memory.h"
@@ -24,6 +26,10 @@
 // used on: that stream's order makes it safe to hand out again at once. Small blocks wait in bins of exactly their
 // size, uncoalesced, which makes the usual case a list's pop; when a size runs out, the bins are emptied into the
 // best-fit sets and neighbours join.
+//
+// Random sizes would pile up segments that are too small for what comes next. So the cache is bounded: where a new
+// segment would make it larger than the need (the most that was in use at once) and two fifths of it, unused segments
+// are given back first. A loop that repeats the same sizes does not pay for this each time: see make_room().
 //
 // The mutex of a heap is never held across a call of the driver, since a driver in Python takes the GIL, and a thread
 // with the GIL may be freeing a tensor.
@@ -42,6 +48,8 @@ constexpr size_t kSmallLimit = size_t{1} << 20;
 constexpr size_t kSmallSegment = size_t{2} << 20;
 constexpr size_t kSegmentGranule = size_t{2} << 20;
 constexpr size_t kBins = kSmallLimit / kGranule;
+constexpr uint64_t kScatter = 0x9E3779B97F4A7C15;  // a factor that spreads a number over its upper bits
+constexpr size_t kRemembered = 4096;               // so many excesses are known at most
 
 // TORCHGRAFT_MEMORY_CACHING=0: every block is a segment of its own, of just the bytes that were asked for, and is given
 // back before the next one is taken. For tools that watch accesses: to them a segment is one allocation.
@@ -128,6 +136,7 @@ class Heap {
     Usage usage;
     {
       std::lock_guard lock(mutex_);
+      history_ = (history_ << 8) + bytes * kScatter;
       block = take(pools_of(stream), size);
       if (block) [[likely]]
         usage = hand_out(block, bytes);
@@ -201,48 +210,12 @@ class Heap {
     if (failure) std::rethrow_exception(failure);
   }
 
-  // Gives unused segments back to the driver. Returns whether there were any.
-  bool release_cached() {
-    collect_pending(/*wait=*/true);
-    std::vector<Block*> segments;
-    {
-      std::lock_guard lock(mutex_);
-      for (auto& pools : pools_) {
-        if (!pools) continue;
-        empty_bins(*pools);
-        for (auto& set : pools->sets)
-          for (auto it = set.begin(); it != set.end();) {
-            Block* block = *it++;
-            if (!block->whole()) continue;
-            remove_free(block);
-            segments.push_back(block);
-          }
-      }
-    }
-    if (segments.empty()) return false;
-    // Blocks are free for their stream's next work, not for the driver's taking.
-    const tg_driver* driver = device_.driver;
-    tg_status status = driver->device_synchronize(driver->context, device_.ordinal);
-    if (status != TG_OK) {
-      std::lock_guard lock(mutex_);
-      for (Block* block : segments) add_free(block);
-    }
-    check(device_, status, "waiting for the device before freeing its memory");
-    size_t failed = 0;
-    for (Block* block : segments) {
-      {
-        std::lock_guard lock(mutex_);
-        segments_.erase(block->address);
-        decrease(stats_.segment, block->pool, 1);
-        decrease(stats_.reserved_bytes, block->pool, block->size);
-        if (oversize(block)) stats_.oversize_segments.decrease(1);
-        ++stats_.num_device_free;
-      }
-      if (driver->deallocate(driver->context, device_.ordinal, block->address) != TG_OK) ++failed;
-      delete block;
-    }
-    if (failed) raise_status(device_, TG_ERROR, "freeing memory");
-    return true;
+  // Begins anew: with what is in use as the need, and no loop known.
+  void empty_cache() {
+    release_cached();
+    std::lock_guard lock(mutex_);
+    need_ = active_bytes();
+    excesses_.clear();
   }
 
   DeviceStats stats() {
@@ -310,6 +283,9 @@ class Heap {
   void report(char* address, int64_t change, Usage usage) const {
     c10::reportMemoryUsageToProfiler(address, change, usage.allocated, usage.reserved, torch_device());
   }
+
+  size_t active_bytes() const { return static_cast<size_t>(stats_.active_bytes[0].current); }
+  size_t reserved_bytes() const { return static_cast<size_t>(stats_.reserved_bytes[0].current); }
 
   StreamPools& pools_of(c10::StreamId stream) {
     auto& pools = pools_[stream];
@@ -405,6 +381,7 @@ class Heap {
     increase(stats_.active, block->pool, 1);
     increase(stats_.active_bytes, block->pool, block->size);
     increase(stats_.requested_bytes, block->pool, requested);
+    need_ = std::max(need_, active_bytes());
     if (oversize(block)) [[unlikely]]
       stats_.oversize_allocations.increase(1);
     return current_usage();
@@ -443,6 +420,26 @@ class Heap {
     return best_fit(pools, pool, size);
   }
 
+  // Takes segments that nothing uses out of their sets, the largest first, until they are `excess` bytes.
+  std::vector<Block*> take_unused(size_t excess) {
+    std::vector<Block*> unused;
+    for (auto& pools : pools_) {
+      if (!pools) continue;
+      empty_bins(*pools);
+      for (auto& set : pools->sets)
+        std::copy_if(set.begin(), set.end(), std::back_inserter(unused),
+                     [](const Block* each) { return each->whole(); });
+    }
+    std::sort(unused.begin(), unused.end(), [](const Block* a, const Block* b) { return BySize()(b, a); });
+    size_t taken = 0, count = 0;
+    for (; count < unused.size() && taken < excess; ++count) {
+      taken += unused[count]->size;
+      remove_free(unused[count]);
+    }
+    unused.resize(count);
+    return unused;
+  }
+
   Block* best_fit(StreamPools& pools, Pool pool, size_t size) {
     auto& set = pools.sets[pool - 1];
     auto it = set.lower_bound(size);
@@ -466,14 +463,10 @@ class Heap {
     Block* block = retry(bytes, size, stream);
     if (block) return block;
 
-    size_t comfortable = size;
-    if (pool == kSmallPool)
-      comfortable = kSmallSegment;
-    else if (size < AcceleratorAllocatorConfig::large_segment_size() / 2)
-      comfortable = AcceleratorAllocatorConfig::large_segment_size();
-    else
-      comfortable = round_up(size, kSegmentGranule);
-    if (!caching) {
+    size_t comfortable;
+    if (caching) {
+      comfortable = make_room(size, pool);
+    } else {
       release_cached();
       size = comfortable = bytes;
     }
@@ -495,6 +488,28 @@ class Heap {
     return block;
   }
 
+  // Decides how large the new segment for `size` bytes is to be, and gives as much back as the cache would be larger
+  // than its bound. But a loop that needs more would lose in each round what it needs in the next. It is recognised by
+  // the last sizes that were asked for: where those have led here before, the segment comes on top.
+  size_t make_room(size_t size, Pool pool) {
+    size_t shared = AcceleratorAllocatorConfig::large_segment_size();
+    size_t least = pool == kSmallPool ? kSmallSegment : round_up(size, kSegmentGranule);
+    size_t most = pool == kLargePool && size < shared / 2 ? std::max(shared, least) : least;
+    size_t segment, room;
+    {
+      std::lock_guard lock(mutex_);
+      size_t need = std::max(need_, active_bytes() + size);
+      size_t bound = std::max(need + need / 5 * 2, shared);
+      room = bound - std::min(bound, reserved_bytes());
+      segment = std::clamp(room / kSegmentGranule * kSegmentGranule, least, most);
+      if (segment <= room) return segment;
+      if (excesses_.size() == kRemembered) excesses_.clear();
+      if (!excesses_.insert(history_).second) return segment;
+    }
+    release(segment - room);
+    return segment;
+  }
+
   Block* retry(size_t bytes, size_t size, c10::StreamId stream) {
     Usage usage;
     Block* block;
@@ -506,6 +521,45 @@ class Heap {
     }
     report(block->address, static_cast<int64_t>(block->size), usage);
     return block;
+  }
+
+  // Gives all unused segments back to the driver. Returns whether there were any.
+  bool release_cached() {
+    collect_pending(/*wait=*/true);
+    return release(std::numeric_limits<size_t>::max());
+  }
+
+  // Gives unused segments back, the largest first, until they are `excess` bytes. Returns whether there were any.
+  bool release(size_t excess) {
+    std::vector<Block*> segments;
+    {
+      std::lock_guard lock(mutex_);
+      segments = take_unused(excess);
+    }
+    if (segments.empty()) return false;
+    // Blocks are free for their stream's next work, not for the driver's taking.
+    const tg_driver* driver = device_.driver;
+    tg_status status = driver->device_synchronize(driver->context, device_.ordinal);
+    if (status != TG_OK) {
+      std::lock_guard lock(mutex_);
+      for (Block* block : segments) add_free(block);
+    }
+    check(device_, status, "waiting for the device before freeing its memory");
+    size_t failed = 0;
+    for (Block* block : segments) {
+      {
+        std::lock_guard lock(mutex_);
+        segments_.erase(block->address);
+        decrease(stats_.segment, block->pool, 1);
+        decrease(stats_.reserved_bytes, block->pool, block->size);
+        if (oversize(block)) stats_.oversize_segments.decrease(1);
+        ++stats_.num_device_free;
+      }
+      if (driver->deallocate(driver->context, device_.ordinal, block->address) != TG_OK) ++failed;
+      delete block;
+    }
+    if (failed) raise_status(device_, TG_ERROR, "freeing memory");
+    return true;
   }
 
   // Asks the driver for a segment and cuts the block from it. NULL, and the driver's reason, when there is no memory.
@@ -592,6 +646,9 @@ class Heap {
   std::deque<std::pair<EventPtr, Block*>> pending_;
   DeviceStats stats_;
   uint64_t limit_ = std::numeric_limits<uint64_t>::max();
+  size_t need_ = 0;                        // the most bytes that were in use at once, since the cache was emptied
+  uint64_t history_ = 0;                   // of the last eight sizes that were asked for
+  std::unordered_set<uint64_t> excesses_;  // the histories after which a segment was more than the bound
 };
 
 constinit std::array<std::atomic<Heap*>, kMaxDevices> heaps{};
@@ -666,7 +723,7 @@ class Allocator final : public c10::DeviceAllocator {
   void emptyCache(c10::MempoolId_t) override {
     raise_if_forked();
     for (auto& heap : heaps)
-      if (Heap* used = heap.load()) used->release_cached();
+      if (Heap* used = heap.load()) used->empty_cache();
   }
 
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
