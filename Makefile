@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build demo test test-second conformance conformance-quick conformance-record oclgrind lint format bench docs clean
+.PHONY: help setup build demo test test-all test-second conformance conformance-quick conformance-record oclgrind lint format bench docs clean
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
 	@echo 'make test   run the tests                                                 (ARGS="-k name": pytest options)'
+	@echo 'make test-all   the same, ten minutes of random programs, and the next two (TORCHGRAFT_TEST_SECONDS=3600)'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
 	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (half an hour)   make conformance-quick   a slice of it'
 	@echo 'make oclgrind   kernels under a tool that watches each access'
@@ -25,6 +26,10 @@ demo: setup
 
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)
+
+# Programs that nobody has tried, for so many seconds; see tests/test_random_programs.py.
+test-all: export TORCHGRAFT_TEST_SECONDS ?= 600
+test-all: test test-second conformance-quick
 
 # A second, independent OpenCL: Intel's runtime for the CPU, from PyPI. It serves as the only one here, with a part of the tests.
 SECOND := from torchgraft_opencl.implementations import packaged_implementations as p; print(*p(), sep=":")
