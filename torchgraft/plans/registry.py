@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -722,6 +723,8 @@ def _meta_function() -> Iterator[None]:
         torch._C._set_deterministic_algorithms(False)
     try:
         yield
+    except OverflowError as error:  # a number that is made one of an integer type
+        raise RuntimeError(f"value cannot be converted without overflow: {error}") from error
     except (AssertionError, ValueError) as error:
         # So some of torch's meta functions in Python refuse what its kernels refuse by a RuntimeError.
         if isinstance(error, ValueError) and not _raised_by_reference(error):
@@ -957,6 +960,16 @@ def result_of(op: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> Any:
 def refuse_dtype(name: str, dtype: torch.dtype) -> NoReturn:
     """Says of an op that torch's CPU has none for a dtype either."""
     raise NotImplementedError(f"\"{name}\" not implemented for '{dtype_name(dtype)}', on any device")
+
+
+def check_fits(value: complex, dtype: torch.dtype) -> None:
+    """Refuses a number outside of a real type's range, as torch's kernels do. Integers have no infinities; unsigned
+    ones take negative numbers, which wrap."""
+    most = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
+    least = -most if dtype.is_floating_point else min(-most, torch.iinfo(dtype).min)
+    endless = dtype.is_floating_point and not math.isfinite(value.real)
+    if not endless and not least <= value.real <= most:
+        raise RuntimeError(f"value cannot be converted to type {dtype_name(dtype)} without overflow")
 
 
 def check_floating(self: torch.Tensor, **_: Any) -> None:
