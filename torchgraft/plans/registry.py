@@ -65,6 +65,7 @@ class Options:
     way: str = "native"
     apart: tuple[str, ...] = ()
     exact_out: bool = False
+    typed_by_out: bool = False
     check: Callable[..., None] | None = None
 
 
@@ -292,6 +293,8 @@ def planner(
     eager: Callable[[dict[str, Any], bool], Callable[..., Any] | None] | None = None,
     apart: tuple[str, ...] = (),
     exact_out: bool = False,
+    typed_by_out: bool = False,
+    check: Callable[..., None] | None = None,
     replace: bool = False,
 ) -> Callable[[Planner], Planner]:
     """Declares a function as the planner of ops.
@@ -313,6 +316,9 @@ def planner(
         apart: arguments that a written tensor must not share elements with. Elsewhere the results are as if the inputs
             were copied first.
         exact_out: an `out=` must have the dtype of the result; elsewhere the result is converted to its.
+        typed_by_out: where the argument `dtype` is not given, an `out=` gives it.
+        check: raises what torch raises before it looks at shapes; it gets the overload's arguments by keyword, tensors
+            as specs, `out` among them if there is one.
         replace: takes the place of the planner that an op has, which is an error otherwise.
 
     Raises:
@@ -330,6 +336,8 @@ def planner(
                 eager=eager,
                 apart=apart,
                 exact_out=exact_out,
+                typed_by_out=typed_by_out,
+                check=check,
             )
             register(name, plan, options, replace)
         return plan
@@ -531,6 +539,8 @@ class _Call:
         self.specs: list[torch.Tensor | None] = []  # by slot
         self.first: int | None = None
         self.arguments = {a.name: self._convert(a, self.given[a.name]) for a in parameters(entry.op)}
+        if entry.kind == "out" and entry.options.typed_by_out and self.arguments["dtype"] is None:
+            self.arguments["dtype"] = self.arguments["out"].dtype
 
     # arguments
 
