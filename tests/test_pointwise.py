@@ -6,6 +6,7 @@ Each kernel costs a compile, so dtypes and layouts are crossed for one op of eac
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -304,15 +305,145 @@ def test_large_and_odd_lengths(device: str) -> None:
         torch.testing.assert_close((x.to(device) * 2 + 1).cpu(), x * 2 + 1)
 
 
-def test_integer_division_by_zero_harms_nothing(device: str) -> None:
+DIVISIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "fmod": torch.fmod,
+    "remainder": torch.remainder,
+    "div floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+    "div trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "remainder_": lambda x, y: x.clone().remainder_(y),
+    "fmod_": lambda x, y: x.clone().fmod_(y),
+    "floor_divide_": lambda x, y: x.clone().floor_divide_(y),
+    "out=": lambda x, y: torch.remainder(x, y, out=torch.empty_like(x)),
+    "strided": lambda x, y: torch.remainder(x.expand(3, -1).t(), y),
+}
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_integer_division_by_zero(device: str, name: str, dtype: torch.dtype) -> None:
+    function = DIVISIONS[name]
+    x, y = (torch.tensor(values, dtype=dtype, device=device) for values in ([7, 9, 5], [3, 0, 1]))
+    for divisor in (0, 0, y, y[1], y[1].cpu()):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            function(x, divisor).tolist()
+    for divisor in (3, y + 1):
+        assert torch.equal(function(x, divisor).cpu(), function(x.cpu(), torch.as_tensor(divisor, dtype=dtype).cpu()))
+
+
+def test_numbers_divided_by_zero(device: str) -> None:
+    x = torch.tensor([3, 0, 2], dtype=torch.int8, device=device)
+    for function in (torch.remainder, operator.floordiv):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            function(7, x).tolist()
+    check(device, lambda x: torch.remainder(300, x), x[::2].cpu())
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (2, 3, 5)], ids=str)
+def test_one_zero_among_many_divisors(device: str, shape: tuple[int, ...]) -> None:
+    x, y = torch.ones(shape, dtype=torch.int32), torch.ones(shape, dtype=torch.int32).transpose(0, -1).contiguous()
+    for place in ("cpu", device):
+        by = y.clone().to(place).transpose(0, -1)  # read across the result's order
+        assert (x.to(place) // by).sum() == x.numel()
+        by[-1, -1] = 0
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            (x.to(place) // by).tolist()
+
+
+def test_a_divisor_is_looked_at_at_every_call(device: str) -> None:
+    x = torch.arange(12, dtype=torch.int8)
+    for divisor in (3, 5, -3, 257, -300, 127, True, 2.5):
+        for function in DIVISIONS["%"], DIVISIONS["fmod"], DIVISIONS["//"]:
+            check(device, function, x, divisor)
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):  # as an int8 that is 0
+            DIVISIONS["%"](x.to(device), 256)
+    for nothing in (x[:0], x.view(3, 4)[:, :0]):
+        assert (nothing.to(device) % 0).shape == nothing.shape
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            x.to(device).view(3, 4) % 0
+
+
+def test_division_of_the_least_number(device: str) -> None:
     x = torch.tensor([7, -8, -(2**63)], device=device)
-    zero, minus = torch.zeros_like(x), torch.full_like(x, -1)
-    assert torch.floor_divide(x, zero).tolist() == [0, 0, 0]
-    for function in (torch.remainder, torch.fmod):  # what torch's CUDA kernels give
-        assert function(x, zero).tolist() == [2**32 - 1, -1, -1]
-        assert function(x.int(), zero.int()).tolist() == [-1, -1, -1]
-        assert function(x.byte(), zero.byte()).tolist() == [255, 255, 255]
-    assert torch.floor_divide(x, minus).tolist()[:2] == [-7, 8]
+    assert torch.floor_divide(x, torch.full_like(x, -1)).tolist()[:2] == [-7, 8]
+
+
+@pytest.mark.parametrize("name", ["lt", "le", "gt", "ge", "eq", "ne"])
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [
+        *((dtype, number) for dtype in FLOATS for number in (1e300, -1e300, 65520.0, 2**60 + 1, 16777217)),
+        *((torch.uint8, number) for number in (300, 256, -1, 1e300)),
+        *((torch.int8, number) for number in (255, 128, 300)),
+        (torch.int16, 65535),
+        (torch.int32, 2**32),
+        (torch.bool, 2),
+        *((torch.complex64, number) for number in (1e300, 1e300j)),
+    ],
+    ids=str,
+)
+def test_comparisons_with_numbers_outside_of_the_type(
+    device: str, name: str, dtype: torch.dtype, number: complex
+) -> None:
+    values = [1e38, -1.0, math.inf, -math.inf, math.nan, 0] if dtype.is_floating_point else [0, 1, 44, 127]
+    x = torch.tensor(values, dtype=torch.float64).to(dtype)
+    check(device, getattr(torch, name), x, number)
+    check(device, lambda x: getattr(x.clone(), f"{name}_")(number), x)
+    check(device, lambda x: getattr(torch, name)(x, number, out=torch.empty_like(x, dtype=torch.bool)), x)
+    check(device, torch.isin, x, number)
+
+
+@pytest.mark.parametrize("number", [1e300, -1e300, 1e5, 300, 2**40, True, False, 2, 0], ids=str)
+@pytest.mark.parametrize("dtype", ALL, ids=str)
+def test_powers_of_and_by_any_number(device: str, dtype: torch.dtype, number: float) -> None:
+    x = torch.tensor([1, 2, 0]).to(dtype)
+    check(device, torch.pow, x, number)
+    check(device, lambda x: x.clone().pow_(number), x)
+    check(device, lambda x: torch.pow(number, x), x)
+
+
+def test_lists_and_numbers_outside_of_the_type(device: str) -> None:
+    x = torch.tensor([1, 2], dtype=torch.int8)
+    for function in (torch._foreach_add, torch._foreach_sub, torch._foreach_mul):
+        check(device, lambda x, f=function: torch.stack(f([x, x + 1], 300)), x)  # type: ignore[misc]
+        check(device, lambda x, f=function: torch.stack(f([x, x + 1], [1e300, 2.0])), x.float())  # type: ignore[misc]
+
+
+def test_bucketize_numbers_outside_of_the_type(device: str) -> None:
+    check(device, lambda x: torch.bucketize(300, x), torch.tensor([0, 100], dtype=torch.int8))
+    check(device, lambda x: torch.bucketize(1e300, x), torch.tensor([0.0, 100.0]))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_ldexp(device: str, dtype: torch.dtype) -> None:
+    x = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, 3.0, 1e-7], dtype=dtype)
+    for exponent in (0, 1, 7, -7, 128, 200, 2000, -140, -2000):
+        check(device, torch.ldexp, x, torch.tensor(exponent))
+        check(device, lambda x, n: x.clone().ldexp_(n), x, torch.full((8,), exponent, dtype=torch.int32))
+    check(device, torch.ldexp, x, torch.tensor(2.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_nan_to_num_of_complex_numbers(device: str, dtype: torch.dtype) -> None:
+    x = torch.tensor([complex(math.nan, math.inf), complex(-math.inf, 1), complex(1, math.nan)], dtype=dtype)
+    for given in ((), (1.0, 2.0, 3.0)):
+        expected = torch.nan_to_num(x, *given)
+        y = x.to(device)
+        assert torch.equal(torch.nan_to_num(y, *given).cpu(), expected)
+        assert torch.equal(torch.nan_to_num(y, *given, out=torch.empty_like(y)).cpu(), expected)
+        assert torch.equal(y.nan_to_num_(*given).cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, torch.bool], ids=str)
+def test_masks_are_filled_with_what_fits(device: str, dtype: torch.dtype) -> None:
+    x, mask, index = torch.tensor([1, 0], dtype=dtype), torch.tensor([True, False]), torch.tensor([1])
+    for value in (math.nan, math.inf, -math.inf, 1e300, 2**40, 300, -1, 1.5, True):
+        for given in (value, torch.tensor(value)):
+            check(device, torch.masked_fill, x, mask, given)
+            check(device, lambda x, mask, given: x.clone().masked_fill_(mask, given), x, mask, given)
+            check(device, lambda x, index, given: x.index_fill(0, index, given), x, index, given)
+        check(device, lambda x, v=value: x.clone().fill_(v), x)  # type: ignore[misc]
 
 
 ROUNDED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

@@ -73,6 +73,16 @@ def test_complex_normal(device: str) -> None:
         assert kolmogorov(part, lambda v: PHI(v * math.sqrt(2))) < 2.7
 
 
+def test_means_of_complex_numbers(device: str) -> None:
+    for place in ("cpu", device):  # a number is the mean of both parts
+        x = torch.zeros(N, dtype=torch.complex64, device=place).normal_(3, 0.5).cpu()
+        for part in (x.real, x.imag):
+            assert abs(part.mean() - 3) < 0.05
+            assert abs(part.std() - 0.5 / 2**0.5) < 0.05
+        mean = torch.tensor([1 + 2j, 3], dtype=torch.complex64, device=place)
+        assert torch.equal(torch.normal(mean, 0.0).cpu(), mean.cpu())
+
+
 @pytest.mark.parametrize(
     ("draw", "distribution"),
     [

@@ -231,6 +231,53 @@ def test_out(device: str, name: str) -> None:
     check(op(three.to(device), 1, out=swapped), op(three, 1), 1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["sum", "prod", "cumsum", "cumprod"])
+@pytest.mark.filterwarnings("ignore:Casting complex")
+def test_an_out_gives_the_type(device: str, name: str, dtype: torch.dtype) -> None:
+    """As if it were the argument `dtype`: elements are converted before they are added."""
+    op = getattr(torch, name)
+    for x in (
+        torch.tensor([[1.6, 2.7], [1.7, 3.6]]),
+        torch.tensor([[1 + 1j, 2], [1.5, 3]]),
+        torch.tensor([[2, 3], [0, 1]]),
+    ):
+        if name[:3] == "cum" and dtype == torch.bool:
+            continue
+        out = torch.empty((2, 2) if name[:3] == "cum" else 2, dtype=dtype)
+        expected = op(x, 1, out=out.clone())
+        check(op(x.to(device), 1, out=out.to(device)), expected, 1e-12)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 1, 2), (4, 1, 3, 1, 2)], ids=str)
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("name", ["sum", "amax", "argmin", "max", "all"])
+def test_dimensions_of_one_into_steps(device: str, name: str, keep: bool, shape: tuple[int, ...]) -> None:
+    """The result has more levels than one loop walks."""
+    op = getattr(torch, name)
+    x = make(shape, torch.float32) if name != "all" else make(shape, torch.bool)
+    for dim in range(len(shape)):
+        expected = op(x, dim, keep)
+        several = expected if isinstance(expected, tuple) else (expected,)
+        outs = []
+        for result in several:
+            room = torch.zeros([2 * n for n in reversed(result.shape)], dtype=result.dtype, device=device)
+            outs.append(room.permute(*reversed(range(room.dim())))[tuple(slice(None, None, 2) for _ in result.shape)])
+        op(x.to(device), dim, keep, out=tuple(outs) if isinstance(expected, tuple) else outs[0])
+        for out, result in zip(outs, several, strict=True):
+            check(out, result, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "amax", "mean"])
+def test_into_a_part_of_the_input(device: str, name: str) -> None:
+    """The result is that of the input as it was; torch's CPU reads what it has written."""
+    x = make((3, 3), torch.float32)
+    for dim in (0, 1):
+        for part in (lambda t: t[0], lambda t: t[:, 1], lambda t: t.view(-1)[1:4]):
+            y = x.to(device)
+            check(getattr(torch, name)(y, dim, out=part(y)), getattr(torch, name)(x, dim), 1e-6)
+
+
 def test_accuracy(device: str) -> None:
     """Errors grow no faster than those of torch's CPU by much."""
     x = torch.rand(1 << 22)

@@ -160,6 +160,48 @@ REFUSED: dict[str, tuple[type[Exception], Op]] = {
     "mode": (IndexError, lambda d: torch.mode(floats(d, 5, 0, 5), 1)),
     "cat of numbers": (RuntimeError, lambda d: torch.cat([floats(d, 1)[0], floats(d, 1)[0]])),
     "kthvalue": (IndexError, lambda d: torch.kthvalue(floats(d, 5, 0, 5), 1, 1)),
+    "topk of truth": (RuntimeError, lambda d: torch.ones(3, dtype=torch.bool, device=d).topk(1)),
+    "kthvalue of truth": (NotImplementedError, lambda d: torch.ones(3, dtype=torch.bool, device=d).kthvalue(1)),
+    "argmax of no truth": (RuntimeError, lambda d: torch.ones(0, dtype=torch.bool, device=d).argmax()),
+    "argmin of no truth": (RuntimeError, lambda d: torch.ones(3, 0, dtype=torch.bool, device=d).argmin(1)),
+    "argmax of no complex numbers": (RuntimeError, lambda d: torch.ones(0, dtype=torch.cfloat, device=d).argmax()),
+    "relu of truth": (RuntimeError, lambda d: torch.ones(3, dtype=torch.bool, device=d).relu_()),
+    "elu of integers": (NotImplementedError, lambda d: F.elu(torch.ones(3, dtype=torch.int32, device=d))),
+    "leaky_relu of integers": (NotImplementedError, lambda d: F.leaky_relu(torch.ones(3, dtype=torch.int8, device=d))),
+    "silu of integers": (NotImplementedError, lambda d: F.silu(torch.ones(3, dtype=torch.int32, device=d))),
+    "softplus of truth": (NotImplementedError, lambda d: F.softplus(torch.ones(3, dtype=torch.bool, device=d))),
+    "quotients of truth": (NotImplementedError, lambda d: (floats(d, 3) > 0) // (floats(d, 3) > 9)),
+    "hardtanh of integers to what is none": (RuntimeError, lambda d: F.hardtanh(floats(d, 3).int(), -1, 1e300)),
+    "amax into another type": (
+        RuntimeError,
+        lambda d: torch.amax(floats(d, 3, 3), 0, out=torch.empty(3, dtype=torch.float64, device=d)),
+    ),
+    "amin of truth into bytes": (
+        RuntimeError,
+        lambda d: torch.amin(floats(d, 3, 3) > 0, 0, out=torch.empty(3, dtype=torch.uint8, device=d)),
+    ),
+    "all into complex numbers": (
+        RuntimeError,
+        lambda d: torch.all(
+            torch.ones(3, dtype=torch.cfloat, device=d), 0, out=torch.empty((), dtype=torch.cfloat, device=d)
+        ),
+    ),
+    "any of complex numbers into integers": (
+        RuntimeError,
+        lambda d: torch.any(torch.ones(3, dtype=torch.cfloat, device=d), out=torch.ones((), device=d).long()),
+    ),
+    "nansum of fractions into integers": (
+        NotImplementedError,
+        lambda d: torch.nansum(floats(d, 3), 0, out=torch.empty((), dtype=torch.int64, device=d)),
+    ),
+    "means into another type than they are of": (
+        RuntimeError,
+        lambda d: torch.mean(floats(d, 3), 0, dtype=torch.float32, out=torch.empty((), device=d).double()),
+    ),
+    "running sums into truth": (
+        NotImplementedError,
+        lambda d: torch.cumsum(floats(d, 3), 0, out=torch.empty(3, dtype=torch.bool, device=d)),
+    ),
     "tensor_split of floats": (RuntimeError, lambda d: floats(d, 5).tensor_split(floats(d, 1))),
     "tensor_split of a matrix": (RuntimeError, lambda d: floats(d, 5).tensor_split(torch.ones(1, 1).long())),
 }

@@ -164,10 +164,11 @@ def plan_batch(p: PlanBuilder, batch: Batch, items: Sequence[Item]) -> None:
 
 
 def plan_loops(p: PlanBuilder, loops: Sequence[PlannedLoop]) -> None:
-    """Plans loops over different tensors: those that do the same to tensors that lie flat share launches."""
+    """Plans loops over different tensors: those that do the same to tensors that lie flat, and report nothing, share
+    launches."""
     alike: dict[tuple[Loop, frozenset[str]], list[PlannedLoop]] = {}
     for planned in loops:
-        single = _flat(planned)
+        single = None if planned.loop.fault else _flat(planned)
         if single is None:
             pointwise.plan_loop(p, planned.loop, planned.results, planned.inputs, planned.numbers)
         else:

@@ -71,6 +71,8 @@ class Loop:
     Attributes:
         statements: text before the results' expressions.
         cost: how much an element costs relative to an addition; decides into how many pieces small work is cut.
+        fault: a condition on an element's operands. Where it holds an error is reported: the kernel has two more
+            arguments behind the numbers, the words and the code of an `ErrorReport`, which callers give as numbers.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Loop:
     results: tuple[Result, ...]
     statements: str = ""
     cost: int = 1
+    fault: str = ""
 
 
 def convert(text: str, source: str, target: str) -> str:
@@ -146,6 +149,8 @@ def element(loop: Loop, index: dict[str, str], indent: str, loaded: dict[str, st
         lines.append(f"{value_ctype(operand.compute)} {operand.name} = {value};")
     if loop.statements:
         lines += loop.statements.splitlines()
+    if loop.fault:
+        lines.append(f"tg_bad |= {loop.fault};")
     # All results are computed before any is stored: an output may be an input.
     for result in loop.results:
         lines.append(f"{value_ctype(result.compute)} {result.name}_v = {result.text};")
@@ -163,7 +168,17 @@ def _common_params(loop: Loop) -> list[Parameter]:
     params: list[Parameter] = [Pointer(f"{r.name}_p", r.storage) for r in loop.results]
     params += [Pointer(f"{i.name}_p", i.storage, const=True) for i in loop.inputs]
     params += [Value(n.name, n.type) for n in loop.numbers]
+    if loop.fault:
+        params += [Pointer("tg_errors", "i32"), Value("tg_code", "i32")]
     return params
+
+
+def _reporting(loop: Loop, body: str) -> str:
+    """A kernel's body with the report of what its elements have found. One report at the end leaves the loops without
+    branches."""
+    if not loop.fault:
+        return body
+    return f"  int tg_bad = 0;\n{body}\n  if (tg_bad) tg_report(tg_errors, tg_code, 0);"
 
 
 # Names of the skeletons' own variables start with tg_, so that any argument of an op may lend its name to an operand.
@@ -175,9 +190,8 @@ def contiguous_kernel(loop: Loop, form: str) -> Kernel:
     (i64)."""
     params = [*_common_params(loop), Value("tg_n", "i64"), Value("tg_chunk", "i64")]
     text = element(loop, {o.name: "tg_i" for o in _operands(loop)}, "    ")
-    return Kernel(
-        loop.name, tuple(params), f"{_bounds('long')}{_simple_loop(form, 'long')}\n{text}\n  }}", local=_local(form)
-    )
+    body = f"{_bounds('long')}{_simple_loop(form, 'long')}\n{text}\n  }}"
+    return Kernel(loop.name, tuple(params), _reporting(loop, body), local=_local(form))
 
 
 def _local(form: str) -> tuple[int, ...]:
@@ -215,7 +229,7 @@ def strided_kernel(loop: Loop, form: str, rank: int, index: str, inner: tuple[st
     # alike.
     step = {o.name: (f"{o.name}_s{rank - 1}" if kind == "s" else kind) for o, kind in zip(operands, inner, strict=True)}
     text = _gpu_walk(loop, ctype, rank, step) if form == "gpu" else _cpu_walk(loop, ctype, rank, step)
-    return Kernel(loop.name, tuple(params), _bounds(ctype) + text, local=_local(form))
+    return Kernel(loop.name, tuple(params), _reporting(loop, _bounds(ctype) + text), local=_local(form))
 
 
 def _split(source: str, ctype: str, rank: int, indent: str) -> str:
@@ -317,7 +331,7 @@ def tiled_kernel(loop: Loop, rank: int, index: str, inner: tuple[str, ...], tran
       }}
     }}
   }}"""
-    return Kernel(loop.name, tuple(params), body)
+    return Kernel(loop.name, tuple(params), _reporting(loop, body))
 
 
 def _indented(lines: Sequence[str], indent: str) -> str:
@@ -368,7 +382,7 @@ def plan_loop(
     Args:
         results: specs of the loop's results, all of one shape.
         inputs: specs of its inputs, broadcastable to that shape.
-        numbers: launch arguments for its numbers.
+        numbers: launch arguments for its numbers, and for its report if it has a fault.
     """
     if p.gathered is not None:
         p.gathered.append(PlannedLoop(loop, results, inputs, numbers))

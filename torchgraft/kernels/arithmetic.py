@@ -1,8 +1,7 @@
 """Division, remainders and powers with Python's and torch's rules.
 
-Integer division by zero and of the smallest number by -1 trap on CPUs: here they give 0 and the wrapped negation, so a
-bad divisor spoils one element and not the process. What is left of a division by zero is what torch's CUDA kernels
-leave: all bits, of a long that is not negative the lower 32.
+Integer division by zero and of the smallest number by -1 trap on CPUs: here they give some number and the wrapped
+negation, so that a bad divisor does not end the process; the kernel reports it.
 """
 
 from __future__ import annotations
@@ -18,16 +17,10 @@ inline {t} tg_div_trunc_{s}({t} a, {t} b) {{
   return b == 0 ? ({t})0 : quotient;
 }}"""
 
-_REST = """\
-inline {t} tg_rest_{s}({t} a, {t} b) {{
-  {t} safe = b == 0 || (b == ({t})-1 && ({t})-1 < 0) ? ({t})1 : b;
-  return ({t})(a % safe);
-}}"""
-
 _FMOD = """\
 inline {t} tg_fmod_{s}({t} a, {t} b) {{
-  {t} of_zero = sizeof({t}) == 8 && a >= 0 ? ({t})0xffffffffL : ({t})-1;
-  return b == 0 ? of_zero : tg_rest_{s}(a, b);
+  {t} safe = b == 0 || (b == ({t})-1 && ({t})-1 < 0) ? ({t})1 : b;
+  return ({t})(a % safe);
 }}"""
 
 _REMAINDER = """\
@@ -39,7 +32,7 @@ inline {t} tg_remainder_{s}({t} a, {t} b) {{
 _DIV_FLOOR = """\
 inline {t} tg_div_floor_{s}({t} a, {t} b) {{
   {t} quotient = tg_div_trunc_{s}(a, b);
-  {t} r = tg_rest_{s}(a, b);
+  {t} r = tg_fmod_{s}(a, b);
   return r != 0 && (r < 0) != (b < 0) ? ({t})(quotient - 1) : quotient;
 }}"""
 
@@ -77,7 +70,6 @@ inline {t} tg_lcm_{s}({t} a, {t} b) {{
 for _suffix, _ctype in _INTEGERS.items():
     for _name, _text in (
         ("div_trunc", _DIV_TRUNC),
-        ("rest", _REST),
         ("fmod", _FMOD),
         ("remainder", _REMAINDER),
         ("div_floor", _DIV_FLOOR),

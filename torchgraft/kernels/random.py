@@ -177,7 +177,7 @@ def normal(storage: str, mean: str | None = None, std: str | None = None, pairs:
     Args:
         storage: of the result.
         mean, std: storage types of operands, None for numbers.
-        pairs: the elements are real and imaginary parts of complex numbers: the variance is shared out, the mean real.
+        pairs: the elements are real and imaginary parts of complex numbers: the variance is shared out, the mean not.
     """
     compute = BY_NAME[storage].compute
     numbers = tuple(Number(n, compute) for n, given in (("mean", mean), ("std", std)) if given is None)
@@ -186,7 +186,7 @@ def normal(storage: str, mean: str | None = None, std: str | None = None, pairs:
         words, draw = 4, "tg_normal_pair_f64(((ulong)w0 << 32) | w1, ((ulong)w2 << 32) | w3, &x, &y);"
     else:
         words, draw = 2, "tg_normal_pair_f32(w0, w1, &x, &y);"
-    means = ["mean0", "mean1"] if mean else ["mean", "0" if pairs else "mean"]
+    means = ["mean0", "mean1"] if mean else ["mean", "mean"]
     stds = ["std0", "std1"] if std else ["std", "std"]
     if pairs:
         stds = [f"{s} * (T)0.70710678118654752440" for s in stds]

@@ -627,7 +627,15 @@ def _index_fill(
     _rows_into(p, out, dim, index, value, _FILL_MESSAGE, None, wraps=True)
 
 
-@planner("index_fill.int_Tensor", inplace_safe=True, apart=("index", "value"))
+def _fill_by_number(arguments: dict[str, Any], _: bool) -> Callable[..., torch.Tensor] | None:
+    """A value that may not fit is looked at, as by torch's kernels."""
+    self, value = arguments["self"], arguments["value"]
+    if self.is_floating_point() or self.is_complex() or value.dim() > 0 or value.dtype in (self.dtype, torch.bool):
+        return None
+    return lambda self, dim, index, value: self.index_fill(dim, index, value.item())
+
+
+@planner("index_fill.int_Tensor", inplace_safe=True, apart=("index", "value"), eager=_fill_by_number)
 def _index_fill_tensor(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor
 ) -> None:
@@ -953,7 +961,7 @@ def _search(
     number = not isinstance(values, torch.Tensor)
     if number:
         compute = torch.result_type(boundaries, values.python_type(1))
-        values_type = element_type(compute).compute
+        values_type = p.widest(values, element_type(compute).compute)
     else:
         values = p.contiguous(values)
         compute = torch.promote_types(boundaries.dtype, values.dtype)

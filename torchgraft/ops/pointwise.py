@@ -13,11 +13,12 @@ import torch
 
 from torchgraft.ops.table import Bounds, Kind, row
 from torchgraft.plans import Scalar
-from torchgraft.plans.registry import check_floating
+from torchgraft.plans.registry import check_fits, check_floating
 
 INT_TO_FLOAT = Kind.INT_TO_FLOAT
 ALWAYS_BOOL = Kind.ALWAYS_BOOL
 COMPLEX_TO_FLOAT = Kind.COMPLEX_TO_FLOAT
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 # ---- arithmetic ----
 
@@ -52,12 +53,19 @@ row(
     "self + alpha * other",
     boolean="self || (alpha && other)",
     complex="self + @mul(alpha, other)",
+    cast=("other",),
     check=_check_alpha,
 )
-row("sub.Tensor", "self - alpha * other", complex="self - @mul(alpha, other)", check=_check_difference)
+row(
+    "sub.Tensor",
+    "self - alpha * other",
+    complex="self - @mul(alpha, other)",
+    cast=("other",),
+    check=_check_difference,
+)
 row("rsub.Tensor", "other - alpha * self", complex="other - @mul(alpha, self)", check=_check_difference)
-row("mul.Tensor", "self * other", boolean="self && other", complex="@mul(self, other)")
-row("div.Tensor", "self / other", kind=INT_TO_FLOAT, complex="@div(self, other)", cost=2)
+row("mul.Tensor", "self * other", boolean="self && other", complex="@mul(self, other)", cast=("other",))
+row("div.Tensor", "self / other", kind=INT_TO_FLOAT, complex="@div(self, other)", cast=("other",), cost=2)
 
 
 def _rounded(rounding_mode: str | None = None, **_: Any) -> str:
@@ -74,13 +82,22 @@ def _whole_quotient(other: Any = None, **_: Any) -> Kind:
     return Kind.NO_OPMATH if other == "other" else Kind.DEFAULT
 
 
+def _check_not_bool(
+    self: torch.Tensor, other: torch.Tensor | complex, rounding_mode: str | None = "floor", **_: Any
+) -> None:
+    if rounding_mode is not None and torch.result_type(self, other) == torch.bool:
+        raise NotImplementedError("not implemented for 'Bool'")
+
+
 row(
     "div.Tensor_mode",
     _rounded,
     integer=_rounded_integer,
     kind=lambda rounding_mode=None, **given: INT_TO_FLOAT if rounding_mode is None else _whole_quotient(**given),
     rounded=("self",),
+    divisor="other",
     cost=4,
+    check=_check_not_bool,
 )
 row(
     "floor_divide",
@@ -88,14 +105,27 @@ row(
     integer="@div_floor(self, other)",
     kind=_whole_quotient,
     rounded=("self",),
+    divisor="other",
     cost=4,
+    check=_check_not_bool,
 )
-for _name, _overloads in (("remainder", "remainder.Tensor remainder.Scalar_Tensor"), ("fmod", "fmod.Tensor")):
-    _text = f"@{_name}(self, other)"
-    row(_overloads, _text, integer=_text, promote=("self",), rounded=("self", "other"), cost=4, types="number")
+for _name, _overloads in (
+    ("remainder", "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor"),
+    ("fmod", "fmod.Tensor fmod.Scalar"),
+):
+    row(
+        _overloads,
+        f"@{_name}(self, other)",
+        promote=("self", "other"),
+        rounded=("self", "other"),
+        cast=("self", "other"),
+        divisor="other",
+        cost=4,
+        types="number",
+    )
 for _name in ("gcd", "lcm"):
-    row(_name, f"@{_name}(self, other)", cost=16, types="integer")
-row("addcmul", "self + value * tensor1 * tensor2", complex="self + @mul(value, @mul(tensor1, tensor2))")
+    row(_name, f"@{_name}(self, other)", cost=16, types="integer", check=_check_not_bool)
+row("addcmul", "self + value * tensor1 * tensor2", complex="self + @mul(value, @mul(tensor1, tensor2))", types="number")
 
 
 def _check_quotient(tensor1: torch.Tensor, tensor2: torch.Tensor, **_: Any) -> None:
@@ -172,6 +202,13 @@ def _complex_power_of_scalar(exponent: Any = None, **_: Any) -> str:
     return known.get(_value(exponent), "@pow(self, exponent)")
 
 
+def _check_exponent(self: torch.Tensor, exponent: complex, **_: Any) -> None:
+    """torch's kernel takes the exponent of integers and 16-bit numbers in their own type, in which it must fit."""
+    dtype = torch.result_type(self, exponent)
+    if dtype in (torch.float16, torch.bfloat16, *_INTEGERS):
+        check_fits(exponent, dtype)
+
+
 def _integer_power_of_scalar(exponent: Any = None, **_: Any) -> str:
     value = _value(exponent)
     if value < 0:
@@ -183,10 +220,14 @@ row(
     "pow.Tensor_Scalar",
     _power_of_scalar,
     integer=_integer_power_of_scalar,
+    boolean="self || !exponent",
     complex=_complex_power_of_scalar,
     promote=("exponent",),
     rounded=("exponent",),
+    cast=("exponent",),
+    own_meta=True,  # torch's makes int64 of bool
     cost=4,
+    check=_check_exponent,
 )
 row(
     "pow.Tensor_Tensor",
@@ -204,6 +245,19 @@ row(
     complex="@pow(self, exponent)",
     promote=("self",),
     rounded=("self",),
+    cast=("self",),
+    own_meta=True,  # torch's makes int64 of bool
+    cost=16,
+    types="number",
+)
+
+
+# The product with a power of two that does not fit would make NaN of 0 and infinity.
+row(
+    "ldexp.Tensor",
+    "isfinite(other) && other == @trunc(other) ? ldexp(self, convert_int_sat(other)) : self * exp2(other)",
+    kind=INT_TO_FLOAT,
+    complex="@mul(self, @pow((T)(2, 0), other))",
     cost=16,
 )
 
@@ -258,6 +312,7 @@ for _name, _sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt
         complex=_complex,
         promote=("other",),
         rounded=("self", "other"),
+        cast=("other",),
     )
 
 _TRUE = "({0}.x != 0 || {0}.y != 0)"
@@ -291,12 +346,30 @@ row("isneginf", "self == -INFINITY", kind=ALWAYS_BOOL, integer="0", check=_check
 row("isinf", "isinf(self)", kind=ALWAYS_BOOL, integer="0", complex="isinf(self.x) || isinf(self.y)")
 row("signbit", "@signbit(self)", kind=ALWAYS_BOOL, integer="self < 0", boolean="0", exact_out=True)
 row("where.self", "condition ? self : other", complex="condition ? self : other", keep=("condition",))
-row(
-    "masked_fill.Scalar masked_fill.Tensor",
-    "mask ? value : self",
-    complex="mask ? value : self",
-    keep=("mask",),
-)
+
+
+def _check_filling(self: torch.Tensor, value: torch.Tensor | complex, **_: Any) -> None:
+    if self.dtype in _INTEGERS and isinstance(value, (int, float)):
+        check_fits(value, self.dtype)
+
+
+def _fill_by_number(arguments: dict[str, Any], _: bool) -> Callable[..., torch.Tensor] | None:
+    """A value that may not fit is looked at, as by torch's kernels."""
+    self, value = arguments["self"], arguments["value"]
+    if self.dtype not in _INTEGERS or value.dim() > 0 or value.dtype in (self.dtype, torch.bool):
+        return None
+    return lambda self, mask, value: self.masked_fill(mask, value.item())
+
+
+for _name, _eager in (("masked_fill.Scalar", None), ("masked_fill.Tensor", _fill_by_number)):
+    row(
+        _name,
+        "mask ? value : self",
+        complex="mask ? value : self",
+        keep=("mask",),
+        eager=_eager,
+        check=_check_filling,
+    )
 
 
 def _check_heaviside(self: torch.Tensor, values: torch.Tensor, out: torch.Tensor | None = None, **_: Any) -> None:
@@ -458,22 +531,41 @@ row(
     complex=lambda nan=None, posinf=None, neginf=None, **_: (
         f"(T)({_replaced('self.x', '.x', nan, posinf, neginf)}, {_replaced('self.y', '.x', nan, posinf, neginf)})"
     ),
+    own_meta=True,  # torch's knows no complex numbers in place
     exact_out=True,
 )
 
 # ---- activations ----
 
-row("relu", "self != self ? self : (self > 0 ? self : (T)0)", types="number")
-row("silu", "@silu(self)", kind=INT_TO_FLOAT, complex="@silu(self)", cost=4, types="float")
+
+def _check_relu(self: torch.Tensor, **_: Any) -> None:
+    if self.dtype == torch.bool:
+        raise RuntimeError("Boolean inputs not supported for relu")
+
+
+row("relu", "self != self ? self : (self > 0 ? self : (T)0)", types="number", check=_check_relu)
+row("silu", "@silu(self)", complex="@silu(self)", cost=4, types="float")
 row("mish", "@mish(self)", cost=8, types="float")
 row("hardswish", "self * (self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", types="float")
 row("hardsigmoid", "(self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", types="float")
 _AT_LEAST_MIN = "(self < min_val ? min_val : self)"
 row("hardtanh", f"self != self ? self : {_AT_LEAST_MIN} > max_val ? max_val : {_AT_LEAST_MIN}", types="number")
-row("leaky_relu", "self > 0 ? self : self * negative_slope", types="float")
-row("elu", "self > 0 ? self * scale : @expm1(self * input_scale) * (alpha * scale)", cost=4, types="float")
+row("leaky_relu", "self > 0 ? self : self * negative_slope", types="float", check=check_floating)
+row(
+    "elu",
+    "self > 0 ? self * scale : @expm1(self * input_scale) * (alpha * scale)",
+    cost=4,
+    types="float",
+    check=check_floating,
+)
 row("threshold", "self <= threshold ? value : self", types="number")
-row("softplus", "self * beta > threshold ? self : @log1p(@exp(self * beta)) / beta", cost=8, types="float")
+row(
+    "softplus",
+    "self * beta > threshold ? self : @log1p(@exp(self * beta)) / beta",
+    cost=8,
+    types="float",
+    check=check_floating,
+)
 row(
     "softshrink",
     "self > lambd ? self - lambd : self < -lambd ? self + lambd : self * 0",

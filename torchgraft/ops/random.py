@@ -84,10 +84,25 @@ def _normal(
     plan_draw(p, kernels.normal(_floating(out), pairs=pairs), [out], numbers=[mean, std])
 
 
-@planner("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", inplace_safe=True)
+def _normal_meta(mean: Any, std: Any, generator: None) -> torch.Tensor:
+    """torch's own compares complex means with 0."""
+    if isinstance(mean, torch.Tensor) and mean.is_complex():
+        other = std if isinstance(std, torch.Tensor) else mean
+        return mean.new_empty(torch.broadcast_shapes(mean.shape, other.shape))
+    return torch.normal(mean, std)
+
+
+@planner("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", inplace_safe=True, meta=_normal_meta)
 def _normal_of(p: PlanBuilder, out: torch.Tensor, mean: Any, std: Any, *, generator: None) -> None:
     if out.is_complex():
-        raise Unsupported("complex means and deviations")
+        if isinstance(std, torch.Tensor):
+            raise Unsupported("several deviations of complex numbers")
+        p.within(std, 0, None, "normal expects std >= 0.0, but found std {}")
+        noise = p.empty_like(out)
+        pairs = torch.view_as_real(noise)
+        plan_draw(p, kernels.normal(_floating(pairs), pairs=True), [pairs], numbers=[0.0, std])
+        p.call_out(torch.ops.aten.add.Tensor, out, noise, mean)
+        return
     parts = (mean, std)
     storages = [element_type(x.dtype).name if isinstance(x, torch.Tensor) else None for x in parts]
     if isinstance(std, Scalar):

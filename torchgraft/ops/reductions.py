@@ -17,6 +17,7 @@ from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import reduce as kernels
 from torchgraft.kernels.reduce import Reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
+from torchgraft.plans.registry import dtype_name, refuse_dtype
 
 aten = torch.ops.aten
 
@@ -150,16 +151,17 @@ def plan_reduction(
         if others:
             raise Unsupported("inputs of several dimensions that do not lie together")
         kept_dims = [d for d in range(x.dim()) if d not in dims]
-        x = p.contiguous(x.permute(kept_dims + dims))
-        flat = targets[0] if targets[0].dim() < x.dim() or not dims else targets[0].permute(kept_dims + dims)
-        dims = list(range(len(kept_dims), x.dim()))
-        geometry = _geometry(x, flat, dims, bool(reduction.index))
+        order = kept_dims + dims
+        moved = p.contiguous(x.permute(order))
+        flat = targets[0] if targets[0].dim() < x.dim() or not dims else targets[0].permute(order)
+        geometry = _geometry(moved, flat, list(range(len(kept_dims), x.dim())), bool(reduction.index))
         if geometry is None:  # the result's own strides do not merge
             temporaries = [p.empty(out.shape, out.dtype) for out in targets]
-            plan_reduction(p, reduction, temporaries, x.permute(_inverse(kept_dims + dims)), dims, values)
+            plan_reduction(p, reduction, temporaries, moved.permute(_inverse(order)), dims, values)
             for out, temporary in zip(outs, temporaries, strict=True):
                 p.copy(out, temporary)
             return
+        x = moved
     layout = _layout_gpu if p.form == "gpu" else _layout_cpu
     layout(p, reduction, targets, x, geometry, values, others)
     for out, target in zip(outs, targets, strict=True):
@@ -284,14 +286,17 @@ def _layout_gpu(
 # ---- sums ----
 
 
+def converted(p: PlanBuilder, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The input of a sum or product of a dtype: as torch's CPU, fractions and imaginary parts are cut off before."""
+    cut = x.is_floating_point() and not (dtype.is_floating_point or dtype.is_complex)
+    return p.cast(x, dtype) if cut or x.is_complex() != dtype.is_complex else x
+
+
 def _sum(
     p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: list[int], mean: bool = False, nan: bool = False
 ) -> None:
     to = element_type(out.dtype)
-    if x.is_complex() and not to.is_complex:
-        x = p.cast(x, out.dtype)
-    if to.is_complex and not x.is_complex():
-        x = p.cast(x, out.dtype)
+    x = converted(p, x, out.dtype)
     if out.dtype == torch.bool:
         plan_reduction(p, kernels.truth(False, x.is_complex()), [out], x, dims)
         return
@@ -300,12 +305,19 @@ def _sum(
     plan_reduction(p, kernels.total(to.accumulate, to.name, mean, nan), [out], x, dims)
 
 
-@planner("sum")
+def _check_dtype_of_out(dtype: torch.dtype | None = None, out: torch.Tensor | None = None, **_: Any) -> None:
+    if dtype is not None and out is not None and dtype != out.dtype:
+        raise RuntimeError(
+            f"Expected out tensor to have dtype {dtype_name(dtype)}, but got {dtype_name(out.dtype)} instead"
+        )
+
+
+@planner("sum", typed_by_out=True)
 def sum_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, dtype: torch.dtype | None = None) -> None:
     _sum(p, out, self, reduced_dims(self.dim(), None))
 
 
-@planner("sum.dim_IntList")
+@planner("sum.dim_IntList", typed_by_out=True)
 def sum_dim(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -326,7 +338,15 @@ def _nansum_meta(
     return result
 
 
-@planner("nansum", meta=_nansum_meta)
+def _check_nansum(
+    self: torch.Tensor, dtype: torch.dtype | None = None, out: torch.Tensor | None = None, **_: Any
+) -> None:
+    if dtype is None and out is not None and self.is_floating_point() and not out.is_floating_point():
+        refuse_dtype("nansum", out.dtype)
+    _check_dtype_of_out(dtype, out)
+
+
+@planner("nansum", meta=_nansum_meta, check=_check_nansum)
 def nansum(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -341,12 +361,12 @@ def nansum(
     _sum(p, out, self, reduced_dims(self.dim(), dim), nan=self.is_floating_point())
 
 
-@planner("mean")
+@planner("mean", check=_check_dtype_of_out)
 def mean_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, dtype: torch.dtype | None = None) -> None:
     _sum(p, out, self, reduced_dims(self.dim(), None), mean=True)
 
 
-@planner("mean.dim")
+@planner("mean.dim", check=_check_dtype_of_out)
 def mean_dim(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -361,20 +381,19 @@ def mean_dim(
 
 def _prod(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: list[int]) -> None:
     to = element_type(out.dtype)
-    if x.is_complex() != to.is_complex:
-        x = p.cast(x, out.dtype)
+    x = converted(p, x, out.dtype)
     if out.dtype == torch.bool:
         plan_reduction(p, kernels.truth(True, x.is_complex()), [out], x, dims)
         return
     plan_reduction(p, kernels.product(to.accumulate, to.name), [out], x, dims)
 
 
-@planner("prod")
+@planner("prod", typed_by_out=True)
 def prod_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, dtype: torch.dtype | None = None) -> None:
     _prod(p, out, self, reduced_dims(self.dim(), None))
 
 
-@planner("prod.dim_int")
+@planner("prod.dim_int", typed_by_out=True)
 def prod_dim(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -434,12 +453,20 @@ def _extreme_meta(op: torch._ops.OpOverload, name: str) -> Callable[..., Any]:
     return meta
 
 
-@planner("amax", meta=_extreme_meta(aten.amax.default, "amax"))
+def _check_alike(self: torch.Tensor, out: torch.Tensor | None = None, **_: Any) -> None:
+    if out is not None and out.dtype != self.dtype:
+        raise RuntimeError(
+            f"Expected the dtype for input and out to match, but got {dtype_name(self.dtype)} for input's dtype and "
+            f"{dtype_name(out.dtype)} for out's dtype."
+        )
+
+
+@planner("amax", meta=_extreme_meta(aten.amax.default, "amax"), check=_check_alike)
 def amax(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> None:
     _extreme(p, out, self, reduced_dims(self.dim(), dim), True)
 
 
-@planner("amin", meta=_extreme_meta(aten.amin.default, "amin"))
+@planner("amin", meta=_extreme_meta(aten.amin.default, "amin"), check=_check_alike)
 def amin(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> None:
     _extreme(p, out, self, reduced_dims(self.dim(), dim), False)
 
@@ -475,11 +502,12 @@ def _arg(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int | None, gr
 
 def _arg_meta(op: torch._ops.OpOverload, name: str) -> Callable[..., torch.Tensor]:
     def meta(self: torch.Tensor, dim: int | None, keepdim: bool) -> torch.Tensor:
+        if self.dtype == torch.bool or self.is_complex():
+            kind = "bool" if self.dtype == torch.bool else "complex"
+            raise RuntimeError(f"{name}(): does not support {kind} input")
         if dim is None and self.numel() == 0:
             raise IndexError(f"{name}(): Expected reduction dim to be specified for input.numel() == 0.")
         check_some(name, self, dim)
-        if self.dtype == torch.bool:
-            raise RuntimeError(f"{name}(): does not support bool input")
         result: torch.Tensor = op(self, dim, keepdim)
         return result
 
@@ -534,9 +562,13 @@ def _declare_truth(name: str, every: bool) -> None:
     ) -> None:
         _truth(p, out, self, reduced_dims(self.dim(), dim, empty_is_all=False), every)
 
-    planner(name, exact_out=True)(over_all)
-    planner(f"{name}.dim", exact_out=True)(over_dim)
-    planner(f"{name}.dims", exact_out=True)(over_dims)
+    def check(out: torch.Tensor | None = None, **_: Any) -> None:
+        if out is not None and out.dtype not in (torch.bool, torch.uint8):
+            raise RuntimeError(f"{name} only supports bool tensor for result, got: {dtype_name(out.dtype)}")
+
+    planner(name, check=check)(over_all)
+    planner(f"{name}.dim", check=check)(over_dim)
+    planner(f"{name}.dims", check=check)(over_dims)
 
 
 _declare_truth("any", False)

@@ -10,6 +10,7 @@ from torch._prims_common import canonicalize_dim
 from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import scan as kernels
 from torchgraft.ops.entries import enter
+from torchgraft.ops.reductions import converted
 from torchgraft.plans import PlanBuilder, Unsupported, planner
 from torchgraft.plans.registry import refuse_dtype
 
@@ -26,8 +27,9 @@ def _levels(x: torch.Tensor, dim: int) -> tuple[int, int, int]:
 
 
 def _scan(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, how: str) -> None:
-    if x.is_complex() != out.is_complex():
-        x = p.cast(x, out.dtype)
+    if out.dtype == torch.bool:
+        refuse_dtype(p.op, out.dtype)
+    x = converted(p, x, out.dtype)
     in_type, out_type = element_type(x.dtype).name, element_type(out.dtype).name
     outer, size, inner = _levels(x, dim)
     gpu, wide = p.form == "gpu", p.device.float64
@@ -50,14 +52,14 @@ def _scan(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, how: str
     p.launch(kernel, (outer * ceil_div(inner, chunk),), [x, out, outer, size, inner, chunk])
 
 
-@planner("cumsum", contiguous=True, inplace_safe=True)
+@planner("cumsum", contiguous=True, inplace_safe=True, typed_by_out=True)
 def cumsum(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None
 ) -> None:
     _scan(p, out, self, dim, "sum")
 
 
-@planner("cumprod", contiguous=True, inplace_safe=True)
+@planner("cumprod", contiguous=True, inplace_safe=True, typed_by_out=True)
 def cumprod(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None
 ) -> None:

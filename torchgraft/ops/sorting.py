@@ -11,6 +11,7 @@ from torchgraft.kernels import sorting as kernels
 from torchgraft.kernels.indexing import MOVES
 from torchgraft.ops.reductions import check_some
 from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
+from torchgraft.plans.registry import refuse_dtype
 
 aten = torch.ops.aten
 
@@ -141,7 +142,13 @@ def _sort_plain(
     _sort(p, out, self, dim, descending)
 
 
-@planner("topk")
+def _topk_meta(self: torch.Tensor, k: int, dim: int, largest: bool, sorted: bool) -> Any:
+    if self.dtype == torch.bool:
+        raise RuntimeError("topk does not support bool dtypes on CPU")
+    return aten.topk.default(self, k, dim, largest, sorted)
+
+
+@planner("topk", meta=_topk_meta)
 def _topk(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor],
@@ -187,6 +194,8 @@ def _one(p: PlanBuilder, out: torch.Tensor, rows: torch.Tensor, x: torch.Tensor,
 
 def _kthvalue_meta(self: torch.Tensor, k: int, dim: int, keepdim: bool) -> Any:
     check_some("kthvalue", self, dim)
+    if self.dtype == torch.bool:
+        refuse_dtype("kthvalue", self.dtype)
     return aten.kthvalue.default(self, k, dim, keepdim)
 
 

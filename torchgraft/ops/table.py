@@ -52,12 +52,16 @@ def row(
     promote: tuple[str, ...] = (),
     keep: tuple[str, ...] = (),
     rounded: tuple[str, ...] = (),
+    cast: tuple[str, ...] = (),
+    divisor: str = "",
     statements: Text = "",
     cost: int = 1,
     types: str = "all",
     complex_to_real: bool = False,
     within: Bounds | Callable[..., Bounds] = _ANYTHING,
+    own_meta: bool = False,
     exact_out: bool = False,
+    eager: Callable[[dict[str, Any], bool], Callable[..., Any] | None] | None = None,
     check: Callable[..., None] | None = None,
     replace: bool = False,
 ) -> None:
@@ -79,6 +83,9 @@ def row(
         keep: tensor arguments that keep their own type and take no part in promotion.
         rounded: numbers, and tensors that another decides the type of, that 16-bit types round before they are
             computed with, as torch does where its kernel takes them in the tensor's own type.
+        cast: numbers that are converted to the compute type without a check that they fit, as torch does where its
+            kernel takes them as tensors. Others must fit.
+        divisor: the operand that integers are divided by: where it is 0 the op raises torch's RuntimeError.
         statements: text before the expressions.
         cost: of one element relative to an addition.
         types: compute types that the op has on torch's CPU too: "all", "float" (with complex where there is an
@@ -86,7 +93,9 @@ def row(
         complex_to_real: the result of complex arguments is real; the kind COMPLEX_TO_FLOAT says so too.
         within: bounds of scalar arguments, each None for none, and what a RuntimeError says of others, "{}" being the
             value. A function gets the call's static arguments by keyword.
+        own_meta: the results' dtypes are as `kind` says also where torch has a meta function, which says otherwise.
         exact_out: an `out=` must have the dtype of the result; elsewhere the result is converted to its.
+        eager: as for `planner`.
         check: raises what torch raises before it looks at shapes; it gets the overload's arguments by keyword, tensors
             as specs, `out` among them if there is one.
         replace: takes the place of the planner that an op has, which is an error otherwise.
@@ -96,7 +105,7 @@ def row(
     """
     for name in names.split():
         op = resolve(name)
-        _check_row(name, op._schema, promote, (*keep, *rounded))
+        _check_row(name, op._schema, promote, (*keep, *rounded, *cast, *([divisor] if divisor else [])))
         plan = _RowPlanner(
             name,
             op._schema.arguments,
@@ -108,6 +117,8 @@ def row(
             promote,
             keep,
             rounded,
+            cast,
+            divisor,
             statements,
             cost,
             types,
@@ -115,8 +126,8 @@ def row(
             within,
         )
         # torch's own refuses a complex out= for the real numbers that are made of complex ones; its kernels do not.
-        meta = plan.meta if plan.complex_to_real or not has_meta(op) else None
-        options = Options(pointwise=True, cpu_tensors="value", meta=meta, exact_out=exact_out, check=check)
+        meta = plan.meta if own_meta or plan.complex_to_real or not has_meta(op) else None
+        options = Options(pointwise=True, cpu_tensors="value", meta=meta, eager=eager, exact_out=exact_out, check=check)
         register(name, plan, options, replace)
 
 
@@ -144,6 +155,8 @@ class _RowPlanner:
         promote: tuple[str, ...],
         keep: tuple[str, ...],
         rounded: tuple[str, ...],
+        cast: tuple[str, ...],
+        divisor: str,
         statements: Text,
         cost: int,
         types: str,
@@ -158,7 +171,7 @@ class _RowPlanner:
         self.text, self.kind = text, kind
         self.integer, self.boolean, self.complex = integer, boolean, complex_text
         self.keep, self.statements, self.cost, self.types = keep, statements, cost, types
-        self.rounded = rounded
+        self.rounded, self.cast, self.divisor = rounded, cast, divisor
         self.complex_to_real, self.within = complex_to_real, within
 
     def __call__(self, p: PlanBuilder, out: Any, *args: Any, **kwargs: Any) -> None:
@@ -184,6 +197,7 @@ class _RowPlanner:
         numbers: list[pointwise.Number] = []
         values: list[Any] = []
         foreign: list[str] = []  # what has another type than the one that is computed for
+        given: dict[str, str] = {}  # the type of what is converted in the kernel
         for name, argument in arguments.items():
             if name not in used:
                 continue
@@ -200,13 +214,22 @@ class _RowPlanner:
                     inputs.append(pointwise.Input(name, own.name, wanted))
                     specs.append(argument)
             elif name in scalars:
-                numbers.append(pointwise.Number(name, element.name))
-                values.append(argument if isinstance(argument, Scalar) else _converted(argument, element))
+                if name in self.cast:
+                    given[name] = p.widest(argument, element.name)
+                type_ = given.get(name, element.name)
+                numbers.append(pointwise.Number(name, type_))
+                values.append(argument if isinstance(argument, Scalar) else _converted(argument, BY_NAME[type_]))
                 foreign.append(name)
 
+        prepared = {name: pointwise.convert(name, type_, element.name) for name, type_ in given.items()}
         if own_dtype in (torch.float16, torch.bfloat16):
-            rounded = [name for name in foreign if name in self.rounded]
-            statements, texts = _round_first(rounded, element_type(own_dtype).name, statements, texts)
+            narrow = f"tg_narrow_{element_type(own_dtype).name}"
+            prepared |= {n: f"{narrow}({prepared.get(n, n)})" for n in foreign if n in self.rounded}
+        fault = self._fault(p, arguments.get(self.divisor), element, out)
+        if fault:
+            report = p.error("ZeroDivisionError", RuntimeError)
+            values += [report.words, report.code]
+        statements, fault, *texts = _prepare(prepared, value_ctype(element.name), [statements, fault, *texts])
         outs = list(out) if isinstance(out, (tuple, list)) else [out]
         result_type = self._result_type(element.name, kind)
         results = tuple(
@@ -220,6 +243,7 @@ class _RowPlanner:
             results,
             pointwise.expression(statements, element.name),
             self.cost,
+            fault,
         )
         pointwise.plan_loop(p, loop, outs[: len(results)], specs, values)
 
@@ -259,6 +283,28 @@ class _RowPlanner:
         ]
         return outs[0] if len(outs) == 1 else tuple(outs)
 
+    def _fault(self, p: PlanBuilder, divisor: Any, element: ElementType, out: torch.Tensor) -> str:
+        """When the kernel must report a division by zero. Numbers that are known not to be 0 are guarded instead: a
+        call that may report waits for its kernel."""
+        if divisor is None or not element.is_integer:
+            return ""
+        fault = f"{self.divisor} == 0"
+        if isinstance(divisor, torch.Tensor):
+            return fault
+        value = int((divisor.peek() if isinstance(divisor, Scalar) else divisor).real)
+        modulus = 2 ** (8 * element.size)  # the numbers wrap
+        if value % modulus == 0:
+            if out.numel() > 0:
+                raise RuntimeError("ZeroDivisionError")
+            return fault
+        if not isinstance(divisor, Scalar):
+            return ""
+        if abs(value) >= modulus:
+            return fault
+        low, high = (1, modulus - 1) if value > 0 else (1 - modulus, -1)
+        p.within(divisor, low, high, "ZeroDivisionError")
+        return ""
+
     def _check_type(self, p: PlanBuilder, element: ElementType) -> None:
         refused = {
             "all": False,
@@ -291,13 +337,13 @@ class _RowPlanner:
         return compute
 
 
-def _round_first(names: list[str], type_: str, statements: str, texts: list[str]) -> tuple[str, list[str]]:
-    """Statements and expressions that use named operands rounded to an element type."""
+def _prepare(prepared: Mapping[str, str], ctype: str, texts: list[str]) -> list[str]:
+    """Statements and expressions, the statements first, that use other values of named operands."""
     lines = []
-    for name in names:
-        lines.append(f"float tg_{name} = tg_narrow_{type_}({name});")
-        statements, *texts = (re.sub(rf"\b{name}\b", f"tg_{name}", text) for text in (statements, *texts))
-    return "\n".join([*lines, statements]), texts
+    for name, value in prepared.items():
+        lines.append(f"{ctype} tg_{name} = {value};")
+        texts = [re.sub(rf"\b{name}\b", f"tg_{name}", text) for text in texts]
+    return ["\n".join([*lines, texts[0]]), *texts[1:]]
 
 
 def _converted(number: complex, element: ElementType) -> complex:

@@ -19,6 +19,7 @@ from torchgraft.codegen.types import element_type
 from torchgraft.plans.scalar import Scalar
 
 _ARENA_ALIGN = 256
+_WIDEST = {bool: "i64", int: "i64", float: "f64", complex: "c128"}
 
 
 class Unsupported(Exception):
@@ -297,6 +298,12 @@ class PlanBuilder:
         if not ((least is None or least <= value) and (most is None or value <= most)):  # type: ignore[operator]
             raise RuntimeError(message.format(value))
         self._guards.append((_bound(low), ("scalar", scalar.index), _bound(high)))
+
+    def widest(self, number: Scalar | complex, type_: str) -> str:
+        """The element type in which a kernel takes a number of which it makes one of type `type_` itself, so that any
+        number goes. Without float64 on the device that is `type_`, in which the number must fit."""
+        widest = _WIDEST[number.python_type if isinstance(number, Scalar) else type(number)]
+        return widest if widest == "i64" or self.device.float64 else type_
 
     @property
     def step_count(self) -> int:

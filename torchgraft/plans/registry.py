@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,6 +65,7 @@ class Options:
     way: str = "native"
     apart: tuple[str, ...] = ()
     exact_out: bool = False
+    typed_by_out: bool = False
     check: Callable[..., None] | None = None
 
 
@@ -291,6 +293,8 @@ def planner(
     eager: Callable[[dict[str, Any], bool], Callable[..., Any] | None] | None = None,
     apart: tuple[str, ...] = (),
     exact_out: bool = False,
+    typed_by_out: bool = False,
+    check: Callable[..., None] | None = None,
     replace: bool = False,
 ) -> Callable[[Planner], Planner]:
     """Declares a function as the planner of ops.
@@ -312,6 +316,9 @@ def planner(
         apart: arguments that a written tensor must not share elements with. Elsewhere the results are as if the inputs
             were copied first.
         exact_out: an `out=` must have the dtype of the result; elsewhere the result is converted to its.
+        typed_by_out: where the argument `dtype` is not given, an `out=` gives it.
+        check: raises what torch raises before it looks at shapes; it gets the overload's arguments by keyword, tensors
+            as specs, `out` among them if there is one.
         replace: takes the place of the planner that an op has, which is an error otherwise.
 
     Raises:
@@ -329,6 +336,8 @@ def planner(
                 eager=eager,
                 apart=apart,
                 exact_out=exact_out,
+                typed_by_out=typed_by_out,
+                check=check,
             )
             register(name, plan, options, replace)
         return plan
@@ -530,6 +539,8 @@ class _Call:
         self.specs: list[torch.Tensor | None] = []  # by slot
         self.first: int | None = None
         self.arguments = {a.name: self._convert(a, self.given[a.name]) for a in parameters(entry.op)}
+        if entry.kind == "out" and entry.options.typed_by_out and self.arguments["dtype"] is None:
+            self.arguments["dtype"] = self.arguments["out"].dtype
 
     # arguments
 
@@ -718,6 +729,8 @@ def _meta_function() -> Iterator[None]:
     """Where meta functions are called: errors get the types that torch's kernels raise."""
     try:
         yield
+    except OverflowError as error:  # a number that is made one of an integer type
+        raise RuntimeError(f"value cannot be converted without overflow: {error}") from error
     except (AssertionError, ValueError) as error:
         # So some of torch's meta functions in Python refuse what its kernels refuse by a RuntimeError.
         if isinstance(error, ValueError) and not _raised_by_reference(error):
@@ -950,6 +963,16 @@ def result_of(op: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> Any:
 def refuse_dtype(name: str, dtype: torch.dtype) -> NoReturn:
     """Says of an op that torch's CPU has none for a dtype either."""
     raise NotImplementedError(f"\"{name}\" not implemented for '{dtype_name(dtype)}', on any device")
+
+
+def check_fits(value: complex, dtype: torch.dtype) -> None:
+    """Refuses a number outside of a real type's range, as torch's kernels do. Integers have no infinities; unsigned
+    ones take negative numbers, which wrap."""
+    most = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
+    least = -most if dtype.is_floating_point else min(-most, torch.iinfo(dtype).min)
+    endless = dtype.is_floating_point and not math.isfinite(value.real)
+    if not endless and not least <= value.real <= most:
+        raise RuntimeError(f"value cannot be converted to type {dtype_name(dtype)} without overflow")
 
 
 def check_floating(self: torch.Tensor, **_: Any) -> None:
