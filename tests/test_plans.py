@@ -171,6 +171,20 @@ class TestKeys:
             autoload=True,
         )
 
+    @pytest.mark.parametrize("divide", [torch.floor_divide, torch.remainder, torch.fmod])
+    def test_a_plan_serves_all_divisors_but_zero(self, device: str, divide: Callable[..., torch.Tensor]) -> None:
+        x = torch.tensor([7, -7, 100], dtype=torch.int8)
+        mine = x.to(device)
+        divide(mine, 3)
+        numbers = (2, -3, 300, 5)
+        found: list[list[int]] = []
+        assert misses(lambda: found.extend(divide(mine, n).tolist() for n in numbers)) == 0
+        assert found == [divide(x, n).tolist() for n in numbers]
+        for zero in (0, 256):  # as an int8
+            with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+                divide(mine, zero)
+        assert divide(mine, 2).tolist() == divide(x, 2).tolist()
+
     def test_conjugates_and_negatives(self, device: str) -> None:
         z = torch.randn(4, dtype=torch.complex64)
         on_device = z.to(device)

@@ -1,10 +1,11 @@
-"""Programs that nobody thought of: chains of views, in-place writes, reductions, products, indexing and conversions over
-tensors that share memory, on the device beside torch's CPU.
+"""Programs that nobody thought of: chains of views, in-place writes, reductions, products, indexing and conversions
+over tensors that share memory, on the device beside torch's CPU.
 
 After each step the result is compared, then all tensors of the program; where rounding differs the device goes on with
-the CPU's values. Hypothesis draws the programs and makes what fails short. With CI set they are always the same; otherwise
-they differ in every run, and TORCHGRAFT_TEST_SEED repeats them. TORCHGRAFT_TEST_PROGRAMS is how many there are, and with
-TORCHGRAFT_TEST_SECONDS (`make test-all`) there are more until that time is over, half of them with room for two plans only.
+the CPU's values. Hypothesis draws the programs and makes what fails short. With CI set they are always the same;
+otherwise they differ in every run, and TORCHGRAFT_TEST_SEED repeats them. TORCHGRAFT_TEST_PROGRAMS is how many there
+are, and with TORCHGRAFT_TEST_SECONDS (`make test-all`) there are more until that time is over, half of them with room
+for two plans of an op only.
 """
 
 from __future__ import annotations
@@ -113,8 +114,8 @@ def a_view(draw: Draw, pool: Pool) -> Step:
 
 
 UNARY = (
-    "abs neg sign square sqrt rsqrt exp log log1p expm1 sin cos tanh sigmoid erf reciprocal floor ceil round trunc relu "
-    "isnan isinf isfinite logical_not bitwise_not signbit clone contiguous"
+    "abs neg sign square sqrt rsqrt exp log log1p expm1 sin cos tanh sigmoid erf reciprocal floor ceil round trunc "
+    "relu isnan isinf isfinite logical_not bitwise_not signbit clone contiguous"
 ).split()
 UNARY_FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     **{name: functools.partial(lambda name, t: getattr(t, name)(), name) for name in UNARY},
@@ -155,8 +156,8 @@ def an_in_place_function(draw: Draw, pool: Pool) -> Step:
 
 
 BINARY = (
-    "add sub mul div maximum minimum eq ne lt le gt ge logical_and logical_or logical_xor atan2 hypot fmax fmin copysign "
-    "bitwise_and bitwise_or bitwise_xor nextafter xlogy heaviside floor_divide remainder fmod pow"
+    "add sub mul div maximum minimum eq ne lt le gt ge logical_and logical_or logical_xor atan2 hypot fmax fmin "
+    "copysign bitwise_and bitwise_or bitwise_xor nextafter xlogy heaviside floor_divide remainder fmod pow"
 ).split()
 #: In 16 bits and of quotients rounded to whole numbers the last place decides.
 JUMPING = {"floor_divide", "remainder", "fmod"}
@@ -280,8 +281,8 @@ def an_index(draw: Draw, pool: Pool) -> Step:
     d = a_dim(draw, x)
     size = x.size(d) if x.dim() else 1
     low, high = -size, size - 1 + (draw(st.integers(0, 7)) == 0)
-    # Of a dimension without elements the CPU's refusals are of many types, and of a tensor without dimensions it does not
-    # survive an empty index.
+    # Of a dimension without elements the CPU's refusals are of many types, and an empty index into a tensor without
+    # dimensions it does not survive.
     count = draw(st.integers(0 if x.dim() else 1, 4)) if size else 0
     places = [draw(st.integers(low, high)) for _ in range(count)]
     number = draw(st.sampled_from(NUMBERS))
@@ -343,9 +344,7 @@ KINDS: list[Callable[[Draw, Pool], Step]] = [
 
 
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return torch.equal(
-        *(torch.nan_to_num(dense(t)) if t.is_floating_point() else dense(t).nan_to_num() for t in (a, b))
-    )
+    return torch.equal(*(torch.nan_to_num(dense(t)) for t in (a, b)))
 
 
 def adopt(device: list[torch.Tensor], cpu: list[torch.Tensor]) -> None:

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <sstream>
@@ -330,18 +331,23 @@ struct Call {
     return key;
   }
 
-  double number(size_t scalar) const {
-    const c10::Scalar value = scalars[scalar]->toScalar();
-    return value.isComplex() ? value.toComplexDouble().real() : value.toDouble();
+  double number(const Guard::Value& value) const {
+    if (value.kind == Guard::Value::Number) return value.number;
+    if (value.kind == Guard::Value::Tensor) {
+      const at::Tensor& tensor = *tensors[value.index];
+      return c10::fetch_and_cast<double>(tensor.scalar_type(), tensor.const_data_ptr());
+    }
+    const c10::Scalar scalar = scalars[value.index]->toScalar();
+    return scalar.isComplex() ? scalar.toComplexDouble().real() : scalar.toDouble();
   }
 
   // The call's values are such as the plan was made for.
   bool obeys(const std::vector<Guard>& guards) const {
-    auto bound = [this](const Guard::Bound& b) { return b.kind == Guard::Bound::Scalar ? number(b.index) : b.number; };
     for (const Guard& guard : guards) {
-      double value = number(guard.scalar);
-      if (guard.low.kind != Guard::Bound::None && !(bound(guard.low) <= value)) return false;
-      if (guard.high.kind != Guard::Bound::None && !(value <= bound(guard.high))) return false;
+      double value = number(guard.subject);
+      if (guard.low.kind != Guard::Value::None && !(number(guard.low) <= value)) return false;
+      if (guard.high.kind != Guard::Value::None && !(value <= number(guard.high))) return false;
+      if (guard.modulus != 0 && std::fmod(std::trunc(value), guard.modulus) == 0) return false;
     }
     return true;
   }
@@ -626,7 +632,11 @@ void PlannedOp::insert(const Key& key, const std::shared_ptr<Plan>& plan) {
       }
     }
   }
-  plans_.emplace(key, plan);
+  // Where there is a plan its guards have not held, and the values that came last are likely to come again.
+  auto [kept, added] = plans_.try_emplace(key, plan);
+  if (added) return;
+  retired_hits_ += kept->second->hits.load(std::memory_order_relaxed);
+  dropped.push_back(std::exchange(kept->second, plan));
 }
 
 std::shared_ptr<Plan> PlannedOp::make(Call& call, torch::jit::Stack* stack) {

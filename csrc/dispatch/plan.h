@@ -103,16 +103,16 @@ struct Resize {
   std::vector<int64_t> sizes, strides;
 };
 
-// For which values of a scalar the plan is made. Other values are planned anew, so that torch's own check may refuse
-// them.
+// For which values of a number among the arguments the plan is made: those within bounds, or that are no multiple of a
+// modulus. Other values are planned anew, so that torch's own check or the planner may refuse them.
 struct Guard {
-  struct Bound {
-    enum Kind : uint8_t { None, Number, Scalar } kind = None;
+  struct Value {
+    enum Kind : uint8_t { None, Number, Scalar, Tensor } kind = None;  // a Tensor is a zero-dim one of the CPU
     uint16_t index = 0;
     double number = 0;
   };
-  uint16_t scalar = 0;
-  Bound low, high;
+  Value subject, low, high;
+  double modulus = 0;  // 0: none
 };
 
 struct Plan {

@@ -256,11 +256,12 @@ struct EagerFunction {
   }
 };
 
-Guard::Bound make_bound(py::handle description) {
+Guard::Value make_guard_value(py::handle description) {
   if (description.is_none()) return {};
   auto pair = description.cast<py::tuple>();
-  if (pair[0].cast<std::string>() == "scalar") return {Guard::Bound::Scalar, pair[1].cast<uint16_t>(), 0};
-  return {Guard::Bound::Number, 0, pair[1].cast<double>()};
+  const auto kind = pair[0].cast<std::string>();
+  if (kind == "number") return {Guard::Value::Number, 0, pair[1].cast<double>()};
+  return {kind == "scalar" ? Guard::Value::Scalar : Guard::Value::Tensor, pair[1].cast<uint16_t>(), 0};
 }
 
 std::shared_ptr<Plan> make_plan(const py::dict& description) {
@@ -288,8 +289,9 @@ std::shared_ptr<Plan> make_plan(const py::dict& description) {
   plan->philox_count = description["philox_count"].cast<uint64_t>();
   for (py::handle item : description["tables"]) plan->tables.push_back(THPVariable_Unpack(item.ptr()));
   for (py::handle item : description["guards"]) {
-    auto triple = item.cast<py::tuple>();
-    plan->guards.push_back({make_bound(triple[1]).index, make_bound(triple[0]), make_bound(triple[2])});
+    auto parts = item.cast<py::tuple>();
+    plan->guards.push_back({make_guard_value(parts[0]), make_guard_value(parts[1]), make_guard_value(parts[2]),
+                            parts[3].cast<double>()});
   }
   return plan;
 }

@@ -289,20 +289,15 @@ class _RowPlanner:
         if divisor is None or not element.is_integer:
             return ""
         fault = f"{self.divisor} == 0"
-        if isinstance(divisor, torch.Tensor):
+        number = p.peek(divisor)
+        if number is None:
             return fault
-        value = int((divisor.peek() if isinstance(divisor, Scalar) else divisor).real)
         modulus = 2 ** (8 * element.size)  # the numbers wrap
-        if value % modulus == 0:
+        if int(number.real) % modulus == 0:
             if out.numel() > 0:
                 raise RuntimeError("ZeroDivisionError")
             return fault
-        if not isinstance(divisor, Scalar):
-            return ""
-        if abs(value) >= modulus:
-            return fault
-        low, high = (1, modulus - 1) if value > 0 else (1 - modulus, -1)
-        p.within(divisor, low, high, "ZeroDivisionError")
+        p.no_multiple(divisor, modulus)
         return ""
 
     def _check_type(self, p: PlanBuilder, element: ElementType) -> None:

@@ -77,6 +77,7 @@ class Memory:
     argument: int = -1
     slot: int = -1
     values: torch.Tensor | None = None  # of a table
+    number: complex | None = None  # what a "number" was when the plan was made
 
     @property
     def nbytes(self) -> int:
@@ -150,7 +151,7 @@ class PlanBuilder:
     _memory: dict[int, Memory] = field(default_factory=dict)
     _steps: list[_Launch | _Copy | _Fill] = field(default_factory=list)
     _philox: int = 0
-    _guards: list[tuple[Any, Any, Any]] = field(default_factory=list)
+    _guards: list[tuple[Any, Any, Any, float]] = field(default_factory=list)
 
     # ---- memory ----
 
@@ -174,6 +175,12 @@ class PlanBuilder:
     def is_wrapped_number(self, spec: torch.Tensor) -> bool:
         """True of a Python number that arrives as a tensor, and counts as a number in type promotion."""
         return self.memory(spec).kind == "number"
+
+    def peek(self, number: Scalar | torch.Tensor | complex) -> complex | None:
+        """The value of a number, wrapped or not, for uses on which the plan does not depend; None of other tensors."""
+        if isinstance(number, torch.Tensor):
+            return self.memory(number).number
+        return number.peek() if isinstance(number, Scalar) else number
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> torch.Tensor:
         """A temporary, uninitialised."""
@@ -297,7 +304,20 @@ class PlanBuilder:
         value, least, most = (x.peek() if isinstance(x, Scalar) else x for x in (scalar, low, high))
         if not ((least is None or least <= value) and (most is None or value <= most)):  # type: ignore[operator]
             raise RuntimeError(message.format(value))
-        self._guards.append((_bound(low), ("scalar", scalar.index), _bound(high)))
+        self._guards.append((self._guarded(scalar), self._guarded(low), self._guarded(high), 0.0))
+
+    def no_multiple(self, number: Scalar | torch.Tensor | float, modulus: int) -> None:
+        """Has later calls planned anew whose number, wrapped or not, is a multiple of a modulus (as 0 is); it stays
+        dynamic. Plain numbers are those of a plan that holds this one, and are not looked at."""
+        if isinstance(number, (Scalar, torch.Tensor)):
+            self._guards.append((self._guarded(number), None, None, float(modulus)))
+
+    def _guarded(self, value: Scalar | torch.Tensor | float | None) -> tuple[str, Any] | None:
+        if value is None:
+            return None
+        if isinstance(value, Scalar):
+            return "scalar", value.index
+        return ("tensor", self.memory(value).argument) if isinstance(value, torch.Tensor) else ("number", float(value))
 
     def widest(self, number: Scalar | complex, type_: str) -> str:
         """The element type in which a kernel takes a number of which it makes one of type `type_` itself, so that any
@@ -425,12 +445,6 @@ class PlanBuilder:
         if output[0] == "list":
             return ("list", [self._resolve(item) for item in output[1]])
         return tuple(self.memory(part).slot if isinstance(part, torch.Tensor) else part for part in output)
-
-
-def _bound(value: Scalar | float | None) -> tuple[Any, ...] | None:
-    if value is None:
-        return None
-    return ("scalar", value.index) if isinstance(value, Scalar) else ("number", float(value))
 
 
 _STRUCT = {

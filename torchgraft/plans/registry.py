@@ -574,6 +574,7 @@ class _Call:
             return None
         if not isinstance(value, torch.Tensor):  # a number that torch has wrapped as a zero-dim CPU tensor
             spec = self.p.adopt(torch.empty((), dtype=_WRAPPED[type(value)], device="meta"), "number", slot)
+            self.p.memory(spec).number = value
             self.specs.append(spec)
             return spec
         on_cpu = value.device.type == "cpu"
