@@ -249,9 +249,9 @@ def test_results_are_not_written_to_the_cpu(shape: tuple[int, ...], device: torc
 
 def test_out_of_composites(device: torch.device) -> None:
     x = floats(device, 5)
-    with pytest.raises(RuntimeError, match="scalar type Long as out"):
+    with pytest.raises(RuntimeError, match="out tensor to have dtype Long"):
         torch.nonzero(x, out=torch.empty(0, device=device))
-    with pytest.raises(RuntimeError, match="scalar type Float as out"):
+    with pytest.raises(RuntimeError, match="out tensor to have dtype Float"):
         torch.masked_select(x, x > 0, out=torch.empty(0, dtype=torch.int64, device=device))
 
 

@@ -17,6 +17,7 @@ from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import reduce as kernels
 from torchgraft.kernels.reduce import Reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
+from torchgraft.plans.registry import refuse_dtype
 
 aten = torch.ops.aten
 
@@ -305,7 +306,7 @@ def sum_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, dtype: tor
     _sum(p, out, self, reduced_dims(self.dim(), None))
 
 
-@planner("sum.dim_IntList")
+@planner("sum.dim_IntList", exact_out=False)
 def sum_dim(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -326,7 +327,23 @@ def _nansum_meta(
     return result
 
 
-@planner("nansum", meta=_nansum_meta)
+def _nansum_into(arguments: dict[str, Any], _: bool) -> Callable[..., torch.Tensor] | None:
+    """For `planner(eager=...)`: sums in the dtype of `out=`, of which torch's CPU has those of floating-point numbers;
+    of integers it is the sum."""
+    x, out = arguments["self"], arguments.get("out")
+    if out is None or x.is_complex():
+        return None
+    if x.is_floating_point():
+        return None if out.is_floating_point() else refuse_dtype("nansum_cpu", out.dtype)
+    kept = out.dtype
+
+    def total(self: torch.Tensor, dim: list[int] | None, keepdim: bool, *, dtype: torch.dtype | None) -> torch.Tensor:
+        return self.sum(dim, keepdim, dtype=dtype or kept)
+
+    return total
+
+
+@planner("nansum", meta=_nansum_meta, eager=_nansum_into, exact_out=False)
 def nansum(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -341,12 +358,20 @@ def nansum(
     _sum(p, out, self, reduced_dims(self.dim(), dim), nan=self.is_floating_point())
 
 
-@planner("mean")
+@planner("mean", exact_out=False)
 def mean_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, dtype: torch.dtype | None = None) -> None:
     _sum(p, out, self, reduced_dims(self.dim(), None), mean=True)
 
 
-@planner("mean.dim")
+def _real_mean(arguments: dict[str, Any], _: bool) -> Callable[..., torch.Tensor] | None:
+    """For `planner(eager=...)`: of complex numbers a real `out=` gets the real part, as on torch's CPU."""
+    out = arguments.get("out")
+    if out is None or not out.is_floating_point() or not arguments["self"].is_complex():
+        return None
+    return lambda *args, **kwargs: aten.mean.dim(*args, **kwargs).real
+
+
+@planner("mean.dim", eager=_real_mean, exact_out=False)
 def mean_dim(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -374,7 +399,7 @@ def prod_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, dtype: to
     _prod(p, out, self, reduced_dims(self.dim(), None))
 
 
-@planner("prod.dim_int")
+@planner("prod.dim_int", exact_out=False)
 def prod_dim(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -444,17 +469,17 @@ def amin(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[in
     _extreme(p, out, self, reduced_dims(self.dim(), dim), False)
 
 
-@planner("max")
+@planner("max", exact_out=False)
 def max_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
     _extreme(p, out, self, check_some("max", self, None), True)
 
 
-@planner("min")
+@planner("min", exact_out=False)
 def min_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
     _extreme(p, out, self, check_some("min", self, None), False)
 
 
-@planner("aminmax", meta=_extreme_meta(aten.aminmax.default, "aminmax"), exact_out=True)
+@planner("aminmax", meta=_extreme_meta(aten.aminmax.default, "aminmax"))
 def aminmax(
     p: PlanBuilder, out: tuple[torch.Tensor, ...], self: torch.Tensor, *, dim: int | None = None, keepdim: bool = False
 ) -> None:
@@ -486,14 +511,14 @@ def _arg_meta(op: torch._ops.OpOverload, name: str) -> Callable[..., torch.Tenso
     return meta
 
 
-@planner("argmax", meta=_arg_meta(aten.argmax.default, "argmax"), exact_out=True)
+@planner("argmax", meta=_arg_meta(aten.argmax.default, "argmax"))
 def argmax(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int | None = None, keepdim: bool = False
 ) -> None:
     _arg(p, out, self, dim, True)
 
 
-@planner("argmin", meta=_arg_meta(aten.argmin.default, "argmin"), exact_out=True)
+@planner("argmin", meta=_arg_meta(aten.argmin.default, "argmin"))
 def argmin(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int | None = None, keepdim: bool = False
 ) -> None:
@@ -505,12 +530,12 @@ def _extreme_dim(p: PlanBuilder, out: tuple[torch.Tensor, ...], x: torch.Tensor,
     plan_reduction(p, _index_reduction(x, dims, greater, element_type(out[0].dtype).name, True), out, x, dims)
 
 
-@planner("max.dim", exact_out=True)
+@planner("max.dim")
 def max_dim(p: PlanBuilder, out: tuple[torch.Tensor, ...], self: torch.Tensor, dim: int, keepdim: bool = False) -> None:
     _extreme_dim(p, out, self, dim, True)
 
 
-@planner("min.dim", exact_out=True)
+@planner("min.dim")
 def min_dim(p: PlanBuilder, out: tuple[torch.Tensor, ...], self: torch.Tensor, dim: int, keepdim: bool = False) -> None:
     _extreme_dim(p, out, self, dim, False)
 
@@ -534,9 +559,9 @@ def _declare_truth(name: str, every: bool) -> None:
     ) -> None:
         _truth(p, out, self, reduced_dims(self.dim(), dim, empty_is_all=False), every)
 
-    planner(name, exact_out=True)(over_all)
-    planner(f"{name}.dim", exact_out=True)(over_dim)
-    planner(f"{name}.dims", exact_out=True)(over_dims)
+    planner(name)(over_all)
+    planner(f"{name}.dim")(over_dim)
+    planner(f"{name}.dims")(over_dims)
 
 
 _declare_truth("any", False)
@@ -578,7 +603,7 @@ def _complex_variance(
 
 
 def _declare_variance(name: str, root: bool, with_mean: bool) -> Callable[..., None]:
-    @planner(f"{name}.correction")
+    @planner(f"{name}.correction", exact_out=False)
     def plan(
         p: PlanBuilder,
         out: Any,

@@ -50,14 +50,14 @@ def _scan(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, how: str
     p.launch(kernel, (outer * ceil_div(inner, chunk),), [x, out, outer, size, inner, chunk])
 
 
-@planner("cumsum", contiguous=True, inplace_safe=True)
+@planner("cumsum", contiguous=True, inplace_safe=True, exact_out=False)
 def cumsum(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None
 ) -> None:
     _scan(p, out, self, dim, "sum")
 
 
-@planner("cumprod", contiguous=True, inplace_safe=True)
+@planner("cumprod", contiguous=True, inplace_safe=True, exact_out=False)
 def cumprod(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None
 ) -> None:

@@ -86,7 +86,7 @@ def row(
         complex_to_real: the result of complex arguments is real; the kind COMPLEX_TO_FLOAT says so too.
         within: bounds of scalar arguments, each None for none, and what a RuntimeError says of others, "{}" being the
             value. A function gets the call's static arguments by keyword.
-        exact_out: an `out=` must have the dtype of the result; elsewhere the result is converted to its.
+        exact_out: an `out=` must have the dtype of the result; otherwise the result is converted to its dtype.
         check: raises what torch raises before it looks at shapes; it gets the overload's arguments by keyword, tensors
             as specs, `out` among them if there is one.
         replace: takes the place of the planner that an op has, which is an error otherwise.
@@ -364,7 +364,7 @@ def reduction(
     for name in names.split():
         op = resolve(name)
         plan = _ReductionPlanner(name, op._schema, combine, identity, map, finish, dtype, accumulate)
-        register(name, plan, Options(meta=None if has_meta(op) else plan.meta), replace)
+        register(name, plan, Options(meta=None if has_meta(op) else plan.meta, exact_out=False), replace)
 
 
 class _ReductionPlanner:
