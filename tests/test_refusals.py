@@ -150,6 +150,26 @@ REFUSED: dict[str, tuple[type[Exception], Op]] = {
         RuntimeError,
         lambda d: torch.mode(floats(d, 5), out=(floats(d, 1).double(), torch.zeros(1, dtype=torch.int64, device=d))),
     ),
+    "deviation along a dimension into complex numbers": (
+        NotImplementedError,
+        lambda d: torch.std(floats(d, 3, 4), 0, out=torch.empty(0, dtype=torch.complex64, device=d)),
+    ),
+    "deviation of all halves into floats": (
+        RuntimeError,
+        lambda d: torch.std(floats(d, 3, 4).half(), None, out=torch.empty(0, device=d)),
+    ),
+    "cat of complex numbers into real ones": (
+        TypeError,
+        lambda d: torch.cat([floats(d, 3).to(torch.complex64)], out=torch.empty(0, device=d)),
+    ),
+    "nansum into integers": (
+        NotImplementedError,
+        lambda d: torch.nansum(floats(d, 3), dim=0, out=torch.empty(0, dtype=torch.int64, device=d)),
+    ),
+    "normal numbers into integers": (
+        NotImplementedError,
+        lambda d: torch.normal(floats(d, 3), 1.0, out=torch.empty(3, dtype=torch.int64, device=d)),
+    ),
     "all out": (RuntimeError, lambda d: torch.all(floats(d, 5), out=floats(d, 1)[0])),
     "max out": (
         RuntimeError,

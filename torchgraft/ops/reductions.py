@@ -17,7 +17,7 @@ from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import reduce as kernels
 from torchgraft.kernels.reduce import Reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
-from torchgraft.plans.registry import refuse_dtype
+from torchgraft.plans.registry import dtype_name, refuse_dtype
 
 aten = torch.ops.aten
 
@@ -602,8 +602,21 @@ def _complex_variance(
         _sum(p, outs[1], x, dims, mean=True)
 
 
+def _check_variance_out(arguments: dict[str, Any], _: bool) -> None:
+    """For `planner(eager=...)`: torch's CPU sums in the dtype of `out=`, but all elements at once by a kernel that has
+    neither 16-bit numbers nor a way to them."""
+    x, out = arguments["self"], arguments.get("out")
+    if out is None or x.is_complex() or out.dtype == x.dtype:
+        return
+    whole = len(reduced_dims(x.dim(), arguments["dim"])) == x.dim()
+    if whole and x.numel() and x.element_size() == 2 and not (out.is_floating_point() and out.element_size() == 2):
+        raise RuntimeError(f"std_var_all: Unsupported dtype {dtype_name(x.dtype)}")
+    if out.is_complex() and not whole:
+        refuse_dtype("std_cpu", out.dtype)
+
+
 def _declare_variance(name: str, root: bool, with_mean: bool) -> Callable[..., None]:
-    @planner(f"{name}.correction", exact_out=False)
+    @planner(f"{name}.correction", eager=_check_variance_out, exact_out=False)
     def plan(
         p: PlanBuilder,
         out: Any,
