@@ -88,7 +88,7 @@ def test_when_results_are_the_same() -> None:
 def run(device: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The results of a run on a device with a wrong, a crashing and a hanging op."""
     results = tmp_path_factory.mktemp("run") / "results.jsonl"
-    assert conform(device, results, r"^(abs|erf|erfc|lgamma|digamma)\[") == 1
+    assert conform(device, results, r"^(abs|erf|erfc|lgamma|digamma|frac)\[") == 1
     return results
 
 
@@ -108,8 +108,12 @@ def test_what_is_wrong_crashes_or_hangs_is_a_result(run: Path) -> None:
         "erfc[float32]": "wrong",
         "lgamma[float32]": "crash",
         "digamma[float32]": "fallback",
+        "frac[float32]": "wrong",
     }
     raw = read_results(run)
+    (message,) = report.failures(raw["frac[float32]"]).values()
+    assert re.fullmatch(r"\(float32\[.*\], out=float64\[.*\]\): accepted, but the CPU raises RuntimeError: .*", message)
+    assert raw["frac[float32]"]["checks"]["out= dtype"]["failed"]
     assert raw["erf[float32]"]["message"] == "SIGABRT" and raw["erf[float32]"]["phase"] == "device"
     assert raw["lgamma[float32]"]["status"] == "timeout"
     assert "aten::digamma" in raw["digamma[float32]"]["fell_back"]
@@ -134,10 +138,11 @@ def test_declared_exceptions_must_fail(run: Path, tmp_path: Path) -> None:
         Declared(r"erfc\[.*", "out=", "a test"),
         Declared(r"abs\[.*", "values", "out of date"),
         Declared(r"atan\[.*", "values", "was not run"),
+        Declared(r"abs\[.*", "a later check", "was not run either"),
     ]
     lines, stale = report.unexpected(records, declared)
     assert [exception.cases for exception in stale] == [r"abs\[.*"]
-    assert not any(line.startswith(("erf[", "erfc[float32] out=")) for line in lines)
+    assert not any(line.startswith(("erf[", "erfc[float32] out=:")) for line in lines)
     assert any(line.startswith("lgamma[float32] timeout") for line in lines)
     file = tmp_path / "exceptions.toml"
     file.write_text('[[exception]]\ncases = "add.*"\ncheck = "values"\nreason = " "\n')
@@ -149,7 +154,7 @@ def test_coverage(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     page, table = tmp_path / "page.html", tmp_path / "table.md"
     assert main(["coverage", str(run), "--html", str(page), "--markdown", str(table), "--title", "A test"]) == 0
     out = capsys.readouterr().out
-    assert "5 cases: correct 2 (40.00 %), without fallback 1 (20.00 %: native 1, decomposed 0, composite 0)" in out
+    assert "6 cases: correct 2 (33.33 %), without fallback 1 (16.67 %: native 1, decomposed 0, composite 0)" in out
     assert re.search(r"\| digamma \| ○ᵍ? \| aten::digamma", table.read_text())
     assert "| abs | ● |" in table.read_text()
     text = page.read_text()
@@ -185,6 +190,19 @@ def test_a_stored_run_is_what_later_ones_are_measured_by(
     assert any(line.startswith("digamma[float32] was composite, falls back: aten::") for line in lines)
     assert any(line.startswith("erfc[float32] was correct (native), is wrong: ") for line in lines)
     assert not any(line.startswith(("abs", "erf[", "lgamma")) for line in lines)
+
+    # a check that is newer than the stored run fails, passes, or is declared
+    older = read_results(run)
+    for record in older.values():
+        record["checks"].pop("out= dtype", None)
+    lines = report.regressions(read_results(run).values(), older)
+    assert [line.partition(":")[0] for line in sorted(lines)] == [
+        "erfc[float32] out= dtype",
+        "frac[float32] out= dtype",
+    ]
+    assert all(line.endswith("does not have)") for line in lines)
+    declared = [Declared("(erfc|frac).*", "out= dtype", "a test")]
+    assert not report.regressions(read_results(run).values(), older, declared)
 
     # gradients alone
     falling["checks"]["backward"]["fallbacks"] = 1

@@ -22,6 +22,8 @@ from torchgraft.plans import PlanBuilder, registry
 
 pytestmark = pytest.mark.no_fallback
 
+aten = torch.ops.aten
+
 
 @pytest.fixture(autouse=True)
 def _compiler(device: str) -> None:
@@ -391,6 +393,43 @@ class TestCapacity:
 # Results
 
 
+Into = Callable[[torch.Tensor, dict[str, torch.Tensor]], Any]  # a call with a matrix and perhaps with out=
+
+# of three by three floating-point numbers
+EXACT: dict[str, Into] = {
+    "bucketize": lambda x, to: torch.bucketize(x, x[0].sort()[0], **to),
+    "clamp to numbers": lambda x, to: torch.clamp(x, 0.5, 1, **to),
+    "cross": lambda x, to: torch.linalg.cross(x, x, **to),
+    "gelu": lambda x, to: torch._C._nn.gelu(x, **to),
+    "index_add": lambda x, to: torch.index_add(x, 0, torch.arange(3, device=x.device), x, **to),
+    "index_select": lambda x, to: torch.index_select(x, 0, torch.arange(2, device=x.device), **to),
+    "inverse": lambda x, to: torch.linalg.inv(x, **to),
+    "isin": lambda x, to: torch.isin(x, x[0], **to),
+    "isnan": lambda x, to: aten.isnan.out(x, **to) if to else x.isnan(),
+    "lerp of tensors": lambda x, to: torch.lerp(x, x, x, **to),
+    "mm": lambda x, to: torch.mm(x, x, **to),
+    "msort": lambda x, to: torch.msort(x, **to),
+    "narrow_copy": lambda x, to: aten.narrow_copy.out(x, 0, 1, 2, **to) if to else x[1:].clone(),
+    "not": lambda x, to: torch.bitwise_not(x > 1, **to),
+    "norm": lambda x, to: torch.linalg.vector_norm(x, **to),
+    "softmax": lambda x, to: torch.softmax(x, 0, **to),
+    "take": lambda x, to: torch.take(x, torch.arange(3, device=x.device), **to),
+    "tril": lambda x, to: torch.tril(x, **to),
+    "where": lambda x, to: torch.where(x > 1, x, -x, **to),
+}
+CONVERTING: dict[str, Into] = {
+    "addr": lambda x, to: torch.addr(x, x[0], x[1], **to),
+    "cat": lambda x, to: torch.cat([x, x], **to),
+    "cholesky": lambda x, to: torch.cholesky(x, **to),
+    "clamp to tensors": lambda x, to: torch.clamp(x, x[0], x[1], **to),
+    "largest": lambda x, to: torch.max(x, **to),
+    "lerp": lambda x, to: torch.lerp(x, x.t(), 0.25, **to),
+    "loss": lambda x, to: torch._C._nn.mse_loss(x, x.t(), 0, **to),
+    "mean": lambda x, to: torch.mean(x, 0, **to),
+    "stack": lambda x, to: torch.stack([x, x], **to),
+}
+
+
 class TestOut:
     def test_an_empty_one_is_resized(self, device: str) -> None:
         x = torch.rand(3, 4).to(device)
@@ -413,6 +452,28 @@ class TestOut:
         assert torch.add(x, x, out=out).tolist() == [3, -5]
         with pytest.raises(RuntimeError, match="result type Float can't be cast to the desired output type Int"):
             torch.add(x, x, out=torch.empty(2, dtype=torch.int32, device=device))
+
+    @pytest.mark.parametrize("op", EXACT.values(), ids=EXACT)
+    def test_one_of_another_dtype_is_refused(self, op: Into, device: str) -> None:
+        other = {torch.float32: torch.float64, torch.int64: torch.int32, torch.bool: torch.uint8}
+        for place in ("cpu", device, device):
+            matrix = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.25], [0.5, 0.25, 2.0]], device=place)
+            result = op(matrix, {})
+            for layout in (result, result.t() if result.dim() == 2 else result):
+                out = torch.empty_like(layout, dtype=other[result.dtype])
+                with pytest.raises(RuntimeError):
+                    op(matrix, {"out": out})
+
+    @pytest.mark.parametrize("op", CONVERTING.values(), ids=CONVERTING)
+    def test_one_of_another_dtype_gets_what_torch_casts(self, op: Into, device: str) -> None:
+        matrix = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.25], [0.5, 0.25, 2.0]])
+        for dtype in (torch.float64, torch.float16, torch.complex64):
+            out = torch.empty(0, dtype=dtype, device=device)
+            op(matrix.to(device), {"out": out})
+            assert_close(out.cpu(), op(matrix, {"out": torch.empty(0, dtype=dtype)}), rtol=1e-3, atol=1e-3)
+        for place in ("cpu", device):
+            with pytest.raises((RuntimeError, TypeError)):
+                op(matrix.to(place), {"out": torch.empty(0, dtype=torch.int64, device=place)})
 
     def test_one_with_strides(self, device: str) -> None:
         x = torch.rand(3, 4).to(device)

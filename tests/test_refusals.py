@@ -150,6 +150,26 @@ REFUSED: dict[str, tuple[type[Exception], Op]] = {
         RuntimeError,
         lambda d: torch.mode(floats(d, 5), out=(floats(d, 1).double(), torch.zeros(1, dtype=torch.int64, device=d))),
     ),
+    "deviation along a dimension into complex numbers": (
+        NotImplementedError,
+        lambda d: torch.std(floats(d, 3, 4), 0, out=torch.empty(0, dtype=torch.complex64, device=d)),
+    ),
+    "deviation of all halves into floats": (
+        RuntimeError,
+        lambda d: torch.std(floats(d, 3, 4).half(), None, out=torch.empty(0, device=d)),
+    ),
+    "cat of complex numbers into real ones": (
+        TypeError,
+        lambda d: torch.cat([floats(d, 3).to(torch.complex64)], out=torch.empty(0, device=d)),
+    ),
+    "nansum into integers": (
+        NotImplementedError,
+        lambda d: torch.nansum(floats(d, 3), dim=0, out=torch.empty(0, dtype=torch.int64, device=d)),
+    ),
+    "normal numbers into integers": (
+        NotImplementedError,
+        lambda d: torch.normal(floats(d, 3), 1.0, out=torch.empty(3, dtype=torch.int64, device=d)),
+    ),
     "all out": (RuntimeError, lambda d: torch.all(floats(d, 5), out=floats(d, 1)[0])),
     "max out": (
         RuntimeError,
@@ -291,9 +311,9 @@ def test_results_are_not_written_to_the_cpu(shape: tuple[int, ...], device: torc
 
 def test_out_of_composites(device: torch.device) -> None:
     x = floats(device, 5)
-    with pytest.raises(RuntimeError, match="scalar type Long as out"):
+    with pytest.raises(RuntimeError, match="out tensor to have dtype Long"):
         torch.nonzero(x, out=torch.empty(0, device=device))
-    with pytest.raises(RuntimeError, match="scalar type Float as out"):
+    with pytest.raises(RuntimeError, match="out tensor to have dtype Float"):
         torch.masked_select(x, x > 0, out=torch.empty(0, dtype=torch.int64, device=device))
 
 

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(report.figures(ran))
     if not arguments.compare:
         return 1 if lines or stale else 0
-    lost = report.regressions(ran, runner.read_results(arguments.compare))
+    lost = report.regressions(ran, runner.read_results(arguments.compare), declared)
     for line in lost:
         print(f"regression: {line}")
     return 1 if lost or stale else 0

@@ -200,11 +200,11 @@ def _pair(p: PlanBuilder, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, t
     pointwise.plan_loop(p, loop, [out], [a, b], [])
 
 
-@planner("complex", exact_out=True)
+@planner("complex")
 def _complex(p: PlanBuilder, out: torch.Tensor, real: torch.Tensor, imag: torch.Tensor) -> None:
     _pair(p, out, real, imag, "({pair})(a, b)", 1)
 
 
-@planner("polar", exact_out=True)
+@planner("polar")
 def _polar(p: PlanBuilder, out: torch.Tensor, abs: torch.Tensor, angle: torch.Tensor) -> None:
     _pair(p, out, abs, angle, "({pair})(a * @cos(b), a * @sin(b))", 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -30,7 +31,14 @@ def _cat_meta(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     return result
 
 
-@planner("cat", apart=("tensors",), meta=_cat_meta)
+def _check_cast(arguments: dict[str, Any], _: bool) -> None:
+    """For `planner(eager=...)`: of all ops these two have a TypeError for an `out=` that the tensors do not fit."""
+    out, tensors = arguments.get("out"), arguments["tensors"]
+    if out is not None and not all(torch.can_cast(t.dtype, out.dtype) for t in tensors):
+        raise TypeError(f"torch.cat(): input types can't be cast to the desired output type {dtype_name(out.dtype)}")
+
+
+@planner("cat", apart=("tensors",), meta=_cat_meta, eager=_check_cast, exact_out=False)
 def _cat(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
     if out.numel() == 0:
         return
@@ -68,7 +76,7 @@ def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor],
     return True
 
 
-@planner("stack", apart=("tensors",))
+@planner("stack", apart=("tensors",), eager=_check_cast, exact_out=False)
 def _stack(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
     if out.numel() == 0:
         return

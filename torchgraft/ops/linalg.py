@@ -276,7 +276,7 @@ def _linalg_cholesky_ex(
     _deliver_flat(p, out[1], info)
 
 
-@composite("cholesky")
+@composite("cholesky", exact_out=False)
 def _cholesky(self: torch.Tensor, upper: bool = False) -> torch.Tensor:
     if self.numel() == 0:  # whatever its shape
         return torch.empty_like(self)
@@ -311,7 +311,7 @@ def _set_identity(p: PlanBuilder, x: torch.Tensor) -> None:
     p.fill(x.diagonal(dim1=-2, dim2=-1), 1)
 
 
-@planner("cholesky_inverse")
+@planner("cholesky_inverse", exact_out=False)
 def _cholesky_inverse(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, upper: bool = False) -> None:
     if out.numel() == 0:
         return
@@ -621,7 +621,7 @@ def _qr_meta(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return self.new_empty(self.mT.shape).mT, self.new_empty(*self.shape[:-2], min(self.shape[-2:]))
 
 
-@planner("geqrf", meta=_qr_meta)
+@planner("geqrf", meta=_qr_meta, exact_out=False)
 def _geqrf(p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor) -> None:
     _type(self)
     a, tau = _target(p, out[0]), _flat(p, out[1])
@@ -648,7 +648,7 @@ def _linalg_qr(p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], A: torch.
         _deliver(p, to_q, q)
 
 
-@planner("linalg_householder_product")
+@planner("linalg_householder_product", exact_out=False)
 def _householder_product(p: PlanBuilder, out: torch.Tensor, input: torch.Tensor, tau: torch.Tensor) -> None:
     _type(input)
     q = _target(p, out)
@@ -912,7 +912,7 @@ def _solve_full_rank(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return solution
 
 
-planner("linalg_lstsq", eager=_natively(_least_squares))(_cpu_only)
+planner("linalg_lstsq", eager=_natively(_least_squares), exact_out=False)(_cpu_only)
 
 
 # ---- the exponential ----

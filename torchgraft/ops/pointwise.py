@@ -144,13 +144,15 @@ row(
     check=_check_quotient,
 )
 # As torch computes it: from the nearer end.
-row(
-    "lerp.Scalar lerp.Tensor",
-    "@abs(weight) < 0.5 ? self + weight * (end - self) : end - (end - self) * (1 - weight)",
-    complex="@abs(weight) < 0.5 ? self + @mul(weight, end - self) : end - @mul(end - self, (T)(1, 0) - weight)",
-    cost=2,
-    types="float",
-)
+for _name in ("lerp.Scalar", "lerp.Tensor"):
+    row(
+        _name,
+        "@abs(weight) < 0.5 ? self + weight * (end - self) : end - (end - self) * (1 - weight)",
+        complex="@abs(weight) < 0.5 ? self + @mul(weight, end - self) : end - @mul(end - self, (T)(1, 0) - weight)",
+        cost=2,
+        types="float",
+        exact_out=_name == "lerp.Tensor",
+    )
 row("neg", "-self", complex="-self", exact_out=True)
 row(
     "abs",
@@ -295,9 +297,10 @@ def _check_bounds(min: Any = None, max: Any = None, **_: Any) -> None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
 
 
-row("clamp clamp.Tensor", _clamp, promote=("min", "max"), check=_check_bounds)
-row("clamp_min clamp_min.Tensor", _AT_LEAST.format("min"), promote=("min",))
-row("clamp_max clamp_max.Tensor", _AT_MOST.format("max"), promote=("max",))
+for _overload, _exact in (("", True), (".Tensor", False)):
+    row(f"clamp{_overload}", _clamp, promote=("min", "max"), check=_check_bounds, exact_out=_exact)
+    row(f"clamp_min{_overload}", _AT_LEAST.format("min"), promote=("min",), exact_out=_exact)
+    row(f"clamp_max{_overload}", _AT_MOST.format("max"), promote=("max",), exact_out=_exact)
 
 # ---- comparisons and logic ----
 
@@ -345,7 +348,7 @@ row("isposinf", "self == INFINITY", kind=ALWAYS_BOOL, integer="0", check=_check_
 row("isneginf", "self == -INFINITY", kind=ALWAYS_BOOL, integer="0", check=_check_boolean_out)
 row("isinf", "isinf(self)", kind=ALWAYS_BOOL, integer="0", complex="isinf(self.x) || isinf(self.y)")
 row("signbit", "@signbit(self)", kind=ALWAYS_BOOL, integer="self < 0", boolean="0", exact_out=True)
-row("where.self", "condition ? self : other", complex="condition ? self : other", keep=("condition",))
+row("where.self", "condition ? self : other", complex="condition ? self : other", keep=("condition",), exact_out=True)
 
 
 def _check_filling(self: torch.Tensor, value: torch.Tensor | complex, **_: Any) -> None:
@@ -544,19 +547,25 @@ def _check_relu(self: torch.Tensor, **_: Any) -> None:
 
 
 row("relu", "self != self ? self : (self > 0 ? self : (T)0)", types="number", check=_check_relu)
-row("silu", "@silu(self)", complex="@silu(self)", cost=4, types="float")
-row("mish", "@mish(self)", cost=8, types="float")
-row("hardswish", "self * (self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", types="float")
-row("hardsigmoid", "(self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", types="float")
+row("silu", "@silu(self)", complex="@silu(self)", cost=4, types="float", exact_out=True)
+row("mish", "@mish(self)", cost=8, types="float", exact_out=True)
+row("hardswish", "self * (self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", types="float", exact_out=True)
+row("hardsigmoid", "(self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", types="float", exact_out=True)
 _AT_LEAST_MIN = "(self < min_val ? min_val : self)"
-row("hardtanh", f"self != self ? self : {_AT_LEAST_MIN} > max_val ? max_val : {_AT_LEAST_MIN}", types="number")
-row("leaky_relu", "self > 0 ? self : self * negative_slope", types="float", check=check_floating)
+row(
+    "hardtanh",
+    f"self != self ? self : {_AT_LEAST_MIN} > max_val ? max_val : {_AT_LEAST_MIN}",
+    types="number",
+    exact_out=True,
+)
+row("leaky_relu", "self > 0 ? self : self * negative_slope", types="float", check=check_floating, exact_out=True)
 row(
     "elu",
     "self > 0 ? self * scale : @expm1(self * input_scale) * (alpha * scale)",
     cost=4,
     types="float",
     check=check_floating,
+    exact_out=True,
 )
 row("threshold", "self <= threshold ? value : self", types="number")
 row(
@@ -565,6 +574,7 @@ row(
     cost=8,
     types="float",
     check=check_floating,
+    exact_out=True,
 )
 row(
     "softshrink",
@@ -572,14 +582,16 @@ row(
     types="float",
     within={"lambd": (0, None, "lambda must be in range [0, inf), but found {}")},
     check=check_floating,
+    exact_out=True,
 )
-row("hardshrink", "self >= -lambd && self <= lambd ? (T)0 : self", rounded=("lambd",), types="float")
+row("hardshrink", "self >= -lambd && self <= lambd ? (T)0 : self", rounded=("lambd",), types="float", exact_out=True)
 row("_prelu_kernel", "self > 0 ? self : weight * self", types="float")
 row(
     "gelu",
     lambda approximate="none", **_: "@gelu(self)" if approximate == "none" else "@gelu_tanh(self)",
     cost=4,
     types="float",
+    exact_out=True,
 )
 row("logit", lambda eps=None, **_: _logit(eps), kind=INT_TO_FLOAT, cost=4)
 
@@ -670,8 +682,8 @@ row(
     {"0": "self > 0 ? grad_output : weight * grad_output", "1": "self > 0 ? (T)0 : self * grad_output"},
     types="float",
 )
-row("log_sigmoid_forward", {"0": "@log_sigmoid(self)"}, cost=8, types="float")
-row("log_sigmoid_backward", "grad_output * @sigmoid(-self)", cost=4, types="float")
+row("log_sigmoid_forward", {"0": "@log_sigmoid(self)"}, cost=8, types="float", exact_out=True)
+row("log_sigmoid_backward", "grad_output * @sigmoid(-self)", cost=4, types="float", exact_out=True)
 
 
 # ---- fills ----

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torchgraft.kernels.random import Draw
 from torchgraft.ops.table import row
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 from torchgraft.plans.builder import ErrorReport
-from torchgraft.plans.registry import dtype_name
+from torchgraft.plans.registry import dtype_name, refuse_dtype
 
 _COST = 2
 _REJECTION_COST = 64
@@ -92,7 +92,31 @@ def _normal_meta(mean: Any, std: Any, generator: None) -> torch.Tensor:
     return torch.normal(mean, std)
 
 
-@planner("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", inplace_safe=True, meta=_normal_meta)
+def _normal_into(arguments: dict[str, Any], _: bool) -> Callable[..., torch.Tensor] | None:
+    """For `planner(eager=...)`: an `out=` is filled with numbers of its own dtype, also complex ones."""
+    out = arguments.get("out")
+    if out is None or out.is_floating_point():
+        return None
+    dtype, device = out.dtype, out.device
+    if not dtype.is_complex:
+        refuse_dtype("normal_kernel_cpu", dtype)
+
+    def draw(mean: Any, std: Any, *, generator: torch.Generator | None) -> torch.Tensor:
+        shape = torch.broadcast_shapes(*(x.shape for x in (mean, std) if isinstance(x, torch.Tensor)))
+        return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator).mul_(std).add_(mean)
+
+    return draw
+
+
+@planner(
+    "normal.Tensor_float",
+    "normal.float_Tensor",
+    "normal.Tensor_Tensor",
+    inplace_safe=True,
+    meta=_normal_meta,
+    eager=_normal_into,
+    exact_out=False,
+)
 def _normal_of(p: PlanBuilder, out: torch.Tensor, mean: Any, std: Any, *, generator: None) -> None:
     if out.is_complex():
         if isinstance(std, torch.Tensor):
@@ -158,7 +182,14 @@ def _draw_by_chances(p: PlanBuilder, out: torch.Tensor, chances: torch.Tensor) -
     plan_draw(p, draw, [out], [chances], report=p.error("bernoulli expects p to be in [0, 1]", RuntimeError))
 
 
-@planner("bernoulli.out", inplace_safe=True)
+def _bernoulli_meta(self: torch.Tensor, generator: None, out: torch.Tensor) -> torch.Tensor:
+    """torch's own refuses the integers that its kernel draws."""
+    if out.is_complex() and self.numel():
+        refuse_dtype("bernoulli_", out.dtype)
+    return out.resize_(self.shape)
+
+
+@planner("bernoulli.out", inplace_safe=True, meta=_bernoulli_meta)
 def _bernoulli_out(
     p: PlanBuilder, result: torch.Tensor, self: torch.Tensor, *, generator: None, out: torch.Tensor
 ) -> None:

@@ -17,7 +17,7 @@ from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import reduce as kernels
 from torchgraft.kernels.reduce import Reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
-from torchgraft.plans.registry import dtype_name, refuse_dtype
+from torchgraft.plans.registry import check_out_dtype, dtype_name, refuse_dtype
 
 aten = torch.ops.aten
 
@@ -306,10 +306,8 @@ def _sum(
 
 
 def _check_dtype_of_out(dtype: torch.dtype | None = None, out: torch.Tensor | None = None, **_: Any) -> None:
-    if dtype is not None and out is not None and dtype != out.dtype:
-        raise RuntimeError(
-            f"Expected out tensor to have dtype {dtype_name(dtype)}, but got {dtype_name(out.dtype)} instead"
-        )
+    if dtype is not None and out is not None:
+        check_out_dtype(dtype, out.dtype, exact=True)
 
 
 @planner("sum", typed_by_out=True)
@@ -338,15 +336,23 @@ def _nansum_meta(
     return result
 
 
-def _check_nansum(
-    self: torch.Tensor, dtype: torch.dtype | None = None, out: torch.Tensor | None = None, **_: Any
-) -> None:
-    if dtype is None and out is not None and self.is_floating_point() and not out.is_floating_point():
-        refuse_dtype("nansum", out.dtype)
-    _check_dtype_of_out(dtype, out)
+def _nansum_into(arguments: dict[str, Any], _: bool) -> Callable[..., torch.Tensor] | None:
+    """For `planner(eager=...)`: sums in the dtype of `out=`, of which torch's CPU has those of floating-point numbers;
+    of integers it is the sum."""
+    x, out = arguments["self"], arguments.get("out")
+    if out is None or x.is_complex():
+        return None
+    if x.is_floating_point():
+        return None if out.is_floating_point() else refuse_dtype("nansum_cpu", out.dtype)
+    kept = out.dtype
+
+    def total(self: torch.Tensor, dim: list[int] | None, keepdim: bool, *, dtype: torch.dtype | None) -> torch.Tensor:
+        return self.sum(dim, keepdim, dtype=dtype or kept)
+
+    return total
 
 
-@planner("nansum", meta=_nansum_meta, check=_check_nansum)
+@planner("nansum", meta=_nansum_meta, eager=_nansum_into, check=_check_dtype_of_out, exact_out=False)
 def nansum(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -361,12 +367,20 @@ def nansum(
     _sum(p, out, self, reduced_dims(self.dim(), dim), nan=self.is_floating_point())
 
 
-@planner("mean", check=_check_dtype_of_out)
+@planner("mean", check=_check_dtype_of_out, exact_out=False)
 def mean_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, dtype: torch.dtype | None = None) -> None:
     _sum(p, out, self, reduced_dims(self.dim(), None), mean=True)
 
 
-@planner("mean.dim", check=_check_dtype_of_out)
+def _real_mean(arguments: dict[str, Any], _: bool) -> Callable[..., torch.Tensor] | None:
+    """For `planner(eager=...)`: of complex numbers a real `out=` gets the real part, as on torch's CPU."""
+    out = arguments.get("out")
+    if out is None or not out.is_floating_point() or not arguments["self"].is_complex():
+        return None
+    return lambda *args, **kwargs: aten.mean.dim(*args, **kwargs).real
+
+
+@planner("mean.dim", eager=_real_mean, check=_check_dtype_of_out, exact_out=False)
 def mean_dim(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -471,17 +485,17 @@ def amin(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[in
     _extreme(p, out, self, reduced_dims(self.dim(), dim), False)
 
 
-@planner("max")
+@planner("max", exact_out=False)
 def max_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
     _extreme(p, out, self, check_some("max", self, None), True)
 
 
-@planner("min")
+@planner("min", exact_out=False)
 def min_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
     _extreme(p, out, self, check_some("min", self, None), False)
 
 
-@planner("aminmax", meta=_extreme_meta(aten.aminmax.default, "aminmax"), exact_out=True)
+@planner("aminmax", meta=_extreme_meta(aten.aminmax.default, "aminmax"))
 def aminmax(
     p: PlanBuilder, out: tuple[torch.Tensor, ...], self: torch.Tensor, *, dim: int | None = None, keepdim: bool = False
 ) -> None:
@@ -514,14 +528,14 @@ def _arg_meta(op: torch._ops.OpOverload, name: str) -> Callable[..., torch.Tenso
     return meta
 
 
-@planner("argmax", meta=_arg_meta(aten.argmax.default, "argmax"), exact_out=True)
+@planner("argmax", meta=_arg_meta(aten.argmax.default, "argmax"))
 def argmax(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int | None = None, keepdim: bool = False
 ) -> None:
     _arg(p, out, self, dim, True)
 
 
-@planner("argmin", meta=_arg_meta(aten.argmin.default, "argmin"), exact_out=True)
+@planner("argmin", meta=_arg_meta(aten.argmin.default, "argmin"))
 def argmin(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int | None = None, keepdim: bool = False
 ) -> None:
@@ -533,12 +547,12 @@ def _extreme_dim(p: PlanBuilder, out: tuple[torch.Tensor, ...], x: torch.Tensor,
     plan_reduction(p, _index_reduction(x, dims, greater, element_type(out[0].dtype).name, True), out, x, dims)
 
 
-@planner("max.dim", exact_out=True)
+@planner("max.dim")
 def max_dim(p: PlanBuilder, out: tuple[torch.Tensor, ...], self: torch.Tensor, dim: int, keepdim: bool = False) -> None:
     _extreme_dim(p, out, self, dim, True)
 
 
-@planner("min.dim", exact_out=True)
+@planner("min.dim")
 def min_dim(p: PlanBuilder, out: tuple[torch.Tensor, ...], self: torch.Tensor, dim: int, keepdim: bool = False) -> None:
     _extreme_dim(p, out, self, dim, False)
 
@@ -609,8 +623,21 @@ def _complex_variance(
         _sum(p, outs[1], x, dims, mean=True)
 
 
+def _check_variance_out(arguments: dict[str, Any], _: bool) -> None:
+    """For `planner(eager=...)`: torch's CPU sums in the dtype of `out=`, but all elements at once by a kernel that has
+    neither 16-bit numbers nor a way to them."""
+    x, out = arguments["self"], arguments.get("out")
+    if out is None or x.is_complex() or out.dtype == x.dtype:
+        return
+    whole = len(reduced_dims(x.dim(), arguments["dim"])) == x.dim()
+    if whole and x.numel() and x.element_size() == 2 and not (out.is_floating_point() and out.element_size() == 2):
+        raise RuntimeError(f"std_var_all: Unsupported dtype {dtype_name(x.dtype)}")
+    if out.is_complex() and not whole:
+        refuse_dtype("std_cpu", out.dtype)
+
+
 def _declare_variance(name: str, root: bool, with_mean: bool) -> Callable[..., None]:
-    @planner(f"{name}.correction")
+    @planner(f"{name}.correction", eager=_check_variance_out, exact_out=False)
     def plan(
         p: PlanBuilder,
         out: Any,

@@ -199,7 +199,7 @@ def _kthvalue_meta(self: torch.Tensor, k: int, dim: int, keepdim: bool) -> Any:
     return aten.kthvalue.default(self, k, dim, keepdim)
 
 
-@planner("kthvalue", apart=("self",), meta=_kthvalue_meta, exact_out=True)
+@planner("kthvalue", apart=("self",), meta=_kthvalue_meta)
 def _kthvalue(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor],
@@ -237,14 +237,14 @@ def _median_dim(
         _one(p, o, result, x, dim)
 
 
-@planner("median.dim", exact_out=True, meta=_value_and_place)
+@planner("median.dim", meta=_value_and_place)
 def _median(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int, keepdim: bool = False
 ) -> None:
     _median_dim(p, out, self, dim, False)
 
 
-@planner("nanmedian.dim", exact_out=True, meta=_value_and_place)
+@planner("nanmedian.dim", meta=_value_and_place)
 def _nanmedian(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int, keepdim: bool = False
 ) -> None:
@@ -272,7 +272,7 @@ def _nanmedian_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> Non
     _median_of_all(p, out, self, True)
 
 
-@planner("mode", exact_out=True, meta=_value_and_place)
+@planner("mode", meta=_value_and_place)
 def _mode(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int = -1, keepdim: bool = False
 ) -> None:

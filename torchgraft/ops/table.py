@@ -94,7 +94,7 @@ def row(
         within: bounds of scalar arguments, each None for none, and what a RuntimeError says of others, "{}" being the
             value. A function gets the call's static arguments by keyword.
         own_meta: the results' dtypes are as `kind` says also where torch has a meta function, which says otherwise.
-        exact_out: an `out=` must have the dtype of the result; elsewhere the result is converted to its.
+        exact_out: an `out=` must have the dtype of the result; otherwise the result is converted to its dtype.
         eager: as for `planner`.
         check: raises what torch raises before it looks at shapes; it gets the overload's arguments by keyword, tensors
             as specs, `out` among them if there is one.
@@ -405,7 +405,7 @@ def reduction(
     for name in names.split():
         op = resolve(name)
         plan = _ReductionPlanner(name, op._schema, combine, identity, map, finish, dtype, accumulate)
-        register(name, plan, Options(meta=None if has_meta(op) else plan.meta), replace)
+        register(name, plan, Options(meta=None if has_meta(op) else plan.meta, exact_out=False), replace)
 
 
 class _ReductionPlanner:

@@ -64,7 +64,7 @@ class Options:
     eager: Callable[[dict[str, Any], bool], Callable[..., Any] | None] | None = None
     way: str = "native"
     apart: tuple[str, ...] = ()
-    exact_out: bool = False
+    exact_out: bool = True
     typed_by_out: bool = False
     check: Callable[..., None] | None = None
 
@@ -292,7 +292,7 @@ def planner(
     meta: Callable[..., Any] | None = None,
     eager: Callable[[dict[str, Any], bool], Callable[..., Any] | None] | None = None,
     apart: tuple[str, ...] = (),
-    exact_out: bool = False,
+    exact_out: bool = True,
     typed_by_out: bool = False,
     check: Callable[..., None] | None = None,
     replace: bool = False,
@@ -315,7 +315,7 @@ def planner(
             calls other ops; in place it may write into its first argument and return that.
         apart: arguments that a written tensor must not share elements with. Elsewhere the results are as if the inputs
             were copied first.
-        exact_out: an `out=` must have the dtype of the result; elsewhere the result is converted to its.
+        exact_out: an `out=` must have the dtype of the result; False converts the result to the dtype of `out=`.
         typed_by_out: where the argument `dtype` is not given, an `out=` gives it.
         check: raises what torch raises before it looks at shapes; it gets the overload's arguments by keyword, tensors
             as specs, `out` among them if there is one.
@@ -346,18 +346,19 @@ def planner(
 
 
 def composite(
-    *names: str, apart: tuple[str, ...] = (), replace: bool = False
+    *names: str, apart: tuple[str, ...] = (), exact_out: bool = True, replace: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declares a function of tensors as what ops do: for results whose shape depends on data, and for devices whose
     kernels are functions.
 
-    The function is run for each call, takes the functional overload's arguments and calls other ops. `names`, `apart`
-    and `replace` are as for `planner`.
+    The function is run for each call, takes the functional overload's arguments and calls other ops. `names`, `apart`,
+    `exact_out` and `replace` are as for `planner`.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            register(name, no_plan, Options(eager=lambda *_: function, way="composite", apart=apart), replace)
+            options = Options(eager=lambda *_: function, way="composite", apart=apart, exact_out=exact_out)
+            register(name, no_plan, options, replace)
         return function
 
     return declare
@@ -485,7 +486,7 @@ def _eager(entry: Entry, arguments: list[Any]) -> Callable[..., Any] | None:
         targets = tuple(named[name] for name in written)
         for target, by in zip(targets, results, strict=True):
             if entry.kind == "out":
-                check_out(target, by)
+                check_out(target, by, _is_exact(entry))
             if target is not by:
                 target.resize_(by.shape).copy_(by)
         return targets[0] if len(targets) == 1 else targets
@@ -493,12 +494,9 @@ def _eager(entry: Entry, arguments: list[Any]) -> Callable[..., Any] | None:
     return run
 
 
-def check_out(out: torch.Tensor, result: torch.Tensor) -> None:
-    if out.dtype != result.dtype:
-        raise RuntimeError(
-            f"Expected object of scalar type {dtype_name(result.dtype)} as out, but got scalar type "
-            f"{dtype_name(out.dtype)}"
-        )
+def check_out(out: torch.Tensor, result: torch.Tensor, exact: bool = True) -> None:
+    """Refuses an `out=` that is elsewhere, or of a dtype that the result cannot be put into."""
+    check_out_dtype(result.dtype, out.dtype, exact)
     if out.device != result.device:
         raise RuntimeError(f"Expected out to be on the same device as the inputs, {result.device}, not {out.device}")
 
@@ -510,6 +508,24 @@ def check_in_place(op: torch._ops.OpOverload, target: torch.Tensor, result: torc
     _check_cast(result.dtype, target.dtype)
     if target.shape != result.shape:
         _refuse_resized(target.shape, result.shape)
+
+
+def check_out_dtype(dtype: torch.dtype, out: torch.dtype, exact: bool) -> None:
+    """Refuses an `out=` whose dtype is not the result's, or to which the result's cannot be converted.
+
+    Args:
+        dtype: of the result.
+        out: of the `out=`.
+        exact: whether they must be the same.
+    """
+    if exact and dtype != out:
+        raise RuntimeError(f"Expected out tensor to have dtype {dtype_name(dtype)}, but got {dtype_name(out)} instead")
+    _check_cast(dtype, out)
+
+
+def _is_exact(entry: Entry) -> bool:
+    """Whether an `out=` must have the result's dtype. Forms that torch generates from functional ones say so all."""
+    return entry.options.exact_out or torch.Tag.generated in entry.op.tags
 
 
 def _check_cast(dtype: torch.dtype, to: torch.dtype) -> None:
@@ -904,17 +920,16 @@ def _result_dtypes(
     functional = {a.name: plain[a.name] for a in parameters(entry.functional)}
     result = _ask_meta(entry.functional, plain) if meta is None else meta(**functional)
     items = list(result) if isinstance(result, (tuple, list)) else [result]
+    # The absolute value of a complex number may be put where it fits.
+    real = entry.options.pointwise and any(t.is_complex() for t in _tensors(functional))
     dtypes: list[torch.dtype | None] = []
     for item, out in zip(items, outs, strict=True):
         dtype = item.dtype if isinstance(item, torch.Tensor) else None
-        truth_as_byte = dtype == torch.bool and out.dtype == torch.uint8  # of old, when there was no bool
-        # The absolute value of a complex number may be put where it fits.
-        real = dtype is not None and not dtype.is_complex and any(t.is_complex() for t in _tensors(functional))
-        exact = entry.options.exact_out and not (truth_as_byte or real)
-        if exact and dtype is not None and dtype != out.dtype:
-            raise RuntimeError(f"Found dtype {dtype_name(out.dtype)} of out but expected {dtype_name(dtype)}")
         if dtype is not None:
-            _check_cast(dtype, out.dtype)
+            # `all` and `any` take bytes, of old, when there was no bool.
+            byte = entry.functional._opname in ("all", "any") and (dtype, out.dtype) == (torch.bool, torch.uint8)
+            exact = _is_exact(entry) and not byte and not (real and not dtype.is_complex)
+            check_out_dtype(dtype, out.dtype, exact)
         dtypes.append(dtype)
     return dtypes
 

@@ -193,13 +193,16 @@ def decomposition(
     return declare
 
 
-def decompose(*names: str, check: Callable[..., None] | None = None, replace: bool = False) -> None:
+def decompose(
+    *names: str, check: Callable[..., None] | None = None, exact_out: bool = True, replace: bool = False
+) -> None:
     """Declares ops as planned by tracing torch's own decomposition of them; see `decomposition`.
 
     Args:
         names: functional overloads, as for `planner`.
         check: raises what torch's kernels raise and its decomposition does not; it gets the overload's arguments by
             keyword, tensors as specs.
+        exact_out: as for `planner`.
         replace: takes the place of the planner that an op has, which is an error otherwise.
 
     Raises:
@@ -212,7 +215,8 @@ def decompose(*names: str, check: Callable[..., None] | None = None, replace: bo
             op.name(), "CompositeImplicitAutograd"
         ):
             raise ValueError(f"torch has no decomposition of {name}; write one, with `decomposition`")
-        register(name, _planner_of(op, definition), Options(way="decomposed", check=check), replace)
+        options = Options(way="decomposed", check=check, exact_out=exact_out)
+        register(name, _planner_of(op, definition), options, replace)
 
 
 def _planner_of(op: torch._ops.OpOverload, definition: Callable[..., Any] | None) -> Callable[..., None]:

@@ -102,16 +102,17 @@ class Run:
         self.result = CaseResult(str(case))
         self.random = False
 
-    def samples(self, requires_grad: bool = False) -> Iterator[Sample]:
-        """The database's samples, thinned evenly to the limit."""
+    def samples(self, requires_grad: bool = False, most: int | None = None) -> Iterator[Sample]:
+        """The database's samples, thinned evenly to the limit, or to `most` if that is less."""
         seed_all(zlib.crc32(str(self.case).encode()))
         made = [
             Sample(s.input, s.args, s.kwargs, s.output_process_fn_grad)
             for s in self.info.sample_inputs("cpu", self.case.dtype, requires_grad=requires_grad)
         ]
-        if self.limit is not None and len(made) > self.limit:
-            step = len(made) / self.limit
-            made = [made[int(i * step)] for i in range(self.limit)]
+        limit = min(self.limit or len(made), most or len(made))
+        if len(made) > limit:
+            step = len(made) / limit
+            made = [made[int(i * step)] for i in range(limit)]
         return iter(made)
 
     def compare(
@@ -123,6 +124,7 @@ class Run:
         defined: Defined | None = None,
         reference: Callable[[Sample], Any] | None = None,
         normwise: bool = False,
+        refusals: bool = False,
     ) -> None:
         """Runs one sample on both, if the CPU can; what it writes into its arguments is compared too.
 
@@ -133,20 +135,14 @@ class Run:
             defined: what of the results is to be compared; all by default.
             reference: the exact results where there is no wider type to compute them in.
             normwise: see `difference`.
+            refusals: what the CPU cannot run, the device must refuse; by default it is not asked.
         """
-        on_cpu = copied(sample)
-        mine = on_device(sample, self.device)
-        self.phase("cpu")
-        expected = attempt(op, on_cpu)
-        self.phase("")
+        on_cpu, expected = self.ask_cpu(sample, op)
         if isinstance(expected, Exception):
+            if refusals:
+                self.compare_refusal(check, sample, op, expected)
             return
-        check.samples += 1
-        self.phase("device")
-        before = self.fallbacks.counts()
-        actual = attempt(op, mine, self.device)
-        self.count(check, before)
-        self.phase("")
+        mine, actual = self.ask_device(check, sample, op)
         if isinstance(actual, Exception):
             check.fail(f"{describe(sample)}: {type(actual).__name__}: {actual}", actual)
             return
@@ -157,6 +153,36 @@ class Run:
             message = self.values_differ(sample, op, found, wanted, defined, reference, normwise)
         if message:
             check.fail(f"{describe(sample)}: {message}")
+
+    def compare_refusal(
+        self, check: CheckResult, sample: Sample, op: Callable[[Sample], Any], expected: Exception
+    ) -> None:
+        """Runs on the device what the CPU refuses with an exception: it must be of the same type, or a derived one."""
+        _, actual = self.ask_device(check, sample, op)
+        wanted = type(expected).__name__
+        if not isinstance(actual, Exception):
+            check.fail(f"{describe(sample)}: accepted, but the CPU raises {wanted}: {expected}")
+        elif not isinstance(actual, type(expected)):
+            check.fail(f"{describe(sample)}: {type(actual).__name__} instead of {wanted}: {actual}", actual)
+
+    def ask_cpu(self, sample: Sample, op: Callable[[Sample], Any]) -> tuple[Sample, Any]:
+        """The CPU's result or exception, and the sample as it is after the call."""
+        on_cpu = copied(sample)
+        self.phase("cpu")
+        expected = attempt(op, on_cpu)
+        self.phase("")
+        return on_cpu, expected
+
+    def ask_device(self, check: CheckResult, sample: Sample, op: Callable[[Sample], Any]) -> tuple[Sample, Any]:
+        """The same of the device; the check counts the sample, and what fell back."""
+        mine = on_device(sample, self.device)
+        check.samples += 1
+        self.phase("device")
+        before = self.fallbacks.counts()
+        actual = attempt(op, mine, self.device)
+        self.count(check, before)
+        self.phase("")
+        return mine, actual
 
     def values_differ(
         self,
@@ -300,8 +326,27 @@ def check_out(run: Run, check: CheckResult) -> None:
     if not run.info.supports_out:
         return
     for sample in run.samples():
-        for make in (torch.empty_like, strided_like, lambda t: t.new_empty(0)):
+        for make in OUT_MEMORIES:
             run.compare(check, sample, functools.partial(call_out, run, make, sample), **run.functional)
+
+
+def check_out_dtypes(run: Run, check: CheckResult) -> None:
+    """`out=` of another dtype: the result is converted, or the call refused, as on the CPU.
+
+    One result of a call at a time; from sample to sample each dtype gets another of the memories of `check_out`.
+    """
+    if not run.info.supports_out:
+        return
+    for number, sample in enumerate(run.samples(most=OUT_SAMPLES)):
+        _, results = run.ask_cpu(sample, lambda s: s.call(run.info.op))
+        if isinstance(results, Exception):
+            continue
+        for turn, outs in enumerate(outs_of_other_dtypes(results)):
+            make = OUT_MEMORIES[(number + turn) % len(OUT_MEMORIES)]
+            out = tree_map(make, outs)
+            given = Sample(sample.input, sample.args, {**sample.kwargs, "out": out})
+            call = functools.partial(call_converting, run, results)
+            run.compare(check, given, call, refusals=True, **run.functional)
 
 
 def check_layouts(run: Run, check: CheckResult) -> None:
@@ -338,33 +383,23 @@ def check_errors(run: Run, check: CheckResult) -> None:
     """What the CPU refuses is refused with the same type of exception."""
     if run.info.error_inputs_func is None or run.case.dtype is not torch.float32:
         return
+
+    def call(sample: Sample) -> Any:
+        return sample.call(run.info.op)
+
     for error in run.info.error_inputs("cpu"):
         given = error.sample_input
         sample = Sample(given.input, given.args, given.kwargs)
-        on_cpu = copied(sample)
-        run.phase("cpu")
-        expected = attempt(lambda s: s.call(run.info.op), on_cpu)
-        run.phase("")
-        if not isinstance(expected, Exception):
-            continue  # another device's error
-        moved = on_device(sample, run.device)
-        check.samples += 1
-        run.phase("device")
-        before = run.fallbacks.counts()
-        actual = attempt(lambda s: s.call(run.info.op), moved, run.device)
-        run.count(check, before)
-        run.phase("")
-        if not isinstance(actual, Exception):
-            check.fail(f"{describe(sample)}: accepted, but the CPU raises {type(expected).__name__}: {expected}")
-        elif not isinstance(actual, type(expected)):
-            wanted = type(expected).__name__
-            check.fail(f"{describe(sample)}: {type(actual).__name__} instead of {wanted}: {actual}", actual)
+        _, expected = run.ask_cpu(sample, call)
+        if isinstance(expected, Exception):  # otherwise it is another device's error
+            run.compare_refusal(check, sample, call, expected)
 
 
 CHECKS: dict[str, Callable[[Run, CheckResult], None]] = {
     "values": check_values,
     "in-place": check_inplace,
     "out=": check_out,
+    "out= dtype": check_out_dtypes,
     "layouts": check_layouts,
     "backward": check_backward,
     "errors": check_errors,
@@ -461,6 +496,73 @@ def call_out(run: Run, make: Callable[[torch.Tensor], torch.Tensor], on_cpu: Sam
 def strided_like(tensor: torch.Tensor) -> torch.Tensor:
     """Memory of the same shape with a gap after each element."""
     return tensor.new_empty((*tensor.shape, 2))[..., 1] if tensor.dim() else torch.empty_like(tensor)
+
+
+#: Of the right shape, with gaps, and empty, so that it must grow.
+OUT_MEMORIES: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    torch.empty_like,
+    strided_like,
+    lambda tensor: tensor.new_empty(0),
+)
+
+#: How many samples see `out=` of other dtypes at most: each dtype is a kernel of its own.
+OUT_SAMPLES = 6
+
+#: Other dtypes of the same kind, for the `out=` of a result.
+SAME_KIND = {
+    torch.bool: (torch.uint8,),
+    torch.uint8: (torch.int8, torch.int64),
+    torch.int32: (torch.int64, torch.uint8),
+    torch.int64: (torch.int32, torch.uint8),
+    torch.float16: (torch.float32, torch.bfloat16),
+    torch.bfloat16: (torch.float32, torch.float16),
+    torch.float32: (torch.float64, torch.float16),
+    torch.float64: (torch.float32, torch.float16),
+    torch.complex64: (torch.complex128,),
+    torch.complex128: (torch.complex64,),
+}
+OTHER_KINDS = (torch.bool, torch.int64, torch.float32, torch.complex64)
+
+
+def outs_of_other_dtypes(results: Any) -> Iterator[Any]:
+    """Specs of `out=` for a call's results, of which one has another dtype: some of the same kind, one of each other
+    kind."""
+    several = isinstance(results, (tuple, list))
+    made = list(results) if several else [results]
+    if not all(isinstance(result, torch.Tensor) and result.layout == torch.strided for result in made):
+        return
+    for i, result in enumerate(made):
+        others = [dtype for dtype in OTHER_KINDS if kind(dtype) != kind(result.dtype)]
+        for dtype in (*SAME_KIND.get(result.dtype, ()), *others):
+            outs = [torch.empty_like(t, dtype=dtype if i == j else t.dtype) for j, t in enumerate(made)]
+            yield tuple(outs) if several else outs[0]
+
+
+def kind(dtype: torch.dtype) -> str:
+    """As promotion has them."""
+    if dtype == torch.bool:
+        return "bool"
+    return "complex" if dtype.is_complex else "float" if dtype.is_floating_point else "integer"
+
+
+def call_converting(run: Run, results: Any, sample: Sample) -> Any:
+    """Calls with the sample's `out=`, and returns what was written in no finer a dtype than the functional results'."""
+    out = sample.kwargs.pop("out")  # which is compared as the result, and not once more as an argument
+    returned = sample.call(run.info.op, out=out)
+    pairs = list(zip(returned, out, results, strict=True)) if isinstance(out, tuple) else [(returned, out, results)]
+    if any(r is not o for r, o, _ in pairs):
+        raise AssertionError("the out= form did not return its out")
+    written = [no_finer(r.cpu(), result.dtype) for r, _, result in pairs]
+    return tuple(written) if isinstance(out, tuple) else written[0]
+
+
+def no_finer(out: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What was converted to an `out=`'s dtype, with the precision that it had before."""
+    if out.is_complex() and not dtype.is_complex and not out.imag.any():
+        out = out.real
+    rounded = dtype.is_floating_point or dtype.is_complex
+    finer = kind(out.dtype) == kind(dtype) and torch.promote_types(out.dtype, dtype) == out.dtype
+    return out.to(dtype) if rounded and finer else out
 
 
 def noncontiguous(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ __all__ = ["Figures", "figures", "figures_table", "html", "markdown", "regressio
 Record = Mapping[str, Any]
 
 # The checks that say whether the functional, in-place and out= forms are native; gradients have a figure of their own.
-FORWARD = ("values", "in-place", "out=", "layouts")
+FORWARD = ("values", "in-place", "out=", "out= dtype", "layouts")
 
 SIGNS = {
     "native": "●",
@@ -145,12 +145,14 @@ def failures(record: Record) -> dict[str, str]:
 def unexpected(records: Iterable[Record], declared: Sequence[Declared]) -> tuple[list[str], list[Declared]]:
     """Failures that nobody declared, one line each, and declared exceptions that did not fail.
 
-    An exception whose cases were not run says nothing and is not listed.
+    An exception whose cases or check were not run says nothing and is not listed.
     """
+    records = list(records)
+    run = {name for record in records for name in record["checks"]} | {"crash", "timeout"}
     lines, seen, met = [], set(), set()
     for record in records:
         case = record["case"]
-        met |= {d for d in declared if re.fullmatch(d.cases, case)}
+        met |= {d for d in declared if d.check in run and re.fullmatch(d.cases, case)}
         for check, message in failures(record).items():
             covering = [d for d in declared if d.covers(case, check)]
             seen.update(covering)
@@ -159,15 +161,23 @@ def unexpected(records: Iterable[Record], declared: Sequence[Declared]) -> tuple
     return lines, [d for d in declared if d in met and d not in seen]
 
 
-def regressions(records: Iterable[Record], stored: Mapping[str, Record]) -> list[str]:
+def regressions(
+    records: Iterable[Record], stored: Mapping[str, Record], declared: Sequence[Declared] = ()
+) -> list[str]:
     """What a stored run could do and these records cannot, a line each: correct cases that are not, cases and
-    gradients without fallback that now have one. Cases that only one of the two has say nothing."""
+    gradients without fallback that now have one. Cases that only one of the two has say nothing; a check that no case
+    of the stored run has is newer than that run, and has to pass or to be declared."""
+    known = {name for record in stored.values() for name in record["checks"]}
     lines = []
     for record in records:
         case = record["case"]
         before = stored.get(case)
         if before is None:
             continue
+        new = {name: check for name, check in record["checks"].items() if name not in known}
+        failed, _ = unexpected([{**record, "status": "ran", "checks": new}], declared)
+        lines += [f"{line} (a check that the stored run does not have)" for line in failed]
+        record = {**record, "checks": {name: c for name, c in record["checks"].items() if name in known}}
         now, then = state(record), state(before)
         if correct(before) and now and not correct(record):
             message = "; ".join(f"{check}: {text}" for check, text in failures(record).items())
