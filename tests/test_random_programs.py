@@ -58,8 +58,10 @@ def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tenso
         return torch.randint(0, 2, shape, generator=generator).bool()
     if dtype in INTEGERS:
         return torch.randint(0 if dtype == torch.uint8 else -4, 8, shape, generator=generator).to(dtype)
-    numbers = torch.randn(shape, dtype=torch.complex128 if dtype.is_complex else torch.float64, generator=generator)
-    return (numbers * 8).round().div(4).to(dtype) if seed % 2 else numbers.to(dtype)
+    numbers = torch.randn((*shape, 2), dtype=torch.float64, generator=generator)
+    if seed % 2:
+        numbers = (numbers * 8).round() / 4
+    return (torch.view_as_complex(numbers) if dtype.is_complex else numbers[..., 0].contiguous()).to(dtype)
 
 
 SHAPES = st.lists(st.sampled_from([2, 3, 1, 4, 5, 8, 17, 0]), max_size=3).map(tuple)
@@ -157,8 +159,9 @@ def an_in_place_function(draw: Draw, pool: Pool) -> Step:
 
 BINARY = (
     "add sub mul div maximum minimum eq ne lt le gt ge logical_and logical_or logical_xor atan2 hypot fmax fmin "
-    "copysign bitwise_and bitwise_or bitwise_xor nextafter xlogy heaviside floor_divide remainder fmod pow"
+    "bitwise_and bitwise_or bitwise_xor nextafter heaviside floor_divide remainder fmod pow"
 ).split()
+# copysign and xlogy are left out: torch's meta functions of the two order the dimensions of a result otherwise.
 #: In 16 bits and of quotients rounded to whole numbers the last place decides.
 JUMPING = {"floor_divide", "remainder", "fmod"}
 WITH_NUMBERS = "add sub mul div eq ne lt le gt ge remainder fmod pow floor_divide bitwise_and xlogy copysign".split()
@@ -251,7 +254,7 @@ def a_product(draw: Draw, pool: Pool) -> Step:
         f"x{i} @ x{i}.mT": lambda p: p[i] @ p[i].mT,
         f"outer(x{i}, x{j})": lambda p: torch.outer(p[i].flatten(), p[j].flatten()),
         f"x{k}.addmm(x{i}, x{i}.mT)": lambda p: p[k].addmm(p[i], p[i].mT, alpha=2),
-        f"einsum(x{i}, x{j})": lambda p: torch.einsum("...a,...a->...", p[i], p[j]),
+        f"einsum(x{i}, x{j})": lambda p: torch.einsum("...a,...a->...", p[i], p[j].to(p[i].dtype)),
         f"linear(x{i}, x{j})": lambda p: torch.nn.functional.linear(p[i], p[j]),
     }
     name = draw(st.sampled_from(sorted(choices)))
@@ -281,9 +284,9 @@ def an_index(draw: Draw, pool: Pool) -> Step:
     d = a_dim(draw, x)
     size = x.size(d) if x.dim() else 1
     low, high = -size, size - 1 + (draw(st.integers(0, 7)) == 0)
-    # Of a dimension without elements the CPU's refusals are of many types, and an empty index into a tensor without
-    # dimensions it does not survive.
-    count = draw(st.integers(0 if x.dim() else 1, 4)) if size else 0
+    # Of a tensor without elements the CPU's refusals are of many types, and an empty index into one without dimensions it
+    # does not survive.
+    count = draw(st.integers(0 if x.dim() else 1, 4)) if x.numel() else 0
     places = [draw(st.integers(low, high)) for _ in range(count)]
     number = draw(st.sampled_from(NUMBERS))
 
@@ -343,6 +346,11 @@ KINDS: list[Callable[[Draw, Pool], Step]] = [
 # ---- running a program on both ----
 
 
+def strides(t: torch.Tensor) -> list[int]:
+    """Those that mean something."""
+    return [s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1] if t.numel() else []
+
+
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(*(torch.nan_to_num(dense(t)) for t in (a, b)))
 
@@ -350,12 +358,12 @@ def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 def adopt(device: list[torch.Tensor], cpu: list[torch.Tensor]) -> None:
     """The device goes on with the CPU's values, which differ by rounding."""
     for mine, theirs in zip(device, cpu, strict=True):
-        if (theirs.is_floating_point() or theirs.is_complex()) and theirs.numel() and not overlaps(theirs):
+        if theirs.numel() and not overlaps(theirs):
             mine.copy_(theirs)
 
 
 def overlaps(t: torch.Tensor) -> bool:
-    return not t.is_contiguous() and any(s == 0 or s in t.stride()[:k] for k, s in enumerate(t.stride()))
+    return any(s == 0 or s in strides(t)[:k] for k, s in enumerate(strides(t)))
 
 
 def take(step: Step, cpu: Pool, device: Pool) -> None:
@@ -368,10 +376,13 @@ def take(step: Step, cpu: Pool, device: Pool) -> None:
     kept = on_device(Sample(None, tuple(cpu), {}), here)
     expected = attempt(lambda _: step.run(cpu), kept)
     if isinstance(expected, NotImplementedError):  # the CPU lacks the op for the dtype, and is no judge
+        cpu[:] = kept.args  # it may have resized an out=
         return
     actual = attempt(lambda _: step.run(device), kept, device[0].device)
     if isinstance(expected, Exception):
-        assert isinstance(actual, type(expected)), f"{actual!r} instead of {expected!r}"
+        # By the dimension torch's CPU says of a place that is not there a RuntimeError or an IndexError.
+        kind = IndexError if "INDICES element is out" in str(expected) else type(expected)
+        assert isinstance(actual, kind), f"{actual!r} instead of {expected!r}"
     else:
         assert not isinstance(actual, Exception), f"{actual!r}; the CPU gives a result"
 
@@ -381,8 +392,11 @@ def take(step: Step, cpu: Pool, device: Pool) -> None:
         wrong = difference(actual, expected, exactly, normwise=True)
         assert not wrong, wrong
         adopt(each_tensor(actual), each_tensor(expected))
+    if isinstance(actual, IndexError) or "ZeroDivisionError" in str(expected):
+        adopt(device, cpu)  # what was written before it was found is a matter of order
     for i, (mine, theirs) in enumerate(zip(device, cpu, strict=True)):
-        assert mine.shape == theirs.shape and mine.stride() == theirs.stride(), f"x{i} has changed its form"
+        assert mine.shape == theirs.shape, f"x{i} has changed its shape"
+        assert strides(mine) == strides(theirs), f"x{i} has changed its strides"
         assert equal(mine, theirs), f"x{i} differs"
     if isinstance(expected, Exception):
         return

@@ -36,6 +36,34 @@ REFUSED: dict[str, tuple[type[Exception], Op]] = {
         RuntimeError,
         lambda d: torch._foreach_sqrt_([x.int() for x in lists(d, 3)]),
     ),
+    "matrices added to a product of two": (
+        RuntimeError,
+        lambda d: floats(d, 1, 1, 2).addmm(floats(d, 2, 2), floats(d, 2, 2)),
+    ),
+    "a row added to a product of one number": (
+        RuntimeError,
+        lambda d: floats(d, 1, 2).addmm(floats(d, 1, 2), floats(d, 2, 1)),
+    ),
+    "truth added to a product": (
+        RuntimeError,
+        lambda d: (floats(d, 2, 2) > 0).addmm(floats(d, 2, 2), floats(d, 2, 2)),
+    ),
+    "a matrix added to a product with a vector": (
+        RuntimeError,
+        lambda d: floats(d, 1, 2).addmv(floats(d, 2, 2), floats(d, 2)),
+    ),
+    "several places of a scalar": (
+        RuntimeError,
+        lambda d: floats(d, 1)[0].index_select(0, torch.tensor([0, 0], device=d)),
+    ),
+    "several places of a scalar added to": (
+        RuntimeError,
+        lambda d: floats(d, 1)[0].index_add_(0, torch.tensor([0, 0], device=d), floats(d, 2)),
+    ),
+    "a scalar joined into truth": (
+        RuntimeError,
+        lambda d: torch.cat([floats(d, 2), floats(d, 1)[0]], out=torch.empty(3, dtype=torch.bool, device=d)),
+    ),
     "complex number added to lists": (RuntimeError, lambda d: torch._foreach_add_(lists(d, 3), 1j)),
     "lists to a complex power": (RuntimeError, lambda d: torch._foreach_pow_(lists(d, 3), 2 + 1j)),
     "complex factor of lists": (

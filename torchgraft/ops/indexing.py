@@ -269,7 +269,12 @@ def _resolved(p: PlanBuilder, x: torch.Tensor) -> torch.Tensor:
 # ---- one index for one dimension ----
 
 
-@planner("index_select", apart=("self", "index"))
+def _check_selected(self: torch.Tensor, index: torch.Tensor, **_: Any) -> None:
+    if self.dim() == 0 and index.numel() != 1:
+        raise RuntimeError(f"index_select(): Index to scalar can have only 1 value, got {index.numel()} value(s)")
+
+
+@planner("index_select", apart=("self", "index"), check=_check_selected)
 def _index_select(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor) -> None:
     _select(p, _some_dims(out), _some_dims(self), dim, index.reshape(-1), _RANGE_OF_SELF)
 
@@ -554,6 +559,23 @@ def _rows_into(
     plan_collect(p, out, source, index.size(0), free, to, by, strides[dim], indices, combine or "", wraps, alpha)
 
 
+def _check_added(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> None:
+    """Refuses what torch's CPU does, whose meta function lets tensors without dimensions be of one."""
+    count = index.numel()
+    if source.dim() == 0 and count != 1:
+        raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
+    if source.dim() > dim and source.size(dim) != count:
+        raise RuntimeError(
+            f"index_add_(): Number of indices ({count}) should be equal to source.size(dim): ({source.size(dim)}), "
+            f"for dim: {dim}"
+        )
+    if self.dim() != source.dim() or (self.dim() and _drop(self.shape, dim) != _drop(source.shape, dim)):
+        raise RuntimeError(
+            "source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = "
+            f"{list(self.shape)} source.shape = {list(source.shape)}"
+        )
+
+
 @planner("index_add", inplace_safe=True, apart=("index", "source"))
 def _index_add(
     p: PlanBuilder,
@@ -565,11 +587,7 @@ def _index_add(
     *,
     alpha: Scalar | float = 1,
 ) -> None:
-    if self.dim() and _drop(self.shape, dim % self.dim()) != _drop(source.shape, dim % self.dim()):
-        raise RuntimeError(
-            "source tensor shape must match self tensor shape, excluding the specified dimension. Got self.shape = "
-            f"{list(self.shape)} source.shape = {list(source.shape)}"
-        )
+    _check_added(self, dim % max(self.dim(), 1), index, source)
     _start(p, out, self)
     # Which error torch's CPU raises depends on the dimensions.
     message, raises = (_RANGE_OF_SELF, IndexError) if self.dim() < 2 else (_BOUNDS, RuntimeError)

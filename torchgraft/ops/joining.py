@@ -23,22 +23,20 @@ _SMALL = 16384
 _ROWS = 16
 
 
-def _cat_meta(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+def _check_dims(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None, **_: Any) -> None:
     for position, tensor in enumerate(tensors):
         if tensor.dim() == 0:
             raise RuntimeError(f"zero-dimensional tensor (at position {position}) cannot be concatenated")
-    result: torch.Tensor = aten.cat.default(tensors, dim)
-    return result
+    _check_cast(tensors, out)
 
 
-def _check_cast(arguments: dict[str, Any], _: bool) -> None:
-    """For `planner(eager=...)`: of all ops these two have a TypeError for an `out=` that the tensors do not fit."""
-    out, tensors = arguments.get("out"), arguments["tensors"]
+def _check_cast(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None, **_: Any) -> None:
+    """Of all ops these two have a TypeError for an `out=` that the tensors do not fit."""
     if out is not None and not all(torch.can_cast(t.dtype, out.dtype) for t in tensors):
         raise TypeError(f"torch.cat(): input types can't be cast to the desired output type {dtype_name(out.dtype)}")
 
 
-@planner("cat", apart=("tensors",), meta=_cat_meta, eager=_check_cast, exact_out=False)
+@planner("cat", apart=("tensors",), check=_check_dims, exact_out=False)
 def _cat(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
     if out.numel() == 0:
         return
@@ -76,7 +74,7 @@ def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor],
     return True
 
 
-@planner("stack", apart=("tensors",), eager=_check_cast, exact_out=False)
+@planner("stack", apart=("tensors",), check=_check_cast, exact_out=False)
 def _stack(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
     if out.numel() == 0:
         return

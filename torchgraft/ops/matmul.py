@@ -11,6 +11,7 @@ from torchgraft.codegen import element_type
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels.matmul import Matrix, matmul_launches
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+from torchgraft.plans.registry import dtype_name
 
 aten = torch.ops.aten
 
@@ -75,7 +76,19 @@ def _mm(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, mat2: torch.Tenso
     plan_product(p, out, self, mat2)
 
 
-@planner("addmm", "baddbmm")
+def _check_sum(self: torch.Tensor, **arguments: Any) -> None:
+    """What is added must have the dtype of the factors and spread to the product's shape; torch's meta functions let it
+    be larger."""
+    left, right = (arguments[name] for name in arguments if name in ("mat1", "mat2", "mat", "vec", "batch1", "batch2"))
+    if self.dtype != right.dtype:
+        raise RuntimeError(
+            f"self and mat2 must have the same dtype, but got {dtype_name(self.dtype)} and {dtype_name(right.dtype)}"
+        )
+    if left.dim() > 1 and right.dim() > 0:
+        self.expand(left.shape[:-1] + right.shape[max(right.dim() - 1, 1) :])
+
+
+@planner("addmm", "baddbmm", check=_check_sum)
 def _addmm(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -125,7 +138,7 @@ def _mv(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, vec: torch.Tensor
     plan_product(p, out.unsqueeze(1), self, vec.unsqueeze(1))
 
 
-@planner("addmv")
+@planner("addmv", check=_check_sum)
 def _addmv(
     p: PlanBuilder,
     out: torch.Tensor,

@@ -27,7 +27,7 @@ def _levels(x: torch.Tensor, dim: int) -> tuple[int, int, int]:
 
 
 def _scan(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, how: str) -> None:
-    if out.dtype == torch.bool:
+    if out.dtype == torch.bool and x.dim() > 0 and x.numel() > 0:
         refuse_dtype(p.op, out.dtype)
     x = converted(p, x, out.dtype)
     in_type, out_type = element_type(x.dtype).name, element_type(out.dtype).name

@@ -730,7 +730,9 @@ class _Call:
                 first = self.specs[self.first]
                 if first is not None and first.shape == item.shape:
                     return ("like", item, self.first, item.dtype)
-            return ("new", item, list(item.shape), list(item.stride()), item.dtype)
+            # Some of torch's meta functions order the dimensions even of a result without elements.
+            strides = item.stride() if item.numel() else torch.empty(item.shape, device="meta").stride()
+            return ("new", item, list(item.shape), list(strides), item.dtype)
 
         return [describe(item) for item in returned], results
 
