@@ -284,8 +284,8 @@ def an_index(draw: Draw, pool: Pool) -> Step:
     d = a_dim(draw, x)
     size = x.size(d) if x.dim() else 1
     low, high = -size, size - 1 + (draw(st.integers(0, 7)) == 0)
-    # Of a tensor without elements the CPU's refusals are of many types, and an empty index into one without dimensions it
-    # does not survive.
+    # Of a tensor without elements the CPU's refusals are of many types, and an empty index into one without dimensions
+    # it does not survive.
     count = draw(st.integers(0 if x.dim() else 1, 4)) if x.numel() else 0
     places = [draw(st.integers(low, high)) for _ in range(count)]
     number = draw(st.sampled_from(NUMBERS))

@@ -287,9 +287,11 @@ def _layout_gpu(
 
 
 def converted(p: PlanBuilder, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The input of a sum or product of a dtype: as torch's CPU, fractions and imaginary parts are cut off before."""
+    """The input of a sum or product of a dtype: as torch's CPU, fractions and imaginary parts are cut off before.
+    Kernels convert from one real type to another, not from one complex type to another."""
     cut = x.is_floating_point() and not (dtype.is_floating_point or dtype.is_complex)
-    return p.cast(x, dtype) if cut or x.is_complex() != dtype.is_complex else x
+    complex_differs = dtype != x.dtype and (dtype.is_complex or x.is_complex())
+    return p.cast(x, dtype) if cut or complex_differs else x
 
 
 def _sum(
@@ -580,9 +582,11 @@ def _declare_truth(name: str, every: bool) -> None:
         if out is not None and out.dtype not in (torch.bool, torch.uint8):
             raise RuntimeError(f"{name} only supports bool tensor for result, got: {dtype_name(out.dtype)}")
 
-    planner(name, check=check)(over_all)
-    planner(f"{name}.dim", check=check)(over_dim)
-    planner(f"{name}.dims", check=check)(over_dims)
+    # The functional forms' meta functions: that of out= refuses truth of bytes.
+    op = getattr(aten, name)
+    planner(name, check=check, meta=op.default)(over_all)
+    planner(f"{name}.dim", check=check, meta=op.dim)(over_dim)
+    planner(f"{name}.dims", check=check, meta=op.dims)(over_dims)
 
 
 _declare_truth("any", False)

@@ -928,10 +928,12 @@ def _result_dtypes(
     for item, out in zip(items, outs, strict=True):
         dtype = item.dtype if isinstance(item, torch.Tensor) else None
         if dtype is not None:
-            # `all` and `any` take bytes, of old, when there was no bool.
-            byte = entry.functional._opname in ("all", "any") and (dtype, out.dtype) == (torch.bool, torch.uint8)
-            exact = _is_exact(entry) and not byte and not (real and not dtype.is_complex)
-            check_out_dtype(dtype, out.dtype, exact)
+            # `all` and `any` take bytes for truth, of old, when there was no bool.
+            bytes_too = entry.functional._opname in ("all", "any")
+            byte = bytes_too and {dtype, out.dtype} == {torch.bool, torch.uint8}
+            exact = _is_exact(entry) and not (real and not dtype.is_complex)
+            if not byte:
+                check_out_dtype(dtype, out.dtype, exact)
         dtypes.append(dtype)
     return dtypes
 
