@@ -290,8 +290,8 @@ std::shared_ptr<Plan> make_plan(const py::dict& description) {
   for (py::handle item : description["tables"]) plan->tables.push_back(THPVariable_Unpack(item.ptr()));
   for (py::handle item : description["guards"]) {
     auto parts = item.cast<py::tuple>();
-    plan->guards.push_back({make_guard_value(parts[0]), make_guard_value(parts[1]), make_guard_value(parts[2]),
-                            parts[3].cast<double>()});
+    plan->guards.push_back(
+        {make_guard_value(parts[0]), make_guard_value(parts[1]), make_guard_value(parts[2]), parts[3].cast<double>()});
   }
   return plan;
 }
