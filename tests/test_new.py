@@ -23,6 +23,7 @@ REASONS = {
     "the device does not claim COMPILER",
     "one device only",
     "the driver does not time single commands",
+    "the driver's waits have no limit",
 }
 
 
