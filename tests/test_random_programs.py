@@ -14,7 +14,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,9 +139,17 @@ UNARY_FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+#: Of complex numbers far to the left the CPU makes NaN.
+OVERFLOWING = {"sigmoid", "sigmoid_", "silu"}
+
+
+def chosen(draw: Draw, names: Iterable[str], x: torch.Tensor) -> str:
+    return str(draw(st.sampled_from(sorted(name for name in names if not (x.is_complex() and name in OVERFLOWING)))))
+
+
 def a_function(draw: Draw, pool: Pool) -> Step:
-    i, _ = one(draw, pool)
-    name = draw(st.sampled_from(sorted(UNARY_FUNCTIONS)))
+    i, x = one(draw, pool)
+    name = chosen(draw, UNARY_FUNCTIONS, x)
     return Step(f"{name}(x{i})", lambda pool: UNARY_FUNCTIONS[name](pool[i]))
 
 
@@ -152,8 +160,8 @@ IN_PLACE = (
 
 
 def an_in_place_function(draw: Draw, pool: Pool) -> Step:
-    i, _ = one(draw, pool)
-    name = draw(st.sampled_from(IN_PLACE))
+    i, x = one(draw, pool)
+    name = chosen(draw, IN_PLACE, x)
     return Step(f"x{i}.{name}()", lambda pool: getattr(pool[i], name)())
 
 
@@ -379,6 +387,10 @@ def take(step: Step, cpu: Pool, device: Pool) -> None:
         cpu[:] = kept.args  # it may have resized an out=
         return
     actual = attempt(lambda _: step.run(device), kept, device[0].device)
+    nothing = not isinstance(expected, Exception) and not any(t.numel() for t in each_tensor(expected))
+    if nothing and isinstance(actual, RuntimeError):  # of no elements the CPU computes what it has no kernel for
+        cpu[:] = kept.args
+        return
     if isinstance(expected, Exception):
         # By the dimension torch's CPU says of a place that is not there a RuntimeError or an IndexError.
         kind = IndexError if "INDICES element is out" in str(expected) else type(expected)

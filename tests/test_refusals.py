@@ -52,6 +52,10 @@ REFUSED: dict[str, tuple[type[Exception], Op]] = {
         RuntimeError,
         lambda d: floats(d, 1, 2).addmv(floats(d, 2, 2), floats(d, 2)),
     ),
+    "a number that does not fit filled nowhere": (
+        RuntimeError,
+        lambda d: floats(d, 2).to(torch.int8).index_fill_(0, torch.tensor([], dtype=torch.int64, device=d), 300),
+    ),
     "several places of a scalar": (
         RuntimeError,
         lambda d: floats(d, 1)[0].index_select(0, torch.tensor([0, 0], device=d)),

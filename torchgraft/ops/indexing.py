@@ -14,7 +14,7 @@ from torchgraft.codegen import ceil_div, element_type, pointwise
 from torchgraft.kernels import indexing as kernels
 from torchgraft.kernels.indexing import Indexing
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
-from torchgraft.plans.registry import dtype_name, refuse_dtype
+from torchgraft.plans.registry import check_filling, dtype_name, refuse_dtype
 
 aten = torch.ops.aten
 
@@ -636,7 +636,7 @@ def _check_real(self: torch.Tensor, complex_value: bool) -> None:
         raise RuntimeError("index_fill_(): Converting complex Scalar to non-complex type is not supported")
 
 
-@planner("index_fill.int_Scalar", inplace_safe=True, apart=("index",))
+@planner("index_fill.int_Scalar", inplace_safe=True, apart=("index",), check=check_filling)
 def _index_fill(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: Scalar
 ) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from torchgraft.ops.table import Bounds, Kind, row
 from torchgraft.plans import Scalar
-from torchgraft.plans.registry import check_fits, check_floating
+from torchgraft.plans.registry import check_filling, check_fits, check_floating
 
 INT_TO_FLOAT = Kind.INT_TO_FLOAT
 ALWAYS_BOOL = Kind.ALWAYS_BOOL
@@ -351,11 +351,6 @@ row("signbit", "@signbit(self)", kind=ALWAYS_BOOL, integer="self < 0", boolean="
 row("where.self", "condition ? self : other", complex="condition ? self : other", keep=("condition",), exact_out=True)
 
 
-def _check_filling(self: torch.Tensor, value: torch.Tensor | complex, **_: Any) -> None:
-    if self.dtype in _INTEGERS and isinstance(value, (int, float)):
-        check_fits(value, self.dtype)
-
-
 def _fill_by_number(arguments: dict[str, Any], _: bool) -> Callable[..., torch.Tensor] | None:
     """A value that may not fit is looked at, as by torch's kernels."""
     self, value = arguments["self"], arguments["value"]
@@ -371,7 +366,7 @@ for _name, _eager in (("masked_fill.Scalar", None), ("masked_fill.Tensor", _fill
         complex="mask ? value : self",
         keep=("mask",),
         eager=_eager,
-        check=_check_filling,
+        check=check_filling,
     )
 
 

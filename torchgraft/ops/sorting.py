@@ -145,6 +145,8 @@ def _sort_plain(
 def _topk_meta(self: torch.Tensor, k: int, dim: int, largest: bool, sorted: bool) -> Any:
     if self.dtype == torch.bool:
         raise RuntimeError("topk does not support bool dtypes on CPU")
+    if self.is_complex():
+        raise RuntimeError("topk does not support complex dtypes on CPU")
     return aten.topk.default(self, k, dim, largest, sorted)
 
 

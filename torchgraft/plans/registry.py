@@ -995,6 +995,13 @@ def check_fits(value: complex, dtype: torch.dtype) -> None:
         raise RuntimeError(f"value cannot be converted to type {dtype_name(dtype)} without overflow")
 
 
+def check_filling(self: torch.Tensor, value: torch.Tensor | complex, **_: Any) -> None:
+    """A check of ops that put a number into places of a tensor, also where there is no such place."""
+    is_integer = not (self.is_floating_point() or self.is_complex() or self.dtype == torch.bool)
+    if is_integer and isinstance(value, (int, float)):
+        check_fits(value, self.dtype)
+
+
 def check_floating(self: torch.Tensor, **_: Any) -> None:
     """A check of ops that have real, floating-point numbers only."""
     if not self.is_floating_point():
