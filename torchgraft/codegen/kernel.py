@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from torchgraft.codegen.types import BY_NAME, value_ctype
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -29,6 +32,34 @@ class Value:
 
 
 Parameter = Pointer | Value
+
+_DECLARATION = re.compile(
+    r"(?P<const>const )?(?P<type>\w+)(?P<pointer>\*)?(?P<restrict> restrict)? (?P<names>\w+(, *\w+)*)"
+)
+
+
+def parameters(declarations: str) -> tuple[Parameter, ...]:
+    """Parameters as C would declare them, with element types: ``"const f32* x, y; bf16* out; i64 rows, size"``.
+
+    Empty declarations are left out, so that a part may be an f-string which is empty at times.
+
+    Raises:
+        ValueError: a declaration is none, or names a type that kernels do not have.
+    """
+    out: list[Parameter] = []
+    for declaration in filter(None, map(str.strip, declarations.split(";"))):
+        found = _DECLARATION.fullmatch(declaration)
+        if found is None:
+            raise ValueError(f"{declaration!r} declares no parameters; that is done as in 'const f32* x, y'")
+        type_, names = found["type"], found["names"].replace(" ", "").split(",")
+        if found["pointer"]:
+            if type_ not in BY_NAME:
+                raise ValueError(f"{declaration!r}: there are no pointers to {type_!r}")
+            out += [Pointer(name, type_, bool(found["const"]), bool(found["restrict"])) for name in names]
+        else:
+            value_ctype(type_)
+            out += [Value(name, type_) for name in names]
+    return tuple(out)
 
 
 @dataclass(frozen=True)

@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import torch
-import torch._prims_common
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
-from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
+from torchgraft.codegen.loops import Walk
+from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.kernels import HELPERS
 
-if TYPE_CHECKING:
-    from torchgraft.plans.builder import PlanBuilder
-
-_INT32_MAX = 2**31 - 1
-
-# How elements are dealt out on a CPU: one group up to _SINGLE elements, since waking a second thread costs more than
-# it gains; then chunks of about _CHUNK, so that threads even out, but no more than _GROUPS_PER_UNIT a core.
-_SINGLE = 16384
-_CHUNK = 4096
-_MULTIPLE = 256
-_GROUPS_PER_UNIT = 32
-# Side of the squares in which transposed operands are read, and the size from which that pays.
-_TILE = 16
-_TILED_FROM = 2048
-# On a GPU: work-items of a group, and elements of each.
-GPU_LOCAL = 256
-_GPU_ELEMENTS = 4
+#: Side of the squares in which transposed operands are read.
+TILE = 16
 
 
 @dataclass(frozen=True)
@@ -72,7 +52,8 @@ class Loop:
         statements: text before the results' expressions.
         cost: how much an element costs relative to an addition; decides into how many pieces small work is cut.
         fault: a condition on an element's operands. Where it holds an error is reported: the kernel has two more
-            arguments behind the numbers, the words and the code of an `ErrorReport`, which callers give as numbers.
+            parameters behind the numbers, for the words and the code of an `ErrorReport`, which callers give as
+            numbers.
     """
 
     name: str
@@ -82,6 +63,11 @@ class Loop:
     statements: str = ""
     cost: int = 1
     fault: str = ""
+
+    @property
+    def operands(self) -> list[Input | Result]:
+        """Results, then inputs."""
+        return [*self.results, *self.inputs]
 
 
 def convert(text: str, source: str, target: str) -> str:
@@ -160,17 +146,16 @@ def element(loop: Loop, index: dict[str, str], indent: str, loaded: dict[str, st
     return "\n".join(indent + line for line in lines)
 
 
-def _operands(loop: Loop) -> list[Input | Result]:
-    return [*loop.results, *loop.inputs]
-
-
-def _common_params(loop: Loop) -> list[Parameter]:
+@functools.cache
+def loop_parameters(loop: Loop, rank: int = 0, index: str = "i64") -> tuple[Parameter, ...]:
+    """The kernels' parameters: pointers called after results and inputs, ``<name>_p``, the numbers, where errors are
+    reported, and for `rank` dimensions each operand's strides ``<name>_s0``..."""
     params: list[Parameter] = [Pointer(f"{r.name}_p", r.storage) for r in loop.results]
     params += [Pointer(f"{i.name}_p", i.storage, const=True) for i in loop.inputs]
     params += [Value(n.name, n.type) for n in loop.numbers]
     if loop.fault:
         params += [Pointer("tg_errors", "i32"), Value("tg_code", "i32")]
-    return params
+    return (*params, *(Value(f"{o.name}_s{d}", index) for o in loop.operands for d in range(rank)))
 
 
 def _reporting(loop: Loop, body: str) -> str:
@@ -181,99 +166,38 @@ def _reporting(loop: Loop, body: str) -> str:
     return f"  int tg_bad = 0;\n{body}\n  if (tg_bad) tg_report(tg_errors, tg_code, 0);"
 
 
-# Names of the skeletons' own variables start with tg_, so that any argument of an op may lend its name to an operand.
+# The loops' own variables start with tg_, so that any argument of an op may lend its name to an operand.
 
 
 @functools.cache
 def contiguous_kernel(loop: Loop, form: str) -> Kernel:
-    """Every operand is contiguous and of one shape. Arguments: results, inputs, numbers, then the count and the chunk
-    (i64)."""
-    params = [*_common_params(loop), Value("tg_n", "i64"), Value("tg_chunk", "i64")]
-    text = element(loop, {o.name: "tg_i" for o in _operands(loop)}, "    ")
-    body = f"{_bounds('long')}{_simple_loop(form, 'long')}\n{text}\n  }}"
-    return Kernel(loop.name, tuple(params), _reporting(loop, body), local=_local(form))
+    """Every operand is contiguous and of one shape."""
+    walk = Walk(form, prefix="tg_")
+    body = walk.each(element(loop, {o.name: "tg_i" for o in loop.operands}, "    "))
+    return walk.kernel(loop.name, loop_parameters(loop), _reporting(loop, body))
 
 
-def _local(form: str) -> tuple[int, ...]:
-    return (GPU_LOCAL,) if form == "gpu" else (1,)
-
-
-def _bounds(ctype: str) -> str:
-    """A group's part of the elements."""
-    return (
-        f"  {ctype} tg_begin = ({ctype})GROUP_ID(0) * tg_chunk;\n"
-        f"  {ctype} tg_end = tg_n - tg_begin < tg_chunk ? tg_n : tg_begin + tg_chunk;\n"
-    )
-
-
-def _simple_loop(form: str, ctype: str) -> str:
-    if form == "gpu":
-        return f"  for ({ctype} tg_i = tg_begin + LOCAL_ID(0); tg_i < tg_end; tg_i += {GPU_LOCAL}) {{"
-    return f"  VECTORIZE\n  for ({ctype} tg_i = tg_begin; tg_i < tg_end; ++tg_i) {{"
+def _steps(loop: Loop, last: int, inner: tuple[str, ...]) -> dict[str, str]:
+    """Innermost strides as text. Those that are known are literals; the parameter stays, so that all variants are
+    launched alike."""
+    return {o.name: f"{o.name}_s{last}" if s == "s" else s for o, s in zip(loop.operands, inner, strict=True)}
 
 
 @functools.cache
 def strided_kernel(loop: Loop, form: str, rank: int, index: str, inner: tuple[str, ...]) -> Kernel:
     """Operands of any strides over `rank` dimensions, the last one innermost.
 
-    Arguments: results, inputs, numbers, the count, the chunk, the sizes, then for each operand (results first) its
-        strides.
-    `inner` has for each operand its innermost stride: "0", "1", "-1" or "s" (an argument like the others).
+    `inner` has for each operand, results first, its innermost stride: "0", "1", "-1" or "s" (a parameter like the
+    others).
     """
-    operands = _operands(loop)
-    ctype = value_ctype(index)
-    params = [*_common_params(loop), Value("tg_n", index), Value("tg_chunk", index)]
-    params += [Value(f"tg_n{d}", index) for d in range(rank)]
-    params += [Value(f"{o.name}_s{d}", index) for o in operands for d in range(rank)]
-    # Innermost strides that are known are written as literals; the argument stays, so that all variants are launched
-    # alike.
-    step = {o.name: (f"{o.name}_s{rank - 1}" if kind == "s" else kind) for o, kind in zip(operands, inner, strict=True)}
-    text = _gpu_walk(loop, ctype, rank, step) if form == "gpu" else _cpu_walk(loop, ctype, rank, step)
-    return Kernel(loop.name, tuple(params), _reporting(loop, _bounds(ctype) + text), local=_local(form))
-
-
-def _split(source: str, ctype: str, rank: int, indent: str) -> str:
-    """Statements that make the multi-index tg_i0... of a linear one."""
-    lines = [f"{ctype} tg_rest = {source};"]
-    for d in range(rank - 1, 0, -1):
-        lines += [f"{ctype} tg_i{d} = tg_rest % tg_n{d};", f"tg_rest /= tg_n{d};"]
-    lines.append(f"{ctype} tg_i0 = tg_rest;")
-    return "\n".join(indent + line for line in lines)
-
-
-def _offset(name: str, rank: int, step: str) -> str:
-    outer = [f"tg_i{d} * {name}_s{d}" for d in range(rank - 1)]
-    return " + ".join([*outer, f"tg_i{rank - 1} * {step}"])
-
-
-def _gpu_walk(loop: Loop, ctype: str, rank: int, step: dict[str, str]) -> str:
-    at = {o.name: _offset(o.name, rank, step[o.name]) for o in _operands(loop)}
-    return f"{_simple_loop('gpu', ctype)}\n{_split('tg_i', ctype, rank, '    ')}\n{element(loop, at, '    ')}\n  }}"
-
-
-def _cpu_walk(loop: Loop, ctype: str, rank: int, step: dict[str, str]) -> str:
-    """One division at the start, then row after row: a division for each element costs more than the element."""
-    last = rank - 1
-    operands = _operands(loop)
-    starts = "\n".join(f"    {ctype} {o.name}_at = {_offset(o.name, rank, step[o.name])};" for o in operands)
+    walk = Walk(form, rank, index, prefix="tg_")
+    step = _steps(loop, rank - 1, inner)
+    t = value_ctype(index)
+    starts = "\n".join(f"    {t} {n}_at = {walk.offset(f'{n}_s', s)};" for n, s in step.items())
     along = {"0": "", "1": " + tg_j", "-1": " - tg_j"}
-    at = {o.name: f"{o.name}_at" + along.get(step[o.name], f" + tg_j * {step[o.name]}") for o in operands}
-    carry = "".join(f"if (++tg_i{d} == tg_n{d}) {{ tg_i{d} = 0; " for d in range(last - 1, 0, -1))
-    carry += "++tg_i0;" + " }" * (last - 1) if last > 0 else ""
-    return f"""\
-{_split("tg_begin", ctype, rank, "  ")}
-  for ({ctype} tg_done = tg_begin; tg_done < tg_end;) {{
-    {ctype} tg_row = tg_n{last} - tg_i{last};
-    {ctype} tg_count = tg_row < tg_end - tg_done ? tg_row : tg_end - tg_done;
-{starts}
-    VECTORIZE
-    for ({ctype} tg_j = 0; tg_j < tg_count; ++tg_j) {{
-{element(loop, at, "      ")}
-    }}
-    tg_done += tg_count;
-    tg_i{last} = 0;
-    {carry}
-  }}"""
+    at = {n: f"{n}_at" + along.get(s, f" + tg_j * {s}") for n, s in step.items()}
+    body = walk.each(element(loop, at, "      "), starts)
+    return walk.kernel(loop.name, loop_parameters(loop, rank, index), _reporting(loop, body))
 
 
 @functools.cache
@@ -281,41 +205,38 @@ def tiled_kernel(loop: Loop, rank: int, index: str, inner: tuple[str, ...], tran
     """Some inputs run along the last dimension but one where the results run along the last: both sides are read and
     written in rows.
 
-    A unit of work is a band of _TILE indices of the last dimension but one, over the whole last dimension. A square of
-    each transposed input is read in its own order into private memory and then used in the results' order. Arguments
-    as in `strided_kernel`, but the count and the chunk are of units. `transposed` says of each input whether it is
-    such a one.
+    A unit of work is a band of TILE indices of the last dimension but one, over the whole last dimension. A square of
+    each transposed input is read in its own order into private memory and then used in the results' order. Parameters
+    as of `strided_kernel`, and the sizes; the walk is over units. `transposed` says of each input whether it is such a
+    one.
     """
-    operands = _operands(loop)
+    walk = Walk("cpu", index=index, prefix="tg_")
     ctype = value_ctype(index)
     row, last = rank - 2, rank - 1
-    params = [*_common_params(loop), Value("tg_n", index), Value("tg_chunk", index)]
-    params += [Value(f"tg_n{d}", index) for d in range(rank)]
-    params += [Value(f"{o.name}_s{d}", index) for o in operands for d in range(rank)]
     across = [i for i, flag in zip(loop.inputs, transposed, strict=True) if flag]
-    split = [f"{ctype} tg_rest = tg_unit / tg_bands;", f"{ctype} tg_i{row} = tg_unit % tg_bands * {_TILE};"]
+    split = [f"{ctype} tg_rest = tg_i / tg_bands;", f"{ctype} tg_i{row} = tg_i % tg_bands * {TILE};"]
     for d in range(row - 1, -1, -1):
         split += [f"{ctype} tg_i{d} = tg_rest % tg_n{d};", f"tg_rest /= tg_n{d};"]
     starts = [
-        f"{ctype} {o.name}_at = {' + '.join(f'tg_i{d} * {o.name}_s{d}' for d in range(rank - 1))};" for o in operands
+        f"{ctype} {o.name}_at = {' + '.join(f'tg_i{d} * {o.name}_s{d}' for d in range(rank - 1))};"
+        for o in loop.operands
     ]
-    tiles = "\n".join(f"      {value_ctype(i.compute)} {i.name}_tile[{_TILE * _TILE}];" for i in across)
+    tiles = "\n".join(f"      {value_ctype(i.compute)} {i.name}_tile[{TILE * TILE}];" for i in across)
     fills = "\n".join(
-        f"          {i.name}_tile[tg_r * {_TILE} + tg_c] = "
+        f"          {i.name}_tile[tg_r * {TILE} + tg_c] = "
         + _load(i, f"{i.name}_at + tg_r + (tg_j + tg_c) * {i.name}_s{last}")
         + ";"
         for i in across
     )
-    step = {o.name: (f"{o.name}_s{last}" if kind == "s" else kind) for o, kind in zip(operands, inner, strict=True)}
-    at = {o.name: f"{o.name}_at + tg_r * {o.name}_s{row} + (tg_j + tg_c) * {step[o.name]}" for o in operands}
-    loaded = {i.name: f"{i.name}_tile[tg_r * {_TILE} + tg_c]" for i in across}
-    body = f"""\
-{_bounds(ctype)}  {ctype} tg_bands = (tg_n{row} + {_TILE - 1}) / {_TILE};
-  for ({ctype} tg_unit = tg_begin; tg_unit < tg_end; ++tg_unit) {{
-{_indented(split + starts, "    ")}
-    int tg_rows = tg_n{row} - tg_i{row} < {_TILE} ? (int)(tg_n{row} - tg_i{row}) : {_TILE};
-    for ({ctype} tg_j = 0; tg_j < tg_n{last}; tg_j += {_TILE}) {{
-      int tg_columns = tg_n{last} - tg_j < {_TILE} ? (int)(tg_n{last} - tg_j) : {_TILE};
+    step = _steps(loop, last, inner)
+    at = {n: f"{n}_at + tg_r * {n}_s{row} + (tg_j + tg_c) * {s}" for n, s in step.items()}
+    loaded = {i.name: f"{i.name}_tile[tg_r * {TILE} + tg_c]" for i in across}
+    band = "\n".join("    " + line for line in split + starts)
+    unit = f"""\
+{band}
+    int tg_rows = tg_n{row} - tg_i{row} < {TILE} ? (int)(tg_n{row} - tg_i{row}) : {TILE};
+    for ({ctype} tg_j = 0; tg_j < tg_n{last}; tg_j += {TILE}) {{
+      int tg_columns = tg_n{last} - tg_j < {TILE} ? (int)(tg_n{last} - tg_j) : {TILE};
 {tiles}
       for (int tg_c = 0; tg_c < tg_columns; ++tg_c) {{
         VECTORIZE
@@ -329,201 +250,7 @@ def tiled_kernel(loop: Loop, rank: int, index: str, inner: tuple[str, ...], tran
 {element(loop, at, "          ", loaded)}
         }}
       }}
-    }}
-  }}"""
-    return Kernel(loop.name, tuple(params), _reporting(loop, body))
-
-
-def _indented(lines: Sequence[str], indent: str) -> str:
-    return "\n".join(indent + line for line in lines)
-
-
-# ---- planning ----
-
-
-def chunking(p: PlanBuilder, cost: int) -> tuple[int, int, int, int]:
-    """(multiple, single, per_group, max_groups) for a loop of that cost; see Chunking in csrc/dispatch/plan.h."""
-    if p.form == "gpu":
-        return (GPU_LOCAL, 0, GPU_LOCAL * _GPU_ELEMENTS, 0)
-    return (_MULTIPLE, _SINGLE // cost, max(_MULTIPLE, _CHUNK // cost), _GROUPS_PER_UNIT * p.device.compute_units)
-
-
-def deal(n: int, rule: tuple[int, int, int, int]) -> tuple[int, int]:
-    """(groups, chunk) for n elements: what C++ does for plans that serve any shape."""
-    multiple, single, per_group, max_groups = rule
-    if n <= single:
-        chunk = n
-    else:
-        groups = -(-n // per_group)
-        chunk = -(-n // (min(groups, max_groups) if max_groups else groups))
-    chunk = -(-chunk // multiple) * multiple
-    return -(-n // chunk), chunk
-
-
-@dataclass
-class PlannedLoop:
-    """A call of `plan_loop`, kept instead of planned; see `PlanBuilder.gathered`."""
-
-    loop: Loop
-    results: Sequence[torch.Tensor]
-    inputs: Sequence[torch.Tensor]
-    numbers: Sequence[Any]
-
-
-def plan_loop(
-    p: PlanBuilder,
-    loop: Loop,
-    results: Sequence[torch.Tensor],
-    inputs: Sequence[torch.Tensor],
-    numbers: Sequence[Any],
-) -> None:
-    """Adds the launch of a loop to a plan.
-
-    Args:
-        results: specs of the loop's results, all of one shape.
-        inputs: specs of its inputs, broadcastable to that shape.
-        numbers: launch arguments for its numbers, and for its report if it has a fault.
-    """
-    if p.gathered is not None:
-        p.gathered.append(PlannedLoop(loop, results, inputs, numbers))
-        return
-    if p.any_shape:
-        rule = chunking(p, loop.cost)
-        args = [*results, *inputs, *numbers, ("numel",), ("chunk",)]
-        p.launch_over_elements(contiguous_kernel(loop, p.form), rule, args)
-        return
-    shape = results[0].shape
-    if shape.numel() == 0:
-        return
-    specs = [*results, *(_broadcast(spec, shape) for spec in inputs)]
-    plan_strided_loop(p, loop, specs, numbers, *coalesce(list(shape), [list(spec.stride()) for spec in specs]))
-
-
-def plan_strided_loop(
-    p: PlanBuilder,
-    loop: Loop,
-    specs: Sequence[torch.Tensor],
-    numbers: Sequence[Any],
-    sizes: Sequence[int],
-    strides: Sequence[Sequence[int]],
-) -> None:
-    """Adds the launch of a loop over given sizes, with given strides (also negative ones) for each spec, results
-    first."""
-    n = math.prod(sizes)
-    if n == 0:
-        return
-    groups, chunk = deal(n, chunking(p, loop.cost))
-    if len(sizes) == 1 and all(s[0] == 1 for s in strides):
-        kernel = contiguous_kernel(loop, p.form)
-        p.launch(kernel, (groups,), [*specs, *numbers, n, chunk])
-        return
-    if p.form == "cpu" and n >= _TILED_FROM and _plan_tiled(p, loop, specs, numbers, sizes, strides):
-        return
-    reach = max(sum((size - 1) * abs(s) for size, s in zip(sizes, stride, strict=True)) for stride in strides)
-    index = "i32" if max(reach, n + chunk) <= _INT32_MAX else "i64"
-    inner = tuple({0: "0", 1: "1", -1: "-1"}.get(s[-1], "s") for s in strides)
-    kernel = strided_kernel(loop, p.form, len(sizes), index, inner)
-    p.launch(kernel, (groups,), [*specs, *numbers, n, chunk, *sizes, *(s for stride in strides for s in stride)])
-
-
-def is_dense(spec: torch.Tensor) -> bool:
-    """The elements fill one block of memory, each once (in any order of the dimensions)."""
-    return bool(torch._prims_common.is_non_overlapping_and_dense_or_false(spec))
-
-
-def _plan_tiled(
-    p: PlanBuilder,
-    loop: Loop,
-    specs: Sequence[torch.Tensor],
-    numbers: Sequence[Any],
-    sizes: Sequence[int],
-    strides: Sequence[Sequence[int]],
-) -> bool:
-    """Plans `tiled_kernel` if inputs run across the results, all along one dimension."""
-    results, last = len(loop.results), len(sizes) - 1
-    if last == 0 or sizes[last] < _TILE // 2 or any(abs(s[last]) != 1 for s in strides[:results]):
-        return False
-    rows = [
-        next((d for d in range(last) if s[d] == 1 and sizes[d] >= _TILE // 2), -1) if abs(s[last]) > 1 else -1
-        for s in strides[results:]
-    ]
-    dims = {d for d in rows if d >= 0}
-    if len(dims) != 1:
-        return False
-    row = dims.pop()
-    order = [d for d in range(last) if d != row] + [row, last]
-    sizes = [sizes[d] for d in order]
-    strides = [[s[d] for d in order] for s in strides]
-    units = math.prod(sizes[:-2]) * -(-sizes[-2] // _TILE)
-    unit = _TILE * sizes[-1] * loop.cost
-    groups = 1 if units * unit <= _SINGLE else min(units, _GROUPS_PER_UNIT * p.device.compute_units)
-    chunk = -(-units // groups)
-    reach = max(sum((size - 1) * abs(s) for size, s in zip(sizes, stride, strict=True)) for stride in strides)
-    inner = tuple({0: "0", 1: "1", -1: "-1"}.get(s[-1], "s") for s in strides)
-    index = "i32" if reach + math.prod(sizes) <= _INT32_MAX else "i64"
-    kernel = tiled_kernel(loop, len(sizes), index, inner, tuple(d >= 0 for d in rows))
-    p.launch(
-        kernel,
-        (-(-units // chunk),),
-        [*specs, *numbers, units, chunk, *sizes, *(s for stride in strides for s in stride)],
-    )
-    return True
-
-
-def _broadcast(spec: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    return spec if spec.shape == shape else spec.expand(shape)
-
-
-def coalesce(sizes: list[int], strides: list[list[int]]) -> tuple[list[int], list[list[int]]]:
-    """Orders dimensions by the first operand's strides, the smallest last, and merges those that are one in memory for
-    all operands.
-
-    Args:
-        sizes: of the dimensions.
-        strides: for each operand, its stride in each dimension (elements).
-
-    Returns:
-        The new sizes (at least one dimension) and strides.
-    """
-    dims = [d for d in range(len(sizes)) if sizes[d] != 1]
-    dims.sort(key=lambda d: tuple(abs(s[d]) for s in strides), reverse=True)
-    out_sizes: list[int] = []
-    out_strides: list[list[int]] = [[] for _ in strides]
-    for d in dims:
-        if out_sizes and all(o[-1] == s[d] * sizes[d] for o, s in zip(out_strides, strides, strict=True)):
-            out_sizes[-1] *= sizes[d]
-            for o, s in zip(out_strides, strides, strict=True):
-                o[-1] = s[d]
-        else:
-            out_sizes.append(sizes[d])
-            for o, s in zip(out_strides, strides, strict=True):
-                o.append(s[d])
-    if not out_sizes:
-        return [1], [[1] for _ in strides]
-    return out_sizes, out_strides
-
-
-def plan_copy(p: PlanBuilder, destination: torch.Tensor, source: torch.Tensor) -> None:
-    """Copies with conversion between any strides; a conjugate or negative bit on either side is honoured."""
-    to, by = element_type(destination.dtype), element_type(source.dtype)
-    value = convert("source", by.name, to.name)
-    if destination.is_conj():
-        value = f"tg_conj_{to.name}({value})"
-    if destination.is_neg():
-        value = f"-({value})"
-    number = p.is_cpu_scalar(source)
-    conj, negate = source.is_conj(), source.is_neg()
-    loop = Loop(
-        name=f"copy_{by.name}_{to.name}",
-        inputs=() if number else (Input("source", by.name, by.compute, conj, negate),),
-        numbers=(Number("source", by.compute),) if number else (),
-        results=(Result("out", to.name, to.compute, value),),
-    )
-    plan_loop(p, loop, [destination], [] if number else [source], [source] if number else [])
-
-
-def plan_fill(p: PlanBuilder, destination: torch.Tensor, value: Any) -> None:
-    """Sets every element of a spec of any strides to a number (or a `Scalar`)."""
-    to = element_type(destination.dtype)
-    loop = Loop(f"fill_{to.name}", (), (Number("value", to.compute),), (Result("out", to.name, to.compute, "value"),))
-    plan_loop(p, loop, [destination], [], [value])
+    }}"""
+    body = f"  {ctype} tg_bands = (tg_n{row} + {TILE - 1}) / {TILE};\n{walk.each(unit, vectorize=False)}"
+    sizes = tuple(Value(f"tg_n{d}", index) for d in range(rank))
+    return walk.kernel(loop.name, (*loop_parameters(loop, rank, index), *sizes), _reporting(loop, body))

@@ -80,7 +80,13 @@ def element_type(dtype: torch.dtype) -> ElementType:
 
 
 def value_ctype(name: str) -> str:
-    """The C type of a value of element type `name` in a register: float for f16 and bf16, uchar for bool."""
+    """The C type of a value of element type `name` in a register: float for f16 and bf16, uchar for bool.
+
+    Raises:
+        ValueError: no element type has that name.
+    """
     if name in _VALUE_TYPES:
         return _VALUE_TYPES[name]
+    if name not in BY_NAME:
+        raise ValueError(f"there is no element type {name!r}; there are {', '.join([*BY_NAME, *_VALUE_TYPES])}")
     return BY_NAME[BY_NAME[name].compute].storage

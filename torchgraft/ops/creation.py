@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import ceil_div, element_type, pointwise
-from torchgraft.codegen.pointwise import Input, Loop, Result
+from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen.pointwise import Input, Loop, Result, expression
 from torchgraft.kernels import creation as kernels
 from torchgraft.kernels.indexing import MOVES
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner, pointwise
+from torchgraft.plans.grid import deal
 from torchgraft.plans.registry import dtype_name
 
 aten = torch.ops.aten
@@ -20,7 +21,7 @@ aten = torch.ops.aten
 def _deal(p: PlanBuilder, n: int, cost: int = 1) -> tuple[int, int]:
     if p.form == "gpu":
         return ceil_div(n, kernels.GPU_LOCAL), 1
-    return pointwise.deal(n, pointwise.chunking(p, cost))
+    return deal(n, p.dealer.chunking(cost))
 
 
 def _sequence(p: PlanBuilder, out: torch.Tensor, compute: str, numbers: dict[str, float], text: str) -> None:
@@ -194,7 +195,7 @@ def _pair(p: PlanBuilder, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, t
     if part.name not in ("f32", "f64"):
         raise Unsupported(f"complex numbers of {a.dtype}")
     whole = element_type(out.dtype).name
-    text = pointwise.expression(text.format(pair="float2" if part.name == "f32" else "double2"), part.name)
+    text = expression(text.format(pair="float2" if part.name == "f32" else "double2"), part.name)
     inputs = (Input("a", part.name, part.compute), Input("b", part.name, part.compute))
     loop = Loop(f"pair_{part.name}", inputs, (), (Result("out", whole, whole, text),), cost=cost)
     pointwise.plan_loop(p, loop, [out], [a, b], [])

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from torchgraft.codegen import ceil_div, pointwise
+from torchgraft.codegen import ceil_div
 from torchgraft.kernels import fft as kernels
-from torchgraft.plans import PlanBuilder, Unsupported, planner
+from torchgraft.plans import PlanBuilder, Unsupported, planner, pointwise
 
 # A prime factor up to here is summed up term by term, which costs n times the factor; a convolution costs as much as
 # some six transforms.

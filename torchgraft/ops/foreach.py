@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import element_type, pointwise
-from torchgraft.codegen.batch import plan_loops
-from torchgraft.codegen.pointwise import PlannedLoop
+from torchgraft.codegen import element_type
 from torchgraft.kernels import lists as kernels
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, pointwise
+from torchgraft.plans.batch import plan_loops
+from torchgraft.plans.grid import deal
+from torchgraft.plans.pointwise import PlannedLoop
 from torchgraft.plans.registry import (
     Entry,
     Options,
@@ -202,7 +203,7 @@ def _norm(
             part = numbers[start : start + kernels.COUNT]
             missing = [None] * (kernels.COUNT - len(part))
             lasts = list(itertools.accumulate(self[i].numel() for i in part))
-            groups, chunk = pointwise.deal(lasts[-1], pointwise.chunking(p, 1))
+            groups, chunk = deal(lasts[-1], p.dealer.chunking(1))
             lasts += [lasts[-1]] * len(missing)
             room = p.empty((groups, kernels.COUNT), torch.float64 if storage.compute == "f64" else torch.float32)
             p.launch(

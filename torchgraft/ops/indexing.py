@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import ceil_div, element_type, pointwise
+from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import indexing as kernels
 from torchgraft.kernels.indexing import Indexing
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner, pointwise
+from torchgraft.plans.grid import deal
 from torchgraft.plans.registry import check_filling, dtype_name, refuse_dtype
 
 aten = torch.ops.aten
@@ -122,7 +123,7 @@ def plan_move(
     )
     groups, chunk = ceil_div(n, kernels.GPU_LOCAL), 1
     if p.form == "cpu":
-        groups, chunk = pointwise.deal(n, pointwise.chunking(p, 2 if x.along else 1))
+        groups, chunk = deal(n, p.dealer.chunking(2 if x.along else 1))
     args = [target, source, *_index_args(p, indices), n, chunk, *merged, *(s for operand in strides for s in operand)]
     p.launch(kernels.move_kernel(x, p.form), (groups,), args)
 
@@ -1009,7 +1010,7 @@ def _search(
 def _deal(p: PlanBuilder, n: int, cost: int) -> tuple[int, int]:
     if p.form == "gpu":
         return ceil_div(n, kernels.GPU_LOCAL), 1
-    return pointwise.deal(n, pointwise.chunking(p, cost))
+    return deal(n, p.dealer.chunking(cost))
 
 
 @planner("searchsorted.Tensor", "searchsorted.Scalar")

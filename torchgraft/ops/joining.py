@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import ceil_div, pointwise
+from torchgraft.codegen import ceil_div
 from torchgraft.codegen.pointwise import Input, Loop, Result
 from torchgraft.kernels import joining as kernels
 from torchgraft.kernels.indexing import MOVES
-from torchgraft.plans import PlanBuilder, Scalar, planner, recomposed
+from torchgraft.plans import PlanBuilder, Scalar, planner, pointwise, recomposed
 from torchgraft.plans.registry import dtype_name
 
 aten = torch.ops.aten

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import ceil_div, element_type, pointwise
-from torchgraft.codegen.pointwise import Input, Loop, Number, Result
+from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen.pointwise import Input, Loop, Number, Result, expression
 from torchgraft.kernels import losses as kernels
 from torchgraft.kernels import reduce
 from torchgraft.ops.reductions import plan_reduction
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner, pointwise
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -167,7 +167,7 @@ def _loss_loop(
         f"{name}_{compute}",
         tuple(Input(n, element_type(t.dtype).name, compute) for n, t in tensors.items()),
         tuple(Number(n, compute) for n in numbers),
-        (Result("out", element_type(out.dtype).name, compute, pointwise.expression(text, compute)),),
+        (Result("out", element_type(out.dtype).name, compute, expression(text, compute)),),
         cost=cost,
     )
     pointwise.plan_loop(p, loop, [out], list(tensors.values()), list(numbers.values()))
@@ -196,7 +196,7 @@ def _forward(
     reduction_ = replace(
         total,
         name=f"{name}_{total.name}",
-        step=f"A.sum += {pointwise.expression(text, type_.compute)};",
+        step=f"A.sum += {expression(text, type_.compute)};",
         others=tuple((n, type_.name, "same") for n in flat if n != "x"),
         values=tuple((n, type_.compute) for n in numbers),
     )

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import Kernel, Pointer, Value, element_type, pointwise
-from torchgraft.codegen.batch import Batch, Item, plan_batch
+from torchgraft.codegen import Kernel, Pointer, Value, element_type
+from torchgraft.codegen.batch import Batch
 from torchgraft.codegen.pointwise import Input, Loop, Number, Result, expression
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner, pointwise
+from torchgraft.plans.batch import Item, plan_batch
 
 Specs = list[torch.Tensor]
 

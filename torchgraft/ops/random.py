@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import ceil_div, element_type, pointwise
+from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import random as kernels
 from torchgraft.kernels import rejection
 from torchgraft.kernels.philox import COUNTERS
@@ -17,6 +17,7 @@ from torchgraft.kernels.random import Draw
 from torchgraft.ops.table import row
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 from torchgraft.plans.builder import ErrorReport
+from torchgraft.plans.grid import deal
 from torchgraft.plans.registry import dtype_name, refuse_dtype
 
 _COST = 2
@@ -48,7 +49,7 @@ def plan_draw(
     if p.form == "gpu":
         groups, chunk = ceil_div(counters, kernels.GPU_LOCAL), n
     else:
-        groups, chunk = pointwise.deal(n, pointwise.chunking(p, _COST))
+        groups, chunk = deal(n, p.dealer.chunking(_COST))
     errors = [] if report is None else [report.words, report.code]
     args = [*targets, *inputs, *numbers, *errors, reserved.seed, reserved.offset, n, chunk]
     p.launch(kernels.draw_kernel(draw, p.form), (groups,), args)
@@ -227,7 +228,7 @@ def _plan_rejection(
     if p.form == "gpu":
         groups, chunk = ceil_div(n, rejection.GPU_LOCAL), n
     else:
-        groups, chunk = pointwise.deal(n, pointwise.chunking(p, _REJECTION_COST))
+        groups, chunk = deal(n, p.dealer.chunking(_REJECTION_COST))
     report = p.error(message, RuntimeError) if message else None
     words, code = (report.words, report.code) if report else (None, 0)
     kernel = rejection.rejection_kernel(name, _floating(out), p.form)

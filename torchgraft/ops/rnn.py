@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 import torch
 
-from torchgraft.codegen import element_type, pointwise
-from torchgraft.plans import PlanBuilder, planner
+from torchgraft.codegen import element_type
+from torchgraft.codegen.pointwise import Input, Loop, Result, expression
+from torchgraft.plans import PlanBuilder, planner, pointwise
 
 aten = torch.ops.aten
 
@@ -32,15 +33,15 @@ def _plan(
     compute = element_type(results[0][0].dtype).compute
     given = {name: spec for name, spec in operands.items() if spec is not None}
     absent = "".join(f"T {name} = 0;\n" for name, spec in operands.items() if spec is None)
-    loop = pointwise.Loop(
+    loop = Loop(
         f"{name}_{compute}_{''.join('01'[spec is not None] for spec in operands.values())}",
-        tuple(pointwise.Input(each, element_type(spec.dtype).name, compute) for each, spec in given.items()),
+        tuple(Input(each, element_type(spec.dtype).name, compute) for each, spec in given.items()),
         (),
         tuple(
-            pointwise.Result(f"out{i}", element_type(spec.dtype).name, compute, pointwise.expression(text, compute))
+            Result(f"out{i}", element_type(spec.dtype).name, compute, expression(text, compute))
             for i, (spec, text) in enumerate(results)
         ),
-        pointwise.expression(absent + statements, compute),
+        expression(absent + statements, compute),
         cost=16,
     )
     pointwise.plan_loop(p, loop, [spec for spec, _ in results], list(given.values()), [])

@@ -11,11 +11,13 @@ import torch
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 from torch._prims_common import compute_elementwise_output_strides, elementwise_dtypes
 
-from torchgraft.codegen import ElementType, UnsupportedDtype, element_type, pointwise
+from torchgraft.codegen import ElementType, UnsupportedDtype, element_type
+from torchgraft.codegen.pointwise import Input, Loop, Number, Result, convert, expression
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.kernels import HELPERS
 from torchgraft.kernels.reduce import Reduction
 from torchgraft.ops.reductions import plan_reduction, reduced_dims
+from torchgraft.plans import pointwise
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.registry import (
     Options,
@@ -192,9 +194,9 @@ class _RowPlanner:
         statements = self.statements(**static) if callable(self.statements) else self.statements
         used = set(re.findall(r"[A-Za-z_]\w*", " ".join([statements, *texts])))
 
-        inputs: list[pointwise.Input] = []
+        inputs: list[Input] = []
         specs: list[torch.Tensor] = []
-        numbers: list[pointwise.Number] = []
+        numbers: list[Number] = []
         values: list[Any] = []
         foreign: list[str] = []  # what has another type than the one that is computed for
         given: dict[str, str] = {}  # the type of what is converted in the kernel
@@ -205,23 +207,23 @@ class _RowPlanner:
                 own = element_type(argument.dtype)
                 wanted = own.compute if name in self.keep else element.name
                 if p.is_cpu_scalar(argument):
-                    numbers.append(pointwise.Number(name, wanted))
+                    numbers.append(Number(name, wanted))
                     values.append(argument)
                     foreign.append(name)
                 else:
                     if argument.dtype != own_dtype:
                         foreign.append(name)
-                    inputs.append(pointwise.Input(name, own.name, wanted))
+                    inputs.append(Input(name, own.name, wanted))
                     specs.append(argument)
             elif name in scalars:
                 if name in self.cast:
                     given[name] = p.widest(argument, element.name)
                 type_ = given.get(name, element.name)
-                numbers.append(pointwise.Number(name, type_))
+                numbers.append(Number(name, type_))
                 values.append(argument if isinstance(argument, Scalar) else _converted(argument, BY_NAME[type_]))
                 foreign.append(name)
 
-        prepared = {name: pointwise.convert(name, type_, element.name) for name, type_ in given.items()}
+        prepared = {name: convert(name, type_, element.name) for name, type_ in given.items()}
         if own_dtype in (torch.float16, torch.bfloat16):
             narrow = f"tg_narrow_{element_type(own_dtype).name}"
             prepared |= {n: f"{narrow}({prepared.get(n, n)})" for n in foreign if n in self.rounded}
@@ -233,15 +235,15 @@ class _RowPlanner:
         outs = list(out) if isinstance(out, (tuple, list)) else [out]
         result_type = self._result_type(element.name, kind)
         results = tuple(
-            pointwise.Result(f"out{n}", element_type(spec.dtype).name, result_type, text)
+            Result(f"out{n}", element_type(spec.dtype).name, result_type, text)
             for n, (spec, text) in enumerate(zip(outs, texts, strict=False))
         )
-        loop = pointwise.Loop(
+        loop = Loop(
             f"{self.name}_{element.name}",
             tuple(inputs),
             tuple(numbers),
             results,
-            pointwise.expression(statements, element.name),
+            expression(statements, element.name),
             self.cost,
             fault,
         )
@@ -365,7 +367,7 @@ def _resolve(text: Text, compute: str, static: dict[str, Any]) -> str:
         for function in re.findall(r"@(\w+)", body):
             if f"tg_{function}_{BY_NAME[compute].compute}" not in HELPERS:
                 raise UnsupportedDtype(f"no {function} for {compute}")
-    return pointwise.expression(body, compute)
+    return expression(body, compute)
 
 
 # ---- reductions ----
@@ -452,7 +454,7 @@ class _ReductionPlanner:
 
         def text(template: str, a: str, b: str = "") -> str:
             named = {"a": a, "b": b}
-            return pointwise.expression(re.sub(r"\b[ab]\b", lambda m: named[m[0]], template), held)
+            return expression(re.sub(r"\b[ab]\b", lambda m: named[m[0]], template), held)
 
         plan_reduction(
             p,

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 
 from torchgraft import _C
-from torchgraft.codegen import pointwise
 from torchgraft.codegen.compiler import compiled
-from torchgraft.codegen.kernel import Kernel, Pointer
-from torchgraft.codegen.types import element_type
+from torchgraft.codegen.kernel import Kernel, Parameter, Pointer
+from torchgraft.codegen.loops import GROUP, Layout
+from torchgraft.codegen.types import BY_NAME, element_type
+from torchgraft.plans import pointwise
+from torchgraft.plans.grid import MULTIPLE, Dealer, Grid
 from torchgraft.plans.scalar import Scalar
 
 _ARENA_ALIGN = 256
@@ -140,7 +142,7 @@ class PlanBuilder:
         op: the op's name, for messages.
         any_shape: all tensors of the call have one shape and are contiguous, and the plan must serve any such shape.
         gathered: while it is a list, loops over elements are put there instead of becoming launches; see
-            codegen/batch.py.
+            plans/batch.py.
     """
 
     device: DeviceTraits
@@ -219,29 +221,87 @@ class PlanBuilder:
 
     # ---- steps ----
 
-    def launch(self, kernel: Kernel, groups: Sequence[int], args: Sequence[Any]) -> None:
-        """Runs a kernel.
+    def launch(
+        self, kernel: Kernel, grid: Grid | Sequence[int], args: Sequence[Any] | None = None, /, **arguments: Any
+    ) -> None:
+        """Runs a kernel; nothing is launched if there are no groups.
 
         Args:
             kernel: what to run; its `local` is the size of a work-group.
-            groups: number of work-groups in each dimension; nothing is launched if one is 0.
-            args: for each Pointer a spec or None (a null pointer) or an `ErrorReport.words`; for each Value a number,
-                a `Scalar`, the spec of a zero-dim CPU tensor, or a part of `philox`.
+            grid: of `walk` or `rows`, or the number of work-groups in each dimension.
+            arguments: by the names of the kernel's parameters: for each Pointer a spec whose elements are of its type,
+                None (a null pointer) or an `ErrorReport.words`; for each Value a number, a `Scalar`, the spec of a
+                zero-dim CPU tensor, or a part of `philox`. What the grid brings along need not be given.
+
+        Raises:
+            TypeError: an argument is missing, is none of the kernel's, or does not suit its parameter.
         """
+        if not isinstance(grid, Grid):
+            grid = Grid(tuple(grid))
+        if len(grid.groups) != kernel.dims:
+            raise TypeError(f"kernel {kernel.name} has {kernel.dims} dimensions, not {len(grid.groups)}")
+        if args is None:
+            args = self._named(kernel, grid, arguments)
         if len(args) != len(kernel.params):
             raise TypeError(f"kernel {kernel.name} takes {len(kernel.params)} arguments, not {len(args)}")
-        if len(groups) != kernel.dims:
-            raise TypeError(f"kernel {kernel.name} has {kernel.dims} dimensions, not {len(groups)}")
-        if all(g > 0 for g in groups):
-            self._steps.append(_Launch(kernel, tuple(groups), None, list(args)))
+        if all(g > 0 for g in grid.groups):
+            self._steps.append(_Launch(kernel, grid.groups, grid.chunking, list(args)))
 
-    def launch_over_elements(self, kernel: Kernel, chunking: tuple[int, int, int, int], args: Sequence[Any]) -> None:
-        """Runs a kernel over the elements of a contiguous plan; its groups are found when the plan is run.
+    def _named(self, kernel: Kernel, grid: Grid, arguments: dict[str, Any]) -> list[Any]:
+        """A launch's arguments in the order of the kernel's parameters."""
+        out = []
+        for param in kernel.params:
+            if param.name in arguments:
+                given = arguments.pop(param.name)
+                self._check_argument(kernel, param, given)
+            elif (of_grid := param.name.removeprefix("tg_")) in grid.values:
+                given = grid.values[of_grid]
+            else:
+                raise TypeError(f"kernel {kernel.name}: the argument {param.name!r} is missing")
+            out.append(given)
+        if arguments:
+            names = ", ".join(map(repr, arguments))
+            raise TypeError(f"kernel {kernel.name} has no parameter {names}")
+        return out
 
-        `chunking` is (multiple, single, per_group, max_groups): see Chunking in csrc/dispatch/plan.h. The arguments
-        may contain ("numel",) and ("chunk",).
-        """
-        self._steps.append(_Launch(kernel, (1,), chunking, list(args)))
+    def _check_argument(self, kernel: Kernel, param: Parameter, given: Any) -> None:
+        """Refuses what only the kernel would find, and not by an error."""
+        is_spec = isinstance(given, torch.Tensor)
+        number = isinstance(given, (int, float, complex, Scalar)) or (is_spec and self.is_cpu_scalar(given))
+        if isinstance(param, Pointer):
+            if number:
+                raise TypeError(f"kernel {kernel.name}: {param.name!r} is a pointer, and is given a number")
+            if is_spec and element_type(given.dtype).name != param.type:
+                raise TypeError(
+                    f"kernel {kernel.name}: {param.name!r} points to {param.type}, and is given {given.dtype}"
+                )
+        elif is_spec and not number:
+            raise TypeError(f"kernel {kernel.name}: {param.name!r} is a number, and is given a tensor")
+        elif given is None:
+            raise TypeError(f"kernel {kernel.name}: {param.name!r} is a number, and is given None")
+        elif isinstance(given, (float, complex)) and not _holds(param.type, given):
+            raise TypeError(f"kernel {kernel.name}: {param.name!r} is of type {param.type}, and is given {given!r}")
+
+    def walk(self, sizes: int | Sequence[int], cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> Grid:
+        """The grid of a kernel made by a `codegen.loops.Walk`; see `plans.grid.Dealer.walk`."""
+        return self.dealer.walk(sizes, cost, multiple, group)
+
+    def rows(self, outer: int, size: int, inner: int = 1, cost: int = 1) -> tuple[Layout, Grid]:
+        """How a `codegen.loops.Team` finds its rows, and its grid; see `plans.grid.Dealer.rows`."""
+        return self.dealer.rows(outer, size, inner, cost)
+
+    def long_rows(self, rows: int, size: int, cost: int = 1) -> Grid:
+        """The grid of a `codegen.loops.Team` on contiguous rows."""
+        return self.dealer.long_rows(rows, size, cost)
+
+    def any_number(self, cost: int) -> Grid:
+        """The grid of a walk over the elements of a contiguous plan: how many there are is found when it is run."""
+        return Grid((1,), {"n": ("numel",), "chunk": ("chunk",)}, self.dealer.chunking(cost))
+
+    @property
+    def dealer(self) -> Dealer:
+        """Deals out work to this plan's device."""
+        return Dealer(self.form, self.device.compute_units)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Copies values, whatever the strides and dtypes; the source is broadcast."""
@@ -445,6 +505,13 @@ class PlanBuilder:
         if output[0] == "list":
             return ("list", [self._resolve(item) for item in output[1]])
         return tuple(self.memory(part).slot if isinstance(part, torch.Tensor) else part for part in output)
+
+
+def _holds(type_: str, number: complex) -> bool:
+    """Whether a value of an element type may be a number of that Python type."""
+    if type_ not in BY_NAME:
+        return False
+    return BY_NAME[type_].is_complex or (BY_NAME[type_].is_float and not isinstance(number, complex))
 
 
 _STRUCT = {

@@ -1,0 +1,454 @@
+"""The two loops that kernels are made of.
+
+A `Walk` goes over elements that have nothing to do with each other. A `Team` is the work-items that share a row, and
+that find sums, largest elements and running sums of it together. Each renders both forms of a kernel from one text:
+
+* The CPU form has few groups of a single work-item, which takes a *chunk* of the elements or rows in a plain loop that
+  the compiler makes vectors of.
+* The GPU form has a work-item for an element, and a group for a row.
+
+How many groups there are, and how large a chunk is, belongs to the launch: `PlanBuilder.walk` and `PlanBuilder.rows`
+give what `PlanBuilder.launch` wants, along with the values of the parameters that a loop adds to its kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torchgraft.codegen.kernel import Kernel, Parameter, Value
+from torchgraft.codegen.types import value_ctype
+
+#: Work-items of a group in the GPU form.
+GROUP = 256
+#: Partial results of a row that a CPU keeps side by side.
+LANES = 64
+#: Columns that a group of the CPU form treats side by side, at most.
+WIDTH = 256
+
+# Elements that a lane sums before it puts the sum aside: a sum of millions would round off what is added last.
+_RUN = 256
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A loop over `n` elements, which are dealt out to groups.
+
+    Of rank 0 it counts them: the statements of `each` see their number ``i``. Otherwise the elements fill a space of
+    that many dimensions, whose sizes ``n0``, ``n1``, ... are parameters too: statements see the indices ``i0``,
+    ``i1``, ... of the element where a row begins, and ``j``, how far along the last dimension it is.
+
+    Attributes:
+        form: "cpu" or "gpu".
+        rank: number of dimensions, or 0.
+        index: element type of counts and indices: "i64" or, where they fit, "i32".
+        prefix: of all names that the loop brings along, where they could meet an author's.
+        group: work-items of a group in the GPU form.
+    """
+
+    form: str
+    rank: int = 0
+    index: str = "i64"
+    prefix: str = ""
+    group: int = GROUP
+
+    def kernel(self, name: str, params: tuple[Parameter, ...], body: str, helpers: str = "", dims: int = 1) -> Kernel:
+        """A kernel whose body has loops of this walk, made by `each`.
+
+        Args:
+            name: as of `Kernel`.
+            params: those of the body itself.
+            body: statements.
+            helpers: as of `Kernel`.
+            dims: dimensions of the grid, of which the walk has the first.
+        """
+        p = self.prefix
+        own = [f"{p}n", f"{p}chunk", *(f"{p}n{d}" for d in range(self.rank))]
+        t = value_ctype(self.index)
+        bounds = (
+            f"  const {t} {p}begin = ({t})GROUP_ID(0) * {p}chunk;\n"
+            f"  const {t} {p}end = {p}n - {p}begin < {p}chunk ? {p}n : {p}begin + {p}chunk;\n"
+        )
+        local = (self.group if self.form == "gpu" else 1, *[1] * (dims - 1))
+        return Kernel(name, (*params, *(Value(v, self.index) for v in own)), bounds + body, helpers, local)
+
+    def each(self, statements: str, row: str = "", vectorize: bool = True) -> str:
+        """The loop over the group's elements.
+
+        Args:
+            statements: of one element; ``continue`` leaves it out.
+            row: statements at the head of each row, for walks with a rank: what `statements` add ``j`` to.
+            vectorize: whether vectors pay, which takes independent elements.
+        """
+        p = self.prefix
+        if not self.rank:
+            return self.loop(f"{p}i", f"{p}begin", f"{p}end", statements, vectorize)
+        if self.form == "gpu":
+            t = value_ctype(self.index)
+            head = f"{self._split(f'{p}i')}\n{row}\nconst {t} {p}j = 0;"
+            return self.loop(f"{p}i", f"{p}begin", f"{p}end", f"{head}\n{statements}", vectorize)
+        return self._rows(row, statements, vectorize)
+
+    def loop(self, name: str, begin: str, end: str, statements: str, vectorize: bool = True) -> str:
+        """A loop over other numbers than the group's own, which its work-items share likewise."""
+        t = value_ctype(self.index)
+        if self.form == "gpu":
+            head = f"  for ({t} {name} = {begin} + LOCAL_ID(0); {name} < {end}; {name} += {self.group})"
+        else:
+            head = f"{'  VECTORIZE' if vectorize else ''}\n  for ({t} {name} = {begin}; {name} < {end}; ++{name})"
+        return f"{head} {{\n{statements}\n  }}"
+
+    def offset(self, strides: str, step: str = "") -> str:
+        """Where a row begins in an operand whose strides are ``<strides>0``, ``<strides>1``, ...; `step` is another
+        text for the last of them."""
+        p, last = self.prefix, self.rank - 1
+        steps = [f"{strides}{d}" for d in range(last)] + [step or f"{strides}{last}"]
+        return " + ".join(f"{p}i{d} * {s}" for d, s in enumerate(steps))
+
+    def _split(self, source: str) -> str:
+        """Makes a multi-index of a linear one."""
+        p, t = self.prefix, value_ctype(self.index)
+        lines = [f"{t} {p}rest = {source};"]
+        for d in range(self.rank - 1, 0, -1):
+            lines += [f"{t} {p}i{d} = {p}rest % {p}n{d};", f"{p}rest /= {p}n{d};"]
+        return "\n".join([*lines, f"{t} {p}i0 = {p}rest;"])
+
+    def _rows(self, row: str, statements: str, vectorize: bool) -> str:
+        """One division at the start, then row after row: a division for each element costs more than the element."""
+        p, t, last = self.prefix, value_ctype(self.index), self.rank - 1
+        carry = "".join(f"if (++{p}i{d} == {p}n{d}) {{ {p}i{d} = 0; " for d in range(last - 1, 0, -1))
+        carry += f"++{p}i0;" + " }" * (last - 1) if last > 0 else ""
+        return f"""\
+{self._split(f"{p}begin")}
+  for ({t} {p}done = {p}begin; {p}done < {p}end;) {{
+    const {t} {p}row = {p}n{last} - {p}i{last};
+    const {t} {p}count = {p}row < {p}end - {p}done ? {p}row : {p}end - {p}done;
+{row}
+    {"VECTORIZE" if vectorize else ""}
+    for ({t} {p}j = 0; {p}j < {p}count; ++{p}j) {{
+{statements}
+    }}
+    {p}done += {p}count;
+    {p}i{last} = 0;
+    {carry}
+  }}"""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the rows of a team lie in memory.
+
+    Attributes:
+        form: "cpu" or "gpu".
+        across: rows lie across memory, neighbours side by side: a CPU treats many of them at once, in vectors, and a
+            GPU gives each a work-item of its own. Otherwise rows are contiguous, one after the other.
+        unit: of rows across memory, whether neighbours touch.
+    """
+
+    form: str
+    across: bool = False
+    unit: bool = True
+
+
+Fields = Mapping[str, tuple[str, str]]
+"""Of an accumulator: name -> element type and identity, the value that changes nothing."""
+
+_COLUMNS_CPU = """
+  const long blocks = (inner + chunk - 1) / chunk;
+  const long o = GROUP_ID(0) / blocks, start = (GROUP_ID(0) - o * blocks) * chunk;
+  const int m = (int)(inner - start < chunk ? inner - start : chunk);
+  const long base = o * outer_stride + start * inner_stride;
+"""
+_COLUMNS_GPU = """
+  const long k = GLOBAL_ID(0), o = k / inner;
+  if (o >= outer) return;
+  const long base = o * outer_stride + (k - o * inner) * inner_stride;
+"""
+_ROW_VALUES = ("rows", "size", "chunk")
+_COLUMN_VALUES = ("outer", "outer_stride", "size", "stride", "inner", "inner_stride", "chunk")
+
+
+@dataclass
+class Team:
+    """The work-items that share a row of `size` elements, and the text of what they do with it.
+
+    Its methods return statements, which `kernel` puts into the loop over rows. What they are given is written as for
+    one row and one element: ``c`` is the element's place in the row, `at` its place in memory, `row` the row's number.
+    Results of `sum`, `max`, `fold` and `let` are known by their names in everything that follows.
+
+    Attributes:
+        layout: of the rows.
+        group: work-items of a group in the GPU form, a power of two.
+        lanes: partial results that the CPU form keeps side by side, a power of two.
+    """
+
+    layout: Layout
+    group: int = GROUP
+    lanes: int = LANES
+    _head: dict[str, str] = field(default_factory=dict)  # declarations at the head of the kernel
+    _columns: set[str] = field(default_factory=set)  # values that a CPU has for each of its columns
+
+    @property
+    def at(self) -> str:
+        """Where element c lies in tensors of the rows' shape."""
+        if not self.layout.across:
+            return "row * size + c"
+        if self.layout.form == "gpu":
+            return "base + c * stride"
+        return f"base + c * stride + j{'' if self.layout.unit else ' * inner_stride'}"
+
+    @property
+    def row(self) -> str:
+        """The row's number."""
+        if not self.layout.across:
+            return "row"
+        return "k" if self.layout.form == "gpu" else "(o * inner + start + j)"
+
+    # ---- what a team does ----
+
+    def each(self, statements: str, vectorize: bool = True) -> str:
+        """For each element of the row, in any order."""
+        if self._is_vector:
+            return f"for (long c = 0; c < size; ++c) {{ {self._lanes(statements, vectorize)} }}"
+        if self._is_group:
+            return f"for (long c = lane; c < size; c += {self.group}) {{ {statements} }}"
+        vectors = "VECTORIZE " if vectorize and not self.layout.across else ""
+        return f"{vectors}for (long c = 0; c < size; ++c) {{ {statements} }}"
+
+    def leader(self, statements: str) -> str:
+        """Once for the row."""
+        if self._is_vector:
+            return self._lanes(statements)
+        return f"if (lane == 0) {{ {statements} }}" if self._is_group else f"{{ {statements} }}"
+
+    def let(self, name: str, type_: str, value: str) -> str:
+        """Gives a value of the row a name."""
+        ctype = value_ctype(type_)
+        if self._is_vector:
+            return f"{self._column(name, ctype)}{self._lanes(f'{name} = {value};')}"
+        return f"const {ctype} {name} = {value};"
+
+    @property
+    def sync(self) -> str:
+        """Stands where a member may read what another has written to memory, or write what another may still read."""
+        return "BARRIER;" if self._is_group else ""
+
+    def sum(self, types: Mapping[str, str], statements: str) -> str:
+        """Sums over the row.
+
+        Args:
+            types: name -> element type of each sum.
+            statements: of one element; they add to ``A.<name>``.
+        """
+        combine = " ".join(f"A.{name} += B.{name};" for name in types)
+        return self.fold({name: (t, f"({value_ctype(t)})(0)") for name, t in types.items()}, statements, combine, True)
+
+    def max(self, name: str, type_: str, value: str) -> str:
+        """The largest of a floating-point value of each element; the value must not be NaN to count."""
+        step = f"const {value_ctype(type_)} v = {value}; A.{name} = v > A.{name} ? v : A.{name};"
+        return self.fold({name: (type_, "-INFINITY")}, step, f"A.{name} = B.{name} > A.{name} ? B.{name} : A.{name};")
+
+    def fold(self, fields: Fields, step: str, combine: str, cascade: bool = False) -> str:
+        """Takes the elements of the row into one accumulator.
+
+        Args:
+            fields: of the accumulator; afterwards they are values of the row.
+            step: statements that take element ``c`` into accumulator ``A.<field>``.
+            combine: statements that take accumulator ``B.<field>`` into ``A.<field>``.
+            cascade: puts what is accumulated aside from time to time, since long sums round off what comes last.
+        """
+        if self._is_vector:
+            return self._fold_columns(fields, step)
+        types = {name: value_ctype(type_) for name, (type_, _) in fields.items()}
+        if self.layout.across:
+            declared = " ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())
+            return f"{declared} for (long c = 0; c < size; ++c) {{ {_bind(step, A='{}')} }}"
+        if self._is_group:
+            return self._fold_group(fields, types, step, combine, cascade)
+        return self._fold_lanes(fields, types, step, combine, cascade)
+
+    def scan(self, fields: Fields, load: str, combine: str, then: str, ahead: str = "") -> str:
+        """Goes along the row with an accumulator of all elements so far.
+
+        Args:
+            fields: of the accumulator, named in `then`.
+            load: statements that set the accumulator ``B.<field>`` of element ``c`` alone.
+            combine: statements that take accumulator ``B.<field>``, which comes later, into ``A.<field>``.
+            then: statements for each element, once it has been taken in.
+            ahead: of contiguous rows on a CPU, statements that deal with as many elements as they like and move ``c``
+                on.
+        """
+        types = {name: value_ctype(type_) for name, (type_, _) in fields.items()}
+        own = " ".join(f"{t} tg_{n};" for n, t in types.items())
+        step = f"{own} {_bind(load, B='tg_{}')} {_bind(combine, A='{}', B='tg_{}')}"
+        if self._is_vector:
+            declared = "".join(self._column(n, t) for n, t in types.items())
+            start = self._lanes(" ".join(f"{n} = {identity};" for n, (_, identity) in fields.items()))
+            return f"{declared}{start} for (long c = 0; c < size; ++c) {{ {self._lanes(f'{step} {then}')} }}"
+        start = " ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())
+        if self._is_group:
+            return self._scan_group(fields, types, load, combine, then)
+        ahead = "" if self.layout.across else ahead
+        return f"{start} long c = 0; {ahead} for (; c < size; ++c) {{ {step} {then} }}"
+
+    # ---- the kernel ----
+
+    def kernel(self, name: str, params: tuple[Parameter, ...], *statements: str, helpers: str = "") -> Kernel:
+        """A kernel that does `statements` for each row.
+
+        Args:
+            name: as of `Kernel`.
+            params: those of the statements.
+            statements: of one row, in this order.
+            helpers: as of `Kernel`.
+        """
+        text, head = "\n    ".join(statements), " ".join(self._head.values())
+        layout = self.layout
+        if layout.across:
+            body = f"{_COLUMNS_GPU if layout.form == 'gpu' else _COLUMNS_CPU}  {head}\n    {text}\n"
+        elif layout.form == "gpu":
+            body = f"  {head}\n  const int lane = LOCAL_ID(0);\n  const long row = GROUP_ID(0);\n    {text}\n"
+        else:
+            body = f"""  {head}
+  const long row_end = (GROUP_ID(0) + 1) * chunk < rows ? (GROUP_ID(0) + 1) * chunk : rows;
+  for (long row = GROUP_ID(0) * chunk; row < row_end; ++row) {{
+    {text}
+  }}
+"""
+        own = tuple(Value(v, "i64") for v in (_COLUMN_VALUES if layout.across else _ROW_VALUES))
+        local = (1,) if layout.form == "cpu" else (COLUMN_GROUP,) if layout.across else (self.group,)
+        return Kernel(name, (*params, *own), body, helpers, local)
+
+    # ---- forms ----
+
+    @property
+    def _is_group(self) -> bool:
+        return self.layout.form == "gpu" and not self.layout.across
+
+    @property
+    def _is_vector(self) -> bool:
+        return self.layout.form == "cpu" and self.layout.across
+
+    def _column(self, name: str, ctype: str) -> str:
+        """Declares a value of each column."""
+        self._columns.add(name)
+        return f"{ctype} {name}[{WIDTH}]; "
+
+    def _lanes(self, statements: str, vectorize: bool = True) -> str:
+        """Statements for each column; values of the rows are told apart by j."""
+        for name in self._columns:
+            statements = re.sub(rf"(?<![\w.])\b{name}\b(?!\[)", f"{name}[j]", statements)
+        return f"{'VECTORIZE ' if vectorize else ''}for (int j = 0; j < m; ++j) {{ {statements} }}"
+
+    def _fold_columns(self, fields: Fields, step: str) -> str:
+        declared = "".join(self._column(name, value_ctype(type_)) for name, (type_, _) in fields.items())
+        start = self._lanes(" ".join(f"{name} = {identity};" for name, (_, identity) in fields.items()))
+        return f"{declared}{start} for (long c = 0; c < size; ++c) {{ {self._lanes(_bind(step, A='{}'))} }}"
+
+    def _fold_lanes(self, fields: Fields, types: Mapping[str, str], step: str, combine: str, cascade: bool) -> str:
+        lanes, each = self.lanes, f"VECTORIZE for (int j = 0; j < {self.lanes}; ++j)"
+        reset = " ".join(f"tg_{n}[j] = {identity};" for n, (_, identity) in fields.items())
+        arrays = " ".join(f"{t} tg_{n}[{lanes}];" for n, t in types.items())
+        start, aside, whole = reset, "", ""
+        if cascade:
+            arrays += " " + " ".join(f"{t} tg_{n}_aside[{lanes}];" for n, t in types.items())
+            start += " ".join(f"tg_{n}_aside[j] = {identity};" for n, (_, identity) in fields.items())
+            put = _bind(combine, A="tg_{}_aside[j]", B="tg_{}[j]")
+            aside = f"if (first > 0 && first % {lanes * _RUN} == 0) {each} {{ {put} {reset} }}"
+            whole = f"{each} {{ {_bind(combine, A='tg_{}[j]', B='tg_{}_aside[j]')} }}"
+        inner = f"{{ const long c = first + j; {_bind(step, A='tg_{}[j]')} }}"
+        tree = f"{{ {_bind(combine, A='tg_{}[j]', B='tg_{}[j + w]')} }}"
+        return f"""{" ".join(f"{t} {n};" for n, t in types.items())} {{
+      {arrays}
+      {each} {{ {start} }}
+      for (long first = 0; first < size; first += {lanes}) {{
+        {aside}
+        const int n = (int)(size - first < {lanes} ? size - first : {lanes});
+        if (n == {lanes}) {{ {each} {inner} }} else {{ VECTORIZE for (int j = 0; j < n; ++j) {inner} }}
+      }}
+      {whole}
+      for (int w = {lanes // 2}; w >= 16; w /= 2) VECTORIZE for (int j = 0; j < w; ++j) {tree}
+      for (int w = {min(lanes, 16) // 2}; w > 0; w /= 2) for (int j = 0; j < w; ++j) {tree}
+      {" ".join(f"{n} = tg_{n}[0];" for n in fields)}
+    }}"""
+
+    def _fold_group(self, fields: Fields, types: Mapping[str, str], step: str, combine: str, cascade: bool) -> str:
+        # Registers accumulate, local memory combines. All members have left the arrays before they are filled again.
+        start = " ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())
+        loop = f"for (long c = lane; c < size; c += {self.group}) {{ {_bind(step, A='{}')} }}"
+        if cascade:
+            run = " ".join(f"{types[n]} tg_{n} = {identity};" for n, (_, identity) in fields.items())
+            stretch = self.group * _RUN
+            loop = f"""for (long first = lane; first < size; first += {stretch}) {{
+      const long stop = first + {stretch} < size ? first + {stretch} : size;
+      {run}
+      for (long c = first; c < stop; c += {self.group}) {{ {_bind(step, A="tg_{}")} }}
+      {_bind(combine, A="{}", B="tg_{}")}
+    }}"""
+        place = self._local(types)
+        meet = {n: f"{place[n]}[lane]" for n in fields}
+        other = {n: f"{place[n]}[lane + w]" for n in fields}
+        return f"""{start}
+    {loop}
+    BARRIER;
+    {" ".join(f"{meet[n]} = {n};" for n in fields)}
+    BARRIER;
+    for (int w = {self.group // 2}; w > 0; w /= 2) {{
+      if (lane < w) {{ {_bind(combine, A=meet, B=other)} }}
+      BARRIER;
+    }}
+    {" ".join(f"{n} = {place[n]}[0];" for n in fields)}"""
+
+    def _scan_group(self, fields: Fields, types: Mapping[str, str], load: str, combine: str, then: str) -> str:
+        """The row in stretches of a member for each element; `first_<field>` is what came before a stretch."""
+        place = self._local(types)
+        identities = {n: identity for n, (_, identity) in fields.items()}
+        return f"""{" ".join(f"{t} tg_first_{n} = {identities[n]};" for n, t in types.items())}
+    for (long first = 0; first < size; first += {self.group}) {{
+      const long c = first + lane;
+      {" ".join(f"{t} tg_{n} = {identities[n]};" for n, t in types.items())}
+      if (c < size) {{ {_bind(load, B="tg_{}")} }}
+      {" ".join(f"{place[n]}[lane] = tg_{n};" for n in fields)}
+      BARRIER;
+      for (int w = 1; w < {self.group}; w *= 2) {{
+        if (lane >= w) {{
+          {" ".join(f"{t} {n} = {place[n]}[lane - w];" for n, t in types.items())}
+          {_bind(combine, A="{}", B="tg_{}")}
+          {" ".join(f"tg_{n} = {n};" for n in fields)}
+        }}
+        BARRIER;
+        {" ".join(f"{place[n]}[lane] = tg_{n};" for n in fields)}
+        BARRIER;
+      }}
+      {{
+        {" ".join(f"{t} {n} = tg_first_{n};" for n, t in types.items())}
+        {_bind(combine, A="{}", B="tg_{}")}
+        if (c < size) {{ {then} }}
+      }}
+      {_bind(combine, A="tg_first_{}", B={n: f"{place[n]}[{self.group - 1}]" for n in fields})}
+      BARRIER;
+    }}"""
+
+    def _local(self, types: Mapping[str, str]) -> dict[str, str]:
+        """Names of arrays in local memory where members meet, by field: those of a type serve again and again."""
+        out: dict[str, str] = {}
+        for name, ctype in types.items():
+            taken = sum(types[other] == ctype for other in out)
+            out[name] = array = f"tg_{ctype}_{taken}"
+            self._head[array] = f"LOCAL {ctype} {array}[{self.group}];"
+        return out
+
+
+#: Work-items of a group where each has a row of its own.
+COLUMN_GROUP = 64
+
+
+def _bind(text: str, **accumulators: str | Mapping[str, str]) -> str:
+    """Statements with accumulators spelled out: `A="tg_{}[j]"` makes ``tg_sum[j]`` of ``A.sum``."""
+    for letter, spelled in accumulators.items():
+        if isinstance(spelled, str):
+            text = re.sub(rf"\b{letter}\.(\w+)", lambda m, s=spelled: s.format(m[1]), text)  # type: ignore[misc]
+        else:
+            text = re.sub(rf"\b{letter}\.(\w+)", lambda m, s=spelled: s[m[1]], text)  # type: ignore[misc]
+    return text

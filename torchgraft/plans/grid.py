@@ -1,0 +1,116 @@
+"""How work is dealt out: the groups of a launch, and the values of the parameters that loops add to kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torchgraft.codegen.kernel import ceil_div
+from torchgraft.codegen.loops import COLUMN_GROUP, GROUP, WIDTH, Layout
+
+# On a CPU: one group up to _SINGLE elements, since waking a second thread costs more than it gains; then chunks of
+# about _CHUNK, so that threads even out, but no more than _GROUPS_PER_UNIT a core.
+_SINGLE = 16384
+_CHUNK = 4096
+MULTIPLE = 256
+_GROUPS_PER_UNIT = 32
+# On a GPU: elements of a work-item.
+_GPU_ELEMENTS = 4
+# Contiguous rows up to this length are treated side by side, as columns, if there are some of them.
+_SHORT_ROW = 64
+_SOME_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The groups of a launch.
+
+    Attributes:
+        groups: their number in each dimension.
+        values: of the parameters that the kernel's loop has added, by name.
+        chunking: of plans for any number of elements, whose groups are found when the plan is run; see Chunking in
+            csrc/dispatch/plan.h.
+    """
+
+    groups: tuple[int, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
+    chunking: tuple[int, int, int, int] | None = None
+
+    def by(self, *groups: int) -> Grid:
+        """With more dimensions."""
+        return Grid((*self.groups, *groups), self.values, self.chunking)
+
+
+class Dealer(NamedTuple):
+    """What the dealing depends on: the kernels' form, and the device's cores."""
+
+    form: str
+    compute_units: int
+
+    def chunking(self, cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> tuple[int, int, int, int]:
+        """(multiple, single, per_group, max_groups) of a walk; see Chunking in csrc/dispatch/plan.h."""
+        if self.form == "gpu":
+            return (group, 0, group * (_GPU_ELEMENTS if multiple > 1 else 1), 0)
+        return (multiple, _SINGLE // cost, max(multiple, _CHUNK // cost), _GROUPS_PER_UNIT * self.compute_units)
+
+    def walk(self, sizes: int | Sequence[int], cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> Grid:
+        """For a `Walk` over so many elements, or over a space of these sizes.
+
+        Args:
+            sizes: of the walk.
+            cost: of an element relative to an addition.
+            multiple: a CPU's chunks are multiples of this: 1 where an element is a row, say, and a loop by itself.
+            group: as of the walk.
+        """
+        dims = [sizes] if isinstance(sizes, int) else sizes
+        n = math.prod(dims)
+        groups, chunk = deal(n, self.chunking(cost, multiple, group))
+        values = {"n": n, "chunk": chunk}
+        if not isinstance(sizes, int):
+            values.update((f"n{d}", size) for d, size in enumerate(sizes))
+        return Grid((groups,), values)
+
+    def rows(self, outer: int, size: int, inner: int = 1, cost: int = 1) -> tuple[Layout, Grid]:
+        """For a `Team` that works along the middle of a contiguous (outer, size, inner): how its rows lie, and its
+        groups."""
+        if inner == 1 and not (size <= _SHORT_ROW and outer >= _SOME_ROWS):
+            return Layout(self.form), self.long_rows(outer, size, cost)
+        unit = inner != 1
+        # Neighbours of short rows are `size` apart.
+        outer, outer_stride, stride, inner, inner_stride = (
+            (outer, size * inner, inner, inner, 1) if unit else (1, 0, 1, outer, size)
+        )
+        columns = outer * inner
+        chunk = 1
+        groups = ceil_div(columns, COLUMN_GROUP)
+        if self.form == "cpu":
+            few = columns * size * cost <= _SINGLE
+            even = columns if few else ceil_div(columns, _GROUPS_PER_UNIT * self.compute_units)
+            chunk = max(1, min(inner, WIDTH, max(16, ceil_div(even, 16) * 16)))
+            groups = outer * ceil_div(inner, chunk)
+        values = {"outer": outer, "outer_stride": outer_stride, "size": size, "stride": stride}
+        values |= {"inner": inner, "inner_stride": inner_stride, "chunk": chunk}
+        return Layout(self.form, across=True, unit=unit), Grid((groups,), values)
+
+    def long_rows(self, rows: int, size: int, cost: int = 1) -> Grid:
+        """For a `Team` on contiguous rows."""
+        groups, chunk = rows, 1
+        if self.form == "cpu":
+            groups, chunk = deal(rows, self.chunking(max(1, size * cost), multiple=1))
+        return Grid((groups,), {"rows": rows, "size": size, "chunk": chunk})
+
+
+def deal(n: int, rule: tuple[int, int, int, int]) -> tuple[int, int]:
+    """(groups, chunk) for n elements: what C++ does for plans that serve any shape."""
+    multiple, single, per_group, max_groups = rule
+    if n == 0:
+        return 0, multiple
+    if n <= single:
+        chunk = n
+    else:
+        groups = -(-n // per_group)
+        chunk = -(-n // (min(groups, max_groups) if max_groups else groups))
+    chunk = -(-chunk // multiple) * multiple
+    return -(-n // chunk), chunk
