@@ -1,0 +1,61 @@
+"""Composites that count elements or repeat places by counts: their results' shapes depend on data."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from torchgraft.plans import composite
+
+
+@composite("bincount")
+def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+    if minlength < 0:
+        raise RuntimeError("minlength should be >= 0")
+    if self.dim() != 1 or self.is_floating_point() or self.is_complex() or (self.numel() and int(self.min()) < 0):
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    if weights is not None and weights.shape != self.shape:
+        raise RuntimeError("weights should be 1-d and have the same length as input")
+    size = max(minlength, int(self.max()) + 1 if self.numel() else 0)
+    if weights is None or not self.numel():
+        weights = torch.ones((), dtype=torch.int64, device=self.device).expand(self.shape)
+    elif weights.dtype not in (torch.float32, torch.float64):
+        weights = weights.double()
+    return torch.zeros(size, dtype=weights.dtype, device=self.device).scatter_add_(0, self.long(), weights)
+
+
+@composite("histc")
+def _histc(self: torch.Tensor, bins: int = 100, min: complex = 0, max: complex = 0) -> torch.Tensor:
+    if bins <= 0:
+        raise RuntimeError("bins must be > 0")
+    low, high = float(min.real), float(max.real)
+    x = self.reshape(-1)
+    if low == high and x.numel():
+        low, high = float(x.min()), float(x.max())
+    if low == high:
+        low, high = low - 1, high + 1
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise RuntimeError(f"range of [{low}, {high}] is not finite")
+    if low > high:
+        raise RuntimeError("max must be larger than min")
+    inside = (x >= low) & (x <= high)
+    place = ((x - low) * bins / (high - low)).clamp(0, bins - 1)  # rounded after each step, as on torch's CPU
+    place = torch.where(inside, place, 0).long()
+    return torch.zeros(bins, dtype=self.dtype, device=self.device).scatter_add_(0, place, inside.to(self.dtype))
+
+
+@composite("repeat_interleave.Tensor")
+def _repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
+    if repeats.dim() != 1:
+        raise RuntimeError("repeat_interleave only accept 1D vector as repeat")
+    if repeats.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError("repeats has to be Long or Int tensor")
+    if repeats.numel() == 0:
+        return torch.empty_like(repeats)
+    if int(repeats.min()) < 0:
+        raise RuntimeError("repeats can not be negative")
+    ends = repeats.cumsum(0)
+    size = int(ends[-1]) if output_size is None else output_size
+    places = torch.arange(size, dtype=ends.dtype, device=repeats.device)
+    return torch.searchsorted(ends, places, right=True).to(repeats.dtype)

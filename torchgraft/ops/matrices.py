@@ -1,0 +1,146 @@
+"""Batches of matrices in column-major order: what the planners of linear algebra share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchgraft.codegen import ceil_div, element_type
+from torchgraft.kernels import linalg as kernels
+from torchgraft.ops.matmul import plan_product
+from torchgraft.plans import Kernel, PlanBuilder, Unsupported
+
+aten = torch.ops.aten
+
+
+def type_name(spec: torch.Tensor) -> str:
+    """The element type's name.
+
+    Raises:
+        Unsupported: it is none that torch's CPU computes in here, and refuses in its own words.
+    """
+    name = element_type(spec.dtype).name
+    if name not in kernels.TYPES:
+        raise Unsupported(f"linear algebra of {spec.dtype}")
+    return name
+
+
+# ---- batches of matrices in column-major order ----
+
+
+def new_columns(p: PlanBuilder, batch: int, rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """A temporary [batch, rows, columns] in column-major order."""
+    return p.empty((batch, columns, rows), dtype).mT
+
+
+def as_columns(spec: torch.Tensor) -> torch.Tensor | None:
+    """The same memory as [batch, rows, columns] in column-major order, if that is how it lies."""
+    if not spec.mT.is_contiguous() or spec.is_conj() or spec.is_neg():
+        return None
+    return spec.mT.reshape(math.prod(spec.shape[:-2]), spec.shape[-1], spec.shape[-2]).mT
+
+
+def batched(spec: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """[batch, rows, columns] with the batch dimensions of another matrix."""
+    return spec.mT.reshape(*like.shape[:-2], spec.shape[-1], spec.shape[-2]).mT
+
+
+def target(p: PlanBuilder, out: torch.Tensor) -> torch.Tensor:
+    """Where to compute a result: in its own memory where that is in column-major order, else in a temporary."""
+    own = as_columns(out)
+    return new_columns(p, math.prod(out.shape[:-2]), out.shape[-2], out.shape[-1], out.dtype) if own is None else own
+
+
+def load(p: PlanBuilder, to: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies matrices, whatever their layout, to [batch, rows, columns]; one matrix is broadcast to `to`'s batch."""
+    p.copy(to if source.dim() == 2 else batched(to, source), source)
+
+
+def loaded(p: PlanBuilder, source: torch.Tensor) -> torch.Tensor:
+    """A temporary [batch, rows, columns] in column-major order with a copy."""
+    to = new_columns(p, math.prod(source.shape[:-2]), source.shape[-2], source.shape[-1], source.dtype)
+    load(p, to, source)
+    return to
+
+
+def read(p: PlanBuilder, source: torch.Tensor) -> torch.Tensor:
+    """As [batch, rows, columns] in column-major order: the same memory where possible."""
+    own = as_columns(source)
+    return loaded(p, source) if own is None else own
+
+
+def deliver(p: PlanBuilder, out: torch.Tensor, computed: torch.Tensor) -> None:
+    """Copies [batch, rows, columns] to a result, unless it was computed there."""
+    if p.memory(out) is not p.memory(computed):
+        p.copy(out, batched(computed, out))
+
+
+def flat(p: PlanBuilder, out: torch.Tensor) -> torch.Tensor:
+    """A result of numbers or vectors for each matrix as contiguous memory: its own or a temporary."""
+    return out if out.is_contiguous() else p.empty(out.shape, out.dtype)
+
+
+def deliver_flat(p: PlanBuilder, out: torch.Tensor, computed: torch.Tensor) -> None:
+    if out is not computed:
+        p.copy(out, computed)
+
+
+def arguments(spec: torch.Tensor) -> list[Any]:
+    """Of a matrix parameter: memory, distance of matrices, distance of columns."""
+    return [spec, spec.stride(0), spec.stride(2)]
+
+
+def team_count(p: PlanBuilder, batch: int, work: int) -> int:
+    """Groups for a batch of matrices, each of which takes so many operations."""
+    if p.form == "gpu":
+        return min(batch, 65535)
+    return 1 if batch * work < 20000 else min(batch, 32 * p.device.compute_units)
+
+
+def launch(p: PlanBuilder, kernel: Kernel, batch: int, work: int, args: Sequence[Any]) -> None:
+    p.launch(kernel, (team_count(p, batch, work),), [*args, batch])
+
+
+def launch_parts(p: PlanBuilder, kernel: Kernel, batch: int, count: int, work: int, args: Sequence[Any]) -> None:
+    """Launches a kernel that shares out `count` columns along dimension 1; `work` is a column's."""
+    teams = team_count(p, batch, work * count)
+    if p.form == "gpu":
+        parts = ceil_div(count, kernels.TEAM)
+    else:
+        parts = 1 if count * work < 40000 else min(count, max(1, 4 * p.device.compute_units // teams))
+    chunk = max(1, ceil_div(count, max(1, parts)))
+    p.launch(kernel, (teams, ceil_div(count, chunk)), [*args, batch, count, chunk])
+
+
+def subtract_product(p: PlanBuilder, c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """C -= A B for batches."""
+    plan_product(p, c, a, b, c, 1, -1)
+
+
+# ---- errors ----
+
+
+def checked(op: Any, api_name: str) -> Callable[[dict[str, Any], bool], Callable[..., Any] | None]:
+    """For `planner(eager=...)`: with check_errors=True the op is run without, and its last result, `info`, read."""
+
+    def eager(arguments: dict[str, Any], _: bool) -> Callable[..., Any] | None:
+        if not arguments["check_errors"]:
+            return None
+
+        def run(*args: Any, check_errors: bool, **kwargs: Any) -> Any:
+            results = op(*args, **kwargs)
+            aten._linalg_check_errors(results[-1], api_name, is_matrix=args[0].dim() == 2)
+            return results
+
+        return run
+
+    return eager
+
+
+def set_identity(p: PlanBuilder, x: torch.Tensor) -> None:
+    """Makes [batch, rows, columns] identities, with zeros beyond."""
+    p.zero(x)
+    p.fill(x.diagonal(dim1=-2, dim2=-1), 1)

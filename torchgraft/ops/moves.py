@@ -1,0 +1,303 @@
+"""Moves of elements from or to where index tensors say: what the planners of indexing share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchgraft.codegen import ceil_div, element_type
+from torchgraft.kernels import indexing as kernels
+from torchgraft.kernels.indexing import Indexing
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, pointwise
+from torchgraft.plans.grid import deal
+
+aten = torch.ops.aten
+
+# CPU form: columns of a work-item are a multiple of this; below so many elements one thread is as quick as two.
+COLUMNS = 16
+SMALL = 16384
+# Rows are cut into parts of so many elements; fewer than so many groups do not fill two threads evenly.
+ROW_PART = 128
+GROUPS = 16
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index tensor: `spec` with its strides over the walk's space, for places 0 <= index < `limit`, `step` elements
+    apart.
+
+    `row` is its stride along the rows of `plan_collect`; `raises` is what torch's CPU raises for an index out of range.
+    """
+
+    spec: torch.Tensor
+    strides: Sequence[int]
+    limit: int
+    step: int
+    message: str
+    row: int = 0
+    raises: type[IndexError] | type[RuntimeError] = IndexError
+
+
+def _check_not_empty(indices: Sequence[Index], count: int) -> None:
+    """With no place at all every index is wrong, and a kernel would have nowhere safe to read."""
+    for index in indices:
+        if index.limit == 0 and count > 0:
+            raise index.raises(index.message.format(0) if "{}" in index.message else index.message)
+
+
+def _spaces(
+    sizes: Sequence[int], lead: Sequence[int] | None, strides: list[Sequence[int]]
+) -> tuple[list[int], list[list[int]]]:
+    """The space with dimensions ordered by `lead` (the strides of the operand that is not indexed) and merged."""
+    if lead is None:
+        lead, product = [0] * len(sizes), 1
+        for d in range(len(sizes) - 1, -1, -1):
+            lead[d], product = product, product * sizes[d]
+    merged, merged_strides = pointwise.coalesce(list(sizes), [list(lead), *(list(s) for s in strides)])
+    return merged, merged_strides[1:]
+
+
+def _kinds(strides: list[list[int]]) -> tuple[str, ...]:
+    return tuple({0: "0", 1: "1"}.get(s[-1], "s") for s in strides)
+
+
+def _index_args(p: PlanBuilder, indices: Sequence[Index]) -> list[Any]:
+    reports = [p.error(index.message, index.raises) for index in indices]
+    return [
+        *(index.spec for index in indices),
+        reports[0].words,
+        *(report.code for report in reports),
+        *(index.limit for index in indices),
+        *(index.step for index in indices),
+    ]
+
+
+def plan_move(
+    p: PlanBuilder,
+    target: torch.Tensor,
+    source: torch.Tensor | Scalar | float,
+    sizes: Sequence[int],
+    target_strides: Sequence[int],
+    source_strides: Sequence[int],
+    indices: Sequence[Index],
+    reads: bool,
+    wraps: bool = False,
+) -> None:
+    """Moves one element for each place of a space of `sizes`.
+
+    Args:
+        target, source: specs, or a number to write.
+        target_strides, source_strides: over the space; 0 in the dimensions that the indices stand for.
+        indices: at least one.
+        reads: the source is indexed; otherwise the target.
+        wraps: negative indices count from the end.
+    """
+    n = math.prod(sizes)
+    _check_not_empty(indices, n)
+    if n == 0:
+        return
+    number = not isinstance(source, torch.Tensor)
+    operands = [target_strides, *([] if number else [source_strides]), *(index.strides for index in indices)]
+    lead = target_strides if reads else None if number else source_strides
+    merged, strides = _spaces(sizes, lead, operands)
+    moved = element_type(target.dtype).name if number else kernels.MOVES[target.element_size()]
+    x = Indexing(
+        name="gather" if reads else "scatter",
+        target=moved,
+        source=moved,
+        indices=tuple(element_type(index.spec.dtype).name for index in indices),
+        reads=reads,
+        wraps=wraps,
+        along=any(s[-1] != 0 for s in strides[-len(indices) :]),
+        rank=len(merged),
+        inner=_kinds(strides),
+        number=number,
+    )
+    groups, chunk = ceil_div(n, kernels.GPU_LOCAL), 1
+    if p.form == "cpu":
+        groups, chunk = deal(n, p.dealer.chunking(2 if x.along else 1))
+    args = [target, source, *_index_args(p, indices), n, chunk, *merged, *(s for operand in strides for s in operand)]
+    p.launch(kernels.move_kernel(x, p.form), (groups,), args)
+
+
+SUM = "a + b"
+_COMBINE = {
+    "sum": SUM,
+    "prod": "a * b",
+    "amax": "b > a ? b : a",
+    "amin": "b < a ? b : a",
+}
+
+
+def combine_text(reduce: str, dtype: torch.dtype) -> str:
+    element = element_type(dtype)
+    if reduce == "prod" and element.is_complex:
+        return f"tg_mul_{element.name}(a, b)"
+    if reduce in ("amax", "amin"):
+        if element.is_complex:
+            raise Unsupported("order of complex numbers")
+        if element.is_float:
+            return f"a != a ? a : b != b || {'b > a' if reduce == 'amax' else 'b < a'} ? b : a"
+    return _COMBINE[reduce]
+
+
+def plan_collect(
+    p: PlanBuilder,
+    target: torch.Tensor,
+    source: torch.Tensor | Scalar | float,
+    rows: int,
+    sizes: Sequence[int],
+    target_strides: Sequence[int],
+    source_strides: Sequence[int],
+    source_row: int,
+    indices: Sequence[Index],
+    combine: str,
+    wraps: bool = False,
+    alpha: Scalar | float | None = None,
+) -> None:
+    """Brings `rows` times a space of elements to a target where they may meet; each place takes them in the rows'
+    order.
+
+    Args:
+        combine: see `Indexing`; "" keeps the last.
+        alpha: a factor that `combine` uses.
+        source_row: stride of the source from row to row. For the rest see `plan_move`.
+    """
+    n = math.prod(sizes)
+    _check_not_empty(indices, n * rows)
+    if n == 0 or rows == 0:
+        return
+    number = not isinstance(source, torch.Tensor)
+    operands = [target_strides, *([] if number else [source_strides]), *(index.strides for index in indices)]
+    merged, strides = _spaces(sizes, None if number else source_strides, operands)
+    type_ = element_type(target.dtype).name
+    moved = type_ if combine or number else kernels.MOVES[target.element_size()]
+    # A row of few elements is not worth a loop of its own: then one walks along the rows.
+    along = any(s[-1] != 0 for s in strides[-len(indices) :]) or merged[-1] < 4
+    x = Indexing(
+        name="collect",
+        target=moved,
+        source=moved,
+        indices=tuple(element_type(index.spec.dtype).name for index in indices),
+        reads=False,
+        wraps=wraps,
+        along=along,
+        rank=len(merged),
+        inner=_kinds(strides),
+        number=number,
+        combine=combine,
+        alpha=alpha is not None,
+    )
+    places = indices[0].limit
+    if p.form == "gpu":
+        groups, chunk = ceil_div(n, kernels.GPU_COLLECT_LOCAL), 1
+        parts = min(places, max(1, 256 * p.device.compute_units // n)) if rows > 64 else 1
+    else:
+        columns = 1 if merged[-1] < COLUMNS else COLUMNS if along else ROW_PART
+        most = 8 * p.device.compute_units if along else 32 * p.device.compute_units
+        chunk = n
+        if n * rows > SMALL:
+            chunk = ceil_div(ceil_div(n, min(ceil_div(n, columns), most)), columns) * columns
+        groups, parts = ceil_div(n, chunk), 1
+        if not along and n * rows > SMALL and groups < GROUPS and n >= 2 * COLUMNS:
+            parts = min(places, ceil_div(GROUPS, groups))
+    range_ = ceil_div(places, parts)
+    row_strides = [*([] if number else [source_row]), *(index.row for index in indices)]
+    args = [
+        target,
+        source,
+        *([] if alpha is None else [alpha]),
+        *_index_args(p, indices),
+        rows,
+        range_,
+        n,
+        chunk,
+        *merged,
+    ]
+    args += [s for operand in strides for s in operand]
+    inner_rows = merged[-1] < 4 or max(row_strides) <= max((s[-1] for s in strides[1:]), default=0)
+    p.launch(kernels.collect_kernel(x, p.form, inner_rows), (groups, ceil_div(places, range_)), [*args, *row_strides])
+
+
+def in_order() -> bool:
+    """Whether elements that meet in one place must be taken in order, the last one staying."""
+    return torch.are_deterministic_algorithms_enabled()
+
+
+def flat_index(spec: torch.Tensor) -> torch.Tensor:
+    if spec.dtype not in (torch.int64, torch.int32):
+        raise Unsupported(f"indices of {spec.dtype}")
+    return spec
+
+
+def some_dims(x: torch.Tensor) -> torch.Tensor:
+    """Zero-dim tensors count as tensors of one element."""
+    return x if x.dim() else x.unsqueeze(0)
+
+
+def without(values: Sequence[int], dim: int) -> list[int]:
+    """A copy with 0 at `dim`."""
+    return [0 if d == dim else v for d, v in enumerate(values)]
+
+
+def drop(values: Sequence[int], dim: int) -> list[int]:
+    return [v for d, v in enumerate(values) if d != dim]
+
+
+RANGE_OF_SELF = "index out of range in self"
+
+
+BOUNDS = "index {} is out of bounds for dimension {dim} with size {size}"
+
+
+def bounds_of(dim: int, size: int) -> str:
+    return BOUNDS.format("{}", dim=dim, size=size)
+
+
+def resolved(p: PlanBuilder, x: torch.Tensor) -> torch.Tensor:
+    """A spec whose memory holds its values: conjugate and negative bits are no part of what is moved."""
+    return p.contiguous(x) if x.is_conj() or x.is_neg() else x
+
+
+def start_from(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
+    """The result of an op that changes some elements begins as a copy, unless it is the tensor itself."""
+    if out is not self:
+        p.copy(out, self)
+
+
+def rows_into(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    source: torch.Tensor | Scalar | float,
+    message: str,
+    combine: str | None,
+    wraps: bool = False,
+    alpha: Scalar | float | None = None,
+    raises: type[IndexError] | type[RuntimeError] = IndexError,
+) -> None:
+    """Writes (combine None) or collects slices: that number i of the source goes to place index[i] of dimension
+    `dim`."""
+    out, index = some_dims(out), flat_index(index).reshape(-1)
+    dim %= out.dim()
+    sizes = [*out.shape[:dim], index.size(0), *out.shape[dim + 1 :]]
+    strides: Sequence[int] = [0] * len(sizes)
+    if isinstance(source, torch.Tensor):
+        source = some_dims(resolved(p, source)).expand(sizes)
+        strides = source.stride()
+    limit, step, index_stride = out.size(dim), out.stride(dim), index.stride(0)
+    message = message.format("{}", dim=dim, size=limit)
+    if combine is None and not in_order():
+        walk = [index_stride if d == dim else 0 for d in range(len(sizes))]
+        indices = [Index(index, walk, limit, step, message, raises=raises)]
+        plan_move(p, out, source, sizes, without(out.stride(), dim), strides, indices, False, wraps)
+        return
+    free = drop(sizes, dim) or [1]
+    indices = [Index(index, [0] * len(free), limit, step, message, index_stride, raises)]
+    to, by = drop(out.stride(), dim) or [0], drop(strides, dim) or [0]
+    plan_collect(p, out, source, index.size(0), free, to, by, strides[dim], indices, combine or "", wraps, alpha)

@@ -1,0 +1,212 @@
+"""Planners of searches: places in what is sorted, elements in a set, and the places where something is true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torchgraft.codegen import ceil_div, element_type
+from torchgraft.kernels import indexing as kernels
+from torchgraft.ops.moves import SMALL
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
+from torchgraft.plans.grid import deal
+
+aten = torch.ops.aten
+
+# ---- searches ----
+
+
+def _search(
+    p: PlanBuilder, out: torch.Tensor, boundaries: torch.Tensor, values: Any, right: bool, sorter: torch.Tensor | None
+) -> None:
+    if out.numel() == 0:
+        return
+    boundaries = p.contiguous(boundaries)
+    number = not isinstance(values, torch.Tensor)
+    if number:
+        compute = torch.result_type(boundaries, values.python_type(1))
+        values_type = p.widest(values, element_type(compute).compute)
+    else:
+        values = p.contiguous(values)
+        compute = torch.promote_types(boundaries.dtype, values.dtype)
+        values_type = element_type(values.dtype).name
+    if compute.is_complex:
+        raise Unsupported("order of complex numbers")
+    target = out if out.is_contiguous() else p.empty_like(out)
+    n, length = out.numel(), boundaries.size(-1) if boundaries.dim() else 1
+    row = max(1, values.size(-1)) if not number and values.dim() else 1
+    kernel = kernels.search_kernel(
+        values_type,
+        element_type(boundaries.dtype).name,
+        element_type(compute).compute,
+        element_type(out.dtype).name,
+        right,
+        sorter is not None,
+        number,
+        p.form,
+    )
+    groups, chunk = _deal(p, n, 16)
+    args = [target, values, boundaries, *([] if sorter is None else [p.contiguous(sorter)])]
+    p.launch(kernel, (groups,), [*args, row, length, length if boundaries.dim() > 1 else 0, n, chunk])
+    if target is not out:
+        p.copy(out, target)
+
+
+def _deal(p: PlanBuilder, n: int, cost: int) -> tuple[int, int]:
+    if p.form == "gpu":
+        return ceil_div(n, kernels.GPU_LOCAL), 1
+    return deal(n, p.dealer.chunking(cost))
+
+
+@planner("searchsorted.Tensor", "searchsorted.Scalar")
+def _searchsorted(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    sorted_sequence: torch.Tensor,
+    self: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: torch.Tensor | None = None,
+) -> None:
+    _search(p, out, sorted_sequence, self, right or side == "right", sorter)
+
+
+@planner("bucketize.Tensor", "bucketize.Scalar")
+def _bucketize(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    self: Any,
+    boundaries: torch.Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+) -> None:
+    if boundaries.dim() != 1:
+        raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})")
+    _search(p, out, boundaries, self, right, None)
+
+
+@planner("isin.Tensor_Scalar")
+def _isin_number(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    elements: torch.Tensor,
+    test_element: Scalar,
+    *,
+    assume_unique: bool = False,
+    invert: bool = False,
+) -> None:
+    p.call_out(aten.ne.Scalar if invert else aten.eq.Scalar, out, elements, test_element)
+
+
+@planner("isin.Scalar_Tensor")
+def _number_isin(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    element: Scalar,
+    test_elements: torch.Tensor,
+    *,
+    assume_unique: bool = False,
+    invert: bool = False,
+) -> None:
+    found = p.call(aten.any.default, p.call(aten.eq.Scalar, test_elements, element))
+    p.call_out(aten.logical_not.default if invert else aten.clone.default, out, found)
+
+
+@planner("isin.Tensor_Tensor", cpu_tensors="upload")
+def _isin(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    elements: torch.Tensor,
+    test_elements: torch.Tensor,
+    *,
+    assume_unique: bool = False,
+    invert: bool = False,
+) -> None:
+    n, count = elements.numel(), test_elements.numel()
+    if n == 0:
+        return
+    target = out if out.is_contiguous() else p.empty_like(out)
+    compute = torch.result_type(elements, test_elements)
+    if compute.is_complex:
+        raise Unsupported("complex elements")
+    if count == 0:
+        p.fill(out, invert)
+        return
+    kernel = kernels.isin_kernel(
+        element_type(elements.dtype).name,
+        element_type(test_elements.dtype).name,
+        element_type(compute).compute,
+        invert,
+        p.form,
+    )
+    groups, chunk = _deal(p, n, max(1, min(1024, count // 8)))
+    p.launch(kernel, (groups,), [target, p.contiguous(elements), p.contiguous(test_elements), count, n, chunk])
+    if target is not out:
+        p.copy(out, target)
+
+
+# ---- shapes that depend on data ----
+
+
+@planner("nonzero_static")
+def _nonzero_static(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, size: int, fill_value: int = -1) -> None:
+    x, target = p.contiguous(self), out if out.is_contiguous() else p.empty_like(out)
+    n, rank = x.numel(), x.dim()
+    if target.numel() == 0:
+        return
+    if n == 0:
+        p.fill(out, fill_value)
+        return
+    groups = 1 if n <= SMALL else min(ceil_div(n, 4096), 32 * p.device.compute_units)
+    chunk = ceil_div(n, groups)
+    groups = ceil_div(n, chunk)
+    counts = p.empty((groups,), torch.int64)
+    type_ = element_type(x.dtype).name
+    p.launch(kernels.nonzero_count_kernel(type_), (groups,), [counts, x, n, chunk])
+    args = [target, counts, x, size, fill_value, n, chunk, *x.shape]
+    p.launch(kernels.nonzero_kernel(type_, rank), (groups,), args)
+    if target is not out:
+        p.copy(out, target)
+
+
+@composite("equal")
+def _equal(self: torch.Tensor, other: torch.Tensor) -> bool:
+    if self.shape != other.shape:
+        return False
+    return bool((self == other).all())
+
+
+@composite("nonzero")
+def _nonzero(self: torch.Tensor) -> torch.Tensor:
+    count = int(torch.count_nonzero(self))
+    return torch.nonzero_static(self, size=count)
+
+
+@composite("masked_select", apart=("self", "mask"))
+def _masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    if mask.dtype != torch.bool:
+        raise RuntimeError(f"masked_select: expected BoolTensor for mask, but got {mask.dtype}")
+    self, mask = torch.broadcast_tensors(self, mask)
+    return self.reshape(-1).index_select(0, mask.reshape(-1).nonzero().view(-1))
+
+
+@composite("masked_scatter_")
+def _masked_scatter(self: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    if mask.dtype != torch.bool:
+        raise RuntimeError(f"masked_scatter_ only supports boolean masks, but got mask with dtype {mask.dtype}")
+    if self.dtype != source.dtype:
+        raise RuntimeError(
+            f"masked_scatter_: expected self and source to have same dtypes but got {self.dtype} and {source.dtype}"
+        )
+    places = mask.expand(self.shape).reshape(self.shape or (1,)).nonzero()
+    if source.numel() < len(places):
+        raise RuntimeError("Number of elements of source < number of ones in mask")
+    if source.untyped_storage()._cdata == self.untyped_storage()._cdata:
+        source = source.clone()
+    whole = self if self.dim() else self.view(1)
+    whole.index_put_(tuple(places.unbind(1)), source.reshape(-1)[: len(places)])
+    return self
