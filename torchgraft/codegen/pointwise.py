@@ -14,7 +14,7 @@ import torch._prims_common
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
-from torchgraft.kernels import HELPERS
+from torchgraft.functions import HELPERS
 
 if TYPE_CHECKING:
     from torchgraft.plans.builder import PlanBuilder
