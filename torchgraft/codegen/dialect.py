@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torchgraft.codegen.kernel import Kernel, Pointer, Value
 from torchgraft.codegen.types import BY_NAME, value_ctype
-from torchgraft.kernels import HELPERS
+from torchgraft.functions import HELPERS
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import BY_NAME, value_ctype
-from torchgraft.kernels import HELPERS
+from torchgraft.functions import HELPERS
 
 #: Side of the squares in which transposed operands are read.
 TILE = 16

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.pointwise import Input, Number, convert, expression
 from torchgraft.codegen.types import BY_NAME, value_ctype
-from torchgraft.kernels.philox import COUNTERS
+from torchgraft.functions.philox import COUNTERS
 
 WORDS = 4 * COUNTERS
 GPU_LOCAL = 256

@@ -14,7 +14,7 @@ from torch._prims_common import compute_elementwise_output_strides, elementwise_
 from torchgraft.codegen import ElementType, UnsupportedDtype, element_type
 from torchgraft.codegen.pointwise import Input, Loop, Number, Result, convert, expression
 from torchgraft.codegen.types import BY_NAME, value_ctype
-from torchgraft.kernels import HELPERS
+from torchgraft.functions import HELPERS
 from torchgraft.kernels.reduce import Reduction
 from torchgraft.ops.reductions import plan_reduction, reduced_dims
 from torchgraft.plans import pointwise

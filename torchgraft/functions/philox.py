@@ -74,7 +74,7 @@ TG_FUNCTION void tg_normal_pair_f32(uint w, uint v, float* x, float* y) {
   *y = as_float(as_uint(radius * b) ^ (((quarter + 1) & 2) << 30));
 }"""
 
-# Free of calls, as the float32 functions of kernels.math: log by the series of atanh, sine and cosine by Taylor's.
+# Free of calls, as the float32 functions of functions.math: log by the series of atanh, sine and cosine by Taylor's.
 HELPERS["tg_log_positive_f64"] = """\
 TG_FUNCTION double tg_log_positive_f64(double x) {
   long bits = as_long(x);

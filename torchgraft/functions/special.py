@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from torchgraft.kernels.math import in_both_precisions
-from torchgraft.kernels.series import CHEBYSHEV, TEMME
+from torchgraft.functions.math import in_both_precisions
+from torchgraft.functions.series import CHEBYSHEV, TEMME
 
 HELPERS: dict[str, str] = {}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchgraft.kernels.math import in_both_precisions
+from torchgraft.functions.math import in_both_precisions
 
 HELPERS: dict[str, str] = {}
 
