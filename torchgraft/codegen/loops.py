@@ -154,11 +154,14 @@ class Layout:
 Fields = Mapping[str, tuple[str, str]]
 """Of an accumulator: name -> element type and identity, the value that changes nothing."""
 
+# A CPU takes `span` columns at a time, and `chunk` such blocks.
 _COLUMNS_CPU = """
-  const long blocks = (inner + chunk - 1) / chunk;
-  const long o = GROUP_ID(0) / blocks, start = (GROUP_ID(0) - o * blocks) * chunk;
-  const int m = (int)(inner - start < chunk ? inner - start : chunk);
-  const long base = o * outer_stride + start * inner_stride;
+  const long blocks = (inner + span - 1) / span;
+  const long last = (GROUP_ID(0) + 1) * chunk < outer * blocks ? (GROUP_ID(0) + 1) * chunk : outer * blocks;
+  for (long block = GROUP_ID(0) * chunk; block < last; ++block) {
+    const long o = block / blocks, start = (block - o * blocks) * span;
+    const int m = (int)(inner - start < span ? inner - start : span);
+    const long base = o * outer_stride + start * inner_stride;
 """
 _COLUMNS_GPU = """
   const long k = GLOBAL_ID(0), o = k / inner;
@@ -166,7 +169,7 @@ _COLUMNS_GPU = """
   const long base = o * outer_stride + (k - o * inner) * inner_stride;
 """
 _ROW_VALUES = ("rows", "size", "chunk")
-_COLUMN_VALUES = ("outer", "outer_stride", "size", "stride", "inner", "inner_stride", "chunk")
+_COLUMN_VALUES = ("outer", "outer_stride", "size", "stride", "inner", "inner_stride", "span", "chunk")
 
 
 @dataclass
@@ -175,7 +178,11 @@ class Team:
 
     Its methods return statements, which `kernel` puts into the loop over rows. What they are given is written as for
     one row and one element: ``c`` is the element's place in the row, `at` its place in memory, `row` the row's number.
-    Results of `sum`, `max`, `fold` and `let` are known by their names in everything that follows.
+    Results of `sum`, `max`, `fold`, `let` and `var` are known by their names in everything that follows.
+
+    Of rows across memory, those that a CPU treats at once have the same ``o``, the number in front of their elements.
+    Statements that are given to no method may use that, but nothing that belongs to one row: loops of an author's own
+    around `leader`, for rows that are made of something else than a tensor's elements.
 
     Attributes:
         layout: of the rows.
@@ -205,6 +212,11 @@ class Team:
             return "row"
         return "k" if self.layout.form == "gpu" else "(o * inner + start + j)"
 
+    @property
+    def column(self) -> str:
+        """Of rows across memory, the number of the row among those with the same ``o``."""
+        return "(k - o * inner)" if self.layout.form == "gpu" else "(start + j)"
+
     # ---- what a team does ----
 
     def each(self, statements: str, vectorize: bool = True) -> str:
@@ -225,9 +237,14 @@ class Team:
     def let(self, name: str, type_: str, value: str) -> str:
         """Gives a value of the row a name."""
         ctype = value_ctype(type_)
+        return self.var(name, type_, value) if self._is_vector else f"const {ctype} {name} = {value};"
+
+    def var(self, name: str, type_: str, value: str) -> str:
+        """The same for a value that `leader` may change, of rows across memory."""
+        ctype = value_ctype(type_)
         if self._is_vector:
             return f"{self._column(name, ctype)}{self._lanes(f'{name} = {value};')}"
-        return f"const {ctype} {name} = {value};"
+        return f"{ctype} {name} = {value};"
 
     @property
     def sync(self) -> str:
@@ -306,7 +323,7 @@ class Team:
         text, head = "\n    ".join(statements), " ".join(self._head.values())
         layout = self.layout
         if layout.across:
-            body = f"{_COLUMNS_GPU if layout.form == 'gpu' else _COLUMNS_CPU}  {head}\n    {text}\n"
+            body = f"{_COLUMNS_GPU}    {text}\n" if layout.form == "gpu" else f"{_COLUMNS_CPU}    {text}\n  }}\n"
         elif layout.form == "gpu":
             body = f"  {head}\n  const int lane = LOCAL_ID(0);\n  const long row = GROUP_ID(0);\n    {text}\n"
         else:

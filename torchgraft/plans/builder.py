@@ -15,7 +15,7 @@ from torchgraft import _C
 from torchgraft.codegen.compiler import compiled
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer
 from torchgraft.codegen.loops import GROUP, Layout
-from torchgraft.codegen.types import BY_NAME, element_type
+from torchgraft.codegen.types import BY_NAME, MOVES, element_type
 from torchgraft.plans import pointwise
 from torchgraft.plans.grid import MULTIPLE, Dealer, Grid
 from torchgraft.plans.scalar import Scalar
@@ -213,6 +213,11 @@ class PlanBuilder:
         self.copy(copy, spec)
         return copy
 
+    def bits(self, spec: torch.Tensor) -> torch.Tensor:
+        """The spec for kernels that move elements, whatever they mean: a view with elements of a type of
+        `codegen.types.MOVES`."""
+        return spec.view(BY_NAME[MOVES[spec.element_size()]].dtype)
+
     def table(self, values: torch.Tensor) -> torch.Tensor:
         """Constants that kernels of this plan read: a contiguous tensor on the plan's device, which the plan keeps."""
         spec = self.adopt(torch.empty(values.shape, dtype=values.dtype, device="meta"), "table")
@@ -293,6 +298,10 @@ class PlanBuilder:
     def long_rows(self, rows: int, size: int, cost: int = 1) -> Grid:
         """The grid of a `codegen.loops.Team` on contiguous rows."""
         return self.dealer.long_rows(rows, size, cost)
+
+    def columns(self, outer: int, inner: int, cost: int = 1) -> tuple[Layout, Grid]:
+        """The layout and grid of a `codegen.loops.Team` on rows across memory; see `plans.grid.Dealer.columns`."""
+        return Layout(self.form, across=True), self.dealer.columns(outer, inner, cost)
 
     def any_number(self, cost: int) -> Grid:
         """The grid of a walk over the elements of a contiguous plan: how many there are is found when it is run."""

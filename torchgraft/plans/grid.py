@@ -82,17 +82,26 @@ class Dealer(NamedTuple):
         outer, outer_stride, stride, inner, inner_stride = (
             (outer, size * inner, inner, inner, 1) if unit else (1, 0, 1, outer, size)
         )
+        grid = self.columns(outer, inner, size * cost)
+        values = {"outer_stride": outer_stride, "size": size, "stride": stride, "inner_stride": inner_stride}
+        return Layout(self.form, across=True, unit=unit), Grid(grid.groups, {**grid.values, **values})
+
+    def columns(self, outer: int, inner: int, cost: int = 1) -> Grid:
+        """For a `Team` on rows across memory, `inner` of them side by side.
+
+        Args:
+            outer, inner: numbers of rows; those of one `outer` may be treated at once.
+            cost: of a row relative to an addition.
+        """
+        values = {"outer": outer, "inner": inner, "outer_stride": 0, "size": 0, "stride": 0, "inner_stride": 0}
         columns = outer * inner
-        chunk = 1
-        groups = ceil_div(columns, COLUMN_GROUP)
-        if self.form == "cpu":
-            few = columns * size * cost <= _SINGLE
-            even = columns if few else ceil_div(columns, _GROUPS_PER_UNIT * self.compute_units)
-            chunk = max(1, min(inner, WIDTH, max(16, ceil_div(even, 16) * 16)))
-            groups = outer * ceil_div(inner, chunk)
-        values = {"outer": outer, "outer_stride": outer_stride, "size": size, "stride": stride}
-        values |= {"inner": inner, "inner_stride": inner_stride, "chunk": chunk}
-        return Layout(self.form, across=True, unit=unit), Grid((groups,), values)
+        if self.form == "gpu":
+            return Grid((ceil_div(columns, COLUMN_GROUP),), {**values, "span": 1, "chunk": 1})
+        few = columns * cost <= _SINGLE
+        even = columns if few else ceil_div(columns, _GROUPS_PER_UNIT * self.compute_units)
+        span = max(1, min(inner, WIDTH, max(16, ceil_div(even, 16) * 16)))
+        groups, chunk = deal(outer * ceil_div(inner, span), self.chunking(max(1, cost * span), multiple=1))
+        return Grid((groups,), {**values, "span": span, "chunk": chunk})
 
     def long_rows(self, rows: int, size: int, cost: int = 1) -> Grid:
         """For a `Team` on contiguous rows."""
