@@ -156,18 +156,22 @@ Fields = Mapping[str, tuple[str, str]]
 
 # A CPU takes `span` columns at a time, and `chunk` such blocks.
 _COLUMNS_CPU = """
-  const long blocks = (inner + span - 1) / span;
-  const long last = (GROUP_ID(0) + 1) * chunk < outer * blocks ? (GROUP_ID(0) + 1) * chunk : outer * blocks;
-  for (long block = GROUP_ID(0) * chunk; block < last; ++block) {
-    const long o = block / blocks, start = (block - o * blocks) * span;
-    const int m = (int)(inner - start < span ? inner - start : span);
-    const long base = o * outer_stride + start * inner_stride;
+  const long tg_blocks = (inner + span - 1) / span;
+  const long tg_last = (GROUP_ID(0) + 1) * chunk < outer * tg_blocks ? (GROUP_ID(0) + 1) * chunk : outer * tg_blocks;
+  for (long tg_block = GROUP_ID(0) * chunk; tg_block < tg_last; ++tg_block) {
+    const long o = tg_block / tg_blocks, tg_start = (tg_block - o * tg_blocks) * span;
+    const int tg_m = (int)(inner - tg_start < span ? inner - tg_start : span);
+    const long tg_base = o * outer_stride + tg_start * inner_stride;
 """
 _COLUMNS_GPU = """
-  const long k = GLOBAL_ID(0), o = k / inner;
+  const long tg_row = GLOBAL_ID(0), o = tg_row / inner;
   if (o >= outer) return;
-  const long base = o * outer_stride + (k - o * inner) * inner_stride;
+  const long tg_base = o * outer_stride + (tg_row - o * inner) * inner_stride;
 """
+# Around what is done for each of the columns side by side.
+_LANES_OPEN, _LANES_CLOSE = "\1", "\2"
+_LANES_TEXT = re.compile(f"{_LANES_OPEN}(.*?){_LANES_CLOSE}", re.DOTALL)
+
 _ROW_VALUES = ("rows", "size", "chunk")
 _COLUMN_VALUES = ("outer", "outer_stride", "size", "stride", "inner", "inner_stride", "span", "chunk")
 
@@ -202,20 +206,20 @@ class Team:
         if not self.layout.across:
             return "row * size + c"
         if self.layout.form == "gpu":
-            return "base + c * stride"
-        return f"base + c * stride + j{'' if self.layout.unit else ' * inner_stride'}"
+            return "tg_base + c * stride"
+        return f"tg_base + c * stride + tg_j{'' if self.layout.unit else ' * inner_stride'}"
 
     @property
     def row(self) -> str:
         """The row's number."""
         if not self.layout.across:
             return "row"
-        return "k" if self.layout.form == "gpu" else "(o * inner + start + j)"
+        return "tg_row" if self.layout.form == "gpu" else "(o * inner + tg_start + tg_j)"
 
     @property
     def column(self) -> str:
         """Of rows across memory, the number of the row among those with the same ``o``."""
-        return "(k - o * inner)" if self.layout.form == "gpu" else "(start + j)"
+        return "(tg_row - o * inner)" if self.layout.form == "gpu" else "(tg_start + tg_j)"
 
     # ---- what a team does ----
 
@@ -224,7 +228,7 @@ class Team:
         if self._is_vector:
             return f"for (long c = 0; c < size; ++c) {{ {self._lanes(statements, vectorize)} }}"
         if self._is_group:
-            return f"for (long c = lane; c < size; c += {self.group}) {{ {statements} }}"
+            return f"for (long c = tg_lane; c < size; c += {self.group}) {{ {statements} }}"
         vectors = "VECTORIZE " if vectorize and not self.layout.across else ""
         return f"{vectors}for (long c = 0; c < size; ++c) {{ {statements} }}"
 
@@ -232,7 +236,7 @@ class Team:
         """Once for the row."""
         if self._is_vector:
             return self._lanes(statements)
-        return f"if (lane == 0) {{ {statements} }}" if self._is_group else f"{{ {statements} }}"
+        return f"if (tg_lane == 0) {{ {statements} }}" if self._is_group else f"{{ {statements} }}"
 
     def let(self, name: str, type_: str, value: str) -> str:
         """Gives a value of the row a name."""
@@ -320,16 +324,17 @@ class Team:
             statements: of one row, in this order.
             helpers: as of `Kernel`.
         """
-        text, head = "\n    ".join(statements), " ".join(self._head.values())
+        text, head = "\n    ".join(filter(None, statements)), " ".join(self._head.values())
+        text = _LANES_TEXT.sub(self._of_columns, text)
         layout = self.layout
         if layout.across:
             body = f"{_COLUMNS_GPU}    {text}\n" if layout.form == "gpu" else f"{_COLUMNS_CPU}    {text}\n  }}\n"
         elif layout.form == "gpu":
-            body = f"  {head}\n  const int lane = LOCAL_ID(0);\n  const long row = GROUP_ID(0);\n    {text}\n"
+            body = f"  {head}\n  const int tg_lane = LOCAL_ID(0);\n  const long row = GROUP_ID(0);\n    {text}\n"
         else:
             body = f"""  {head}
-  const long row_end = (GROUP_ID(0) + 1) * chunk < rows ? (GROUP_ID(0) + 1) * chunk : rows;
-  for (long row = GROUP_ID(0) * chunk; row < row_end; ++row) {{
+  const long tg_row_end = (GROUP_ID(0) + 1) * chunk < rows ? (GROUP_ID(0) + 1) * chunk : rows;
+  for (long row = GROUP_ID(0) * chunk; row < tg_row_end; ++row) {{
     {text}
   }}
 """
@@ -353,10 +358,15 @@ class Team:
         return f"{ctype} {name}[{WIDTH}]; "
 
     def _lanes(self, statements: str, vectorize: bool = True) -> str:
-        """Statements for each column; values of the rows are told apart by j."""
-        for name in self._columns:
-            statements = re.sub(rf"(?<![\w.])\b{name}\b(?!\[)", f"{name}[j]", statements)
-        return f"{'VECTORIZE ' if vectorize else ''}for (int j = 0; j < m; ++j) {{ {statements} }}"
+        """Statements for each column; `kernel` tells values of the rows apart by j, once all of them are known."""
+        loop = f"{'VECTORIZE ' if vectorize else ''}for (int tg_j = 0; tg_j < tg_m; ++tg_j)"
+        return f"{loop} {_LANES_OPEN}{{ {statements} }}{_LANES_CLOSE}"
+
+    def _of_columns(self, lanes: re.Match[str]) -> str:
+        text = lanes[1]
+        for name in sorted(self._columns):
+            text = re.sub(rf"(?<![\w.]){name}\b(?!\[)", f"{name}[tg_j]", text)
+        return text
 
     def _fold_columns(self, fields: Fields, step: str) -> str:
         declared = "".join(self._column(name, value_ctype(type_)) for name, (type_, _) in fields.items())
@@ -364,55 +374,56 @@ class Team:
         return f"{declared}{start} for (long c = 0; c < size; ++c) {{ {self._lanes(_bind(step, A='{}'))} }}"
 
     def _fold_lanes(self, fields: Fields, types: Mapping[str, str], step: str, combine: str, cascade: bool) -> str:
-        lanes, each = self.lanes, f"VECTORIZE for (int j = 0; j < {self.lanes}; ++j)"
-        reset = " ".join(f"tg_{n}[j] = {identity};" for n, (_, identity) in fields.items())
+        lanes, each = self.lanes, f"VECTORIZE for (int tg_j = 0; tg_j < {self.lanes}; ++tg_j)"
+        reset = " ".join(f"tg_{n}[tg_j] = {identity};" for n, (_, identity) in fields.items())
         arrays = " ".join(f"{t} tg_{n}[{lanes}];" for n, t in types.items())
         start, aside, whole = reset, "", ""
         if cascade:
             arrays += " " + " ".join(f"{t} tg_{n}_aside[{lanes}];" for n, t in types.items())
-            start += " ".join(f"tg_{n}_aside[j] = {identity};" for n, (_, identity) in fields.items())
-            put = _bind(combine, A="tg_{}_aside[j]", B="tg_{}[j]")
-            aside = f"if (first > 0 && first % {lanes * _RUN} == 0) {each} {{ {put} {reset} }}"
-            whole = f"{each} {{ {_bind(combine, A='tg_{}[j]', B='tg_{}_aside[j]')} }}"
-        inner = f"{{ const long c = first + j; {_bind(step, A='tg_{}[j]')} }}"
-        tree = f"{{ {_bind(combine, A='tg_{}[j]', B='tg_{}[j + w]')} }}"
+            start += " ".join(f"tg_{n}_aside[tg_j] = {identity};" for n, (_, identity) in fields.items())
+            put = _bind(combine, A="tg_{}_aside[tg_j]", B="tg_{}[tg_j]")
+            aside = f"if (tg_first > 0 && tg_first % {lanes * _RUN} == 0) {each} {{ {put} {reset} }}"
+            whole = f"{each} {{ {_bind(combine, A='tg_{}[tg_j]', B='tg_{}_aside[tg_j]')} }}"
+        inner = f"{{ const long c = tg_first + tg_j; {_bind(step, A='tg_{}[tg_j]')} }}"
+        tree = f"{{ {_bind(combine, A='tg_{}[tg_j]', B='tg_{}[tg_j + tg_w]')} }}"
         return f"""{" ".join(f"{t} {n};" for n, t in types.items())} {{
       {arrays}
       {each} {{ {start} }}
-      for (long first = 0; first < size; first += {lanes}) {{
+      for (long tg_first = 0; tg_first < size; tg_first += {lanes}) {{
         {aside}
-        const int n = (int)(size - first < {lanes} ? size - first : {lanes});
-        if (n == {lanes}) {{ {each} {inner} }} else {{ VECTORIZE for (int j = 0; j < n; ++j) {inner} }}
+        const int tg_count = (int)(size - tg_first < {lanes} ? size - tg_first : {lanes});
+        if (tg_count == {lanes}) {{ {each} {inner} }}
+        else {{ VECTORIZE for (int tg_j = 0; tg_j < tg_count; ++tg_j) {inner} }}
       }}
       {whole}
-      for (int w = {lanes // 2}; w >= 16; w /= 2) VECTORIZE for (int j = 0; j < w; ++j) {tree}
-      for (int w = {min(lanes, 16) // 2}; w > 0; w /= 2) for (int j = 0; j < w; ++j) {tree}
+      for (int tg_w = {lanes // 2}; tg_w >= 16; tg_w /= 2) VECTORIZE for (int tg_j = 0; tg_j < tg_w; ++tg_j) {tree}
+      for (int tg_w = {min(lanes, 16) // 2}; tg_w > 0; tg_w /= 2) for (int tg_j = 0; tg_j < tg_w; ++tg_j) {tree}
       {" ".join(f"{n} = tg_{n}[0];" for n in fields)}
     }}"""
 
     def _fold_group(self, fields: Fields, types: Mapping[str, str], step: str, combine: str, cascade: bool) -> str:
         # Registers accumulate, local memory combines. All members have left the arrays before they are filled again.
         start = " ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())
-        loop = f"for (long c = lane; c < size; c += {self.group}) {{ {_bind(step, A='{}')} }}"
+        loop = f"for (long c = tg_lane; c < size; c += {self.group}) {{ {_bind(step, A='{}')} }}"
         if cascade:
             run = " ".join(f"{types[n]} tg_{n} = {identity};" for n, (_, identity) in fields.items())
             stretch = self.group * _RUN
-            loop = f"""for (long first = lane; first < size; first += {stretch}) {{
-      const long stop = first + {stretch} < size ? first + {stretch} : size;
+            loop = f"""for (long tg_first = tg_lane; tg_first < size; tg_first += {stretch}) {{
+      const long tg_stop = tg_first + {stretch} < size ? tg_first + {stretch} : size;
       {run}
-      for (long c = first; c < stop; c += {self.group}) {{ {_bind(step, A="tg_{}")} }}
+      for (long c = tg_first; c < tg_stop; c += {self.group}) {{ {_bind(step, A="tg_{}")} }}
       {_bind(combine, A="{}", B="tg_{}")}
     }}"""
         place = self._local(types)
-        meet = {n: f"{place[n]}[lane]" for n in fields}
-        other = {n: f"{place[n]}[lane + w]" for n in fields}
+        meet = {n: f"{place[n]}[tg_lane]" for n in fields}
+        other = {n: f"{place[n]}[tg_lane + tg_w]" for n in fields}
         return f"""{start}
     {loop}
     BARRIER;
     {" ".join(f"{meet[n]} = {n};" for n in fields)}
     BARRIER;
-    for (int w = {self.group // 2}; w > 0; w /= 2) {{
-      if (lane < w) {{ {_bind(combine, A=meet, B=other)} }}
+    for (int tg_w = {self.group // 2}; tg_w > 0; tg_w /= 2) {{
+      if (tg_lane < tg_w) {{ {_bind(combine, A=meet, B=other)} }}
       BARRIER;
     }}
     {" ".join(f"{n} = {place[n]}[0];" for n in fields)}"""
@@ -422,20 +433,20 @@ class Team:
         place = self._local(types)
         identities = {n: identity for n, (_, identity) in fields.items()}
         return f"""{" ".join(f"{t} tg_first_{n} = {identities[n]};" for n, t in types.items())}
-    for (long first = 0; first < size; first += {self.group}) {{
-      const long c = first + lane;
+    for (long tg_stretch = 0; tg_stretch < size; tg_stretch += {self.group}) {{
+      const long c = tg_stretch + tg_lane;
       {" ".join(f"{t} tg_{n} = {identities[n]};" for n, t in types.items())}
       if (c < size) {{ {_bind(load, B="tg_{}")} }}
-      {" ".join(f"{place[n]}[lane] = tg_{n};" for n in fields)}
+      {" ".join(f"{place[n]}[tg_lane] = tg_{n};" for n in fields)}
       BARRIER;
-      for (int w = 1; w < {self.group}; w *= 2) {{
-        if (lane >= w) {{
-          {" ".join(f"{t} {n} = {place[n]}[lane - w];" for n, t in types.items())}
+      for (int tg_w = 1; tg_w < {self.group}; tg_w *= 2) {{
+        if (tg_lane >= tg_w) {{
+          {" ".join(f"{t} {n} = {place[n]}[tg_lane - tg_w];" for n, t in types.items())}
           {_bind(combine, A="{}", B="tg_{}")}
           {" ".join(f"tg_{n} = {n};" for n in fields)}
         }}
         BARRIER;
-        {" ".join(f"{place[n]}[lane] = tg_{n};" for n in fields)}
+        {" ".join(f"{place[n]}[tg_lane] = tg_{n};" for n in fields)}
         BARRIER;
       }}
       {{

@@ -15,9 +15,8 @@ def sequence_kernel(type_: str, compute: str, numbers: tuple[str, ...], text: st
     """Stores `text`, an expression of type `compute` of the place `i` and of `numbers` (of that type), in a contiguous
     tensor. Parameters: `out` and the numbers."""
     walk = Walk(form)
-    element = (
-        f"    {value_ctype(compute)} value = {text};\n    store_{type_}(out, i, {convert('value', compute, type_)});"
-    )
+    value = f"{value_ctype(compute)} value = {text};"
+    element = f"{value} store_{type_}(out, i, {convert('value', compute, type_)});"
     params = parameters(f"{type_}* out; {f'{compute} ' + ', '.join(numbers) if numbers else ''}")
     return walk.kernel("sequence", params, walk.each(element))
 
