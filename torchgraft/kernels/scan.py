@@ -7,6 +7,7 @@ import functools
 from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.loops import Layout, Team
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.vectors import shuffle
 
 # `how` is "sum", "prod" or "logsumexp" everywhere.
 
@@ -15,9 +16,9 @@ _VECTOR_TYPES = ("f32", "f16", "bf16")
 
 def _identity(acc: str, how: str) -> str:
     if how == "prod" and acc in ("c64", "c128"):
-        return f"({value_ctype(acc)})(1, 0)"
+        return f"MAKE_{value_ctype(acc)}(1, 0)"
     if how == "logsumexp":
-        return f"({value_ctype(acc)})(-INFINITY, 0)" if acc in ("c64", "c128") else "-INFINITY"
+        return f"MAKE_{value_ctype(acc)}(-INFINITY, 0)" if acc in ("c64", "c128") else "-INFINITY"
     return f"({value_ctype(acc)})({int(how == 'prod')})"
 
 
@@ -31,7 +32,7 @@ def _combine(acc: str, how: str) -> str:
 
 # Prefix sums of sixteen lanes in four steps.
 _PREFIX = "\n      ".join(
-    "v += (float16)(" + ", ".join("0.0f" if lane < step else f"v.s{lane - step:x}" for lane in range(16)) + ");"
+    f"v += {shuffle('float16', 'none', 'v', [16 + lane - step if lane >= step else 0 for lane in range(16)])};"
     for step in (1, 2, 4, 8)
 )
 
@@ -45,9 +46,10 @@ def running_kernel(layout: Layout, in_type: str, out_type: str, how: str, wide: 
     if how == "sum" and in_type in _VECTOR_TYPES and out_type in _VECTOR_TYPES:
         ahead = f"""for (; c + 16 <= size; c += 16) {{
       float16 v = load_{in_type}x16(x, {team.at});
+      const float16 none = SPLAT_float16(0);
       {_PREFIX}
       store_{out_type}x16(out, {team.at}, v + (float)sum);
-      sum += v.sf;
+      sum += LANE(v, f);
     }}"""
     running = team.scan(
         {"sum": (carry, _identity(carry, how))},
