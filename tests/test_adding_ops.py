@@ -232,7 +232,7 @@ class TestRefused:
         with pytest.raises(ValueError, match="has no tensor among its arguments"):
             ops.row("adding::listed", "x")
         with pytest.raises(ValueError, match="has no argument alpha"):
-            ops.row("adding::wrong", "x", promote=("alpha",))
+            ops.row("adding::wrong", "x", operands={"alpha": "promotes"})
         with pytest.raises(ValueError, match="is no reduction of one tensor to one"):
             ops.reduction("adding::mul_add", combine="a + b", identity="0")
         with pytest.raises(ValueError, match="torch has no decomposition of adding::wrong"):
