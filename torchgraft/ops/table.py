@@ -101,8 +101,8 @@ def row(
             "divisor": integers are divided by it; where it is 0 the op raises torch's RuntimeError.
         cost: of one element relative to an addition.
         meta: as for `planner`; `by_kind` for what `kind` says also where torch has a meta function.
-        refuses: as for `planner`, and `only(...)` of compute types. An `out=` of another dtype gets the result
-            converted, but with `other_out`.
+        refuses: as for `planner`, and `only(...)` of compute types. Functions look at dtypes, not at shapes: a row's
+            plans are for any. An `out=` of another dtype gets the result converted, but with `other_out`.
         replace: takes the place of the planner that an op has, which is an error otherwise.
 
     Raises:

@@ -330,5 +330,7 @@ def _install(entry: Entry) -> None:
     # A kernel that an author has registered with torch.library stays.
     taken = name not in _planned and has_kernel(name, "PrivateUse1")
     reached = not (internal or taken or is_composed(name))
-    _C.register_planned_op(name, entry.cpu_tensors, entry.options.pointwise, reached)
+    # A plan for any shape would also serve calls that there is a function for.
+    any_shape = entry.options.pointwise and not entry.composites
+    _C.register_planned_op(name, entry.cpu_tensors, any_shape, reached)
     _planned.add(name)
