@@ -19,6 +19,7 @@ from torch.testing import assert_close
 import torchgraft
 from torchgraft import _C, plans
 from torchgraft.plans import PlanBuilder, registry
+from torchgraft.plans.call import plan_call
 
 pytestmark = pytest.mark.no_fallback
 
@@ -279,7 +280,7 @@ class TestHits:
             with pytest.raises(AssertionError, match="a plan was asked for"):
                 torch.add(x[::2], x[1::2])
         finally:
-            _C.set_planner(registry.plan_call)
+            _C.set_planner(plan_call)
         torch.add(x[::2], x[1::2])
 
     def test_python_runs_nothing(self, device: str) -> None:

@@ -12,7 +12,7 @@ from torchgraft.codegen.pointwise import Input, Loop, Result, expression
 from torchgraft.codegen.types import MOVES
 from torchgraft.kernels import creation as kernels
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner, pointwise
-from torchgraft.plans.registry import dtype_name
+from torchgraft.plans.refusals import dtype_name
 
 aten = torch.ops.aten
 

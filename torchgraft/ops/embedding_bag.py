@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import embedding_bag as kernels
 from torchgraft.kernels.indexing import count_kernel
-from torchgraft.plans import PlanBuilder, Unsupported, planner
+from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -141,6 +138,7 @@ def _embedding_bag_dense_backward(
         p.copy(out, total)
 
 
+@composite("_embedding_bag_backward", when=lambda sparse, **_: sparse)
 def _sparse_backward(
     grad: torch.Tensor,
     indices: torch.Tensor,
@@ -170,11 +168,7 @@ def _sparse_backward(
     return made
 
 
-def _if_sparse(arguments: dict[str, Any], inplace: bool) -> Callable[..., torch.Tensor] | None:
-    return _sparse_backward if arguments["sparse"] else None
-
-
-@planner("_embedding_bag_backward", contiguous=True, eager=_if_sparse)
+@planner("_embedding_bag_backward", contiguous=True)
 def _embedding_bag_backward(
     p: PlanBuilder,
     out: torch.Tensor,

@@ -14,7 +14,7 @@ from torchgraft.codegen.pointwise import Input, Loop, Result
 from torchgraft.kernels import joining as kernels
 from torchgraft.kernels.indexing import MOVES
 from torchgraft.plans import PlanBuilder, Scalar, planner, pointwise, recomposed
-from torchgraft.plans.registry import dtype_name
+from torchgraft.plans.refusals import dtype_name
 
 aten = torch.ops.aten
 
@@ -36,7 +36,7 @@ def _check_cast(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None
         raise TypeError(f"torch.cat(): input types can't be cast to the desired output type {dtype_name(out.dtype)}")
 
 
-@planner("cat", apart=("tensors",), check=_check_dims, exact_out=False)
+@planner("cat", apart=("tensors",), refuses=_check_dims)
 def _cat(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
     if out.numel() == 0:
         return
@@ -74,7 +74,7 @@ def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor],
     return True
 
 
-@planner("stack", apart=("tensors",), check=_check_cast, exact_out=False)
+@planner("stack", apart=("tensors",), refuses=_check_cast)
 def _stack(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
     if out.numel() == 0:
         return

@@ -228,12 +228,12 @@ def _backward(
 _SQUARE = "(x - t) * (x - t)"
 
 
-@planner("mse_loss", exact_out=False)
+@planner("mse_loss", refuses=())
 def _mse(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN) -> None:
     _forward(p, "mse_loss", out, {"x": self, "t": target}, {}, _SQUARE, reduction)
 
 
-@planner("mse_loss_backward", exact_out=False)
+@planner("mse_loss_backward", refuses=())
 def _mse_backward(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -248,7 +248,7 @@ def _mse_backward(
 _SMOOTH = "@abs(x - t) < beta ? 0.5 * (x - t) * (x - t) / beta : @abs(x - t) - 0.5 * beta"
 
 
-@planner("smooth_l1_loss", exact_out=False)
+@planner("smooth_l1_loss", refuses=())
 def _smooth_l1(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -260,7 +260,7 @@ def _smooth_l1(
     _forward(p, "smooth_l1_loss", out, {"x": self, "t": target}, {"beta": beta}, _SMOOTH, reduction)
 
 
-@planner("smooth_l1_loss_backward", exact_out=False)
+@planner("smooth_l1_loss_backward", refuses=())
 def _smooth_l1_backward(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -277,7 +277,7 @@ def _smooth_l1_backward(
 _HUBER = "@abs(x - t) <= delta ? 0.5 * (x - t) * (x - t) : delta * (@abs(x - t) - 0.5 * delta)"
 
 
-@planner("huber_loss", exact_out=False)
+@planner("huber_loss", refuses=())
 def _huber(
     p: PlanBuilder,
     out: torch.Tensor,

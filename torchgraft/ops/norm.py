@@ -11,10 +11,10 @@ import torch
 from torchgraft.codegen import Kernel, ceil_div, element_type
 from torchgraft.kernels import norm as kernels
 from torchgraft.kernels import reduce
-from torchgraft.ops.entries import enter
+from torchgraft.ops.entries import enter, enter_composite
 from torchgraft.ops.reductions import plan_reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
-from torchgraft.plans.registry import check_out, no_plan
+from torchgraft.plans.refusals import check_out
 
 aten = torch.ops.aten
 
@@ -418,7 +418,7 @@ def _batch_norm_to(
     return targets
 
 
-enter("_native_batch_norm_legit.out", no_plan, eager=lambda *_: _batch_norm_to)
+enter_composite("_native_batch_norm_legit.out", _batch_norm_to)
 
 
 def batch_norm_with_update(

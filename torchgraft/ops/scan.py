@@ -11,8 +11,8 @@ from torchgraft.codegen import element_type
 from torchgraft.kernels import scan as kernels
 from torchgraft.ops.entries import enter
 from torchgraft.ops.reductions import converted
-from torchgraft.plans import PlanBuilder, Unsupported, planner
-from torchgraft.plans.registry import refuse_dtype
+from torchgraft.plans import OtherOut, PlanBuilder, Unsupported, planner
+from torchgraft.plans.refusals import refuse_dtype
 
 
 def _levels(x: torch.Tensor, dim: int) -> tuple[int, int, int]:
@@ -32,14 +32,14 @@ def _scan(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, how: str
     p.launch(kernels.running_kernel(layout, *types, how, p.device.float64), grid, x=x, out=out)
 
 
-@planner("cumsum", contiguous=True, inplace_safe=True, typed_by_out=True)
+@planner("cumsum", contiguous=True, inplace_safe=True, refuses=OtherOut(but_untyped=True))
 def cumsum(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None
 ) -> None:
     _scan(p, out, self, dim, "sum")
 
 
-@planner("cumprod", contiguous=True, inplace_safe=True, typed_by_out=True)
+@planner("cumprod", contiguous=True, inplace_safe=True, refuses=OtherOut(but_untyped=True))
 def cumprod(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None
 ) -> None:

@@ -11,7 +11,7 @@ from torchgraft.kernels import sorting as kernels
 from torchgraft.kernels.indexing import MOVES
 from torchgraft.ops.reductions import check_some
 from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
-from torchgraft.plans.registry import refuse_dtype
+from torchgraft.plans.refusals import refuse_dtype
 
 aten = torch.ops.aten
 

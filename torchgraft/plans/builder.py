@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,6 +131,10 @@ class _Fill:
     pattern: bytes
 
 
+#: Plans an op on specs with its arguments and keyword arguments, into the last argument if that is not None.
+Nested = Callable[["PlanBuilder", Any, tuple[Any, ...], dict[str, Any], Any], Any]
+
+
 @dataclass
 class PlanBuilder:
     """Collects a plan's steps. Specs are meta tensors: they have shape, strides and dtype, and views of one lie in its
@@ -140,6 +144,7 @@ class PlanBuilder:
         device: traits of the device that the plan is for.
         form: "cpu" or "gpu", the form of kernels to use.
         op: the op's name, for messages.
+        nested: plans an op as a part of this plan; see `call`.
         any_shape: all tensors of the call have one shape and are contiguous, and the plan must serve any such shape.
         gathered: while it is a list, loops over elements are put there instead of becoming launches; see
             plans/batch.py.
@@ -148,6 +153,7 @@ class PlanBuilder:
     device: DeviceTraits
     form: str
     op: str
+    nested: Nested
     any_shape: bool = False
     gathered: list[pointwise.PlannedLoop] | None = None
     _memory: dict[int, Memory] = field(default_factory=dict)
@@ -223,6 +229,12 @@ class PlanBuilder:
         spec = self.adopt(torch.empty(values.shape, dtype=values.dtype, device="meta"), "table")
         self.memory(spec).values = values
         return spec
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Raises Unsupported where the device's kernels cannot compute in a dtype."""
+        element_type(dtype)
+        if dtype in (torch.float64, torch.complex128) and not self.device.float64:
+            raise Unsupported(f"{self.device.name} cannot compute in {dtype}")
 
     # ---- steps ----
 
@@ -403,16 +415,12 @@ class PlanBuilder:
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Plans another op as part of this plan; returns specs of its results. View ops cost nothing."""
-        from torchgraft.plans.registry import plan_nested
-
-        return plan_nested(self, op, args, kwargs, None)
+        return self.nested(self, op, args, kwargs, None)
 
     def call_out(self, op: Any, out: Any, *args: Any, **kwargs: Any) -> None:
         """Plans another op (its functional overload) as part of this plan, writing into `out` (a spec or a tuple of
         them)."""
-        from torchgraft.plans.registry import plan_nested
-
-        plan_nested(self, op, args, kwargs, out)
+        self.nested(self, op, args, kwargs, out)
 
     # ---- the end ----
 
