@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._prims_common
 
+from torchgraft import _C
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
 from torchgraft.kernels import HELPERS
@@ -341,23 +342,17 @@ def _indented(lines: Sequence[str], indent: str) -> str:
 # ---- planning ----
 
 
-def chunking(p: PlanBuilder, cost: int) -> tuple[int, int, int, int]:
-    """(multiple, single, per_group, max_groups) for a loop of that cost; see Chunking in csrc/dispatch/plan.h."""
+def chunking(p: PlanBuilder, cost: int) -> _C.Chunking:
+    """How the elements of a loop of that cost are dealt out."""
     if p.form == "gpu":
-        return (GPU_LOCAL, 0, GPU_LOCAL * _GPU_ELEMENTS, 0)
-    return (_MULTIPLE, _SINGLE // cost, max(_MULTIPLE, _CHUNK // cost), _GROUPS_PER_UNIT * p.device.compute_units)
+        return _C.Chunking(GPU_LOCAL, 0, GPU_LOCAL * _GPU_ELEMENTS, 0)
+    units = p.device.compute_units
+    return _C.Chunking(_MULTIPLE, _SINGLE // cost, max(_MULTIPLE, _CHUNK // cost), _GROUPS_PER_UNIT * units)
 
 
-def deal(n: int, rule: tuple[int, int, int, int]) -> tuple[int, int]:
-    """(groups, chunk) for n elements: what C++ does for plans that serve any shape."""
-    multiple, single, per_group, max_groups = rule
-    if n <= single:
-        chunk = n
-    else:
-        groups = -(-n // per_group)
-        chunk = -(-n // (min(groups, max_groups) if max_groups else groups))
-    chunk = -(-chunk // multiple) * multiple
-    return -(-n // chunk), chunk
+def deal(n: int, rule: _C.Chunking) -> tuple[int, int]:
+    """(groups, chunk) for n elements."""
+    return rule.deal(n)
 
 
 @dataclass
@@ -389,7 +384,7 @@ def plan_loop(
         return
     if p.any_shape:
         rule = chunking(p, loop.cost)
-        args = [*results, *inputs, *numbers, ("numel",), ("chunk",)]
+        args = [*results, *inputs, *numbers, _C.LaunchArgument.numel(), _C.LaunchArgument.chunk()]
         p.launch_over_elements(contiguous_kernel(loop, p.form), rule, args)
         return
     shape = results[0].shape
