@@ -223,14 +223,14 @@ class Team:
 
     # ---- what a team does ----
 
-    def each(self, statements: str, vectorize: bool = True) -> str:
-        """For each element of the row, in any order."""
+    def each(self, statements: str, vectorize: bool = True, size: str = "size") -> str:
+        """For each element of the row, or each of `size` numbers, in any order."""
         if self._is_vector:
-            return f"for (long c = 0; c < size; ++c) {{ {self._lanes(statements, vectorize)} }}"
+            return f"for (long c = 0; c < {size}; ++c) {{ {self._lanes(statements, vectorize)} }}"
         if self._is_group:
-            return f"for (long c = tg_lane; c < size; c += {self.group}) {{ {statements} }}"
+            return f"for (long c = tg_lane; c < {size}; c += {self.group}) {{ {statements} }}"
         vectors = "VECTORIZE " if vectorize and not self.layout.across else ""
-        return f"{vectors}for (long c = 0; c < size; ++c) {{ {statements} }}"
+        return f"{vectors}for (long c = 0; c < {size}; ++c) {{ {statements} }}"
 
     def leader(self, statements: str) -> str:
         """Once for the row."""

@@ -14,7 +14,6 @@ from torchgraft.kernels import lists as kernels
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, pointwise
 from torchgraft.plans.batch import plan_loops
 from torchgraft.plans.call import plan_nested, result_of
-from torchgraft.plans.grid import deal
 from torchgraft.plans.pointwise import PlannedLoop
 from torchgraft.plans.refusals import Refusals, check_in_place, dtype_name
 from torchgraft.plans.registry import Entry, Options, register_entry
@@ -195,7 +194,7 @@ def _norm(
             part = numbers[start : start + kernels.COUNT]
             missing = [None] * (kernels.COUNT - len(part))
             lasts = list(itertools.accumulate(self[i].numel() for i in part))
-            groups, chunk = deal(lasts[-1], p.dealer.chunking(1))
+            groups, chunk = p.dealer.chunking(1).deal(lasts[-1])
             lasts += [lasts[-1]] * len(missing)
             room = p.empty((groups, kernels.COUNT), torch.float64 if storage.compute == "f64" else torch.float32)
             p.launch(

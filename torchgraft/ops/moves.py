@@ -13,7 +13,6 @@ from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import indexing as kernels
 from torchgraft.kernels.indexing import Indexing
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, pointwise
-from torchgraft.plans.grid import deal
 
 aten = torch.ops.aten
 
@@ -119,7 +118,7 @@ def plan_move(
     )
     groups, chunk = ceil_div(n, kernels.GPU_LOCAL), 1
     if p.form == "cpu":
-        groups, chunk = deal(n, p.dealer.chunking(2 if x.along else 1))
+        groups, chunk = p.dealer.chunking(2 if x.along else 1).deal(n)
     args = [target, source, *_index_args(p, indices), n, chunk, *merged, *(s for operand in strides for s in operand)]
     p.launch(kernels.move_kernel(x, p.form), (groups,), args)
 

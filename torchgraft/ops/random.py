@@ -17,7 +17,6 @@ from torchgraft.kernels.random import Draw
 from torchgraft.ops.table import row
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, only, planner
 from torchgraft.plans.builder import ErrorReport
-from torchgraft.plans.grid import deal
 from torchgraft.plans.refusals import dtype_name, refuse_dtype
 
 _COST = 2
@@ -49,7 +48,7 @@ def plan_draw(
     if p.form == "gpu":
         groups, chunk = ceil_div(counters, kernels.GPU_LOCAL), n
     else:
-        groups, chunk = deal(n, p.dealer.chunking(_COST))
+        groups, chunk = p.dealer.chunking(_COST).deal(n)
     errors = [] if report is None else [report.words, report.code]
     args = [*targets, *inputs, *numbers, *errors, reserved.seed, reserved.offset, n, chunk]
     p.launch(kernels.draw_kernel(draw, p.form), (groups,), args)
@@ -228,7 +227,7 @@ def _plan_rejection(
     if p.form == "gpu":
         groups, chunk = ceil_div(n, rejection.GPU_LOCAL), n
     else:
-        groups, chunk = deal(n, p.dealer.chunking(_REJECTION_COST))
+        groups, chunk = p.dealer.chunking(_REJECTION_COST).deal(n)
     report = p.error(message, RuntimeError) if message else None
     words, code = (report.words, report.code) if report else (None, 0)
     kernel = rejection.rejection_kernel(name, _floating(out), p.form)

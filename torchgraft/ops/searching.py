@@ -10,7 +10,6 @@ from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import indexing as kernels
 from torchgraft.ops.moves import SMALL
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
-from torchgraft.plans.grid import deal
 
 aten = torch.ops.aten
 
@@ -56,7 +55,7 @@ def _search(
 def _deal(p: PlanBuilder, n: int, cost: int) -> tuple[int, int]:
     if p.form == "gpu":
         return ceil_div(n, kernels.GPU_LOCAL), 1
-    return deal(n, p.dealer.chunking(cost))
+    return p.dealer.chunking(cost).deal(n)
 
 
 @planner("searchsorted.Tensor", "searchsorted.Scalar")

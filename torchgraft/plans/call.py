@@ -63,6 +63,7 @@ _DTYPES: list[torch.dtype | None] = [
 ]
 
 
+_TENSORS = (_C.ArgumentKind.Tensor, _C.ArgumentKind.TensorList)
 _WRAPPED = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
@@ -77,13 +78,21 @@ class _Reads:
 
 
 def plan_call(
-    name: str, arguments: list[Any], device: int, contiguous: bool, full: bool, partial: bool, unclear: bool
+    name: str,
+    arguments: list[Any],
+    places: list[_C.Place],
+    device: int,
+    contiguous: bool,
+    full: bool,
+    partial: bool,
+    unclear: bool,
 ) -> tuple[_C.Plan, int]:
     """Makes the plan of a call; the core calls this for each new key.
 
     Args:
         name: the overload.
         arguments: the call's arguments, in the schema's order. Tensors are looked at, their data is not.
+        places: for each argument, where its tensors or scalars stand among the call's.
         device: index of the device.
         contiguous: the plan must serve any shape; see PlanBuilder.any_shape.
         full: a written tensor is also an input.
@@ -104,15 +113,15 @@ def plan_call(
             _check_written(entry, arguments, full or partial, partial)
             function = _function(entry, arguments)
             if function is not None:
-                return _C.Plan({"op": name, "eager": function}), 0
+                return _C.Plan.eager(name, function), 0
             if entry.plan is no_plan:
                 raise Unsupported(f"{name} has only functions for other calls than this")
             if not traits.has_compiler:
                 raise Unsupported("the device has no kernel compiler")
             p = PlanBuilder(traits, kernel_form(device), name, plan_nested, contiguous)
-            return _Call(entry, p, arguments, reads).plan(full or partial or unclear), reads.mask
+            return _Call(entry, p, arguments, places, reads).plan(full or partial or unclear), reads.mask
         except (Unsupported, UnsupportedDtype) as reason:
-            return _C.Plan({"op": name, "fallback": str(reason)}), reads.mask
+            return _C.Plan.fallback(name, str(reason)), reads.mask
 
 
 def _check_written(entry: Entry, arguments: list[Any], overlap: bool, partial: bool) -> None:
@@ -171,51 +180,45 @@ def _gives_dtype(entry: Entry) -> bool:
 class _Call:
     """The conversion of one call's arguments to specs, and of its results to a plan."""
 
-    def __init__(self, entry: Entry, p: PlanBuilder, arguments: list[Any], reads: _Reads) -> None:
+    def __init__(
+        self, entry: Entry, p: PlanBuilder, arguments: list[Any], places: list[_C.Place], reads: _Reads
+    ) -> None:
         self.entry, self.p, self.reads = entry, p, reads
         self.given = {a.name: value for a, value in zip(parameters(entry.op), arguments, strict=True)}
-        self.tensors = 0
-        self.scalars = 0
-        self.specs: list[torch.Tensor | None] = []  # by slot
+        tensors = sum(place.count for place in places if place.kind in _TENSORS)
+        self.specs: list[torch.Tensor | None] = [None] * tensors  # by slot
         self.first: int | None = None
-        self.arguments = {a.name: self._convert(a, self.given[a.name]) for a in parameters(entry.op)}
+        self.arguments = {
+            a.name: self._convert(a, place, value)
+            for a, place, value in zip(parameters(entry.op), places, arguments, strict=True)
+        }
         if entry.kind == "out" and _gives_dtype(entry) and self.arguments["dtype"] is None:
             self.arguments["dtype"] = self.arguments["out"].dtype
 
     # arguments
 
-    def _convert(self, argument: Parameter, value: Any) -> Any:
-        kind = argument.type
-        if kind in ("Tensor", "Optional[Tensor]"):
-            return self._tensor(value)
-        if value is None:
+    def _convert(self, argument: Parameter, place: _C.Place, value: Any) -> Any:
+        if place.kind == _C.ArgumentKind.Tensor:
+            return self._tensor(value, place.first)
+        if value is None or place.kind == _C.ArgumentKind.Generator:
             return None
-        if kind in ("List[Tensor]", "List[Optional[Tensor]]", "Optional[List[Tensor]]"):
-            return [self._tensor(item) for item in value]
-        if kind in ("number", "float", "Optional[number]", "Optional[float]"):
-            return self._scalar(value)
-        if kind in ("List[number]", "Optional[List[number]]"):
-            return [self._scalar(item) for item in value]
-        if "Generator" in kind:
-            return None
+        if place.kind == _C.ArgumentKind.TensorList:
+            return [self._tensor(item, place.first + number) for number, item in enumerate(value)]
+        if place.kind == _C.ArgumentKind.Scalar:
+            return Scalar(value, place.first, self.reads)
+        if place.kind == _C.ArgumentKind.ScalarList:
+            return [Scalar(item, place.first + number, self.reads) for number, item in enumerate(value)]
         if argument.name in ("dtype", "out_dtype") and isinstance(value, int):
             return _DTYPES[value]
         return value
 
-    def _scalar(self, value: complex) -> Scalar:
-        self.scalars += 1
-        return Scalar(value, self.scalars - 1, self.reads)
-
-    def _tensor(self, value: torch.Tensor | complex | None) -> torch.Tensor | None:
-        slot = self.tensors
-        self.tensors += 1
+    def _tensor(self, value: torch.Tensor | complex | None, slot: int) -> torch.Tensor | None:
         if value is None:
-            self.specs.append(None)
             return None
         if not isinstance(value, torch.Tensor):  # a number that torch has wrapped as a zero-dim CPU tensor
             spec = self.p.adopt(torch.empty((), dtype=_WRAPPED[type(value)], device="meta"), "number", slot)
             self.p.memory(spec).number = value
-            self.specs.append(spec)
+            self.specs[slot] = spec
             return spec
         on_cpu = value.device.type == "cpu"
         if not on_cpu:  # a number from the CPU takes whatever type the kernel wants
@@ -228,7 +231,7 @@ class _Call:
             spec = spec.conj()
         if value.is_neg():
             spec = torch._neg_view(spec)
-        self.specs.append(spec)
+        self.specs[slot] = spec
         return spec
 
     # results
@@ -249,7 +252,7 @@ class _Call:
                 # The meta kernels of linear algebra ask for column-major order, which torch's CPU does not give; some
                 # of pointwise ops do not ask for the inputs' order, in which torch's CPU has the elements.
                 spec.as_strided_(spec.shape, self._order(spec.shape))
-                resizes.append((slot, list(spec.shape), list(spec.stride())))
+                resizes.append(_C.Resize(slot, spec.shape, spec.stride()))
             elif spec.stride() != kept[1]:  # sort's meta kernel gives an out= of the right shape other strides
                 spec.as_strided_(*kept)
         self._check_resized()
@@ -260,7 +263,7 @@ class _Call:
         functional = {a.name: self.arguments[a.name] for a in parameters(entry.functional)}
         run_planner(p, entry, outs, functional, overlap)
         outputs, results = self._describe(returned)
-        return p.finish(outputs, results, self.tensors, resizes)
+        return p.finish(outputs, results, len(self.specs), resizes)
 
     def _order(self, shape: torch.Size) -> Sequence[int]:
         """The strides of an `out=` that has got another shape."""
@@ -328,31 +331,32 @@ class _Call:
     def _targets(self) -> list[Any]:
         return [self.arguments[name] for name in written(self.entry.op)]
 
-    def _describe(self, returned: tuple[Any, ...]) -> tuple[list[tuple[Any, ...]], list[torch.Tensor]]:
+    def _describe(self, returned: tuple[Any, ...]) -> tuple[list[_C.Output], list[torch.Tensor]]:
         results: list[torch.Tensor] = []
 
-        def describe(item: Any) -> tuple[Any, ...]:
+        def describe(item: Any) -> _C.Output:
             if item is None:
-                return ("undefined",)
+                return _C.Output.undefined()
             if isinstance(item, (list, tuple)):
-                return ("list", [describe(part) for part in item])
+                return _C.Output.list([describe(part) for part in item])
             if not isinstance(item, torch.Tensor):
-                return ("constant", item)
+                return _C.Output.constant(item)
             for slot, spec in enumerate(self.specs):
                 if spec is item:
-                    return ("argument", slot)
+                    return _C.Output.argument(slot)
             memory = self.p.memory(item)
             if memory.kind == "argument":
-                return ("view", memory.argument, list(item.shape), list(item.stride()), item.storage_offset())
+                return _C.Output.view(memory.argument, item.shape, item.stride(), int(item.storage_offset()))
+            slot = len(self.specs) + len(results)
             results.append(item)
             memory.kind = "result"
             if self.p.any_shape and self.first is not None:
                 first = self.specs[self.first]
                 if first is not None and first.shape == item.shape:
-                    return ("like", item, self.first, item.dtype)
+                    return _C.Output.like(slot, self.first, item.dtype)
             # Some of torch's meta functions order the dimensions even of a result without elements.
             strides = item.stride() if item.numel() else torch.empty(item.shape, device="meta").stride()
-            return ("new", item, list(item.shape), list(strides), item.dtype)
+            return _C.Output.new(slot, item.shape, strides, item.dtype)
 
         return [describe(item) for item in returned], results
 
