@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import torchgraft
-from torchgraft.plans.builder import kernel_form
+from torchgraft.plans.device import kernel_form
 
 TESTS = Path(__file__).parent
 SEED = int(os.environ.get("TORCHGRAFT_TEST_SEED") or random.SystemRandom().randrange(2**31))

@@ -22,11 +22,6 @@ PARTS = ("functions", "codegen", "kernels", "plans", "ops")
 UPWARD = {
     # What an author declares comes after our own tables: the first declaration loads them.
     ("torchgraft.plans.registry", "torchgraft.ops"),
-    # The planning of loops is to leave codegen, and the function library kernels.
-    ("torchgraft.codegen.pointwise", "torchgraft.plans.builder"),
-    ("torchgraft.codegen.batch", "torchgraft.plans.builder"),
-    ("torchgraft.codegen.pointwise", "torchgraft.kernels"),
-    ("torchgraft.codegen.dialect", "torchgraft.kernels"),
 }
 
 

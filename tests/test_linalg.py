@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torchgraft import plans
-from torchgraft.plans.builder import kernel_form
+from torchgraft.plans.device import kernel_form
 
 pytestmark = pytest.mark.no_fallback
 

@@ -20,8 +20,8 @@ import torchgraft
 from torchgraft import _C, plans
 from torchgraft.codegen import Kernel, Pointer, Value
 from torchgraft.plans import PlanBuilder, registry
-from torchgraft.plans.builder import device_traits
-from torchgraft.plans.call import plan_call
+from torchgraft.plans.call import plan_call, plan_nested
+from torchgraft.plans.device import device_traits
 
 pytestmark = pytest.mark.no_fallback
 
@@ -697,14 +697,14 @@ class TestRecords:
     @pytest.mark.parametrize(("given", "says"), [("one", "is a number, not str"), (1j, "is a number, not complex")])
     def test_a_launch_names_the_parameter(self, device: str, given: Any, says: str) -> None:
         kernel = Kernel("halve", (Pointer("x", "f32"), Value("by", "f32")), "x[0] /= by;")
-        p = PlanBuilder(device_traits(0), "cpu", "aten::none")
+        p = PlanBuilder(device_traits(0), "cpu", "aten::none", nested=plan_nested)
         x = p.empty((1,), torch.float32)
         p.launch(kernel, (1,), [x, given])
         with pytest.raises(TypeError, match=f"argument 'by' of kernel halve: a number of type f32 {says}"):
             p.finish([], [], 0, [])
 
     def test_a_launch_wants_a_spec_for_a_pointer(self, device: str) -> None:
-        p = PlanBuilder(device_traits(0), "cpu", "aten::none")
+        p = PlanBuilder(device_traits(0), "cpu", "aten::none", nested=plan_nested)
         p.launch(Kernel("nothing", (Pointer("x", "f32"),), ""), (1,), [1.0])
         with pytest.raises(TypeError, match="argument 'x' of kernel nothing: a pointer is given by a spec or None"):
             p.finish([], [], 0, [])

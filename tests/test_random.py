@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchgraft.plans.builder import kernel_form
+from torchgraft.plans.device import kernel_form
 
 pytestmark = pytest.mark.no_fallback
 

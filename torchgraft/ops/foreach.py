@@ -14,10 +14,10 @@ from torchgraft.kernels import lists as kernels
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, pointwise
 from torchgraft.plans.batch import plan_loops
 from torchgraft.plans.call import plan_nested, result_of
-from torchgraft.plans.pointwise import PlannedLoop
 from torchgraft.plans.refusals import Refusals, check_in_place, dtype_name
 from torchgraft.plans.registry import Entry, Options, register_entry
 from torchgraft.plans.schema import parameters, resolve, variants
+from torchgraft.plans.steps import PlannedLoop
 
 aten = torch.ops.aten
 

@@ -8,10 +8,12 @@ from torchgraft import _C
 from torchgraft.codegen import Kernel, Pointer, Value, element_type
 from torchgraft.codegen.compiler import KernelCompileError
 from torchgraft.codegen.compiler import counts as _kernel_counts
-from torchgraft.plans.builder import DeviceTraits, PlanBuilder, Unsupported, device_traits, kernel_form
+from torchgraft.plans.builder import PlanBuilder
+from torchgraft.plans.device import DeviceTraits, device_traits, kernel_form
 from torchgraft.plans.refusals import OtherOut, only, other_out, within
 from torchgraft.plans.registry import ENTRIES, composite, planner, recomposed
 from torchgraft.plans.scalar import Scalar
+from torchgraft.plans.steps import Unsupported
 from torchgraft.plans.trace import decompose, decomposition
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,10 +13,7 @@ from torchgraft.codegen.batch import COUNTS, Batch, batch_kernel
 from torchgraft.codegen.pointwise import Loop
 from torchgraft.plans import pointwise
 from torchgraft.plans.grid import numbered
-from torchgraft.plans.pointwise import PlannedLoop
-
-if TYPE_CHECKING:
-    from torchgraft.plans.builder import PlanBuilder
+from torchgraft.plans.steps import PlannedLoop, Steps
 
 
 @dataclass
@@ -28,7 +25,7 @@ class Item:
     elements: int
 
 
-def plan_batch(p: PlanBuilder, batch: Batch, items: Sequence[Item]) -> None:
+def plan_batch(p: Steps, batch: Batch, items: Sequence[Item]) -> None:
     """Adds the launches for the items of a list. Specs of an item lie flat: its elements are numbered as they lie in
     memory.
     """
@@ -53,7 +50,7 @@ def plan_batch(p: PlanBuilder, batch: Batch, items: Sequence[Item]) -> None:
 # ---- loops that planners of single tensors have planned ----
 
 
-def plan_loops(p: PlanBuilder, loops: Sequence[PlannedLoop]) -> None:
+def plan_loops(p: Steps, loops: Sequence[PlannedLoop]) -> None:
     """Plans loops over different tensors: those that do the same to tensors that lie flat, and report nothing, share
     launches."""
     alike: dict[tuple[Loop, frozenset[str]], list[PlannedLoop]] = {}

@@ -2,222 +2,33 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from torchgraft import _C
-from torchgraft.codegen.compiler import compiled
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer
-from torchgraft.codegen.loops import GROUP, Layout
-from torchgraft.codegen.types import BY_NAME, MOVES, element_type
+from torchgraft.codegen.types import element_type
 from torchgraft.plans import pointwise
-from torchgraft.plans.grid import MULTIPLE, Dealer, Grid
-from torchgraft.plans.scalar import Scalar
-
-_ARENA_ALIGN = 256
-_WIDEST = {bool: "i64", int: "i64", float: "f64", complex: "c128"}
-
-
-class Unsupported(Exception):
-    """Raised by a planner that cannot serve a call: this key goes to the CPU fallback, with the text as the reason."""
-
-
-@dataclass(frozen=True)
-class DeviceTraits:
-    """What planners may want to know of the device."""
-
-    index: int
-    name: str
-    kind: str
-    compute_units: int
-    local_memory: int
-    max_work_group_size: int
-    simd_width: int  # float32 elements of a vector register, a power of two
-    float64: bool
-    has_compiler: bool
-
-
-@functools.cache
-def device_traits(index: int) -> DeviceTraits:
-    """The traits of a device of the backend."""
-    p = _C.device_properties(index)
-    capabilities = int(p["capabilities"])
-    return DeviceTraits(
-        index=index,
-        name=str(p["name"]),
-        kind="cpu" if p["kind"] == "cpu" else "gpu",
-        compute_units=max(1, int(p["compute_units"])),
-        local_memory=int(p["local_memory"]),
-        max_work_group_size=int(p["max_work_group_size"]),
-        simd_width=_simd_width(int(p["simd_width"])),
-        float64=bool(capabilities & 1 << 2),
-        has_compiler=bool(capabilities & 1 << 1),
-    )
-
-
-def _simd_width(reported: int) -> int:
-    """How many float32 a vector register holds: what the driver says, down to a power of two, or what
-    TORCHGRAFT_SIMD_WIDTH says instead."""
-    forced = os.environ.get("TORCHGRAFT_SIMD_WIDTH", "")
-    if not forced:
-        return 1 << max(1, reported).bit_length() - 1
-    if not forced.isdecimal() or int(forced).bit_count() != 1:
-        raise ValueError(f"TORCHGRAFT_SIMD_WIDTH is a power of two, not {forced!r}")
-    return int(forced)
-
-
-@functools.cache
-def kernel_form(index: int) -> str:
-    """ "cpu" or "gpu": which form of a kernel a device gets. TORCHGRAFT_KERNEL_FORM forces one."""
-    forced = os.environ.get("TORCHGRAFT_KERNEL_FORM", "")
-    if forced in ("cpu", "gpu"):
-        return forced
-    if forced:
-        raise ValueError(f"TORCHGRAFT_KERNEL_FORM is 'cpu' or 'gpu', not {forced!r}")
-    return device_traits(index).kind
-
-
-@dataclass(eq=False)
-class Memory:
-    """What specs point into: a tensor argument, a new result or a temporary."""
-
-    kind: str  # "argument", "cpu scalar" or "number" (one that torch wrapped as such), "result", "temporary", "table"
-    holder: torch.Tensor  # keeps the meta storage, whose address is the key, alive
-    argument: int = -1
-    slot: int = -1
-    values: torch.Tensor | None = None  # of a table
-    number: complex | None = None  # what a "number" was when the plan was made
-
-    @property
-    def nbytes(self) -> int:
-        return self.holder.untyped_storage().nbytes()
-
-
-@dataclass(frozen=True)
-class Philox:
-    """A reservation of random numbers, as launch arguments: `seed` and `offset`, both u64."""
-
-    add: int
-
-    @property
-    def seed(self) -> _C.LaunchArgument:
-        return _C.LaunchArgument.seed()
-
-    @property
-    def offset(self) -> _C.LaunchArgument:
-        return _C.LaunchArgument.offset(self.add)
-
-
-@dataclass(frozen=True)
-class ErrorReport:
-    """Where a kernel reports an error: `words` for a Pointer of type i32, `code` for a Value of type i32."""
-
-    code: int
-
-    @property
-    def words(self) -> _C.LaunchArgument:
-        return _C.LaunchArgument.error_words()
-
-
-@dataclass
-class _Launch:
-    kernel: Kernel
-    groups: tuple[int, ...]
-    chunking: _C.Chunking | None
-    args: list[Any]
-
-
-@dataclass
-class _Copy:
-    destination: torch.Tensor
-    source: torch.Tensor
-    nbytes: int
-
-
-@dataclass
-class _Fill:
-    destination: torch.Tensor
-    nbytes: int
-    pattern: bytes
-
+from torchgraft.plans.steps import Steps, _Copy, _Fill
 
 #: Plans an op on specs with its arguments and keyword arguments, into the last argument if that is not None.
 Nested = Callable[["PlanBuilder", Any, tuple[Any, ...], dict[str, Any], Any], Any]
 
 
 @dataclass
-class PlanBuilder:
+class PlanBuilder(Steps):
     """Collects a plan's steps. Specs are meta tensors: they have shape, strides and dtype, and views of one lie in its
     memory.
 
     Attributes:
-        device: traits of the device that the plan is for.
-        form: "cpu" or "gpu", the form of kernels to use.
-        op: the op's name, for messages.
         nested: plans an op as a part of this plan; see `call`.
-        any_shape: all tensors of the call have one shape and are contiguous, and the plan must serve any such shape.
-        gathered: while it is a list, loops over elements are put there instead of becoming launches; see
-            plans/batch.py.
     """
 
-    device: DeviceTraits
-    form: str
-    op: str
-    nested: Nested
-    any_shape: bool = False
-    gathered: list[pointwise.PlannedLoop] | None = None
-    _memory: dict[int, Memory] = field(default_factory=dict)
-    _steps: list[_Launch | _Copy | _Fill] = field(default_factory=list)
-    _philox: int = 0
-    _guards: list[_C.Guard] = field(default_factory=list)
+    nested: Nested = field(kw_only=True)
 
-    # ---- memory ----
-
-    def adopt(self, spec: torch.Tensor, kind: str, argument: int = -1) -> torch.Tensor:
-        """Makes a meta tensor's storage known as an argument or a result."""
-        self._memory[spec.untyped_storage()._cdata] = Memory(kind, spec, argument)
-        return spec
-
-    def memory(self, spec: torch.Tensor) -> Memory:
-        """The memory that a spec lies in; a meta tensor seen for the first time becomes a temporary."""
-        key = spec.untyped_storage()._cdata
-        found = self._memory.get(key)
-        if found is None:
-            found = self._memory[key] = Memory("temporary", spec)
-        return found
-
-    def is_cpu_scalar(self, spec: torch.Tensor) -> bool:
-        """True of a zero-dim CPU tensor, whose value is read when the plan is run."""
-        return self.memory(spec).kind in ("cpu scalar", "number")
-
-    def is_wrapped_number(self, spec: torch.Tensor) -> bool:
-        """True of a Python number that arrives as a tensor, and counts as a number in type promotion."""
-        return self.memory(spec).kind == "number"
-
-    def peek(self, number: Scalar | torch.Tensor | complex) -> complex | None:
-        """The value of a number, wrapped or not, for uses on which the plan does not depend; None of other tensors."""
-        if isinstance(number, torch.Tensor):
-            return self.memory(number).number
-        return number.peek() if isinstance(number, Scalar) else number
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> torch.Tensor:
-        """A temporary, uninitialised."""
-        spec = (
-            torch.empty(tuple(shape), dtype=dtype, device="meta")
-            if strides is None
-            else torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="meta")
-        )
-        return self.adopt(spec, "temporary")
-
-    def empty_like(self, spec: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A contiguous temporary of a spec's shape."""
-        return self.empty(spec.shape, dtype or spec.dtype)
+    # ---- copies ----
 
     def contiguous(self, spec: torch.Tensor) -> torch.Tensor:
         """The spec if it is contiguous, else a contiguous temporary with a copy of it."""
@@ -234,113 +45,6 @@ class PlanBuilder:
         copy = self.empty_like(spec, dtype)
         self.copy(copy, spec)
         return copy
-
-    def bits(self, spec: torch.Tensor) -> torch.Tensor:
-        """The spec for kernels that move elements, whatever they mean: a view with elements of a type of
-        `codegen.types.MOVES`."""
-        return spec.view(BY_NAME[MOVES[spec.element_size()]].dtype)
-
-    def table(self, values: torch.Tensor) -> torch.Tensor:
-        """Constants that kernels of this plan read: a contiguous tensor on the plan's device, which the plan keeps."""
-        spec = self.adopt(torch.empty(values.shape, dtype=values.dtype, device="meta"), "table")
-        self.memory(spec).values = values
-        return spec
-
-    def check_dtype(self, dtype: torch.dtype) -> None:
-        """Raises Unsupported where the device's kernels cannot compute in a dtype."""
-        element_type(dtype)
-        if dtype in (torch.float64, torch.complex128) and not self.device.float64:
-            raise Unsupported(f"{self.device.name} cannot compute in {dtype}")
-
-    # ---- steps ----
-
-    def launch(
-        self, kernel: Kernel, grid: Grid | Sequence[int], args: Sequence[Any] | None = None, /, **arguments: Any
-    ) -> None:
-        """Runs a kernel; nothing is launched if there are no groups.
-
-        Args:
-            kernel: what to run; its `local` is the size of a work-group.
-            grid: of `walk` or `rows`, or the number of work-groups in each dimension.
-            arguments: by the names of the kernel's parameters: for each Pointer a spec whose elements are of its type,
-                None (a null pointer) or an `ErrorReport.words`; for each Value a number, a `Scalar`, the spec of a
-                zero-dim CPU tensor, or a part of `philox`. What the grid brings along need not be given.
-
-        Raises:
-            TypeError: an argument is missing, is none of the kernel's, or does not suit its parameter.
-        """
-        if not isinstance(grid, Grid):
-            grid = Grid(tuple(grid))
-        if len(grid.groups) != kernel.dims:
-            raise TypeError(f"kernel {kernel.name} has {kernel.dims} dimensions, not {len(grid.groups)}")
-        if args is None:
-            args = self._named(kernel, grid, arguments)
-        if len(args) != len(kernel.params):
-            raise TypeError(f"kernel {kernel.name} takes {len(kernel.params)} arguments, not {len(args)}")
-        if all(g > 0 for g in grid.groups):
-            self._steps.append(_Launch(kernel, grid.groups, grid.chunking, list(args)))
-
-    def _named(self, kernel: Kernel, grid: Grid, arguments: dict[str, Any]) -> list[Any]:
-        """A launch's arguments in the order of the kernel's parameters."""
-        out = []
-        for param in kernel.params:
-            if param.name in arguments:
-                given = arguments.pop(param.name)
-                self._check_argument(kernel, param, given)
-            elif (of_grid := param.name.removeprefix("tg_")) in grid.values:
-                given = grid.values[of_grid]
-            else:
-                raise TypeError(f"kernel {kernel.name}: the argument {param.name!r} is missing")
-            out.append(given)
-        if arguments:
-            names = ", ".join(map(repr, arguments))
-            raise TypeError(f"kernel {kernel.name} has no parameter {names}")
-        return out
-
-    def _check_argument(self, kernel: Kernel, param: Parameter, given: Any) -> None:
-        """Refuses what only the kernel would find, and not by an error."""
-        is_spec = isinstance(given, torch.Tensor)
-        number = isinstance(given, (int, float, complex, Scalar)) or (is_spec and self.is_cpu_scalar(given))
-        if isinstance(param, Pointer):
-            if number:
-                raise TypeError(f"kernel {kernel.name}: {param.name!r} is a pointer, and is given a number")
-            if is_spec and element_type(given.dtype).name != param.type:
-                raise TypeError(
-                    f"kernel {kernel.name}: {param.name!r} points to {param.type}, and is given {given.dtype}"
-                )
-        elif is_spec and not number:
-            raise TypeError(f"kernel {kernel.name}: {param.name!r} is a number, and is given a tensor")
-        elif given is None:
-            raise TypeError(f"kernel {kernel.name}: {param.name!r} is a number, and is given None")
-        elif isinstance(given, (float, complex)) and not _holds(param.type, given):
-            raise TypeError(f"kernel {kernel.name}: {param.name!r} is of type {param.type}, and is given {given!r}")
-
-    def walk(self, sizes: int | Sequence[int], cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> Grid:
-        """The grid of a kernel made by a `codegen.loops.Walk`; see `plans.grid.Dealer.walk`."""
-        return self.dealer.walk(sizes, cost, multiple, group)
-
-    def rows(self, outer: int, size: int, inner: int = 1, cost: int = 1) -> tuple[Layout, Grid]:
-        """How a `codegen.loops.Team` finds its rows, and its grid; see `plans.grid.Dealer.rows`."""
-        return self.dealer.rows(outer, size, inner, cost)
-
-    def long_rows(self, rows: int, size: int, cost: int = 1) -> Grid:
-        """The grid of a `codegen.loops.Team` on contiguous rows."""
-        return self.dealer.long_rows(rows, size, cost)
-
-    def columns(self, outer: int, inner: int, cost: int = 1) -> tuple[Layout, Grid]:
-        """The layout and grid of a `codegen.loops.Team` on rows across memory; see `plans.grid.Dealer.columns`."""
-        return Layout(self.form, across=True), self.dealer.columns(outer, inner, cost)
-
-    def any_number(self, cost: int) -> Grid:
-        """The grid of a walk over the elements of a contiguous plan: how many there are is found when it is run."""
-        return Grid(
-            (1,), {"n": _C.LaunchArgument.numel(), "chunk": _C.LaunchArgument.chunk()}, self.dealer.chunking(cost)
-        )
-
-    @property
-    def dealer(self) -> Dealer:
-        """Deals out work to this plan's device."""
-        return Dealer(self.form, self.device.compute_units)
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Copies values, whatever the strides and dtypes; the source is broadcast."""
@@ -375,61 +79,6 @@ class PlanBuilder:
         """Sets every element to zero."""
         self.fill(destination, 0)
 
-    def philox(self, count: int) -> Philox:
-        """Reserves `count` counters of the call's generator; each gives four 32-bit numbers."""
-        reserved = Philox(self._philox)
-        self._philox += (count + 3) // 4 * 4
-        return reserved
-
-    def error(self, message: str, raises: type[IndexError] | type[RuntimeError] = IndexError) -> ErrorReport:
-        """Where a kernel may report an error; "{}" in the message becomes the index that the kernel gives to
-        tg_report."""
-        where = f"{torch._C._get_privateuse1_backend_name()}:{self.device.index}"
-        return ErrorReport(_C.error_code(f"{message} (on {where}, in {self.op})", raises is IndexError))
-
-    def within(
-        self, scalar: Scalar | float, low: Scalar | float | None, high: Scalar | float | None, message: str
-    ) -> None:
-        """Refuses values of a scalar outside [low, high] with a RuntimeError, in later calls too; the scalar stays
-        dynamic.
-
-        Args:
-            scalar: of the call. Plain numbers are those of a plan that holds this one, and are not looked at.
-            low, high: None for no bound.
-            message: of the error, with "{}" for the value.
-        """
-        if not isinstance(scalar, Scalar):
-            return
-        value, least, most = (x.peek() if isinstance(x, Scalar) else x for x in (scalar, low, high))
-        if not ((least is None or least <= value) and (most is None or value <= most)):  # type: ignore[operator]
-            raise RuntimeError(message.format(value))
-        bounds = (None if bound is None else self._guarded(bound) for bound in (low, high))
-        self._guards.append(_C.Guard.within(self._guarded(scalar), *bounds))
-
-    def no_multiple(self, number: Scalar | torch.Tensor | float, modulus: int) -> None:
-        """Has later calls planned anew whose number, wrapped or not, is a multiple of a modulus (as 0 is); it stays
-        dynamic. Plain numbers are those of a plan that holds this one, and are not looked at."""
-        if isinstance(number, (Scalar, torch.Tensor)):
-            self._guards.append(_C.Guard.no_multiple(self._guarded(number), modulus))
-
-    def _guarded(self, value: Scalar | torch.Tensor | float) -> _C.GuardValue:
-        if isinstance(value, Scalar):
-            return _C.GuardValue.scalar(value.index)
-        if isinstance(value, torch.Tensor):
-            return _C.GuardValue.tensor(self.memory(value).argument)
-        return _C.GuardValue.number(value)
-
-    def widest(self, number: Scalar | complex, type_: str) -> str:
-        """The element type in which a kernel takes a number of which it makes one of type `type_` itself, so that any
-        number goes. Without float64 on the device that is `type_`, in which the number must fit."""
-        widest = _WIDEST[number.python_type if isinstance(number, Scalar) else type(number)]
-        return widest if widest == "i64" or self.device.float64 else type_
-
-    @property
-    def step_count(self) -> int:
-        """How many steps the plan has so far."""
-        return len(self._steps)
-
     # ---- other ops ----
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -440,120 +89,6 @@ class PlanBuilder:
         """Plans another op (its functional overload) as part of this plan, writing into `out` (a spec or a tuple of
         them)."""
         self.nested(self, op, args, kwargs, out)
-
-    # ---- the end ----
-
-    def finish(
-        self, outputs: list[_C.Output], results: list[torch.Tensor], arguments: int, resizes: list[_C.Resize]
-    ) -> _C.Plan:
-        """Makes the plan.
-
-        Args:
-            outputs: what the op returns.
-            results: the specs of new results, in the order of their slots.
-            arguments: number of tensor arguments, whose slots come first.
-            resizes: out= tensors whose shape changes.
-        """
-        for memory in self._memory.values():
-            if memory.kind in ("argument", "cpu scalar", "number"):
-                memory.slot = memory.argument
-        for number, spec in enumerate(results):
-            self.memory(spec).slot = arguments + number
-        temporaries, arena = self._place_temporaries(arguments + len(results))
-        steps = [self._step(step) for step in self._steps]
-        return _C.Plan(
-            self.op,
-            outputs=outputs,
-            resizes=resizes,
-            steps=steps,
-            temporaries=temporaries,
-            arena_bytes=arena,
-            slots=arguments + len(results) + len(temporaries),
-            philox_count=self._philox,
-            guards=self._guards,
-        )
-
-    def _specs_of(self, step: _Launch | _Copy | _Fill) -> list[torch.Tensor]:
-        if isinstance(step, _Launch):
-            return [arg for arg in step.args if isinstance(arg, torch.Tensor)]
-        return [step.destination, step.source] if isinstance(step, _Copy) else [step.destination]
-
-    def _place_temporaries(self, first_slot: int) -> tuple[list[_C.Address], int]:
-        """Gives each temporary a slot and a place in one arena; those whose uses do not overlap in time share
-        memory."""
-        lives: dict[int, tuple[Memory, int, int]] = {}
-        for time, step in enumerate(self._steps):
-            for spec in self._specs_of(step):
-                memory = self.memory(spec)
-                if memory.kind == "temporary":
-                    start = lives.get(id(memory), (memory, time, time))[1]
-                    lives[id(memory)] = (memory, start, time)
-        placed: list[tuple[int, int, int, int]] = []  # offset, end, first use, last use
-        out: list[_C.Address] = []
-        top = 0
-        for memory, start, end in sorted(lives.values(), key=lambda life: life[1]):
-            size = max(1, -(-memory.nbytes // _ARENA_ALIGN)) * _ARENA_ALIGN
-            offset = 0
-            for taken, taken_end, used_from, used_to in sorted(placed):
-                if used_to < start or used_from > end or taken_end <= offset:
-                    continue
-                if taken >= offset + size:
-                    break
-                offset = taken_end
-            placed.append((offset, offset + size, start, end))
-            memory.slot = first_slot + len(out)
-            out.append(_C.Address(memory.slot, offset))
-            top = max(top, offset + size)
-        return out, top
-
-    def _step(self, step: _Launch | _Copy | _Fill) -> _C.LaunchStep | _C.CopyStep | _C.FillStep:
-        if isinstance(step, _Copy):
-            return _C.CopyStep(self._address(step.destination), self._address(step.source), step.nbytes)
-        if isinstance(step, _Fill):
-            return _C.FillStep(self._address(step.destination), step.nbytes, step.pattern)
-        arguments = [
-            self._argument(step.kernel, param, arg) for param, arg in zip(step.kernel.params, step.args, strict=True)
-        ]
-        return _C.LaunchStep(compiled(step.kernel, self.device.index), step.groups, arguments, step.chunking)
-
-    def _place(self, spec: torch.Tensor) -> tuple[int, int]:
-        """The slot that a spec lies in, and where in there, in bytes."""
-        return self.memory(spec).slot, int(spec.storage_offset()) * spec.element_size()
-
-    def _address(self, spec: torch.Tensor) -> _C.Address:
-        return _C.Address(*self._place(spec))
-
-    def _argument(self, kernel: Kernel, param: Parameter, arg: Any) -> _C.LaunchArgument:
-        """What a launch gets for a parameter."""
-        if isinstance(arg, _C.LaunchArgument):
-            return arg
-        try:
-            return self._pointer(arg) if isinstance(param, Pointer) else self._value(param.type, arg)
-        except TypeError as error:
-            raise TypeError(f"argument {param.name!r} of kernel {kernel.name}: {error}") from error
-
-    def _pointer(self, arg: torch.Tensor | None) -> _C.LaunchArgument:
-        if arg is None:
-            return _C.LaunchArgument.null()
-        if not isinstance(arg, torch.Tensor):
-            raise TypeError(f"a pointer is given by a spec or None, not by {type(arg).__name__}")
-        slot, offset = self._place(arg)
-        values = self.memory(arg).values
-        return _C.LaunchArgument.pointer(slot, offset) if values is None else _C.LaunchArgument.table(values, offset)
-
-    def _value(self, type_: str, arg: Scalar | torch.Tensor | complex) -> _C.LaunchArgument:
-        if isinstance(arg, Scalar):
-            return _C.LaunchArgument.scalar(arg.index, type_)
-        if isinstance(arg, torch.Tensor):
-            return _C.LaunchArgument.tensor_value(self.memory(arg).slot, type_)
-        return _C.LaunchArgument.constant(type_, arg)
-
-
-def _holds(type_: str, number: complex) -> bool:
-    """Whether a value of an element type may be a number of that Python type."""
-    if type_ not in BY_NAME:
-        return False
-    return BY_NAME[type_].is_complex or (BY_NAME[type_].is_float and not isinstance(number, complex))
 
 
 _STRUCT = {

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_map
 from torchgraft import _C
 from torchgraft.codegen.types import UnsupportedDtype
 from torchgraft.plans import registry
-from torchgraft.plans.builder import PlanBuilder, Unsupported, device_traits, kernel_form
+from torchgraft.plans.builder import PlanBuilder
+from torchgraft.plans.device import device_traits, kernel_form
 from torchgraft.plans.meta import ask_meta
 from torchgraft.plans.refusals import (
     check_apart,
@@ -40,6 +41,7 @@ from torchgraft.plans.schema import (
     tensors_in,
     written,
 )
+from torchgraft.plans.steps import Unsupported
 from torchgraft.plans.trace import trace
 
 # c10::ScalarType by number, as dtypes arrive in boxed calls.
@@ -118,7 +120,7 @@ def plan_call(
                 raise Unsupported(f"{name} has only functions for other calls than this")
             if not traits.has_compiler:
                 raise Unsupported("the device has no kernel compiler")
-            p = PlanBuilder(traits, kernel_form(device), name, plan_nested, contiguous)
+            p = PlanBuilder(traits, kernel_form(device), name, contiguous, nested=plan_nested)
             return _Call(entry, p, arguments, places, reads).plan(full or partial or unclear), reads.mask
         except (Unsupported, UnsupportedDtype) as reason:
             return _C.Plan.fallback(name, str(reason)), reads.mask

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch._prims_common
@@ -23,27 +22,15 @@ from torchgraft.codegen.pointwise import (
     tiled_kernel,
 )
 from torchgraft.codegen.types import element_type
-
-if TYPE_CHECKING:
-    from torchgraft.plans.builder import PlanBuilder
+from torchgraft.plans.steps import PlannedLoop, Steps
 
 _INT32_MAX = 2**31 - 1
 # The size from which it pays to read transposed operands in squares.
 _TILED_FROM = 2048
 
 
-@dataclass
-class PlannedLoop:
-    """A call of `plan_loop`, kept instead of planned; see `PlanBuilder.gathered`."""
-
-    loop: Loop
-    results: Sequence[torch.Tensor]
-    inputs: Sequence[torch.Tensor]
-    numbers: Sequence[Any]
-
-
 def plan_loop(
-    p: PlanBuilder,
+    p: Steps,
     loop: Loop,
     results: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
@@ -93,7 +80,7 @@ def _reach(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int:
 
 
 def plan_strided_loop(
-    p: PlanBuilder,
+    p: Steps,
     loop: Loop,
     specs: Sequence[torch.Tensor],
     numbers: Sequence[Any],
@@ -123,7 +110,7 @@ def is_dense(spec: torch.Tensor) -> bool:
 
 
 def _plan_tiled(
-    p: PlanBuilder,
+    p: Steps,
     loop: Loop,
     arguments: dict[str, Any],
     sizes: Sequence[int],
@@ -186,7 +173,7 @@ def coalesce(sizes: list[int], strides: list[list[int]]) -> tuple[list[int], lis
     return out_sizes, out_strides
 
 
-def plan_copy(p: PlanBuilder, destination: torch.Tensor, source: torch.Tensor) -> None:
+def plan_copy(p: Steps, destination: torch.Tensor, source: torch.Tensor) -> None:
     """Copies with conversion between any strides; a conjugate or negative bit on either side is honoured."""
     to, by = element_type(destination.dtype), element_type(source.dtype)
     value = convert("source", by.name, to.name)
@@ -205,7 +192,7 @@ def plan_copy(p: PlanBuilder, destination: torch.Tensor, source: torch.Tensor) -
     plan_loop(p, loop, [destination], [] if number else [source], [source] if number else [])
 
 
-def plan_fill(p: PlanBuilder, destination: torch.Tensor, value: Any) -> None:
+def plan_fill(p: Steps, destination: torch.Tensor, value: Any) -> None:
     """Sets every element of a spec of any strides to a number (or a `Scalar`)."""
     to = element_type(destination.dtype)
     loop = Loop(f"fill_{to.name}", (), (Number("value", to.compute),), (Result("out", to.name, to.compute, "value"),))

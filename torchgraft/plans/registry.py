@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import torch
 
 from torchgraft import _C
-from torchgraft.plans.builder import PlanBuilder, Unsupported
+from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.meta import has_meta, meta_function
 from torchgraft.plans.refusals import Refusals, Refuses, check_in_place, gathered, other_out
 from torchgraft.plans.schema import is_composed, overload_name, parameters, resolve, variants, written
+from torchgraft.plans.steps import Unsupported
 
 Planner = Callable[..., None]
 Function = TypeVar("Function", bound=Callable[..., Any])

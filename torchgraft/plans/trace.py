@@ -10,12 +10,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_map
 
-from torchgraft.plans.builder import PlanBuilder, Unsupported
+from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.meta import has_meta
 from torchgraft.plans.refusals import Refuses, gathered, other_out
 from torchgraft.plans.registry import ENTRIES, Options, register
 from torchgraft.plans.scalar import Scalar
 from torchgraft.plans.schema import overload_name, resolve
+from torchgraft.plans.steps import Unsupported
 
 aten = torch.ops.aten
 
