@@ -7,7 +7,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -625,17 +625,17 @@ class TestReports:
 # What planners hand to the core
 
 
-def plan_of(*steps: Any, slots: int = 1, guards: tuple[_C.Guard, ...] = ()) -> _C.Plan:
+def plan_of(*steps: Any, slots: int = 1, outputs: Sequence[_C.Output] = ()) -> _C.Plan:
     return _C.Plan(
         "aten::none",
-        outputs=[],
+        outputs=outputs,
         resizes=[],
         steps=steps,
         temporaries=[],
         arena_bytes=0,
         slots=slots,
         philox_count=0,
-        guards=guards,
+        guards=[],
     )
 
 
@@ -672,10 +672,16 @@ class TestRecords:
     def test_steps_stay_within_the_plan(self) -> None:
         fill = _C.FillStep(_C.Address(2, 0), 4, b"a")
         assert "fill 4 bytes" in plan_of(fill, slots=3).describe()
-        with pytest.raises(ValueError, match="a step of aten::none uses slot 2 of 2"):
+        with pytest.raises(ValueError, match="the plan of aten::none uses slot 2 of 2"):
             plan_of(fill, slots=2)
         with pytest.raises(ValueError, match="uses slot 5 of 2"):
             plan_of(_C.CopyStep(_C.Address(0, 0), _C.Address(5, 0), 4), slots=2)
+
+    def test_results_stay_within_the_plan(self) -> None:
+        new = _C.Output.new(1, [2], [1], torch.float32)
+        plan_of(slots=2, outputs=[new])
+        with pytest.raises(ValueError, match="the plan of aten::none uses slot 1 of 1"):
+            plan_of(slots=1, outputs=[_C.Output.list([_C.Output.undefined(), new])])
 
     def test_plans_without_steps(self) -> None:
         assert _C.Plan.fallback("aten::none", "of no reason").describe() == "aten::none: CPU fallback: of no reason\n"

@@ -7,12 +7,6 @@
 
 namespace py = pybind11;
 
-namespace torch::jit {
-// Declared in torch/csrc/jit/python/pybind_utils.h, which is the slowest header of all.
-TORCH_PYTHON_API py::object toPyObject(c10::IValue ivalue);
-TORCH_PYTHON_API c10::IValue toIValue(py::handle obj, const c10::TypePtr& type, std::optional<int32_t> N);
-}  // namespace torch::jit
-
 namespace torchgraft {
 namespace {
 

@@ -3,8 +3,16 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <pybind11/pybind11.h>
+#include <torch/csrc/Export.h>
 
 #include <functional>
+#include <optional>
+
+namespace torch::jit {
+// Declared in torch/csrc/jit/python/pybind_utils.h, which is the slowest header of all.
+TORCH_PYTHON_API pybind11::object toPyObject(c10::IValue ivalue);
+TORCH_PYTHON_API c10::IValue toIValue(pybind11::handle obj, const c10::TypePtr& type, std::optional<int32_t> N);
+}  // namespace torch::jit
 
 namespace torchgraft {
 

@@ -82,6 +82,13 @@ bool Plan::serves(const Call& call) const {
 
 namespace {
 
+// Visits the slots of new results.
+template <typename Visit>
+void for_each_slot(const Output& output, Visit&& visit) {
+  if (output.kind == Output::New || output.kind == Output::LikeArgument) visit(output.slot);
+  for (const Output& item : output.items) for_each_slot(item, visit);
+}
+
 // Visits the slots that a step reads and writes.
 template <typename Visit>
 void for_each_slot(const Step& step, Visit&& visit) {
@@ -99,16 +106,21 @@ void for_each_slot(const Step& step, Visit&& visit) {
 }  // namespace
 
 void Plan::complete() {
+  const auto check_slot = [this](uint16_t slot) {
+    TORCH_CHECK_VALUE(slot < slots, "the plan of ", op, " uses slot ", slot, " of ", slots);
+  };
+  for (const Output& output : outputs) for_each_slot(output, check_slot);
+  for (const Address& temporary : temporaries) check_slot(temporary.slot);
   for (const Step& step : steps) {
-    for_each_slot(step, [this](uint16_t slot) {
-      TORCH_CHECK_VALUE(slot < slots, "a step of ", op, " uses slot ", slot, " of ", slots);
-    });
-    const auto* launch = std::get_if<LaunchStep>(&step);
-    if (launch == nullptr) continue;
-    for (const at::Tensor& table : launch->tables)
-      if (std::none_of(tables.begin(), tables.end(), [&](const at::Tensor& kept) { return kept.is_same(table); }))
-        tables.push_back(table);
+    for_each_slot(step, check_slot);
+    if (const auto* launch = std::get_if<LaunchStep>(&step)) keep(launch->tables);
   }
+}
+
+void Plan::keep(const std::vector<at::Tensor>& added) {
+  for (const at::Tensor& table : added)
+    if (std::none_of(tables.begin(), tables.end(), [&](const at::Tensor& kept) { return kept.is_same(table); }))
+      tables.push_back(table);
 }
 
 namespace {
@@ -290,30 +302,29 @@ std::shared_ptr<Plan> PlannedOp::find(const Key& key) const {
 }
 
 void PlannedOp::insert(const Key& key, const std::shared_ptr<Plan>& plan) {
-  std::vector<std::shared_ptr<Plan>>
-      dropped;  // destroyed after the lock: a driver written in Python wants the GIL for it
+  // Destroyed after the lock is given up: a driver written in Python wants the GIL for it.
+  std::vector<std::shared_ptr<Plan>> dropped;
   std::unique_lock lock(mutex_);
-  size_t capacity = plan_capacity.load(std::memory_order_relaxed);
-  if (plans_.size() >= capacity) {  // forget the half that was used longest ago
-    std::vector<uint64_t> ages;
-    for (const auto& [_, kept] : plans_) ages.push_back(kept->last_used.load(std::memory_order_relaxed));
-    auto middle = ages.begin() + ptrdiff_t(ages.size() / 2);
-    std::nth_element(ages.begin(), middle, ages.end());
-    for (auto it = plans_.begin(); it != plans_.end();) {
-      if (it->second->last_used.load(std::memory_order_relaxed) <= *middle) {
-        retired_hits_ += it->second->hits.load(std::memory_order_relaxed);
-        dropped.push_back(std::move(it->second));
-        it = plans_.erase(it);
-      } else {
-        ++it;
-      }
-    }
-  }
+  if (plans_.size() >= plan_capacity.load(std::memory_order_relaxed)) drop_older_half(dropped);
   // Where there is a plan its guards have not held, and the values that came last are likely to come again.
   auto [kept, added] = plans_.try_emplace(key, plan);
   if (added) return;
   retired_hits_ += kept->second->hits.load(std::memory_order_relaxed);
   dropped.push_back(std::exchange(kept->second, plan));
+}
+
+void PlannedOp::drop_older_half(std::vector<std::shared_ptr<Plan>>& dropped) {
+  std::vector<uint64_t> ages;
+  for (const auto& [_, kept] : plans_) ages.push_back(kept->last_used.load(std::memory_order_relaxed));
+  const auto middle = ages.begin() + ptrdiff_t(ages.size() / 2);
+  std::nth_element(ages.begin(), middle, ages.end());
+  std::erase_if(plans_, [&](auto& item) {
+    const std::shared_ptr<Plan>& plan = item.second;
+    if (plan->last_used.load(std::memory_order_relaxed) > *middle) return false;
+    retired_hits_ += plan->hits.load(std::memory_order_relaxed);
+    dropped.push_back(plan);
+    return true;
+  });
 }
 
 std::shared_ptr<Plan> PlannedOp::make(const Call& call) {

@@ -156,8 +156,9 @@ struct Plan {
   std::atomic<uint64_t> hits{0};
   std::atomic<uint64_t> last_used{0};
 
-  // Adds what steps point into to `tables`, and refuses slots that the plan has not.
+  // Keeps what steps point into, and refuses slots that the plan has not.
   void complete();
+  void keep(const std::vector<at::Tensor>& tables);
   bool serves(const Call& call) const;
   std::string describe(bool source) const;
 };
@@ -180,6 +181,7 @@ class PlannedOp {
   std::shared_ptr<Plan> find(const Key& key) const;
   std::shared_ptr<Plan> make(const Call& call);
   void insert(const Key& key, const std::shared_ptr<Plan>& plan);
+  void drop_older_half(std::vector<std::shared_ptr<Plan>>& dropped);  // those used longest ago
 
   c10::OperatorHandle op_;
   std::string name_;

@@ -12,11 +12,6 @@
 
 namespace py = pybind11;
 
-namespace torch::jit {
-// Declared in torch/csrc/jit/python/pybind_utils.h, which is the slowest header of all.
-TORCH_PYTHON_API py::object toPyObject(c10::IValue ivalue);
-}  // namespace torch::jit
-
 namespace torchgraft {
 
 namespace {
