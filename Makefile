@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build demo test test-all test-second conformance conformance-quick conformance-record oclgrind lint format bench docs clean
+.PHONY: help setup build demo test test-all test-second conformance conformance-quick conformance-record oclgrind lint format bench docs docs-code clean
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
@@ -15,7 +15,7 @@ help:
 	@echo 'make oclgrind   kernels under a tool that watches each access'
 	@echo 'make lint   ruff, mypy --strict and clang-format                          make format   let them rewrite'
 	@echo 'make bench  microseconds a call, GB/s and GFLOP/s beside the CPU          make clean    remove what was built'
-	@echo 'make docs   the documentation as a site, in build/docs'
+	@echo 'make docs   the documentation as a site, in build/docs                    make docs-code   copies the code that it quotes'
 	@echo 'make setup  only the set-up: virtual environment, torch, OpenCL platform, both distributions compiled'
 
 setup build:
@@ -81,7 +81,11 @@ bench: setup
 	$(BIN)/python benchmarks/dispatch.py $(ARGS)
 	$(BIN)/python benchmarks/ops.py $(ARGS)
 
-# Broken links and missing parts of included files are errors.
+# The pages' quotations of code, copied anew from where they are taken.
+docs-code:
+	@$(PYTHON) tests/documentation.py
+
+# Broken links are errors.
 docs: setup
 	@$(BIN)/pip install -q -r docs/requirements.txt
 	@$(BIN)/torchgraft coverage $(STORED) --html docs/assets/coverage.html --title $(TITLE)
