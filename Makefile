@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build demo test test-all test-second conformance conformance-quick conformance-record oclgrind lint format bench docs docs-code clean
+.PHONY: help setup build browser demo test test-all test-second conformance conformance-quick conformance-record oclgrind lint format bench docs docs-code clean
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
@@ -17,9 +17,14 @@ help:
 	@echo 'make bench  microseconds a call, GB/s and GFLOP/s beside the CPU          make clean    remove what was built'
 	@echo 'make docs   the documentation as a site, in build/docs                    make docs-code   copies the code that it quotes'
 	@echo 'make setup  only the set-up: virtual environment, torch, OpenCL platform, both distributions compiled'
+	@echo 'make browser   the same, and a headless Chromium for the tests that look at pages'
 
 setup build:
 	@$(PYTHON) scripts/setup --venv $(VENV)
+
+# A headless Chromium, for the test of the coverage page.
+browser:
+	@$(PYTHON) scripts/setup --venv $(VENV) --browser
 
 demo: setup
 	@$(BIN)/python -m torchgraft_opencl.demo $(ARGS)
