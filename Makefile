@@ -27,7 +27,7 @@ browser:
 	@$(PYTHON) scripts/setup --venv $(VENV) --browser
 
 demo: setup
-	@$(BIN)/python -m torchgraft_opencl.demo $(ARGS)
+	@$(BIN)/python -m torchgraft_opencl.demo --curves build/demo.svg $(ARGS)
 
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)
