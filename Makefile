@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build browser demo test test-all test-second conformance conformance-quick conformance-record oclgrind lint format bench docs docs-code clean
+.PHONY: help setup build browser demo test test-all test-second conformance conformance-quick conformance-record oclgrind lint format bench docs docs-code pictures clean
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
@@ -16,13 +16,14 @@ help:
 	@echo 'make lint   ruff, mypy --strict and clang-format                          make format   let them rewrite'
 	@echo 'make bench  microseconds a call, GB/s and GFLOP/s beside the CPU          make clean    remove what was built'
 	@echo 'make docs   the documentation as a site, in build/docs                    make docs-code   copies the code that it quotes'
+	@echo 'make pictures  those of the documentation, drawn anew, in docs/assets'
 	@echo 'make setup  only the set-up: virtual environment, torch, OpenCL platform, both distributions compiled'
 	@echo 'make browser   the same, and a headless Chromium for the tests that look at pages'
 
 setup build:
 	@$(PYTHON) scripts/setup --venv $(VENV)
 
-# A headless Chromium, for the test of the coverage page.
+# A headless Chromium, for the test of the coverage page and for pictures.
 browser:
 	@$(PYTHON) scripts/setup --venv $(VENV) --browser
 
@@ -89,6 +90,14 @@ bench: setup
 # The pages' quotations of code, copied anew from where they are taken.
 docs-code:
 	@$(PYTHON) tests/documentation.py
+
+# In docs/assets: diagrams, charts of the stored figures, a profile in Perfetto's viewer, and the demo's curves.
+pictures: browser
+	@$(BIN)/pip install -q -r docs/requirements.txt
+	@$(BIN)/python scripts/pictures/diagrams.py
+	@$(BIN)/python scripts/pictures/charts.py
+	@$(BIN)/python scripts/pictures/profile_screenshot.py
+	@$(BIN)/python -m torchgraft_opencl.demo --curves docs/assets/demo.svg
 
 # Broken links are errors.
 docs: setup

@@ -31,7 +31,7 @@ _FENCE = re.compile(
     r"(?:^ *<!-- (?P<comment>[^>]+?) -->\n+)?^(?P<indent> *)```(?P<language>\S*)[^\n]*\n(?P<code>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
-_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")  # or a picture
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Page:
         path: from the repository's root.
         quotations: pairs of a source, as the page names it, and what the page quotes from it.
         languages: of all blocks.
-        links: targets within the repository, as written.
+        links: targets within the repository, as written; pictures are among them.
     """
 
     path: Path

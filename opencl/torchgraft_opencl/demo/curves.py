@@ -45,10 +45,10 @@ def _losses(axes: Axes, each: Comparison) -> None:
 
 def _differences(axes: Axes, ours: list[float], theirs: list[float]) -> None:
     """A dot for each step; where the losses are equal there is none, since zero has no logarithm."""
-    apart = [abs(a - b) / abs(b) or float("nan") for a, b in zip(ours, theirs, strict=True)]
+    apart = [abs(a - b) or float("nan") for a, b in zip(ours, theirs, strict=True)]
     axes.plot(_steps(apart), apart, ".", color=CPU, markersize=3)
     largest = max((value for value in apart if isfinite(value)), default=0)
-    axes.set(yscale="log", ylim=(1e-8, max(1e-5, 3 * largest)), ylabel="relative\ndifference")
+    axes.set(yscale="log", ylim=(1e-8, max(1e-5, 3 * largest)), ylabel="difference")
     _tidy(axes)
 
 
