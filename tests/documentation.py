@@ -3,19 +3,26 @@
 Every block of a page that is marked as `python` runs, in order, in one process for each page, in which torch finds the
 installed device. A comment before a block, which readers do not see, says where that is not so:
 
-    <!-- new process: NAME=value -->          from here on another process, with this environment, in which torch finds
-                                              no device by itself
-    <!-- from torchgraft/ops/matmul.py -->    a quotation: it stands word for word in that file
+    <!-- new process: NAME=value -->               from here on another process, with this environment, in which torch
+                                                   finds no device by itself
+    <!-- from tests/walkthrough/test_x.py:use -->  a quotation, which `make docs-code` (this file, run as a program)
+                                                   copies from there
+
+Pages hold the code that they quote, so that they can be read wherever Markdown can. What is quoted is the whole file,
+or the part of it that is named after the colon: the lines between `# <use>` and `# </use>`, the function or class of
+that name, or the statement that begins with that text.
 
 A block marked as `text` right after one of Python is what that one prints; "..." in it stands for anything.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -24,9 +31,7 @@ _FENCE = re.compile(
     r"(?:^ *<!-- (?P<comment>[^>]+?) -->\n+)?^(?P<indent> *)```(?P<language>\S*)[^\n]*\n(?P<code>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
-# The longer form of pymdownx.snippets: the shorter one is an expression of Python, which ruff would format.
-_SNIPPET = re.compile(r"^ *--8<--\n *([^:\n]+)(?::([\w-]+))?\n *--8<--$", re.MULTILINE)
-_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")  # or a picture
 
 
 @dataclass
@@ -58,16 +63,14 @@ class Page:
 
     Attributes:
         path: from the repository's root.
-        quotations: pairs of a file and what is quoted from it.
-        snippets: pairs of an included file and the name of its part, "" for the whole.
+        quotations: pairs of a source, as the page names it, and what the page quotes from it.
         languages: of all blocks.
-        links: targets within the repository, as written.
+        links: targets within the repository, as written; pictures are among them.
     """
 
     path: Path
     processes: list[Process]
     quotations: list[tuple[str, str]]
-    snippets: list[tuple[str, str]]
     languages: list[str]
     links: list[str]
 
@@ -82,7 +85,7 @@ def read(path: Path) -> Page:
     """Reads a page."""
     text = (ROOT / path).read_text()
     links = [link for link in _LINK.findall(_FENCE.sub("", text)) if not re.match(r"\w+:|#", link)]
-    page = Page(path, [Process(autoload=True)], [], _SNIPPET.findall(text), [], links)
+    page = Page(path, [Process(autoload=True)], [], [], links)
     previous: Block | None = None
     end = 0
     for fence in _FENCE.finditer(text):
@@ -93,10 +96,10 @@ def read(path: Path) -> Page:
             previous.prints = code
         previous = None
         end = fence.end()
-        if fence["language"] != "python" or _SNIPPET.search(code):
-            continue
         if comment.startswith("from "):
-            page.quotations.append((comment.removeprefix("from ").strip(), code))
+            page.quotations.append((comment.removeprefix("from "), code))
+            continue
+        if fence["language"] != "python":
             continue
         if comment.startswith("new process"):
             pairs = comment.removeprefix("new process").lstrip(":").split()
@@ -105,6 +108,58 @@ def read(path: Path) -> Page:
         page.processes[-1].blocks.append(previous)
     page.processes = [process for process in page.processes if process.blocks]
     return page
+
+
+def source_text(source: str) -> str:
+    """What a quotation's source says, e.g. `torchgraft/ops/creation.py:_triu`.
+
+    Raises:
+        ValueError: if the file has no such part, or more than one.
+    """
+    path, _, part = source.partition(":")
+    text = (ROOT / path).read_text()
+    if not part:
+        return text
+    marked = re.findall(rf"^ *# <{re.escape(part)}>\n(.*?)^ *# </{re.escape(part)}>$", text, re.MULTILINE | re.DOTALL)
+    found = [_at_the_top_level(each) for each in marked] or list(_statements(text, part))
+    if len(found) != 1:
+        raise ValueError(f"{path} has {len(found)} parts {part}")
+    return found[0]
+
+
+def _at_the_top_level(code: str) -> str:
+    """What stood within a function, as ruff formats it where it stands alone: two empty lines around functions."""
+    paragraphs = re.split(r"\n\n(?=\S)", textwrap.dedent(code))
+    joined = paragraphs[0]
+    for before, after in pairwise(paragraphs):
+        defines = re.match("def|class|@", before) or re.match("def|class|@", after)
+        joined += ("\n\n\n" if defines else "\n\n") + after
+    return joined
+
+
+def _statements(text: str, part: str) -> Iterator[str]:
+    """The statements of a module that define the name `part`, or begin with this text."""
+    lines = text.splitlines(keepends=True)
+    for statement in ast.parse(text).body:
+        decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+        start = min(each.lineno for each in [statement, *decorators])
+        code = "".join(lines[start - 1 : statement.end_lineno])
+        if getattr(statement, "name", None) == part or code.startswith(part):
+            yield code
+
+
+def with_quotations(path: Path) -> str:
+    """The text of a page, with its quotations as their sources are now."""
+
+    def quote(fence: re.Match[str]) -> str:
+        comment = fence["comment"] or ""
+        if not comment.startswith("from "):
+            return fence[0]
+        start, end = (fence.span("code")[side] - fence.start() for side in (0, 1))
+        code = textwrap.indent(source_text(comment.removeprefix("from ")), fence["indent"])
+        return fence[0][:start] + code + fence[0][end:]
+
+    return _FENCE.sub(quote, (ROOT / path).read_text())
 
 
 def program(path: Path, process: Process) -> str:
@@ -137,3 +192,8 @@ def definitions(source: Path) -> Iterator[str]:
                 kind = found[3]
             elif found[1]:
                 yield f"{kind}.{found[3]}"
+
+
+if __name__ == "__main__":
+    for each in paths():
+        (ROOT / each).write_text(with_quotations(each))

@@ -159,8 +159,8 @@ def test_coverage(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "| abs | ● |" in table.read_text()
     text = page.read_text()
     assert "{{" not in text and not re.search(r"(src|href)\s*=", text)  # it loads nothing
-    rows = json.loads(text.split('id="data">')[1].split("</script>")[0])
-    assert {row["op"]: row["state"] for row in rows}["erfc"] == "wrong"
+    data = json.loads(text.split('id="data">')[1].split("</script>")[0])
+    assert {op["name"]: op["cases"][0]["state"] for op in data["ops"]}["erfc"] == "wrong"
     assert main(["coverage", str(tmp_path / "none.jsonl")]) == 2
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +17,14 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
 
 
-def test_both_models(device: str) -> None:
-    done = run("--device", device, "--epochs", "3", "--steps", "12", "--seed", "1")
+def test_both_models(device: str, tmp_path: Path) -> None:
+    curves = tmp_path / "new folder" / "curves.svg"
+    done = run("--device", device, "--epochs", "3", "--steps", "12", "--seed", "1", "--curves", str(curves))
     assert done.returncode == 0, done.stdout + done.stderr
+    assert f"the loss curves are drawn in {curves}" in done.stdout.splitlines()
+    drawn = re.findall(r"<text[^>]*>([^<]+)</text>", curves.read_text())
+    assert [name for name in drawn if name in ("digits", "text")] == ["digits", "text"]
+    assert drawn.count(device) == drawn.count("cpu") == 2
     for expected in ("held-out accuracy", "written by the GPT", "calls served by a plan", "fallbacks to the CPU"):
         assert expected in done.stdout
 

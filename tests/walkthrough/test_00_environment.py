@@ -8,12 +8,12 @@ from conftest import Script
 def test_torch_finds_the_device_by_itself(script: Script) -> None:
     printed = script(
         """
-        # --8<-- [start:found]
+        # <found>
         import torch
 
         x = torch.ones(2, 3, device="ocl")
         print(x.sum())
-        # --8<-- [end:found]
+        # </found>
         """,
         autoload=True,
     )
@@ -25,14 +25,14 @@ def test_what_is_there(script: Script) -> None:
         """
         import torch
 
-        # --8<-- [start:devices]
+        # <devices>
         assert torch.ocl.is_available()
         for index in range(torch.ocl.device_count()):
             properties = torch.ocl.get_device_properties(index)
             print(f"ocl:{index}", properties.name, properties.total_memory // 2**20, "MiB")
 
         device = torch.accelerator.current_accelerator()  # portable programs ask for whatever is there
-        # --8<-- [end:devices]
+        # </devices>
         assert device == torch.device("ocl")
         assert properties.name and properties.total_memory > 0
         """,

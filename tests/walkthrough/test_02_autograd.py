@@ -9,12 +9,12 @@ pytestmark = pytest.mark.no_fallback
 
 
 def test_a_first_gradient(device: str) -> None:
-    # --8<-- [start:gradient]
+    # <gradient>
     x = torch.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
     y = (x**2).sum()
     y.backward()
     print(x.grad)  # 2x
-    # --8<-- [end:gradient]
+    # </gradient>
     assert x.grad is not None
     assert x.grad.tolist() == [2.0, 4.0, 6.0]
     assert x.grad.device == x.device
@@ -32,11 +32,11 @@ def test_gradients_add_up_until_they_are_reset(device: str) -> None:
 
 def test_through_the_cpu_and_back(device: str) -> None:
     """A graph may cross devices; each gradient arrives where its tensor is."""
-    # --8<-- [start:across]
+    # <across>
     weight = torch.tensor([2.0, 3.0], requires_grad=True)  # on the CPU
     loss = weight.to(device).prod().cpu()
     loss.backward()
-    # --8<-- [end:across]
+    # </across>
     assert weight.grad is not None
     assert weight.grad.tolist() == [3.0, 2.0]
 

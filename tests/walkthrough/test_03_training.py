@@ -18,7 +18,7 @@ def rings(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_a_model_learns(device: str) -> None:
     torch.manual_seed(0)
-    # --8<-- [start:train]
+    # <train>
     data = DataLoader(TensorDataset(*rings(1024)), batch_size=128, shuffle=True, pin_memory=True)
     model = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
@@ -31,15 +31,15 @@ def test_a_model_learns(device: str) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    # --8<-- [end:train]
+    # </train>
 
-    # --8<-- [start:evaluate]
+    # <evaluate>
     model.eval()
     with torch.inference_mode():
         points, labels = rings(1000)
         predicted = model(points.to(device)).argmax(dim=1).cpu()
     accuracy = (predicted == labels).float().mean().item()
-    # --8<-- [end:evaluate]
+    # </evaluate>
     assert accuracy > 0.9
 
 

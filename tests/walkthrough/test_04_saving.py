@@ -16,12 +16,12 @@ def model(device: str) -> nn.Module:
 
 def test_the_parameters(device: str, model: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
-    # --8<-- [start:save]
+    # <save>
     torch.save(model.state_dict(), path)
 
     again = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).to(device)
     again.load_state_dict(torch.load(path))
-    # --8<-- [end:save]
+    # </save>
     x = torch.randn(5, 3, device=device)
     model.eval()
     again.eval()
@@ -31,10 +31,10 @@ def test_the_parameters(device: str, model: nn.Module, tmp_path: Path) -> None:
 def test_loaded_on_another_device(device: str, model: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save(model.state_dict(), path)
-    # --8<-- [start:elsewhere]
+    # <elsewhere>
     on_cpu = torch.load(path, map_location="cpu")
     on_device = torch.load(path, map_location=device)
-    # --8<-- [end:elsewhere]
+    # </elsewhere>
     assert all(tensor.device.type == "cpu" for tensor in on_cpu.values())
     assert all(tensor.device.type == torch.device(device).type for tensor in on_device.values())
     for name, tensor in on_cpu.items():

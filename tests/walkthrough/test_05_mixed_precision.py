@@ -26,13 +26,13 @@ def test_training_with_bfloat16(device: str) -> None:
     y = x.sum(dim=1, keepdim=True)
     losses = []
     for _ in range(40):
-        # --8<-- [start:bfloat16]
+        # <bfloat16>
         with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
             loss = nn.functional.mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        # --8<-- [end:bfloat16]
+        # </bfloat16>
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 5
     assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
@@ -43,7 +43,7 @@ def test_float16_needs_a_scaler(device: str) -> None:
     model = nn.Linear(4, 1).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x = torch.rand(8, 4, device=device)
-    # --8<-- [start:float16]
+    # <float16>
     scaler = torch.amp.GradScaler(torch.device(device).type, init_scale=1024.0)
 
     with torch.autocast(torch.device(device).type, dtype=torch.float16):
@@ -51,7 +51,7 @@ def test_float16_needs_a_scaler(device: str) -> None:
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-    # --8<-- [end:float16]
+    # </float16>
     assert scaler.get_scale() == 1024.0
 
     before = model.weight.detach().clone()

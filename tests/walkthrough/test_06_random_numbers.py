@@ -10,21 +10,21 @@ pytestmark = pytest.mark.no_fallback
 
 
 def test_a_seed_repeats_everything(device: str) -> None:
-    # --8<-- [start:seed]
+    # <seed>
     torch.manual_seed(42)  # the CPU's generator and every device's
     first = torch.randn(4, device=device)
     torch.manual_seed(42)
     second = torch.randn(4, device=device)
     assert first.equal(second)
-    # --8<-- [end:seed]
+    # </seed>
     assert not torch.randn(4, device=device).equal(second)
 
 
 def test_a_generator_of_ones_own(device: str) -> None:
-    # --8<-- [start:generator]
+    # <generator>
     generator = torch.Generator(device).manual_seed(7)
     noise = torch.randn(3, device=device, generator=generator)
-    # --8<-- [end:generator]
+    # </generator>
     untouched = torch.random.get_rng_state()
     generator.manual_seed(7)
     assert torch.randn(3, device=device, generator=generator).equal(noise)

@@ -10,16 +10,16 @@ pytestmark = pytest.mark.no_fallback
 
 def test_a_launch_returns_at_once_and_a_result_waits(device: str) -> None:
     a = torch.randn(64, 64, device=device)
-    # --8<-- [start:synchronize]
+    # <synchronize>
     b = a @ a  # queued
     torch.accelerator.synchronize()  # done
     total = b.sum().item()  # reading a value waits by itself
-    # --8<-- [end:synchronize]
+    # </synchronize>
     assert total == pytest.approx((a.cpu() @ a.cpu()).sum().item(), rel=1e-3, abs=1e-2)
 
 
 def test_two_streams(device: str) -> None:
-    # --8<-- [start:streams]
+    # <streams>
     side = torch.Stream(device)
     x = torch.ones(1000, device=device)
 
@@ -29,13 +29,13 @@ def test_two_streams(device: str) -> None:
     torch.accelerator.current_stream().wait_stream(side)  # y must be there
     y.record_stream(torch.accelerator.current_stream())  # and its memory not be used again too early
     total = y.sum()
-    # --8<-- [end:streams]
+    # </streams>
     assert total.item() == 2000
 
 
 def test_timing(device: str) -> None:
     a = torch.randn(256, 256, device=device)
-    # --8<-- [start:time]
+    # <time>
     start, end = (torch.Event(device, enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(10):
@@ -43,6 +43,6 @@ def test_timing(device: str) -> None:
     end.record()
     end.synchronize()
     milliseconds = start.elapsed_time(end)
-    # --8<-- [end:time]
+    # </time>
     assert 0 < milliseconds < 60_000
     assert end.query()

@@ -10,7 +10,7 @@ import torch
 def test_how_much_is_used(device: str) -> None:
     module = getattr(torch, torch.device(device).type)
     gc.collect()
-    # --8<-- [start:usage]
+    # <usage>
     module.reset_peak_memory_stats()
     before = module.memory_allocated()
     x = torch.empty(1024, 1024, device=device)  # 4 MiB
@@ -18,7 +18,7 @@ def test_how_much_is_used(device: str) -> None:
     del x
     peak = module.max_memory_allocated()
     free, total = module.mem_get_info()
-    # --8<-- [end:usage]
+    # </usage>
     assert used == 4 * 2**20
     assert peak >= before + used
     assert module.memory_allocated() == before
@@ -42,12 +42,12 @@ def test_out_of_memory(device: str) -> None:
     module = getattr(torch, torch.device(device).type)
     kept = torch.ones(3, device=device)
     _, total = module.mem_get_info()
-    # --8<-- [start:oom]
+    # <oom>
     try:
         torch.empty(2 * total, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError as error:
         message = str(error)
-    # --8<-- [end:oom]
+    # </oom>
     assert "out of memory. Tried to allocate" in message
     assert kept.tolist() == [1.0, 1.0, 1.0]
 

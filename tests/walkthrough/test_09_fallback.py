@@ -13,7 +13,7 @@ import torchgraft
 def test_a_warning_an_error_or_silence(device: str) -> None:
     matrix = torch.eye(3, device=device)
     torchgraft.reset_fallback_report(warnings=True)
-    # --8<-- [start:modes]
+    # <modes>
     with torchgraft.fallback("warn"), warnings.catch_warnings(record=True) as caught:  # the default
         warnings.simplefilter("always")
         torch.linalg.eigvals(matrix)  # one warning, which names this line
@@ -24,7 +24,7 @@ def test_a_warning_an_error_or_silence(device: str) -> None:
 
     with torchgraft.fallback("error"), pytest.raises(NotImplementedError, match="eigvals"):
         torch.linalg.eigvals(matrix)
-    # --8<-- [end:modes]
+    # </modes>
     assert len(caught) == 1
     assert "aten::_linalg_eigvals" in str(caught[0].message)
     assert "test_09_fallback.py" in str(caught[0].message)
@@ -32,12 +32,12 @@ def test_a_warning_an_error_or_silence(device: str) -> None:
 
 def test_the_report(device: str) -> None:
     torchgraft.reset_fallback_report()
-    # --8<-- [start:report]
+    # <report>
     with torchgraft.fallback("silent"):
         values = torch.linalg.eigvals(2 * torch.eye(3, device=device))
     report = torchgraft.fallback_report()
     print(report)
-    # --8<-- [end:report]
+    # </report>
     assert values.device.type == torch.device(device).type
     assert values.real.tolist() == pytest.approx([2.0, 2.0, 2.0])
     (row,) = (row for row in report.rows if row.op.startswith("aten::_linalg_eigvals"))

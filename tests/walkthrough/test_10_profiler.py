@@ -23,7 +23,7 @@ def test_a_table_and_a_trace(device: str, capsys: pytest.CaptureFixture[str]) ->
     images = torch.randn(256, 512, device=device)
     model(images).sum().backward()
     capsys.readouterr()
-    # --8<-- [start:profile]
+    # <profile>
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.OCL]) as prof:
         with record_function("forward"):
             loss = model(images).sum()
@@ -32,7 +32,7 @@ def test_a_table_and_a_trace(device: str, capsys: pytest.CaptureFixture[str]) ->
 
     print(prof.key_averages().table(sort_by="self_device_time_total", row_limit=10))
     prof.export_chrome_trace("trace.json")
-    # --8<-- [end:profile]
+    # </profile>
     table = capsys.readouterr().out
     for expected in ("Self OCL", "aten::addmm", "forward", "Self OCL time total"):
         assert expected in table
@@ -46,7 +46,7 @@ def test_some_steps_of_many(device: str) -> None:
     model = torch.nn.Linear(32, 32).to(device)
     images = torch.randn(8, 32, device=device)
     tables = []
-    # --8<-- [start:schedule]
+    # <schedule>
     with profile(
         schedule=torch.profiler.schedule(skip_first=2, wait=1, warmup=1, active=2, repeat=1),
         on_trace_ready=lambda prof: tables.append(prof.key_averages().table()),
@@ -54,18 +54,18 @@ def test_some_steps_of_many(device: str) -> None:
         for _ in range(8):
             model(images)
             prof.step()
-    # --8<-- [end:schedule]
+    # </schedule>
     (table,) = tables
     assert "aten::linear" in table
     assert "ProfilerStep*" in table
 
 
 def test_memory(device: str) -> None:
-    # --8<-- [start:memory]
+    # <memory>
     with profile(profile_memory=True) as prof:
         images = torch.empty(1024, 1024, device=device)
 
     (row,) = [row for row in prof.key_averages() if row.key == "aten::empty"]
     print(row.self_device_memory_usage)  # bytes
-    # --8<-- [end:memory]
+    # </memory>
     assert row.self_device_memory_usage == images.nbytes

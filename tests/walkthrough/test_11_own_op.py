@@ -12,7 +12,7 @@ pytestmark = pytest.mark.no_fallback
 
 @pytest.fixture(scope="module", autouse=True)
 def _declared() -> None:
-    # --8<-- [start:declare]
+    # <declare>
     torch.library.define("walkthrough::softclip", "(Tensor x, float limit=1.0) -> Tensor")
     torchgraft.ops.row("walkthrough::softclip", "limit * @tanh(x / limit)")
 
@@ -25,7 +25,7 @@ def _declared() -> None:
         return grad * (1 - (output / ctx.limit) ** 2), None
 
     torch.library.register_autograd("walkthrough::softclip", backward, setup_context=keep)
-    # --8<-- [end:declare]
+    # </declare>
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +35,10 @@ def _compiler(device: str) -> None:
 
 
 def test_it_computes(device: str) -> None:
-    # --8<-- [start:use]
+    # <use>
     x = torch.linspace(-9, 9, 7, device=device)
     clipped = torch.ops.walkthrough.softclip(x, 3.0)
-    # --8<-- [end:use]
+    # </use>
     torch.testing.assert_close(clipped.cpu(), 3 * torch.tanh(x.cpu() / 3))
     half = torch.ops.walkthrough.softclip(x.half().view(7, 1).t(), 3.0)
     assert half.dtype == torch.float16

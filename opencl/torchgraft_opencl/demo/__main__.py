@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -42,6 +43,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--amp", choices=AMP, help="train in mixed precision on the device; beside it the CPU computes in float32"
     )
+    parser.add_argument("--curves", type=Path, metavar="FILE", help="draw the losses: .svg, .png or .pdf")
     parser.add_argument("--no-cpu", action="store_true", help="leave out the comparison with the CPU")
     return parser.parse_args()
 
@@ -115,6 +117,11 @@ def main() -> int:
             )
     if work is not None:
         console.print(work_table(work))
+    if options.curves:
+        from torchgraft_opencl.demo import curves  # which needs matplotlib
+
+        curves.draw(comparisons, options.curves)
+        console.print(f"the loss curves are drawn in {options.curves}", highlight=False, soft_wrap=True)
     console.print(f"all of it took {time.perf_counter() - started:.0f} s", highlight=False)
 
     problems = complaints(comparisons, work)

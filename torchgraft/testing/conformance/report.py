@@ -127,12 +127,17 @@ def figures(records: Iterable[Record]) -> Figures:
     )
 
 
-def by_dtype(records: Iterable[Record]) -> dict[str, Figures]:
-    """The figures of each dtype."""
+def _groups(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """The records of each dtype."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(split(record["case"])[1], []).append(record)
-    return {dtype: figures(groups[dtype]) for dtype in sorted(groups, key=_place)}
+    return {dtype: groups[dtype] for dtype in sorted(groups, key=_place)}
+
+
+def by_dtype(records: Iterable[Record]) -> dict[str, Figures]:
+    """The figures of each dtype."""
+    return {dtype: figures(group) for dtype, group in _groups(records).items()}
 
 
 def failures(record: Record) -> dict[str, str]:
@@ -238,20 +243,38 @@ def _sign(record: Record) -> str:
 def html(records: Iterable[Record], title: str) -> str:
     """A page that holds everything and loads nothing."""
     records = list(records)
-    rows = [
-        {
-            "op": split(record["case"])[0],
-            "dtype": split(record["case"])[1],
-            "state": state(record) or "not asked",
-            "gradients": gradients(record),
-            "samples": sum(check["samples"] for check in record["checks"].values()),
-            "seconds": record.get("seconds", 0),
-            "fell_back": ", ".join(sorted(record.get("fell_back", {}))),
-            "message": "; ".join(f"{check}: {message}" for check, message in failures(record).items()),
-        }
-        for record in records
-    ]
+    dtypes, ops = table(records)
+    data = {
+        "states": {name or "not asked": sign for name, sign in SIGNS.items()},
+        "totals": [_total(dtype, group) for dtype, group in {**_groups(records), "all": records}.items()],
+        "ops": [{"name": op, "cases": [_case(row[each]) for each in dtypes if each in row]} for op, row in ops.items()],
+    }
     page = resources.files(__package__).joinpath("page.html").read_text()
     # "</" would end the script that the data stands in.
-    data = json.dumps(rows).replace("</", "<\\/")
-    return page.replace("{{title}}", title).replace("{{summary}}", str(figures(records))).replace("{{data}}", data)
+    return page.replace("{{title}}", title).replace("{{data}}", json.dumps(data).replace("</", "<\\/"))
+
+
+def _total(dtype: str, records: Sequence[Record]) -> dict[str, Any]:
+    """What the page says of a dtype."""
+    f = figures(records)
+    return {
+        "dtype": dtype,
+        "cases": f.run,
+        "states": Counter(state(record) or "not asked" for record in records),
+        "correct": _percent(f.correct, f.run),
+        "native": _percent(f.native, f.run),
+        "gradients": _percent(f.backward, f.differentiable),
+    }
+
+
+def _case(record: Record) -> dict[str, Any]:
+    """What the page says of a case."""
+    return {
+        "dtype": split(record["case"])[1],
+        "state": state(record) or "not asked",
+        "gradients": gradients(record),
+        "samples": sum(check["samples"] for check in record["checks"].values()),
+        "seconds": record.get("seconds", 0),
+        "fell_back": ", ".join(sorted(record.get("fell_back", {}))),
+        "message": "; ".join(f"{check}: {text}" if text else check for check, text in failures(record).items()),
+    }
