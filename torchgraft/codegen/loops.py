@@ -79,16 +79,29 @@ class Walk:
         Args:
             statements: of one element; ``continue`` leaves it out.
             row: statements at the head of each row, for walks with a rank: what `statements` add ``j`` to.
+                ``continue`` leaves the row out.
             vectorize: whether vectors pay, which takes independent elements.
         """
         p = self.prefix
         if not self.rank:
             return self.loop(f"{p}i", f"{p}begin", f"{p}end", statements, vectorize)
-        if self.form == "gpu":
-            t = value_ctype(self.index)
-            head = f"{self._split(f'{p}i')}\n{row}\nconst {t} {p}j = 0;"
-            return self.loop(f"{p}i", f"{p}begin", f"{p}end", f"{head}\n{statements}", vectorize)
-        return self._rows(row, statements, vectorize)
+        return self.rows(f"{row}\n{self.along(statements, vectorize)}")
+
+    def rows(self, statements: str) -> str:
+        """The loop over the group's rows, for walks with a rank: `each` for those who have more to do with a row than
+        to go along it once. ``continue`` leaves a row out."""
+        if self.form == "cpu":
+            return self._rows(statements)
+        p = self.prefix
+        return self.loop(f"{p}i", f"{p}begin", f"{p}end", f"{self._split(f'{p}i')}\n{statements}")
+
+    def along(self, statements: str, vectorize: bool = True) -> str:
+        """The loop along a row, within `rows`."""
+        p, t = self.prefix, value_ctype(self.index)
+        if self.form == "gpu":  # a row is an element
+            return f"    for ({t} {p}j = 0; {p}j < 1; ++{p}j) {{\n{statements}\n    }}"
+        head = f"{'    VECTORIZE' if vectorize else ''}\n    for ({t} {p}j = 0; {p}j < {p}count; ++{p}j)"
+        return f"{head} {{\n{statements}\n    }}"
 
     def loop(self, name: str, begin: str, end: str, statements: str, vectorize: bool = True) -> str:
         """A loop over other numbers than the group's own, which its work-items share likewise."""
@@ -114,7 +127,7 @@ class Walk:
             lines += [f"{t} {p}i{d} = {p}rest % {p}n{d};", f"{p}rest /= {p}n{d};"]
         return "\n".join([*lines, f"{t} {p}i0 = {p}rest;"])
 
-    def _rows(self, row: str, statements: str, vectorize: bool) -> str:
+    def _rows(self, statements: str) -> str:
         """One division at the start, then row after row: a division for each element costs more than the element."""
         p, t, last = self.prefix, value_ctype(self.index), self.rank - 1
         carry = "".join(f"if (++{p}i{d} == {p}n{d}) {{ {p}i{d} = 0; " for d in range(last - 1, 0, -1))
@@ -124,11 +137,9 @@ class Walk:
   for ({t} {p}done = {p}begin; {p}done < {p}end;) {{
     const {t} {p}row = {p}n{last} - {p}i{last};
     const {t} {p}count = {p}row < {p}end - {p}done ? {p}row : {p}end - {p}done;
-{row}
-    {"VECTORIZE" if vectorize else ""}
-    for ({t} {p}j = 0; {p}j < {p}count; ++{p}j) {{
+    do {{
 {statements}
-    }}
+    }} while (0);
     {p}done += {p}count;
     {p}i{last} = 0;
     {carry}
