@@ -14,7 +14,7 @@ give what `PlanBuilder.launch` wants, along with the values of the parameters th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Value
@@ -154,12 +154,15 @@ class Layout:
         form: "cpu" or "gpu".
         across: rows lie across memory, neighbours side by side: a CPU treats many of them at once, in vectors, and a
             GPU gives each a work-item of its own. Otherwise rows are contiguous, one after the other.
-        unit: of rows across memory, whether neighbours touch.
+        unit: of rows across memory, whether neighbours touch; of rows of runs, whether their elements do.
+        runs: each row lies in memory as runs of `run` elements, and rows, whether across or not, have two strides as
+            columns do. Several groups may share a row: each has `part` elements of it.
     """
 
     form: str
     across: bool = False
     unit: bool = True
+    runs: bool = False
 
 
 Fields = Mapping[str, tuple[str, str]]
@@ -178,6 +181,9 @@ _COLUMNS_GPU = """
 """
 _ROW_VALUES = ("rows", "size", "chunk")
 _COLUMN_VALUES = ("outer", "outer_stride", "size", "stride", "inner", "inner_stride", "chunk")
+_RUN_VALUES = (*_COLUMN_VALUES, "run", "run_stride", "part")
+_PART = "  const long begin = GROUP_ID(1) * part, end = begin + part < size ? begin + part : size;\n"
+_ROW_OF_RUNS = "const long o = row / inner, base = o * outer_stride + (row - o * inner) * inner_stride;"
 
 
 @dataclass
@@ -192,22 +198,27 @@ class Team:
         layout: of the rows.
         group: work-items of a group in the GPU form, a power of two.
         lanes: partial results that the CPU form keeps side by side, a power of two.
+        width: columns that the CPU form treats side by side, at most.
     """
 
     layout: Layout
     group: int = GROUP
     lanes: int = LANES
+    width: int = WIDTH
     _head: dict[str, str] = field(default_factory=dict)  # declarations at the head of the kernel
-    _columns: set[str] = field(default_factory=set)  # values that a CPU has for each of its columns
+    _columns: dict[str, str] = field(
+        default_factory=dict
+    )  # values that a CPU has for each of its columns: their arrays
 
     @property
     def at(self) -> str:
         """Where element c lies in tensors of the rows' shape."""
+        base, unit = "run_base" if self.layout.runs else "base", self.layout.unit
         if not self.layout.across:
-            return "row * size + c"
+            return f"{base} + c{'' if unit else ' * stride'}" if self.layout.runs else "row * size + c"
         if self.layout.form == "gpu":
-            return "base + c * stride"
-        return f"base + c * stride + j{'' if self.layout.unit else ' * inner_stride'}"
+            return f"{base} + c * stride"
+        return f"{base} + c * stride + j{'' if unit else ' * inner_stride'}"
 
     @property
     def row(self) -> str:
@@ -216,16 +227,24 @@ class Team:
             return "row"
         return "k" if self.layout.form == "gpu" else "(o * inner + start + j)"
 
+    def at_row(self, outer: str, inner: str) -> str:
+        """Where a row that lies across, or in runs, has its place in tensors with one element for each row and these
+        strides."""
+        if self._is_vector:
+            return f"o * {outer} + (start + j) * {inner}"
+        return f"o * {outer} + ({self.row} - o * inner) * {inner}"
+
     # ---- what a team does ----
 
     def each(self, statements: str, vectorize: bool = True) -> str:
         """For each element of the row, in any order."""
         if self._is_vector:
-            return f"for (long c = 0; c < size; ++c) {{ {self._lanes(statements, vectorize)} }}"
-        if self._is_group:
-            return f"for (long c = lane; c < size; c += {self.group}) {{ {statements} }}"
-        vectors = "VECTORIZE " if vectorize and not self.layout.across else ""
-        return f"{vectors}for (long c = 0; c < size; ++c) {{ {statements} }}"
+            each = self._lanes(statements, vectorize)
+            return self._over(lambda begin, end: f"for (long c = {begin}; c < {end}; ++c) {{ {each} }}")
+        if self.layout.form == "gpu":
+            return self._members(*self._bounds, statements)
+        vectors = "VECTORIZE " if vectorize else ""
+        return self._over(lambda begin, end: f"{vectors}for (long c = {begin}; c < {end}; ++c) {{ {statements} }}")
 
     def leader(self, statements: str) -> str:
         """Once for the row."""
@@ -261,7 +280,7 @@ class Team:
         return self.fold({name: (type_, "-INFINITY")}, step, f"A.{name} = B.{name} > A.{name} ? B.{name} : A.{name};")
 
     def fold(self, fields: Fields, step: str, combine: str, cascade: bool = False) -> str:
-        """Takes the elements of the row into one accumulator.
+        """Takes the elements of the row, or of the group's part of it, into one accumulator.
 
         Args:
             fields: of the accumulator; afterwards they are values of the row.
@@ -270,17 +289,13 @@ class Team:
             cascade: puts what is accumulated aside from time to time, since long sums round off what comes last.
         """
         if self._is_vector:
-            return self._fold_columns(fields, step)
-        types = {name: value_ctype(type_) for name, (type_, _) in fields.items()}
-        if self.layout.across:
-            declared = " ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())
-            return f"{declared} for (long c = 0; c < size; ++c) {{ {_bind(step, A='{}')} }}"
-        if self._is_group:
-            return self._fold_group(fields, types, step, combine, cascade)
-        return self._fold_lanes(fields, types, step, combine, cascade)
+            return self._fold_columns(fields, step, combine, cascade)
+        if self.layout.form == "gpu":
+            return self._fold_group(fields, step, combine, cascade)
+        return self._fold_lanes(fields, step, combine, cascade)
 
     def scan(self, fields: Fields, load: str, combine: str, then: str, ahead: str = "") -> str:
-        """Goes along the row with an accumulator of all elements so far.
+        """Goes along the row, which has no runs, with an accumulator of all elements so far.
 
         Args:
             fields: of the accumulator, named in `then`.
@@ -292,7 +307,7 @@ class Team:
         """
         types = {name: value_ctype(type_) for name, (type_, _) in fields.items()}
         own = " ".join(f"{t} tg_{n};" for n, t in types.items())
-        step = f"{own} {_bind(load, B='tg_{}')} {_bind(combine, A='{}', B='tg_{}')}"
+        step = f"{own} {bind(load, B='tg_{}')} {bind(combine, A='{}', B='tg_{}')}"
         if self._is_vector:
             declared = "".join(self._column(n, t) for n, t in types.items())
             start = self._lanes(" ".join(f"{n} = {identity};" for n, (_, identity) in fields.items()))
@@ -316,20 +331,25 @@ class Team:
         """
         text, head = "\n    ".join(statements), " ".join(self._head.values())
         layout = self.layout
+        if layout.runs:
+            head = f"{_PART}  {head}"
+            text = text if layout.across else f"{_ROW_OF_RUNS}\n    {text}"
         if layout.across:
             body = f"{_COLUMNS_GPU if layout.form == 'gpu' else _COLUMNS_CPU}  {head}\n    {text}\n"
         elif layout.form == "gpu":
             body = f"  {head}\n  const int lane = LOCAL_ID(0);\n  const long row = GROUP_ID(0);\n    {text}\n"
         else:
             body = f"""  {head}
+  {"const long rows = outer * inner;" if layout.runs else ""}
   const long row_end = (GROUP_ID(0) + 1) * chunk < rows ? (GROUP_ID(0) + 1) * chunk : rows;
   for (long row = GROUP_ID(0) * chunk; row < row_end; ++row) {{
     {text}
   }}
 """
-        own = tuple(Value(v, "i64") for v in (_COLUMN_VALUES if layout.across else _ROW_VALUES))
-        local = (1,) if layout.form == "cpu" else (COLUMN_GROUP,) if layout.across else (self.group,)
-        return Kernel(name, (*params, *own), body, helpers, local)
+        values = _RUN_VALUES if layout.runs else _COLUMN_VALUES if layout.across else _ROW_VALUES
+        own = tuple(Value(v, "i64") for v in values)
+        local = 1 if layout.form == "cpu" else COLUMN_GROUP if layout.across else self.group
+        return Kernel(name, (*params, *own), body, helpers, (local, 1) if layout.runs else (local,))
 
     # ---- forms ----
 
@@ -341,72 +361,106 @@ class Team:
     def _is_vector(self) -> bool:
         return self.layout.form == "cpu" and self.layout.across
 
+    @property
+    def _bounds(self) -> tuple[str, str]:
+        """The elements that the group has of a row."""
+        return ("begin", "end") if self.layout.runs else ("0", "size")
+
+    def _over(self, loop: Callable[[str, str], str]) -> str:
+        """What `loop` makes of a range of elements, for the row or for each run of it."""
+        if not self.layout.runs:
+            return loop(*self._bounds)
+        return f"""for (long r0 = begin / run, run_begin = begin; run_begin < end; ++r0) {{
+      const long run_end = (r0 + 1) * run < end ? (r0 + 1) * run : end;
+      const long run_base = base + r0 * (run_stride - run * stride);
+      {loop("run_begin", "run_end")}
+      run_begin = run_end;
+    }}"""
+
+    def _members(self, begin: str, end: str, statements: str) -> str:
+        """The GPU form's loop over a range of elements."""
+        if self.layout.runs:
+            statements = f"const long run_base = base + c / run * (run_stride - run * stride); {statements}"
+        lane, step = (f"{begin} + lane", f"c += {self.group}") if self._is_group else (begin, "++c")
+        return f"for (long c = {lane}; c < {end}; {step}) {{ {statements} }}"
+
     def _column(self, name: str, ctype: str) -> str:
         """Declares a value of each column."""
-        self._columns.add(name)
-        return f"{ctype} {name}[{WIDTH}]; "
+        self._columns[name] = f"{name}[j]"
+        return f"{ctype} {name}[{self.width}]; "
 
     def _lanes(self, statements: str, vectorize: bool = True) -> str:
         """Statements for each column; values of the rows are told apart by j."""
-        for name in self._columns:
-            statements = re.sub(rf"(?<![\w.])\b{name}\b(?!\[)", f"{name}[j]", statements)
+        for name, spelled in self._columns.items():
+            statements = re.sub(rf"(?<![\w.])\b{name}\b(?!\[)", spelled, statements)
         return f"{'VECTORIZE ' if vectorize else ''}for (int j = 0; j < m; ++j) {{ {statements} }}"
 
-    def _fold_columns(self, fields: Fields, step: str) -> str:
-        declared = "".join(self._column(name, value_ctype(type_)) for name, (type_, _) in fields.items())
-        start = self._lanes(" ".join(f"{name} = {identity};" for name, (_, identity) in fields.items()))
-        return f"{declared}{start} for (long c = 0; c < size; ++c) {{ {self._lanes(_bind(step, A='{}'))} }}"
+    def _fold_columns(self, fields: Fields, step: str, combine: str, cascade: bool) -> str:
+        each = self._lanes(bind(step, A="tg_{}[j]"))
+        accumulators = _Accumulators(fields, self.width, cascade)
 
-    def _fold_lanes(self, fields: Fields, types: Mapping[str, str], step: str, combine: str, cascade: bool) -> str:
-        lanes, each = self.lanes, f"VECTORIZE for (int j = 0; j < {self.lanes}; ++j)"
-        reset = " ".join(f"tg_{n}[j] = {identity};" for n, (_, identity) in fields.items())
-        arrays = " ".join(f"{t} tg_{n}[{lanes}];" for n, t in types.items())
-        start, aside, whole = reset, "", ""
-        if cascade:
-            arrays += " " + " ".join(f"{t} tg_{n}_aside[{lanes}];" for n, t in types.items())
-            start += " ".join(f"tg_{n}_aside[j] = {identity};" for n, (_, identity) in fields.items())
-            put = _bind(combine, A="tg_{}_aside[j]", B="tg_{}[j]")
-            aside = f"if (first > 0 && first % {lanes * _RUN} == 0) {each} {{ {put} {reset} }}"
-            whole = f"{each} {{ {_bind(combine, A='tg_{}[j]', B='tg_{}_aside[j]')} }}"
-        inner = f"{{ const long c = first + j; {_bind(step, A='tg_{}[j]')} }}"
-        tree = f"{{ {_bind(combine, A='tg_{}[j]', B='tg_{}[j + w]')} }}"
-        return f"""{" ".join(f"{t} {n};" for n, t in types.items())} {{
-      {arrays}
-      {each} {{ {start} }}
-      for (long first = 0; first < size; first += {lanes}) {{
-        {aside}
-        const int n = (int)(size - first < {lanes} ? size - first : {lanes});
-        if (n == {lanes}) {{ {each} {inner} }} else {{ VECTORIZE for (int j = 0; j < n; ++j) {inner} }}
-      }}
-      {whole}
-      for (int w = {lanes // 2}; w >= 16; w /= 2) VECTORIZE for (int j = 0; j < w; ++j) {tree}
-      for (int w = {min(lanes, 16) // 2}; w > 0; w /= 2) for (int j = 0; j < w; ++j) {tree}
+        def loop(begin: str, end: str) -> str:
+            return f"for (long c = {begin}; c < {end}; ++c) {{ {each} }}"
+
+        text = self._over(lambda begin, end: accumulators.pieces(begin, end, _RUN, loop, combine, self._lanes))
+        text = f"{self._lanes(accumulators.start)} {text} {accumulators.whole(combine, self._lanes)}"
+        self._columns.update((name, f"tg_{name}[j]") for name in fields)
+        return f"{accumulators.declared} {text}"
+
+    def _fold_lanes(self, fields: Fields, step: str, combine: str, cascade: bool) -> str:
+        lanes = self.lanes
+        accumulators = _Accumulators(fields, lanes, cascade)
+
+        def every(statements: str) -> str:
+            return f"VECTORIZE for (int j = 0; j < {lanes}; ++j) {{ {statements} }}"
+
+        inner = f"const long c = first + j; {bind(step, A='tg_{}[j]')}"
+        tree = f"{{ {bind(combine, A='tg_{}[j]', B='tg_{}[j + tg_width]')} }}"
+
+        def loop(begin: str, end: str) -> str:
+            return f"""{{ long first = {begin};
+        for (; first + {lanes} <= {end}; first += {lanes}) {every(inner)}
+        const int rest = (int)({end} - first);
+        VECTORIZE for (int j = 0; j < rest; ++j) {{ {inner} }} }}"""
+
+        return f"""{" ".join(f"{t} {n};" for n, t in accumulators.types.items())} {{
+      {accumulators.declared} {every(accumulators.start)}
+      {self._over(lambda begin, end: accumulators.pieces(begin, end, lanes * _RUN, loop, combine, every))}
+      {accumulators.whole(combine, every)}
+      for (int tg_width = {lanes // 2}; tg_width >= 16; tg_width /= 2)
+        VECTORIZE for (int j = 0; j < tg_width; ++j) {tree}
+      for (int tg_width = {min(lanes, 16) // 2}; tg_width > 0; tg_width /= 2)
+        for (int j = 0; j < tg_width; ++j) {tree}
       {" ".join(f"{n} = tg_{n}[0];" for n in fields)}
     }}"""
 
-    def _fold_group(self, fields: Fields, types: Mapping[str, str], step: str, combine: str, cascade: bool) -> str:
-        # Registers accumulate, local memory combines. All members have left the arrays before they are filled again.
-        start = " ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())
-        loop = f"for (long c = lane; c < size; c += {self.group}) {{ {_bind(step, A='{}')} }}"
-        if cascade:
-            run = " ".join(f"{types[n]} tg_{n} = {identity};" for n, (_, identity) in fields.items())
-            stretch = self.group * _RUN
-            loop = f"""for (long first = lane; first < size; first += {stretch}) {{
-      const long stop = first + {stretch} < size ? first + {stretch} : size;
-      {run}
-      for (long c = first; c < stop; c += {self.group}) {{ {_bind(step, A="tg_{}")} }}
-      {_bind(combine, A="{}", B="tg_{}")}
-    }}"""
-        place = self._local(types)
+    def _fold_group(self, fields: Fields, step: str, combine: str, cascade: bool) -> str:
+        """Registers accumulate; of contiguous rows local memory combines. All members have left its arrays before they
+        are filled again."""
+        accumulators = _Accumulators(fields, 0, cascade)
+        stretch = _RUN * (self.group if self._is_group else 1)
+        text = accumulators.pieces(
+            *self._bounds,
+            stretch,
+            lambda begin, end: self._members(begin, end, bind(step, A="tg_{}")),
+            combine,
+            lambda statements: f"{{ {statements} }}",
+        )
+        text = f"""{" ".join(f"{t} {n};" for n, t in accumulators.types.items())} {{
+    {accumulators.declared} {accumulators.start} {text}
+    {accumulators.whole(combine, lambda statements: f"{{ {statements} }}")}
+    {" ".join(f"{n} = tg_{n};" for n in fields)} }}"""
+        if not self._is_group:
+            return text
+        place = self._local(accumulators.types)
         meet = {n: f"{place[n]}[lane]" for n in fields}
-        other = {n: f"{place[n]}[lane + w]" for n in fields}
-        return f"""{start}
-    {loop}
+        other = {n: f"{place[n]}[lane + tg_width]" for n in fields}
+        return f"""{text}
     BARRIER;
     {" ".join(f"{meet[n]} = {n};" for n in fields)}
     BARRIER;
-    for (int w = {self.group // 2}; w > 0; w /= 2) {{
-      if (lane < w) {{ {_bind(combine, A=meet, B=other)} }}
+    for (int tg_width = {self.group // 2}; tg_width > 0; tg_width /= 2) {{
+      if (lane < tg_width) {{ {bind(combine, A=meet, B=other)} }}
       BARRIER;
     }}
     {" ".join(f"{n} = {place[n]}[0];" for n in fields)}"""
@@ -419,13 +473,13 @@ class Team:
     for (long first = 0; first < size; first += {self.group}) {{
       const long c = first + lane;
       {" ".join(f"{t} tg_{n} = {identities[n]};" for n, t in types.items())}
-      if (c < size) {{ {_bind(load, B="tg_{}")} }}
+      if (c < size) {{ {bind(load, B="tg_{}")} }}
       {" ".join(f"{place[n]}[lane] = tg_{n};" for n in fields)}
       BARRIER;
-      for (int w = 1; w < {self.group}; w *= 2) {{
-        if (lane >= w) {{
-          {" ".join(f"{t} {n} = {place[n]}[lane - w];" for n, t in types.items())}
-          {_bind(combine, A="{}", B="tg_{}")}
+      for (int tg_width = 1; tg_width < {self.group}; tg_width *= 2) {{
+        if (lane >= tg_width) {{
+          {" ".join(f"{t} {n} = {place[n]}[lane - tg_width];" for n, t in types.items())}
+          {bind(combine, A="{}", B="tg_{}")}
           {" ".join(f"tg_{n} = {n};" for n in fields)}
         }}
         BARRIER;
@@ -434,10 +488,10 @@ class Team:
       }}
       {{
         {" ".join(f"{t} {n} = tg_first_{n};" for n, t in types.items())}
-        {_bind(combine, A="{}", B="tg_{}")}
+        {bind(combine, A="{}", B="tg_{}")}
         if (c < size) {{ {then} }}
       }}
-      {_bind(combine, A="tg_first_{}", B={n: f"{place[n]}[{self.group - 1}]" for n in fields})}
+      {bind(combine, A="tg_first_{}", B={n: f"{place[n]}[{self.group - 1}]" for n in fields})}
       BARRIER;
     }}"""
 
@@ -451,11 +505,67 @@ class Team:
         return out
 
 
+@dataclass(frozen=True)
+class _Accumulators:
+    """The variables ``tg_<field>`` of a fold, or arrays of `count` of them, whose element is ``tg_<field>[j]``."""
+
+    fields: Fields
+    count: int
+    cascade: bool
+
+    @property
+    def types(self) -> dict[str, str]:
+        return {name: value_ctype(type_) for name, (type_, _) in self.fields.items()}
+
+    @property
+    def _at(self) -> str:
+        return "[j]" if self.count else ""
+
+    @property
+    def declared(self) -> str:
+        size = f"[{self.count}]" if self.count else ""
+        kinds = ("", "_aside") if self.cascade else ("",)
+        variables = " ".join(f"{t} tg_{n}{kind}{size};" for kind in kinds for n, t in self.types.items())
+        return f"{variables} {'long tg_steps = 0;' if self.cascade else ''}"
+
+    def _reset(self, kind: str = "") -> str:
+        return " ".join(f"tg_{n}{kind}{self._at} = {identity};" for n, (_, identity) in self.fields.items())
+
+    @property
+    def start(self) -> str:
+        return f"{self._reset()} {self._reset('_aside') if self.cascade else ''}"
+
+    def pieces(
+        self,
+        begin: str,
+        end: str,
+        stretch: int,
+        loop: Callable[[str, str], str],
+        combine: str,
+        every: Callable[[str], str],
+    ) -> str:
+        """The loop over a range in pieces of `stretch` elements; so many later what is accumulated is put aside."""
+        if not self.cascade:
+            return loop(begin, end)
+        put = bind(combine, A=f"tg_{{}}_aside{self._at}", B=f"tg_{{}}{self._at}")
+        return f"""for (long piece = {begin}; piece < {end}; piece += {stretch}) {{
+        const long stop = {end} - piece < {stretch} ? {end} : piece + {stretch};
+        {loop("piece", "stop")}
+        tg_steps += stop - piece;
+        if (tg_steps >= {stretch}) {{ tg_steps = 0; {every(f"{{ {put} }} {self._reset()}")} }}
+      }}"""
+
+    def whole(self, combine: str, every: Callable[[str], str]) -> str:
+        """Adds what was put aside."""
+        put = bind(combine, A=f"tg_{{}}{self._at}", B=f"tg_{{}}_aside{self._at}")
+        return every(put) if self.cascade else ""
+
+
 #: Work-items of a group where each has a row of its own.
 COLUMN_GROUP = 64
 
 
-def _bind(text: str, **accumulators: str | Mapping[str, str]) -> str:
+def bind(text: str, **accumulators: str | Mapping[str, str]) -> str:
     """Statements with accumulators spelled out: `A="tg_{}[j]"` makes ``tg_sum[j]`` of ``A.sum``."""
     for letter, spelled in accumulators.items():
         if isinstance(spelled, str):

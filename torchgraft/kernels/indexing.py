@@ -237,7 +237,7 @@ def nonzero_kernel(source: str, rank: int) -> Kernel:
         start = f"({start}) * n{d} + i{d}"
     places = " ".join(f"out[at * {rank} + {d}] = i{d}{' + j' if d == rank - 1 else ''};" for d in range(rank))
     statements = f"""\
-      if (at == size) break;
+      if (at >= size) break;
       if (!{_is_true(source, "source", "start + j")}) continue;
       {places}
       ++at;"""

@@ -200,6 +200,8 @@ def plan_collect(
     places = indices[0].limit
     # Work-items share the space, and where that is not enough the places.
     columns = 1 if p.form == "gpu" or merged[-1] < COLUMNS else COLUMNS if along else ROW_PART
+    if along and p.form == "cpu":
+        columns *= ceil_div(n, 8 * p.device.compute_units * columns)
     grid = p.walk(merged, rows, columns, kernels.FEW)
     parts = 1
     if p.form == "gpu":
