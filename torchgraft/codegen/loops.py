@@ -14,7 +14,7 @@ give what `PlanBuilder.launch` wants, along with the values of the parameters th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Value
@@ -79,16 +79,29 @@ class Walk:
         Args:
             statements: of one element; ``continue`` leaves it out.
             row: statements at the head of each row, for walks with a rank: what `statements` add ``j`` to.
+                ``continue`` leaves the row out.
             vectorize: whether vectors pay, which takes independent elements.
         """
         p = self.prefix
         if not self.rank:
             return self.loop(f"{p}i", f"{p}begin", f"{p}end", statements, vectorize)
-        if self.form == "gpu":
-            t = value_ctype(self.index)
-            head = f"{self._split(f'{p}i')}\n{row}\nconst {t} {p}j = 0;"
-            return self.loop(f"{p}i", f"{p}begin", f"{p}end", f"{head}\n{statements}", vectorize)
-        return self._rows(row, statements, vectorize)
+        return self.rows(f"{row}\n{self.along(statements, vectorize)}")
+
+    def rows(self, statements: str) -> str:
+        """The loop over the group's rows, for walks with a rank: `each` for those who have more to do with a row than
+        to go along it once. ``continue`` leaves a row out."""
+        if self.form == "cpu":
+            return self._rows(statements)
+        p = self.prefix
+        return self.loop(f"{p}i", f"{p}begin", f"{p}end", f"{self._split(f'{p}i')}\n{statements}")
+
+    def along(self, statements: str, vectorize: bool = True) -> str:
+        """The loop along a row, within `rows`."""
+        p, t = self.prefix, value_ctype(self.index)
+        if self.form == "gpu":  # a row is an element
+            return f"    for ({t} {p}j = 0; {p}j < 1; ++{p}j) {{\n{statements}\n    }}"
+        head = f"{'    VECTORIZE' if vectorize else ''}\n    for ({t} {p}j = 0; {p}j < {p}count; ++{p}j)"
+        return f"{head} {{\n{statements}\n    }}"
 
     def loop(self, name: str, begin: str, end: str, statements: str, vectorize: bool = True) -> str:
         """A loop over other numbers than the group's own, which its work-items share likewise."""
@@ -114,7 +127,7 @@ class Walk:
             lines += [f"{t} {p}i{d} = {p}rest % {p}n{d};", f"{p}rest /= {p}n{d};"]
         return "\n".join([*lines, f"{t} {p}i0 = {p}rest;"])
 
-    def _rows(self, row: str, statements: str, vectorize: bool) -> str:
+    def _rows(self, statements: str) -> str:
         """One division at the start, then row after row: a division for each element costs more than the element."""
         p, t, last = self.prefix, value_ctype(self.index), self.rank - 1
         carry = "".join(f"if (++{p}i{d} == {p}n{d}) {{ {p}i{d} = 0; " for d in range(last - 1, 0, -1))
@@ -124,11 +137,9 @@ class Walk:
   for ({t} {p}done = {p}begin; {p}done < {p}end;) {{
     const {t} {p}row = {p}n{last} - {p}i{last};
     const {t} {p}count = {p}row < {p}end - {p}done ? {p}row : {p}end - {p}done;
-{row}
-    {"VECTORIZE" if vectorize else ""}
-    for ({t} {p}j = 0; {p}j < {p}count; ++{p}j) {{
+    do {{
 {statements}
-    }}
+    }} while (0);
     {p}done += {p}count;
     {p}i{last} = 0;
     {carry}
@@ -143,12 +154,15 @@ class Layout:
         form: "cpu" or "gpu".
         across: rows lie across memory, neighbours side by side: a CPU treats many of them at once, in vectors, and a
             GPU gives each a work-item of its own. Otherwise rows are contiguous, one after the other.
-        unit: of rows across memory, whether neighbours touch.
+        unit: of rows across memory, whether neighbours touch; of rows of runs, whether their elements do.
+        runs: each row lies in memory as runs of `run` elements, and rows, whether across or not, have two strides as
+            columns do. Several groups may share a row: each has `part` elements of it.
     """
 
     form: str
     across: bool = False
     unit: bool = True
+    runs: bool = False
 
 
 Fields = Mapping[str, tuple[str, str]]
@@ -174,6 +188,11 @@ _LANES_TEXT = re.compile(f"{_LANES_OPEN}(.*?){_LANES_CLOSE}", re.DOTALL)
 
 _ROW_VALUES = ("rows", "size", "chunk")
 _COLUMN_VALUES = ("outer", "outer_stride", "size", "stride", "inner", "inner_stride", "span", "chunk")
+_RUN_VALUES = (*_COLUMN_VALUES, "run", "run_stride", "part")
+_PART = """
+  const long tg_begin = GROUP_ID(1) * part, tg_end = tg_begin + part < size ? tg_begin + part : size;
+"""
+_ROW_OF_RUNS = "const long o = row / inner, tg_base = o * outer_stride + (row - o * inner) * inner_stride;"
 
 
 @dataclass
@@ -192,22 +211,27 @@ class Team:
         layout: of the rows.
         group: work-items of a group in the GPU form, a power of two.
         lanes: partial results that the CPU form keeps side by side, a power of two.
+        width: columns that the CPU form treats side by side, at most.
     """
 
     layout: Layout
     group: int = GROUP
     lanes: int = LANES
+    width: int = WIDTH
     _head: dict[str, str] = field(default_factory=dict)  # declarations at the head of the kernel
-    _columns: set[str] = field(default_factory=set)  # values that a CPU has for each of its columns
+    _columns: dict[str, str] = field(
+        default_factory=dict
+    )  # values that a CPU has for each of its columns: their arrays
 
     @property
     def at(self) -> str:
         """Where element c lies in tensors of the rows' shape."""
+        base, unit = "tg_run_base" if self.layout.runs else "tg_base", self.layout.unit
         if not self.layout.across:
-            return "row * size + c"
+            return f"{base} + c{'' if unit else ' * stride'}" if self.layout.runs else "row * size + c"
         if self.layout.form == "gpu":
-            return "tg_base + c * stride"
-        return f"tg_base + c * stride + tg_j{'' if self.layout.unit else ' * inner_stride'}"
+            return f"{base} + c * stride"
+        return f"{base} + c * stride + tg_j{'' if unit else ' * inner_stride'}"
 
     @property
     def row(self) -> str:
@@ -221,16 +245,29 @@ class Team:
         """Of rows across memory, the number of the row among those with the same ``o``."""
         return "(tg_row - o * inner)" if self.layout.form == "gpu" else "(tg_start + tg_j)"
 
+    def at_row(self, outer: str, inner: str) -> str:
+        """Where a row that lies across, or in runs, has its place in tensors with one element for each row and these
+        strides."""
+        if self._is_vector:
+            return f"o * {outer} + (tg_start + tg_j) * {inner}"
+        return f"o * {outer} + ({self.row} - o * inner) * {inner}"
+
     # ---- what a team does ----
 
-    def each(self, statements: str, vectorize: bool = True, size: str = "size") -> str:
+    def each(self, statements: str, vectorize: bool = True, size: str = "") -> str:
         """For each element of the row, or each of `size` numbers, in any order."""
-        if self._is_vector:
-            return f"for (long c = 0; c < {size}; ++c) {{ {self._lanes(statements, vectorize)} }}"
-        if self._is_group:
-            return f"for (long c = tg_lane; c < {size}; c += {self.group}) {{ {statements} }}"
-        vectors = "VECTORIZE " if vectorize and not self.layout.across else ""
-        return f"{vectors}for (long c = 0; c < {size}; ++c) {{ {statements} }}"
+        if size and self.layout.form == "gpu":
+            lane, step = ("tg_lane", f"c += {self.group}") if self._is_group else ("0", "++c")
+            return f"for (long c = {lane}; c < {size}; {step}) {{ {statements} }}"
+        if self.layout.form == "gpu":
+            return self._members(*self._bounds, statements)
+        each = self._lanes(statements, vectorize) if self._is_vector else statements
+        vectors = "VECTORIZE " if vectorize and not self._is_vector else ""
+
+        def loop(begin: str, end: str) -> str:
+            return f"{vectors}for (long c = {begin}; c < {end}; ++c) {{ {each} }}"
+
+        return loop("0", size) if size else self._over(loop)
 
     def leader(self, statements: str) -> str:
         """Once for the row."""
@@ -271,7 +308,7 @@ class Team:
         return self.fold({name: (type_, "-INFINITY")}, step, f"A.{name} = B.{name} > A.{name} ? B.{name} : A.{name};")
 
     def fold(self, fields: Fields, step: str, combine: str, cascade: bool = False) -> str:
-        """Takes the elements of the row into one accumulator.
+        """Takes the elements of the row, or of the group's part of it, into one accumulator.
 
         Args:
             fields: of the accumulator; afterwards they are values of the row.
@@ -280,17 +317,13 @@ class Team:
             cascade: puts what is accumulated aside from time to time, since long sums round off what comes last.
         """
         if self._is_vector:
-            return self._fold_columns(fields, step)
-        types = {name: value_ctype(type_) for name, (type_, _) in fields.items()}
-        if self.layout.across:
-            declared = " ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())
-            return f"{declared} for (long c = 0; c < size; ++c) {{ {_bind(step, A='{}')} }}"
-        if self._is_group:
-            return self._fold_group(fields, types, step, combine, cascade)
-        return self._fold_lanes(fields, types, step, combine, cascade)
+            return self._fold_columns(fields, step, combine, cascade)
+        if self.layout.form == "gpu":
+            return self._fold_group(fields, step, combine, cascade)
+        return self._fold_lanes(fields, step, combine, cascade)
 
     def scan(self, fields: Fields, load: str, combine: str, then: str, ahead: str = "") -> str:
-        """Goes along the row with an accumulator of all elements so far.
+        """Goes along the row, which has no runs, with an accumulator of all elements so far.
 
         Args:
             fields: of the accumulator, named in `then`.
@@ -302,7 +335,7 @@ class Team:
         """
         types = {name: value_ctype(type_) for name, (type_, _) in fields.items()}
         own = " ".join(f"{t} tg_{n};" for n, t in types.items())
-        step = f"{own} {_bind(load, B='tg_{}')} {_bind(combine, A='{}', B='tg_{}')}"
+        step = f"{own} {bind(load, B='tg_{}')} {bind(combine, A='{}', B='tg_{}')}"
         if self._is_vector:
             declared = "".join(self._column(n, t) for n, t in types.items())
             start = self._lanes(" ".join(f"{n} = {identity};" for n, (_, identity) in fields.items()))
@@ -327,20 +360,26 @@ class Team:
         text, head = "\n    ".join(filter(None, statements)), " ".join(self._head.values())
         text = _LANES_TEXT.sub(self._of_columns, text)
         layout = self.layout
+        if layout.runs:
+            head = f"{_PART}  {head}"
+            text = text if layout.across else f"{_ROW_OF_RUNS}\n    {text}"
         if layout.across:
-            body = f"{_COLUMNS_GPU}    {text}\n" if layout.form == "gpu" else f"{_COLUMNS_CPU}    {text}\n  }}\n"
+            columns, close = (_COLUMNS_GPU, "") if layout.form == "gpu" else (_COLUMNS_CPU, "  }\n")
+            body = f"{columns}  {head}\n    {text}\n{close}"
         elif layout.form == "gpu":
             body = f"  {head}\n  const int tg_lane = LOCAL_ID(0);\n  const long row = GROUP_ID(0);\n    {text}\n"
         else:
             body = f"""  {head}
+  {"const long rows = outer * inner;" if layout.runs else ""}
   const long tg_row_end = (GROUP_ID(0) + 1) * chunk < rows ? (GROUP_ID(0) + 1) * chunk : rows;
   for (long row = GROUP_ID(0) * chunk; row < tg_row_end; ++row) {{
     {text}
   }}
 """
-        own = tuple(Value(v, "i64") for v in (_COLUMN_VALUES if layout.across else _ROW_VALUES))
-        local = (1,) if layout.form == "cpu" else (COLUMN_GROUP,) if layout.across else (self.group,)
-        return Kernel(name, (*params, *own), body, helpers, local)
+        values = _RUN_VALUES if layout.runs else _COLUMN_VALUES if layout.across else _ROW_VALUES
+        own = tuple(Value(v, "i64") for v in values)
+        local = 1 if layout.form == "cpu" else COLUMN_GROUP if layout.across else self.group
+        return Kernel(name, (*params, *own), body, helpers, (local, 1) if layout.runs else (local,))
 
     # ---- forms ----
 
@@ -352,78 +391,111 @@ class Team:
     def _is_vector(self) -> bool:
         return self.layout.form == "cpu" and self.layout.across
 
+    @property
+    def _bounds(self) -> tuple[str, str]:
+        """The elements that the group has of a row."""
+        return ("tg_begin", "tg_end") if self.layout.runs else ("0", "size")
+
+    def _over(self, loop: Callable[[str, str], str]) -> str:
+        """What `loop` makes of a range of elements, for the row or for each run of it."""
+        if not self.layout.runs:
+            return loop(*self._bounds)
+        return f"""for (long tg_r = tg_begin / run, tg_run_begin = tg_begin; tg_run_begin < tg_end; ++tg_r) {{
+      const long tg_run_end = (tg_r + 1) * run < tg_end ? (tg_r + 1) * run : tg_end;
+      const long tg_run_base = tg_base + tg_r * (run_stride - run * stride);
+      {loop("tg_run_begin", "tg_run_end")}
+      tg_run_begin = tg_run_end;
+    }}"""
+
+    def _members(self, begin: str, end: str, statements: str) -> str:
+        """The GPU form's loop over a range of elements."""
+        if self.layout.runs:
+            statements = f"const long tg_run_base = tg_base + c / run * (run_stride - run * stride); {statements}"
+        lane, step = (f"{begin} + tg_lane", f"c += {self.group}") if self._is_group else (begin, "++c")
+        return f"for (long c = {lane}; c < {end}; {step}) {{ {statements} }}"
+
     def _column(self, name: str, ctype: str) -> str:
         """Declares a value of each column."""
-        self._columns.add(name)
-        return f"{ctype} {name}[{WIDTH}]; "
+        self._columns[name] = f"{name}[tg_j]"
+        return f"{ctype} {name}[{self.width}]; "
 
     def _lanes(self, statements: str, vectorize: bool = True) -> str:
-        """Statements for each column; `kernel` tells values of the rows apart by j, once all of them are known."""
+        """Statements for each column; `kernel` tells values of the rows apart, once all of them are known."""
         loop = f"{'VECTORIZE ' if vectorize else ''}for (int tg_j = 0; tg_j < tg_m; ++tg_j)"
         return f"{loop} {_LANES_OPEN}{{ {statements} }}{_LANES_CLOSE}"
 
     def _of_columns(self, lanes: re.Match[str]) -> str:
         text = lanes[1]
-        for name in sorted(self._columns):
-            text = re.sub(rf"(?<![\w.]){name}\b(?!\[)", f"{name}[tg_j]", text)
+        for name, spelled in self._columns.items():
+            text = re.sub(rf"(?<![\w.]){name}\b(?!\[)", spelled, text)
         return text
 
-    def _fold_columns(self, fields: Fields, step: str) -> str:
-        declared = "".join(self._column(name, value_ctype(type_)) for name, (type_, _) in fields.items())
-        start = self._lanes(" ".join(f"{name} = {identity};" for name, (_, identity) in fields.items()))
-        return f"{declared}{start} for (long c = 0; c < size; ++c) {{ {self._lanes(_bind(step, A='{}'))} }}"
+    def _fold_columns(self, fields: Fields, step: str, combine: str, cascade: bool) -> str:
+        each = self._lanes(bind(step, A="tg_{}[tg_j]"))
+        accumulators = _Accumulators(fields, self.width, cascade)
 
-    def _fold_lanes(self, fields: Fields, types: Mapping[str, str], step: str, combine: str, cascade: bool) -> str:
-        lanes, each = self.lanes, f"VECTORIZE for (int tg_j = 0; tg_j < {self.lanes}; ++tg_j)"
-        reset = " ".join(f"tg_{n}[tg_j] = {identity};" for n, (_, identity) in fields.items())
-        arrays = " ".join(f"{t} tg_{n}[{lanes}];" for n, t in types.items())
-        start, aside, whole = reset, "", ""
-        if cascade:
-            arrays += " " + " ".join(f"{t} tg_{n}_aside[{lanes}];" for n, t in types.items())
-            start += " ".join(f"tg_{n}_aside[tg_j] = {identity};" for n, (_, identity) in fields.items())
-            put = _bind(combine, A="tg_{}_aside[tg_j]", B="tg_{}[tg_j]")
-            aside = f"if (tg_first > 0 && tg_first % {lanes * _RUN} == 0) {each} {{ {put} {reset} }}"
-            whole = f"{each} {{ {_bind(combine, A='tg_{}[tg_j]', B='tg_{}_aside[tg_j]')} }}"
-        inner = f"{{ const long c = tg_first + tg_j; {_bind(step, A='tg_{}[tg_j]')} }}"
-        tree = f"{{ {_bind(combine, A='tg_{}[tg_j]', B='tg_{}[tg_j + tg_w]')} }}"
-        return f"""{" ".join(f"{t} {n};" for n, t in types.items())} {{
-      {arrays}
-      {each} {{ {start} }}
-      for (long tg_first = 0; tg_first < size; tg_first += {lanes}) {{
-        {aside}
-        const int tg_count = (int)(size - tg_first < {lanes} ? size - tg_first : {lanes});
-        if (tg_count == {lanes}) {{ {each} {inner} }}
-        else {{ VECTORIZE for (int tg_j = 0; tg_j < tg_count; ++tg_j) {inner} }}
-      }}
-      {whole}
-      for (int tg_w = {lanes // 2}; tg_w >= 16; tg_w /= 2) VECTORIZE for (int tg_j = 0; tg_j < tg_w; ++tg_j) {tree}
-      for (int tg_w = {min(lanes, 16) // 2}; tg_w > 0; tg_w /= 2) for (int tg_j = 0; tg_j < tg_w; ++tg_j) {tree}
+        def loop(begin: str, end: str) -> str:
+            return f"for (long c = {begin}; c < {end}; ++c) {{ {each} }}"
+
+        text = self._over(lambda begin, end: accumulators.pieces(begin, end, _RUN, loop, combine, self._lanes))
+        text = f"{self._lanes(accumulators.start)} {text} {accumulators.whole(combine, self._lanes)}"
+        self._columns.update((name, f"tg_{name}[tg_j]") for name in fields)
+        return f"{accumulators.declared} {text}"
+
+    def _fold_lanes(self, fields: Fields, step: str, combine: str, cascade: bool) -> str:
+        lanes = self.lanes
+        accumulators = _Accumulators(fields, lanes, cascade)
+
+        def every(statements: str) -> str:
+            return f"VECTORIZE for (int tg_j = 0; tg_j < {lanes}; ++tg_j) {{ {statements} }}"
+
+        inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
+        tree = f"{{ {bind(combine, A='tg_{}[tg_j]', B='tg_{}[tg_j + tg_width]')} }}"
+
+        def loop(begin: str, end: str) -> str:
+            return f"""{{ long tg_first = {begin};
+        for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {every(inner)}
+        const int tg_rest = (int)({end} - tg_first);
+        VECTORIZE for (int tg_j = 0; tg_j < tg_rest; ++tg_j) {{ {inner} }} }}"""
+
+        return f"""{" ".join(f"{t} {n};" for n, t in accumulators.types.items())} {{
+      {accumulators.declared} {every(accumulators.start)}
+      {self._over(lambda begin, end: accumulators.pieces(begin, end, lanes * _RUN, loop, combine, every))}
+      {accumulators.whole(combine, every)}
+      for (int tg_width = {lanes // 2}; tg_width >= 16; tg_width /= 2)
+        VECTORIZE for (int tg_j = 0; tg_j < tg_width; ++tg_j) {tree}
+      for (int tg_width = {min(lanes, 16) // 2}; tg_width > 0; tg_width /= 2)
+        for (int tg_j = 0; tg_j < tg_width; ++tg_j) {tree}
       {" ".join(f"{n} = tg_{n}[0];" for n in fields)}
     }}"""
 
-    def _fold_group(self, fields: Fields, types: Mapping[str, str], step: str, combine: str, cascade: bool) -> str:
-        # Registers accumulate, local memory combines. All members have left the arrays before they are filled again.
-        start = " ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())
-        loop = f"for (long c = tg_lane; c < size; c += {self.group}) {{ {_bind(step, A='{}')} }}"
-        if cascade:
-            run = " ".join(f"{types[n]} tg_{n} = {identity};" for n, (_, identity) in fields.items())
-            stretch = self.group * _RUN
-            loop = f"""for (long tg_first = tg_lane; tg_first < size; tg_first += {stretch}) {{
-      const long tg_stop = tg_first + {stretch} < size ? tg_first + {stretch} : size;
-      {run}
-      for (long c = tg_first; c < tg_stop; c += {self.group}) {{ {_bind(step, A="tg_{}")} }}
-      {_bind(combine, A="{}", B="tg_{}")}
-    }}"""
-        place = self._local(types)
+    def _fold_group(self, fields: Fields, step: str, combine: str, cascade: bool) -> str:
+        """Registers accumulate; of contiguous rows local memory combines. All members have left its arrays before they
+        are filled again."""
+        accumulators = _Accumulators(fields, 0, cascade)
+        stretch = _RUN * (self.group if self._is_group else 1)
+        text = accumulators.pieces(
+            *self._bounds,
+            stretch,
+            lambda begin, end: self._members(begin, end, bind(step, A="tg_{}")),
+            combine,
+            lambda statements: f"{{ {statements} }}",
+        )
+        text = f"""{" ".join(f"{t} {n};" for n, t in accumulators.types.items())} {{
+    {accumulators.declared} {accumulators.start} {text}
+    {accumulators.whole(combine, lambda statements: f"{{ {statements} }}")}
+    {" ".join(f"{n} = tg_{n};" for n in fields)} }}"""
+        if not self._is_group:
+            return text
+        place = self._local(accumulators.types)
         meet = {n: f"{place[n]}[tg_lane]" for n in fields}
-        other = {n: f"{place[n]}[tg_lane + tg_w]" for n in fields}
-        return f"""{start}
-    {loop}
+        other = {n: f"{place[n]}[tg_lane + tg_width]" for n in fields}
+        return f"""{text}
     BARRIER;
     {" ".join(f"{meet[n]} = {n};" for n in fields)}
     BARRIER;
-    for (int tg_w = {self.group // 2}; tg_w > 0; tg_w /= 2) {{
-      if (tg_lane < tg_w) {{ {_bind(combine, A=meet, B=other)} }}
+    for (int tg_width = {self.group // 2}; tg_width > 0; tg_width /= 2) {{
+      if (tg_lane < tg_width) {{ {bind(combine, A=meet, B=other)} }}
       BARRIER;
     }}
     {" ".join(f"{n} = {place[n]}[0];" for n in fields)}"""
@@ -436,13 +508,13 @@ class Team:
     for (long tg_stretch = 0; tg_stretch < size; tg_stretch += {self.group}) {{
       const long c = tg_stretch + tg_lane;
       {" ".join(f"{t} tg_{n} = {identities[n]};" for n, t in types.items())}
-      if (c < size) {{ {_bind(load, B="tg_{}")} }}
+      if (c < size) {{ {bind(load, B="tg_{}")} }}
       {" ".join(f"{place[n]}[tg_lane] = tg_{n};" for n in fields)}
       BARRIER;
-      for (int tg_w = 1; tg_w < {self.group}; tg_w *= 2) {{
-        if (tg_lane >= tg_w) {{
-          {" ".join(f"{t} {n} = {place[n]}[tg_lane - tg_w];" for n, t in types.items())}
-          {_bind(combine, A="{}", B="tg_{}")}
+      for (int tg_width = 1; tg_width < {self.group}; tg_width *= 2) {{
+        if (tg_lane >= tg_width) {{
+          {" ".join(f"{t} {n} = {place[n]}[tg_lane - tg_width];" for n, t in types.items())}
+          {bind(combine, A="{}", B="tg_{}")}
           {" ".join(f"tg_{n} = {n};" for n in fields)}
         }}
         BARRIER;
@@ -451,10 +523,10 @@ class Team:
       }}
       {{
         {" ".join(f"{t} {n} = tg_first_{n};" for n, t in types.items())}
-        {_bind(combine, A="{}", B="tg_{}")}
+        {bind(combine, A="{}", B="tg_{}")}
         if (c < size) {{ {then} }}
       }}
-      {_bind(combine, A="tg_first_{}", B={n: f"{place[n]}[{self.group - 1}]" for n in fields})}
+      {bind(combine, A="tg_first_{}", B={n: f"{place[n]}[{self.group - 1}]" for n in fields})}
       BARRIER;
     }}"""
 
@@ -468,11 +540,67 @@ class Team:
         return out
 
 
+@dataclass(frozen=True)
+class _Accumulators:
+    """The variables ``tg_<field>`` of a fold, or arrays of `count` of them, whose element is ``tg_<field>[tg_j]``."""
+
+    fields: Fields
+    count: int
+    cascade: bool
+
+    @property
+    def types(self) -> dict[str, str]:
+        return {name: value_ctype(type_) for name, (type_, _) in self.fields.items()}
+
+    @property
+    def _at(self) -> str:
+        return "[tg_j]" if self.count else ""
+
+    @property
+    def declared(self) -> str:
+        size = f"[{self.count}]" if self.count else ""
+        kinds = ("", "_aside") if self.cascade else ("",)
+        variables = " ".join(f"{t} tg_{n}{kind}{size};" for kind in kinds for n, t in self.types.items())
+        return f"{variables} {'long tg_steps = 0;' if self.cascade else ''}"
+
+    def _reset(self, kind: str = "") -> str:
+        return " ".join(f"tg_{n}{kind}{self._at} = {identity};" for n, (_, identity) in self.fields.items())
+
+    @property
+    def start(self) -> str:
+        return f"{self._reset()} {self._reset('_aside') if self.cascade else ''}"
+
+    def pieces(
+        self,
+        begin: str,
+        end: str,
+        stretch: int,
+        loop: Callable[[str, str], str],
+        combine: str,
+        every: Callable[[str], str],
+    ) -> str:
+        """The loop over a range in pieces of `stretch` elements; so many later what is accumulated is put aside."""
+        if not self.cascade:
+            return loop(begin, end)
+        put = bind(combine, A=f"tg_{{}}_aside{self._at}", B=f"tg_{{}}{self._at}")
+        return f"""for (long tg_piece = {begin}; tg_piece < {end}; tg_piece += {stretch}) {{
+        const long tg_stop = {end} - tg_piece < {stretch} ? {end} : tg_piece + {stretch};
+        {loop("tg_piece", "tg_stop")}
+        tg_steps += tg_stop - tg_piece;
+        if (tg_steps >= {stretch}) {{ tg_steps = 0; {every(f"{{ {put} }} {self._reset()}")} }}
+      }}"""
+
+    def whole(self, combine: str, every: Callable[[str], str]) -> str:
+        """Adds what was put aside."""
+        put = bind(combine, A=f"tg_{{}}{self._at}", B=f"tg_{{}}_aside{self._at}")
+        return every(put) if self.cascade else ""
+
+
 #: Work-items of a group where each has a row of its own.
 COLUMN_GROUP = 64
 
 
-def _bind(text: str, **accumulators: str | Mapping[str, str]) -> str:
+def bind(text: str, **accumulators: str | Mapping[str, str]) -> str:
     """Statements with accumulators spelled out: `A="tg_{}[j]"` makes ``tg_sum[j]`` of ``A.sum``."""
     for letter, spelled in accumulators.items():
         if isinstance(spelled, str):

@@ -3,8 +3,9 @@
 Counter c of a reservation gives four 32-bit words, and a distribution takes a fixed number of words for a fixed
 number of values: the value of an element depends on its index only, not on how a kernel deals the elements out.
 
-On a CPU a group fills a block of words first - many counters side by side in vectors - and then turns it into values,
-so that a distribution is written as if for one element. On a GPU each work-item draws one counter.
+Kernels walk over blocks of counters: the words of a block are drawn first and then turned into values, so that a
+distribution is written as if for one element. On a CPU a block has many counters, side by side in vectors, on a GPU
+one.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, parameters
+from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.pointwise import Input, Number, convert, expression
-from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.types import BY_NAME, MOVES, value_ctype
 from torchgraft.functions.philox import COUNTERS
+from torchgraft.kernels.indexing import FEW
 
 WORDS = 4 * COUNTERS
-GPU_LOCAL = 256
 
 
 @dataclass(frozen=True)
@@ -70,63 +72,47 @@ def _unit(draw: Draw, base: str, count: int) -> str:
     return "\n".join(lines)
 
 
+def block_counters(form: str) -> int:
+    """Counters of a block."""
+    return COUNTERS if form == "cpu" else 1
+
+
 @functools.cache
 def draw_kernel(draw: Draw, form: str) -> Kernel:
-    """Arguments: results, inputs, numbers, where errors are reported if it does that, then seed and offset of a
-    reservation, count and chunk (i64)."""
-    params: list[Parameter] = [Pointer(f"out{r}_p", storage) for r, (storage, _, _) in enumerate(draw.results)]
-    params += [Pointer(f"{i.name}_p", i.storage, const=True) for i in draw.inputs]
-    params += [Value(n.name, n.type) for n in draw.numbers]
-    params += [Pointer("tg_errors", "i32"), Value("tg_code", "i32")] if draw.reports else []
-    params += [Value("tg_seed", "u64"), Value("tg_offset", "u64"), Value("tg_n", "i64"), Value("tg_chunk", "i64")]
-    body = _gpu_body(draw) if form == "gpu" else _cpu_body(draw)
-    return Kernel(draw.name, tuple(params), body, local=(GPU_LOCAL,) if form == "gpu" else (1,))
-
-
-def _cpu_body(draw: Draw) -> str:
-    block = COUNTERS * draw.elements
+    """A walk over blocks. Parameters: results ``out<r>_p``, inputs ``<name>_p``, numbers, `tg_errors` and `tg_code` if
+    it reports errors, `tg_seed` and `tg_offset` of a reservation, and `tg_elements`."""
+    walk = Walk(form, prefix="tg_")
+    counters = block_counters(form)
+    block = counters * draw.elements
+    if form == "cpu":
+        fill = f"tg_philox_block(tg_words, tg_seed, tg_offset + (ulong)(tg_i * {counters}));"
+    else:
+        fill = "uint4 tg_drawn = tg_philox(tg_seed, tg_offset + (ulong)tg_i, 0);\n"
+        fill += " ".join(f"tg_words[{k}] = tg_drawn.s{k};" for k in range(4))
     words = "\n".join(f"uint w{k} = tg_words[{draw.words} * tg_j + {k}];" for k in range(draw.words))
-    last = ""
-    if draw.values == 2:  # an odd end
-        last = f"""
+    base = f"tg_first + {draw.values} * tg_j"
+    odd_end = f"""
     if ((tg_count & 1) != 0) {{
-      int tg_j = tg_count / 2;
+      const int tg_j = tg_count / 2;
 {words}
-{_unit(draw, "tg_first + 2 * tg_j", 1)}
+{_unit(draw, base, 1)}
     }}"""
-    return f"""\
-  long tg_begin = GROUP_ID(0) * tg_chunk;
-  long tg_end = tg_n - tg_begin < tg_chunk ? tg_n : tg_begin + tg_chunk;
-  uint tg_words[{WORDS}];
-{draw.head}
-  for (long tg_first = tg_begin; tg_first < tg_end; tg_first += {block}) {{
-    tg_philox_block(tg_words, tg_seed, tg_offset + (ulong)(tg_first / {draw.elements}));
-    int tg_count = (int)(tg_end - tg_first < {block} ? tg_end - tg_first : {block});
-    VECTORIZE
+    statements = f"""\
+    uint tg_words[{4 * counters}];
+    {fill}
+    const long tg_first = tg_i * {block};
+    const int tg_count = (int)(tg_elements - tg_first < {block} ? tg_elements - tg_first : {block});
+    {"VECTORIZE" if form == "cpu" else ""}
     for (int tg_j = 0; tg_j < tg_count / {draw.values}; ++tg_j) {{
 {words}
-{_unit(draw, f"tg_first + {draw.values} * tg_j", draw.values)}
-    }}{last}
-  }}
-{draw.tail}"""
-
-
-def _gpu_body(draw: Draw) -> str:
-    parts = []
-    for unit in range(4 // draw.words):
-        words = "\n".join(f"uint w{k} = LANE(tg_drawn, {unit * draw.words + k});" for k in range(draw.words))
-        base = f"tg_i + {unit * draw.values}"
-        part = f"if ({base} + {draw.values - 1} < tg_n) {{\n{words}\n{_unit(draw, base, draw.values)}\n}}"
-        if draw.values == 2:
-            part += f" else if ({base} < tg_n) {{\n{words}\n{_unit(draw, base, 1)}\n}}"
-        parts.append(part)
-    return f"""\
-  long tg_counter = GLOBAL_ID(0);
-  long tg_i = tg_counter * {draw.elements};
-  if (tg_i >= tg_n) return;
-{draw.head}
-  uint4 tg_drawn = tg_philox(tg_seed, tg_offset + (ulong)tg_counter, 0);
-""" + "\n".join([*parts, draw.tail])
+{_unit(draw, base, draw.values)}
+    }}{odd_end if draw.values == 2 else ""}"""
+    params = [f"{storage}* out{r}_p" for r, (storage, _, _) in enumerate(draw.results)]
+    params += [f"const {i.storage}* {i.name}_p" for i in draw.inputs]
+    params += [f"{n.type} {n.name}" for n in draw.numbers]
+    params += ["i32* tg_errors; i32 tg_code" if draw.reports else "", "u64 tg_seed, tg_offset; i64 tg_elements"]
+    body = f"{draw.head}\n{walk.each(statements, vectorize=False)}\n{draw.tail}"
+    return walk.kernel(draw.name, parameters("; ".join(params)), body)
 
 
 # ---- distributions ----
@@ -160,14 +146,14 @@ def _one(name: str, storage: str, numbers: tuple[str, ...], text: str, head: str
 
 @functools.cache
 def uniform(storage: str) -> Draw:
-    """In [from, to). Rounding may reach `to`: such a number becomes `from`."""
+    """In [low, high). Rounding may reach `high`: such a number becomes `low`."""
     compute, digits = BY_NAME[storage].compute, _DIGITS[storage]
-    head, rounded = "T tg_to = to;", ""
+    head, rounded = "T tg_high = high;", ""
     if digits < 24:
-        head = f"T tg_to = tg_round_bits(to, {24 - digits});"
+        head = f"T tg_high = tg_round_bits(high, {24 - digits});"
         rounded = f"x = tg_round_bits(x, {24 - digits});"
-    text = f"T u = {_fraction(compute, digits)};\nT x = fma(u, to - from, from);\n{rounded}\nx = x < tg_to ? x : from;"
-    return _one("uniform", storage, ("from", "to"), text, head)
+    text = f"T u = {_fraction(compute, digits)};\nT x = fma(u, high - low, low);\n{rounded}\nx = x < tg_high ? x : low;"
+    return _one("uniform", storage, ("low", "high"), text, head)
 
 
 @functools.cache
@@ -304,122 +290,103 @@ def integers(storage: str, words: int, whole: bool) -> Draw:
 
 @functools.cache
 def permutation(storage: str) -> Kernel:
-    """Fisher and Yates's shuffle, by one work-item. Arguments: result, n (i64), seed, offset; takes two words for
-    each element.
-    """
-    value = convert("i", "i64", storage)
+    """Fisher and Yates's shuffle, by one work-item; takes two words for each element."""
+    moved = BY_NAME[MOVES[BY_NAME[storage].size]].storage
     body = f"""\
   uint words[{WORDS}];
-  for (long i = 0; i < n; ++i) store_{storage}(out, i, {value});
+  GLOBAL {moved}* bits = (GLOBAL {moved}*)out;
+  for (long i = 0; i < n; ++i) store_{storage}(out, i, {convert("i", "i64", storage)});
   for (long i = 0; i < n; ++i) {{
     int k = 2 * (int)(i % {WORDS // 2});
     if (k == 0) tg_philox_block(words, seed, offset + (ulong)(i / 2));
     long j = i + (long)MUL_HIGH_ulong(((ulong)words[k + 1] << 32) | words[k], (ulong)(n - i));
-    {BY_NAME[storage].storage} kept = out[i];
-    out[i] = out[j];
-    out[j] = kept;
+    {moved} kept = bits[i];
+    bits[i] = bits[j];
+    bits[j] = kept;
   }}"""
-    if storage == "f16":  # 16 bits are moved, whatever they mean
-        body = body.replace("half kept = out[i]", "ushort kept = ((GLOBAL ushort*)out)[i]")
-        body = body.replace("out[i] = out[j];", "((GLOBAL ushort*)out)[i] = ((GLOBAL ushort*)out)[j];")
-        body = body.replace("    out[j] = kept", "    ((GLOBAL ushort*)out)[j] = kept")
-    params = (Pointer("out", storage), Value("n", "i64"), Value("seed", "u64"), Value("offset", "u64"))
-    return Kernel("randperm", params, body)
+    return Kernel("randperm", parameters(f"{storage}* out; i64 n; u64 seed, offset"), body)
+
+
+def _multinomial(storage: str, room: str, form: str, statements: str) -> Kernel:
+    """A work-item takes row ``i``: `out` [rows, samples], `weights` and `room` [rows, size], and where errors are
+    reported, with a code for what is no weight and one for too few of them."""
+    walk = Walk(form, group=FEW)
+    params = f"""i64* out; const {storage}* weights; {room}* room; i32* errors; i32 not_weights, too_few;
+        i64 size, samples; u64 seed, offset"""
+    return walk.kernel("multinomial", parameters(params), walk.each(statements, vectorize=False))
 
 
 @functools.cache
-def multinomial_with_replacement(storage: str, total: str) -> Kernel:
-    """A work-item takes a row: running sums, then a binary search for each sample.
-
-    Arguments: result [rows, samples], weights [rows, n], room for the sums [rows, n] of type `total`, error words, a
-        code for what is no weight and one for too few of them, n, samples, seed, offset; takes one counter for each
-        sample.
-    """
+def multinomial_with_replacement(storage: str, total: str, form: str) -> Kernel:
+    """Running sums of each row, of type `total`, then a binary search for each sample; takes one counter for each
+    sample."""
     ctype = value_ctype(total)
-    value = convert("load_S(weights, row * n + i)".replace("_S", f"_{storage}"), storage, total)
+    value = convert(f"load_{storage}(weights, i * size + e)", storage, total)
     fraction = (
         "((ulong)LANE(drawn, 0) << 21 | LANE(drawn, 1) >> 11) * 1.1102230246251565e-16"
         if total == "f64"
         else "(LANE(drawn, 0) >> 8) * 5.9604644775390625e-8f"
     )
-    body = f"""\
-  long row = GLOBAL_ID(0), last = 0;
+    statements = f"""\
+  GLOBAL {ctype}* sums = room + i * size;
+  long last = 0;
   int bad = 0;
   {ctype} sum = 0;
-  for (long i = 0; i < n; ++i) {{
+  for (long e = 0; e < size; ++e) {{
     {ctype} weight = {value};
-    if (weight > 0) last = i;
+    if (weight > 0) last = e;
     bad |= weight >= 0 && weight < INFINITY ? 0 : 1;
     sum += weight;
-    sums[row * n + i] = sum;
+    sums[e] = sum;
   }}
-  if (bad) tg_report(errors, not_weights, row);
-  else if (!(sum > 0)) tg_report(errors, too_few, row);
+  if (bad) tg_report(errors, not_weights, i);
+  else if (!(sum > 0)) tg_report(errors, too_few, i);
   for (long s = 0; s < samples; ++s) {{
-    uint4 drawn = tg_philox(seed, offset + (ulong)(row * samples + s), 0);
+    uint4 drawn = tg_philox(seed, offset + (ulong)(i * samples + s), 0);
     {ctype} wanted = {fraction} * sum;
     long low = 0, high = last;
     while (low < high) {{
       long middle = (low + high) / 2;
-      if (sums[row * n + middle] > wanted) high = middle; else low = middle + 1;
+      if (sums[middle] > wanted) high = middle; else low = middle + 1;
     }}
-    out[row * samples + s] = low;
+    out[i * samples + s] = low;
   }}"""
-    return Kernel("multinomial", _multinomial_params(storage, total, "sums"), body)
+    return _multinomial(storage, total, form, statements)
 
 
 @functools.cache
-def multinomial_without_replacement(storage: str) -> Kernel:
-    """A work-item takes a row. Every element runs for an exponential time with its weight as rate; the first ones win.
-
-    Arguments as `multinomial_with_replacement`, the room being for times in float32; takes a word for each weight,
-    rows beginning new blocks.
-    """
-    weight = convert(f"load_{storage}(weights, row * n + i + j)", storage, "f32")
-    body = f"""\
-  long row = GLOBAL_ID(0);
+def multinomial_without_replacement(storage: str, form: str) -> Kernel:
+    """Every element runs for an exponential time with its weight as rate; the first ones win. Takes a word for each
+    weight, rows beginning new blocks."""
+    weight = convert(f"load_{storage}(weights, i * size + first + j)", storage, "f32")
+    statements = f"""\
   uint words[{WORDS}];
   int bad = 0, positive = 0;
-  GLOBAL float* times = room + row * n;
-  ulong first = offset + (ulong)(row * ((n + {WORDS - 1}) / {WORDS}) * {COUNTERS});
-  for (long i = 0; i < n; i += {WORDS}) {{
-    tg_philox_block(words, seed, first + (ulong)(i / 4));
-    int count = (int)(n - i < {WORDS} ? n - i : {WORDS});
+  GLOBAL float* times = room + i * size;
+  const ulong own = offset + (ulong)(i * ((size + {WORDS - 1}) / {WORDS}) * {COUNTERS});
+  for (long first = 0; first < size; first += {WORDS}) {{
+    tg_philox_block(words, seed, own + (ulong)(first / 4));
+    int count = (int)(size - first < {WORDS} ? size - first : {WORDS});
     VECTORIZE
     for (int j = 0; j < count; ++j) {{
       float weight = {weight};
       float time = -tg_log_f32(((float)(words[j] >> 9) + 0.5f) * 1.1920928955078125e-07f) / weight;
-      times[i + j] = weight > 0 ? time : INFINITY;
+      times[first + j] = weight > 0 ? time : INFINITY;
       bad |= weight >= 0 && weight < INFINITY ? 0 : 1;
       positive += weight > 0 ? 1 : 0;
     }}
   }}
-  if (bad) tg_report(errors, not_weights, row);
-  else if (positive < samples) tg_report(errors, too_few, row);
+  if (bad) tg_report(errors, not_weights, i);
+  else if (positive < samples) tg_report(errors, too_few, i);
   for (long s = 0; s < samples; ++s) {{
     long best = 0;
     float least = INFINITY;
-    for (long i = 0; i < n; ++i)
-      if (times[i] < least) {{
-        least = times[i];
-        best = i;
+    for (long e = 0; e < size; ++e)
+      if (times[e] < least) {{
+        least = times[e];
+        best = e;
       }}
-    out[row * samples + s] = best;
+    out[i * samples + s] = best;
     times[best] = INFINITY;
   }}"""
-    return Kernel("multinomial", _multinomial_params(storage, "f32", "room"), body)
-
-
-def _multinomial_params(storage: str, room: str, name: str) -> tuple[Parameter, ...]:
-    return (
-        Pointer("out", "i64"),
-        Pointer("weights", storage, const=True),
-        Pointer(name, room),
-        Pointer("errors", "i32"),
-        Value("not_weights", "i32"),
-        Value("too_few", "i32"),
-        Value("n", "i64"),
-        Value("samples", "i64"),
-        Value("seed", "u64"),
-        Value("offset", "u64"),
-    )
+    return _multinomial(storage, "f32", form, statements)

@@ -1,16 +1,13 @@
 """Kernels that reduce.
 
 A `Reduction` says what is accumulated: fields with their identities, how a value steps into them, how two accumulators
-combine, and what is finally stored. The generators here lay that over an input seen as four loops: kept indices
-(k0, k1) and reduced indices (r0, r1), each with a stride given at run time. Any input whose kept and reduced dimensions
-each coalesce into two levels is read in place.
+combine, and what is finally stored. `reduce_kernel` lays that over an input seen as four loops, two of kept indices and
+two of reduced ones, each with a stride given at run time: a team's rows are the outputs, and its runs the reduced
+elements. Any input whose kept and reduced dimensions each coalesce into two levels is read in place. Rows lie along
+memory where the input's fastest dimension is reduced, and across it otherwise.
 
-CPU form: one work-item for a range of outputs, without barriers. `row_kernel` is for inputs whose fastest dimension is
-reduced: `lanes` accumulators side by side, which the compiler turns into vector registers, folded at the end.
-`column_kernel` is for inputs whose fastest dimension is kept (or whose rows are short): the accumulators are those of
-neighbouring outputs. GPU form: a work-group for an output (row) or for 32 neighbouring outputs (column), and a tree in
-local memory. If there are too few outputs for the machine the reduced range is divided into parts, whose accumulators
-are stored and combined by `combine_kernel`, always in the same order.
+If there are too few outputs for the machine several groups share a row. The accumulators of their parts are stored and
+combined by `combine_kernel`, always in the same order.
 """
 
 from __future__ import annotations
@@ -19,8 +16,9 @@ import functools
 import re
 from dataclasses import dataclass
 
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
-from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.kernel import Kernel, Parameter, parameters
+from torchgraft.codegen.loops import Layout, Team, Walk, bind
+from torchgraft.codegen.types import value_ctype
 
 
 @dataclass(frozen=True)
@@ -55,319 +53,81 @@ class Reduction:
     others: tuple[tuple[str, str, str], ...] = ()
     helpers: str = ""
 
-    def declare(self, prefix: str, count: int = 0) -> str:
-        """Declarations of an accumulator, or of `count` of them, with identities."""
-        out = []
-        for name, type_, identity in self.fields:
-            if count:
-                out.append(f"{value_ctype(type_)} {prefix}_{name}[{count}];")
-            else:
-                out.append(f"{value_ctype(type_)} {prefix}_{name} = {identity};")
-        return " ".join(out)
-
-    def reset(self, prefix: str, at: str) -> str:
-        return " ".join(f"{prefix}_{name}{at} = {identity};" for name, _, identity in self.fields)
-
-    def text(self, template: str, a: str, at: str = "", b: str = "", b_at: str = "") -> str:
-        """`template` with A standing for accumulator `a` at index `at`, and B for `b` at `b_at`."""
-        template = re.sub(r"\bA\.(\w+)", rf"{a}_\1{at}", template)
-        return re.sub(r"\bB\.(\w+)", rf"{b}_\1{b_at}", template)
-
-    def step_at(self, a: str, at: str, input_type: str, base: str, element: str, index: str, kept: str) -> str:
-        """A block that takes an element into accumulator `a`.
-
-        Args:
-            a, at: the accumulator.
-            input_type: element type of the input.
-            base: name of the pointer that `element` is an index of; those of the others end in their names.
-            element: index of the element.
-            index: its reduced index.
-            kept: index of the output.
-        """
-        declared = f"const {value_ctype(self.index)} i = ({value_ctype(self.index)})({index}); " if self.index else ""
-        declared += f"const {value_ctype(input_type)} x = load_{input_type}({base}, {element}); "
+    def taken_in(self, input_type: str, team: Team) -> str:
+        """Statements that take element ``c`` of a row into accumulator A."""
+        declared = f"const {value_ctype(self.index)} i = ({value_ctype(self.index)})c; " if self.index else ""
+        declared += f"const {value_ctype(input_type)} x = load_{input_type}(input, {team.at}); "
         for name, type_, kind in self.others:
-            source = f"{base}_{name}, {element}" if kind == "same" else f"in_{name}, {kept}"
-            declared += f"const {value_ctype(type_)} {name} = load_{type_}({source}); "
-        return "{ " + declared + self.text(self.step, a, at) + " }"
+            at = team.at if kind == "same" else team.row
+            declared += f"const {value_ctype(type_)} {name} = load_{type_}(in_{name}, {at}); "
+        return f"{{ {declared} {self.step} }}"
 
-    def pointers(self, name: str, base: str, offset: str, input_type: str) -> str:
-        """Declares pointer `name` as `base` + `offset`, and those of the others likewise."""
-        out = [f"const GLOBAL {BY_NAME[input_type].storage}* {name} = {base} + {offset};"]
-        for other, type_, kind in self.others:
-            if kind == "same":
-                out.append(f"const GLOBAL {BY_NAME[type_].storage}* {name}_{other} = {base}_{other} + {offset};")
-        return " ".join(out)
+    def store(self, at: str, accumulator: str) -> str:
+        """Statements that store all results; `accumulator` spells a field "{}"."""
+        texts = [(type_, bind(expression, A=accumulator)) for type_, expression in self.results]
+        return " ".join(f"store_{type_}(out{n}, {at}, {text});" for n, (type_, text) in enumerate(texts))
 
-    def combine_at(self, a: str, at: str, b: str, b_at: str) -> str:
-        return "{ " + self.text(self.combine, a, at, b, b_at) + " }"
-
-    def store(self, a: str, at: str, index: str) -> str:
-        """Statements that store all results of accumulator `a`."""
-        return " ".join(
-            f"store_{type_}(out{n}, {index}, {self.text(expression, a, at)});"
-            for n, (type_, expression) in enumerate(self.results)
-        )
-
-    def store_parts(self, a: str, at: str, index: str) -> str:
-        return " ".join(f"part_{name}[{index}] = {a}_{name}{at};" for name, _, _ in self.fields)
+    def parameters(self, sources: str, parts: bool) -> tuple[Parameter, ...]:
+        """`sources`, results ``out<n>`` or accumulators ``part_<field>``, strides of the results, and `values`."""
+        targets = [(f"part_{name}", type_) for name, type_, _ in self.fields]
+        if not parts:
+            targets = [(f"out{n}", type_) for n, (type_, _) in enumerate(self.results)]
+        out = "; ".join(f"{type_}* {name}" for name, type_ in targets)
+        values = "; ".join(f"{type_} {name}" for name, type_ in self.values)
+        return parameters(f"{sources}; {out}; i64 os0, os1; {values}")
 
 
-# Scalars of row_kernel and column_kernel after the pointers: outputs k0 * kept1 + k1, their strides in the input and in
-# the outputs; reduced elements r0 * inner + r1, their strides; outputs for a work-group; elements in a part.
-SHAPE = ("kept", "kept1", "ks0", "ks1", "os0", "os1", "count", "inner", "rs0", "rs1", "chunk", "part")
+@functools.cache
+def reduce_kernel(r: Reduction, input_type: str, layout: Layout, width: int, parts: bool) -> Kernel:
+    """The results of each row, whose outputs are `os0` and `os1` apart.
 
-
-def _params(r: Reduction, input_type: str, parts: bool) -> tuple[Parameter, ...]:
+    Args:
+        r: what is accumulated.
+        input_type: element type of the input.
+        layout: of rows of runs.
+        width: rows side by side, as of `Team`.
+        parts: stores accumulators of parts instead of results.
+    """
+    team = Team(layout, width=width)
     if parts:
-        outs: list[Parameter] = [Pointer(f"part_{name}", type_) for name, type_, _ in r.fields]
+        at = f"GROUP_ID(1) * (outer * inner) + {team.row}"
+        store = " ".join(f"part_{name}[{at}] = {name};" for name, _, _ in r.fields)
     else:
-        outs = [Pointer(f"out{n}", type_) for n, (type_, _) in enumerate(r.results)]
-    values: list[Parameter] = [Value(name, type_) for name, type_ in r.values]
-    others = [Pointer(f"in_{name}", type_, const=True) for name, type_, _ in r.others]
-    return (Pointer("in", input_type, const=True), *others, *outs, *(Value(name, "i64") for name in SHAPE), *values)
-
-
-# Every kernel starts with the part of the reduced range that the work-group has.
-_PART = """
-  const long begin = GROUP_ID(1) * part;
-  const long end = begin + part < count ? begin + part : count;
-"""
-
-# Steps before accumulators are emptied into the next level of a cascade.
-_CASCADE = 64
-
-
-def _store(r: Reduction, a: str, at: str, k: str, out: str, parts: bool) -> str:
-    return r.store_parts(a, at, f"GROUP_ID(1) * kept + {k}") if parts else r.store(a, at, out)
-
-
-@functools.cache
-def row_kernel(r: Reduction, input_type: str, lanes: int, parts: bool, unit: bool) -> Kernel:
-    """CPU form for inputs that are fastest along the reduced dimension. Groups: (outputs / chunk, parts).
-
-    Args:
-        r: what is accumulated.
-        input_type: element type of the input.
-        lanes: accumulators side by side, a power of two.
-        parts: stores accumulators of parts instead of results.
-        unit: rs1 is 1.
-    """
-    step = r.step_at("a", "[j]", input_type, "row", f"(r + j){'' if unit else ' * rs1'}", "first + r + j", "k")
-    levels = ["a", "b", "c"] if r.cascade else ["a"]
-    flush = ""
-    if r.cascade:
-        flush = f"""
-        if (++steps == {_CASCADE}) {{
-          steps = 0;
-          VECTORIZE for (int j = 0; j < {lanes}; ++j) {{
-            {r.combine_at("b", "[j]", "a", "[j]")}
-            {r.reset("a", "[j]")}
-          }}
-          if (++blocks == {_CASCADE}) {{
-            blocks = 0;
-            VECTORIZE for (int j = 0; j < {lanes}; ++j) {{
-              {r.combine_at("c", "[j]", "b", "[j]")}
-              {r.reset("b", "[j]")}
-            }}
-          }}
-        }}"""
-    gather = "".join(
-        f"VECTORIZE for (int j = 0; j < {lanes}; ++j) {r.combine_at('a', '[j]', level, '[j]')}\n    "
-        for level in reversed(levels[1:])
+        store = f"const long count = size; {r.store(team.at_row('os0', 'os1'), '{}')}"
+    others = "; ".join(f"const {type_}* in_{name}" for name, type_, _ in r.others)
+    return team.kernel(
+        f"{r.name}_{input_type}",
+        r.parameters(f"const {input_type}* input; {others}", parts),
+        team.fold(
+            {name: (type_, identity) for name, type_, identity in r.fields},
+            r.taken_in(input_type, team),
+            f"{{ {r.combine} }}",
+            r.cascade,
+        ),
+        team.leader(store),
+        helpers=r.helpers,
     )
-    body = f"""{_PART}
-  const long k_end = (GROUP_ID(0) + 1) * chunk < kept ? (GROUP_ID(0) + 1) * chunk : kept;
-  for (long k = GROUP_ID(0) * chunk; k < k_end; ++k) {{
-    const long k0 = k / kept1, k1 = k - k0 * kept1;
-    {" ".join(r.declare(level, lanes) for level in levels)}
-    VECTORIZE for (int j = 0; j < {lanes}; ++j) {{ {" ".join(r.reset(level, "[j]") for level in levels)} }}
-    {"int steps = 0, blocks = 0;" if r.cascade else ""}
-    long r0 = begin / inner, r1 = begin - r0 * inner;
-    for (long at = begin; at < end;) {{
-      const long rest = inner - r1 < end - at ? inner - r1 : end - at;
-      {r.pointers("row", "in", "k0 * ks0 + k1 * ks1 + r0 * rs0 + r1 * rs1", input_type)}
-      const long first = at;
-      long r = 0;
-      for (; r + {lanes} <= rest; r += {lanes}) {{
-        VECTORIZE for (int j = 0; j < {lanes}; ++j) {step}{flush}
-      }}
-      const int tail = (int)(rest - r);
-      VECTORIZE for (int j = 0; j < tail; ++j) {step}
-      at += rest;
-      r1 = 0;
-      ++r0;
-    }}
-    {gather}for (int width = {lanes // 2}; width >= 16; width /= 2)
-      VECTORIZE for (int j = 0; j < width; ++j) {r.combine_at("a", "[j]", "a", "[j + width]")}
-    for (int width = {min(lanes, 16) // 2}; width > 0; width /= 2)
-      for (int j = 0; j < width; ++j) {r.combine_at("a", "[j]", "a", "[j + width]")}
-    {_store(r, "a", "[0]", "k", "k0 * os0 + k1 * os1", parts)}
-  }}
-"""
-    return _kernel(f"row_{r.name}_{input_type}", r, input_type, parts, body)
-
-
-def _kernel(
-    name: str, r: Reduction, input_type: str, parts: bool, body: str, local: tuple[int, ...] = (1, 1)
-) -> Kernel:
-    return Kernel(name, _params(r, input_type, parts), body, r.helpers, local)
 
 
 @functools.cache
-def column_kernel(r: Reduction, input_type: str, width: int, parts: bool, unit: bool) -> Kernel:
-    """CPU form for inputs that are contiguous along a kept dimension, or with short rows. Groups: (blocks, parts).
-
-    A block is `chunk` outputs (at most `width`) with the same k0.
-
-    Args:
-        r: what is accumulated.
-        input_type: element type of the input.
-        width: outputs side by side.
-        parts: stores accumulators of parts instead of results.
-        unit: ks1 is 1.
-    """
-    step = r.step_at("a", "[j]", input_type, "row", f"shift + j{'' if unit else ' * ks1'}", "at", "k + j")
-    levels = ["a", "b", "c"] if r.cascade else ["a"]
-    flush = ""
-    if r.cascade:
-        flush = f"""
-      if (++steps == {_CASCADE}) {{
-        steps = 0;
-        VECTORIZE for (int j = 0; j < m; ++j) {{
-          {r.combine_at("b", "[j]", "a", "[j]")}
-          {r.reset("a", "[j]")}
-        }}
-        if (++blocks == {_CASCADE}) {{
-          blocks = 0;
-          VECTORIZE for (int j = 0; j < m; ++j) {{
-            {r.combine_at("c", "[j]", "b", "[j]")}
-            {r.reset("b", "[j]")}
-          }}
-        }}
-      }}"""
-    gather = "".join(
-        f"VECTORIZE for (int j = 0; j < m; ++j) {r.combine_at('a', '[j]', level, '[j]')}\n  "
-        for level in reversed(levels[1:])
+def combine_kernel(r: Reduction, form: str) -> Kernel:
+    """Combines the accumulators of parts, which lie one part after the other, and stores the results: a walk over
+    outputs, of which `inner` have one stride."""
+    walk = Walk(form)
+    declared = " ".join(f"{value_ctype(type_)} a_{name} = {identity};" for name, type_, identity in r.fields)
+    loads = " ".join(f"const {value_ctype(type_)} b_{name} = part_{name}[part * n + i];" for name, type_, _ in r.fields)
+    combine = bind(r.combine, A="a_{}", B="b_{}")
+    body = walk.each(
+        f"""\
+    {declared}
+    for (long part = 0; part < parts; ++part) {{ {loads} {combine} }}
+    const long k0 = i / inner, k1 = i - k0 * inner;
+    {r.store("k0 * os0 + k1 * os1", "a_{}")}""",
+        vectorize=False,
     )
-    results = _store(r, "a", "[j]", "k + j", "k0 * os0 + (k1 + j) * os1", parts)
-    body = f"""{_PART}
-  const long blocks_in_row = (kept1 + chunk - 1) / chunk;
-  const long k0 = GROUP_ID(0) / blocks_in_row, k1 = (GROUP_ID(0) - k0 * blocks_in_row) * chunk;
-  const int m = (int)(kept1 - k1 < chunk ? kept1 - k1 : chunk);
-  const long k = k0 * kept1 + k1;
-  {r.pointers("column", "in", "k0 * ks0 + k1 * ks1", input_type)}
-  {" ".join(r.declare(level, width) for level in levels)}
-  VECTORIZE for (int j = 0; j < m; ++j) {{ {" ".join(r.reset(level, "[j]") for level in levels)} }}
-  {"int steps = 0, blocks = 0;" if r.cascade else ""}
-  long r0 = begin / inner, r1 = begin - r0 * inner;
-  for (long at = begin; at < end;) {{
-    const long stop = at + (inner - r1 < end - at ? inner - r1 : end - at);
-    {r.pointers("row", "column", "r0 * rs0 + r1 * rs1", input_type)}
-    for (long shift = 0; at < stop; ++at, shift += rs1) {{
-      VECTORIZE for (int j = 0; j < m; ++j) {step}{flush}
-    }}
-    r1 = 0;
-    ++r0;
-  }}
-  {gather}VECTORIZE for (int j = 0; j < m; ++j) {{ {results} }}
-"""
-    return _kernel(f"column_{r.name}_{input_type}", r, input_type, parts, body)
-
-
-def _local_tree(r: Reduction, size: int, lane: str, stride: int = 1) -> str:
-    """Stores accumulator a in local memory at `lane` and combines `size` of them, `stride` apart."""
-    put = " ".join(f"s_{name}[{lane}] = a_{name};" for name, _, _ in r.fields)
-    out = [put, "BARRIER;"]
-    half = size // 2
-    while half:
-        inner = r.combine_at("s", f"[{lane}]", "s", f"[{lane} + {half * stride}]")
-        out.append(f"if ({lane} < {half * stride}) {inner} BARRIER;")
-        half //= 2
-    return "\n  ".join(out)
-
-
-def _local_fields(r: Reduction, size: int) -> str:
-    return " ".join(f"LOCAL {value_ctype(type_)} s_{name}[{size}];" for name, type_, _ in r.fields)
-
-
-@functools.cache
-def row_kernel_gpu(r: Reduction, input_type: str, parts: bool) -> Kernel:
-    """GPU form of `row_kernel`: a work-group of 256 for each output and part. Groups: (outputs, parts); no chunk."""
-    step = r.step_at("a", "", input_type, "row", "r0 * rs0 + (at - r0 * inner) * rs1", "at", "k")
-    body = f"""{_PART}
-  {_local_fields(r, 256)}
-  const int lane = LOCAL_ID(0);
-  const long k = GROUP_ID(0), k0 = k / kept1, k1 = k - k0 * kept1;
-  {r.pointers("row", "in", "k0 * ks0 + k1 * ks1", input_type)}
-  {r.declare("a")}
-  for (long at = begin + lane; at < end; at += 256) {{
-    const long r0 = at / inner;
-    {step}
-  }}
-  {_local_tree(r, 256, "lane")}
-  if (lane == 0) {{ {_store(r, "s", "[0]", "k", "k0 * os0 + k1 * os1", parts)} }}
-"""
-    return _kernel(f"row_{r.name}_{input_type}", r, input_type, parts, body, (256, 1))
-
-
-@functools.cache
-def column_kernel_gpu(r: Reduction, input_type: str, parts: bool) -> Kernel:
-    """GPU form of `column_kernel`: 32 outputs by 8 reduced elements. Groups: (kept / 32, parts); no chunk."""
-    step = r.step_at("a", "", input_type, "column", "r0 * rs0 + (at - r0 * inner) * rs1", "at", "k")
-    body = f"""{_PART}
-  {_local_fields(r, 256)}
-  const int lane = LOCAL_ID(1) * 32 + LOCAL_ID(0);
-  const long k = GROUP_ID(0) * 32 + LOCAL_ID(0), k0 = k / kept1, k1 = k - k0 * kept1;
-  {r.declare("a")}
-  if (k < kept) {{
-    {r.pointers("column", "in", "k0 * ks0 + k1 * ks1", input_type)}
-    for (long at = begin + LOCAL_ID(1); at < end; at += 8) {{
-      const long r0 = at / inner;
-      {step}
-    }}
-  }}
-  {_local_tree(r, 8, "lane", 32)}
-  if (LOCAL_ID(1) == 0 && k < kept) {{ {_store(r, "s", "[lane]", "k", "k0 * os0 + k1 * os1", parts)} }}
-"""
-    return _kernel(f"column_{r.name}_{input_type}", r, input_type, parts, body, (32, 8))
-
-
-# Scalars of combine_kernel after the pointers.
-COMBINE_SHAPE = ("kept", "kept1", "os0", "os1", "count", "parts", "chunk")
-
-
-@functools.cache
-def combine_kernel(r: Reduction, gpu: bool = False) -> Kernel:
-    """Combines the accumulators of parts, which lie one part after the other, and stores the results.
-
-    Groups: kept / chunk, each a work-item for `chunk` outputs (CPU form) or 64 work-items for 64 outputs (GPU form).
-    """
-    loads = " ".join(f"const {value_ctype(type_)} b_{name} = part_{name}[n * kept + k];" for name, type_, _ in r.fields)
-    one = f"""
-    {r.declare("a")}
-    for (long n = 0; n < parts; ++n) {{
-      {loads}
-      {r.combine_at("a", "", "b", "")}
-    }}
-    const long k0 = k / kept1, k1 = k - k0 * kept1;
-    {r.store("a", "", "k0 * os0 + k1 * os1")}"""
-    if gpu:
-        body = f"""
-  const long k = GLOBAL_ID(0);
-  if (k < kept) {{{one}
-  }}
-"""
-    else:
-        body = f"""
-  const long k_end = (GROUP_ID(0) + 1) * chunk < kept ? (GROUP_ID(0) + 1) * chunk : kept;
-  for (long k = GROUP_ID(0) * chunk; k < k_end; ++k) {{{one}
-  }}
-"""
-    params: list[Parameter] = [Pointer(f"part_{name}", type_, const=True) for name, type_, _ in r.fields]
-    params += [Pointer(f"out{n}", type_) for n, (type_, _) in enumerate(r.results)]
-    params += [Value(name, "i64") for name in COMBINE_SHAPE] + [Value(name, type_) for name, type_ in r.values]
-    return Kernel(f"combine_{r.name}", tuple(params), body, r.helpers, (64,) if gpu else (1,))
+    accumulators = "; ".join(f"const {type_}* part_{name}" for name, type_, _ in r.fields)
+    params = r.parameters(f"{accumulators}; i64 inner, count, parts", False)
+    return walk.kernel(f"combine_{r.name}", params, body, r.helpers)
 
 
 # The reductions of the op library ----------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, parameters
+from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.pointwise import convert, expression
 from torchgraft.codegen.types import BY_NAME, value_ctype
-
-GPU_LOCAL = 64
+from torchgraft.kernels.indexing import FEW
 
 # In (0, 1), of a word, or of two.
 _OPEN = {
@@ -163,42 +163,29 @@ _TEXTS = {
 
 @functools.cache
 def rejection_kernel(name: str, storage: str, form: str) -> Kernel:
-    """One of the distributions above, for each element of operands that have the result's type.
+    """One of the distributions above, for each element of operands ``<name>_p`` that have the result's type.
 
-    Arguments: result, operands, error words and code (for parameters that are not allowed), seed and offset of a
-        reservation of one counter for each element, number of elements, chunk (i64).
+    Other parameters: `out`, where errors are reported (for parameters that are not allowed), `seed` and `offset` of a
+    reservation of one counter for each element.
     """
     inputs, make = _TEXTS[name]
     compute = BY_NAME[storage].compute
     loads = "\n".join(
-        f"  {value_ctype(compute)} {i} = {convert(f'load_{storage}({i}_p, i)', storage, compute)};" for i in inputs
+        f"  {value_ctype(compute)} {i} = {convert(f'load_{storage}({i}_p, tg_i)', storage, compute)};" for i in inputs
     )
     text = make(compute).replace("LARGEST", _LARGEST[compute])
     one = f"""\
 {loads}
-  ulong counter = offset + (ulong)i;
+  ulong counter = offset + (ulong)tg_i;
   {expression(f"const T tiny = {_TINY[storage]};", compute) if "tiny" in text else ""}
 {expression(text, compute)}
-  store_{storage}(out, i, {convert("x", compute, storage)});"""
-    last = "if (bad) tg_report(errors, code, 0);"
-    if form == "gpu":
-        body = f"long i = GLOBAL_ID(0);\nint bad = 0;\nif (i >= elements) return;\n{one}\n{last}"
-    else:
-        body = f"""\
-int bad = 0;
-long begin = GROUP_ID(0) * chunk, end = elements - begin < chunk ? elements : begin + chunk;
-for (long i = begin; i < end; ++i) {{
-{one}
-}}
-{last}"""
-    params: tuple[Parameter, ...] = (
-        Pointer("out", storage),
-        *(Pointer(f"{i}_p", storage, const=True) for i in inputs),
-        Pointer("errors", "i32"),
-        Value("code", "i32"),
-        Value("seed", "u64"),
-        Value("offset", "u64"),
-        Value("elements", "i64"),
-        Value("chunk", "i64"),
-    )
-    return Kernel(name, params, body, local=(GPU_LOCAL,) if form == "gpu" else (1,))
+  store_{storage}(out, tg_i, {convert("x", compute, storage)});"""
+    walk = Walk(form, prefix="tg_", group=FEW)
+    body = f"  int bad = 0;\n{walk.each(one, vectorize=False)}\n  if (bad) tg_report(errors, code, 0);"
+    params = f"{storage}* out; const {storage}* {', '.join(operands(name))}; i32* errors; i32 code; u64 seed, offset"
+    return walk.kernel(name, parameters(params), body)
+
+
+def operands(name: str) -> list[str]:
+    """The parameters that the operands of a distribution are given to."""
+    return [f"{i}_p" for i in _TEXTS[name][0]]

@@ -1,20 +1,20 @@
 """Sorting by digits, and the largest few of a row.
 
 Elements are mapped to unsigned keys of the same order: NaN is the largest, the two zeros are equal. Sorting goes over
-    the keys' bytes from the lowest
-to the highest, each pass keeping the order that it finds, so equal elements stay in order. `row_kernel` sorts a row
-with one work-item; for few long rows `count_kernel`, `scan_kernel` and `deal_kernel` share each pass among several.
+the keys' bytes from the lowest to the highest, each pass keeping the order that it finds, so equal elements stay in
+order. `row_kernel` sorts a row with one work-item; for few long rows `count_kernel`, `scan_kernel` and `deal_kernel`
+share each pass among several, each of which has a part of a row.
 """
 
 from __future__ import annotations
 
 import functools
 
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
-from torchgraft.codegen.types import BY_NAME
-from torchgraft.kernels.indexing import MOVES
+from torchgraft.codegen.kernel import Kernel, parameters
+from torchgraft.codegen.loops import Layout, Team, Walk
+from torchgraft.codegen.types import BY_NAME, MOVES
+from torchgraft.kernels.indexing import FEW
 
-GPU_LOCAL = 64
 INSERTED = 32
 """Rows of at most so many elements are sorted by insertion."""
 
@@ -57,40 +57,44 @@ def _move(type_: str, to: str, at: str, source: str, source_at: str) -> str:
     return f"((GLOBAL {storage}*){to})[{at}] = ((const GLOBAL {storage}*){source})[{source_at}];"
 
 
+def _rows_kernel(name: str, params: str, form: str, statements: str, helpers: str = "") -> Kernel:
+    """A work-item takes a row of `length` elements, number ``i``, which begins at ``base``."""
+    walk = Walk(form, group=FEW)
+    body = walk.each(f"    const long base = i * length;\n{statements}", vectorize=False)
+    return walk.kernel(name, parameters(f"{params}; i64 length"), body, helpers)
+
+
 @functools.cache
 def row_kernel(type_: str, descending: bool, form: str) -> Kernel:
     """Sorts contiguous rows: values and their places. Each group of a CPU has two rows of keys and places as scratch,
     each row on a GPU."""
     key, count = key_type(type_), passes(type_)
-    params: tuple[Parameter, ...] = (
-        Pointer("values", type_),
-        Pointer("places", "i64"),
-        Pointer("x", type_, const=True),
-        Pointer("keys", key),
-        Pointer("orders", "i32"),
-        *(Value(v, "i64") for v in ("length", "n", "chunk")),
-    )
-    unsigned = _unsigned(type_)
+    stored, unsigned = BY_NAME[key].storage, _unsigned(type_)
     digits = "\n".join(f"        ++counts[{p * 256} + ((k >> {8 * p}) & 255)];" for p in range(count))
     sort = f"""\
+    const long scratch = {"i" if form == "gpu" else "(long)GROUP_ID(0)"} * 2 * length;
+    GLOBAL {stored}* from = keys + scratch;
+    GLOBAL {stored}* to = from + length;
+    GLOBAL int* from_order = orders + scratch;
+    GLOBAL int* to_order = from_order + length;
     if (length <= {INSERTED}) {{
-      for (int i = 0; i < (int)length; ++i) {{
-        {unsigned} k = sort_key(load_{type_}(x, base + i));
-        int j = i;
+      for (int e = 0; e < (int)length; ++e) {{
+        {unsigned} k = sort_key(load_{type_}(x, base + e));
+        int j = e;
         for (; j > 0 && ({unsigned})from[j - 1] > k; --j) {{
           from[j] = from[j - 1];
           from_order[j] = from_order[j - 1];
         }}
         from[j] = k;
-        from_order[j] = i;
+        from_order[j] = e;
       }}
     }} else {{
       uint counts[{count * 256}];
-      for (int i = 0; i < {count * 256}; ++i) counts[i] = 0;
-      for (long i = 0; i < length; ++i) {{
-        {unsigned} k = sort_key(load_{type_}(x, base + i));
-        from[i] = k;
-        from_order[i] = i;
+      for (int d = 0; d < {count * 256}; ++d) counts[d] = 0;
+      for (long e = 0; e < length; ++e) {{
+        {unsigned} k = sort_key(load_{type_}(x, base + e));
+        from[e] = k;
+        from_order[e] = e;
 {digits}
       }}
       for (int p = 0; p < {count}; ++p) {{
@@ -98,144 +102,94 @@ def row_kernel(type_: str, descending: bool, form: str) -> Kernel:
         if (counts[p * 256 + ((({unsigned})from[0] >> shift) & 255)] == (uint)length) continue;
         uint sum = 0;
         for (int d = 0; d < 256; ++d) {{ uint c = counts[p * 256 + d]; counts[p * 256 + d] = sum; sum += c; }}
-        for (long i = 0; i < length; ++i) {{
-          {unsigned} k = from[i];
+        for (long e = 0; e < length; ++e) {{
+          {unsigned} k = from[e];
           uint at = counts[p * 256 + ((k >> shift) & 255)]++;
           to[at] = k;
-          to_order[at] = from_order[i];
+          to_order[at] = from_order[e];
         }}
-        GLOBAL {BY_NAME[key].storage}* swap = from; from = to; to = swap;
+        GLOBAL {stored}* swap = from; from = to; to = swap;
         GLOBAL int* swap_order = from_order; from_order = to_order; to_order = swap_order;
       }}
     }}
-    for (long i = 0; i < length; ++i) {{
-      long at = from_order[i];
-      {_move(type_, "values", "base + i", "x", "base + at")}
-      places[base + i] = at;
+    for (long e = 0; e < length; ++e) {{
+      long at = from_order[e];
+      {_move(type_, "values", "base + e", "x", "base + at")}
+      places[base + e] = at;
     }}"""
-    if form == "gpu":
-        rows = (
-            f"  long r = (long)GROUP_ID(0) * {GPU_LOCAL} + LOCAL_ID(0);\n"
-            "  if (r >= n) return;\n  {\n    long scratch = r * 2 * length;"
-        )
-    else:
-        rows = (
-            "  long begin = (long)GROUP_ID(0) * chunk, end = n - begin < chunk ? n : begin + chunk;\n"
-            "  for (long r = begin; r < end; ++r) {\n    long scratch = (long)GROUP_ID(0) * 2 * length;"
-        )
-    body = f"""\
-{rows}
-    long base = r * length;
-    GLOBAL {BY_NAME[key].storage}* from = keys + scratch;
-    GLOBAL {BY_NAME[key].storage}* to = from + length;
-    GLOBAL int* from_order = orders + scratch;
-    GLOBAL int* to_order = from_order + length;
-{sort}
-  }}"""
-    return Kernel(
-        "sort_rows", params, body, helpers=_key(type_, descending), local=(GPU_LOCAL,) if form == "gpu" else (1,)
-    )
+    params = f"{type_}* values; i64* places; const {type_}* x; {key}* keys; i32* orders"
+    return _rows_kernel("sort_rows", params, form, sort, _key(type_, descending))
 
 
-def _part(form: str) -> str:
-    """The elements of a row that a work-item has: parts are numbered along dimension 0, rows along dimension 1."""
-    part = f"(long)GROUP_ID(0) * {GPU_LOCAL} + LOCAL_ID(0)" if form == "gpu" else "GROUP_ID(0)"
-    return f"""\
-  long part = {part}, row = GROUP_ID(1);
-  if (part >= parts) return;
-  long begin = part * chunk, end = length - begin < chunk ? length : begin + chunk;
-"""
-
-
-def _local(form: str) -> tuple[int, ...]:
-    return (GPU_LOCAL, 1) if form == "gpu" else (1, 1)
-
-
-_PARTS = tuple(Value(v, "i64") for v in ("length", "parts", "chunk"))
+# ---- rows of several work-items ----
 
 
 @functools.cache
 def key_kernel(type_: str, descending: bool, form: str) -> Kernel:
     """Keys of contiguous rows, and their places."""
-    params: tuple[Parameter, ...] = (
-        Pointer("keys", key_type(type_)),
-        Pointer("orders", "i32"),
-        Pointer("x", type_, const=True),
-        *_PARTS,
+    walk = Walk(form, 2)
+    statements = f"""\
+      keys[start + j] = sort_key(load_{type_}(x, start + j));
+      orders[start + j] = (int)(i1 + j);"""
+    body = walk.each(statements, "    const long start = i0 * n1 + i1;")
+    params = f"{key_type(type_)}* keys; i32* orders; const {type_}* x"
+    return walk.kernel("sort_keys", parameters(params), body, _key(type_, descending))
+
+
+def _parts_kernel(name: str, params: str, form: str, statements: str) -> Kernel:
+    """A work-item takes part ``i`` of row ``row``, which is `part` elements, from one to the next: ``e`` is an
+    element's place in memory."""
+    walk = Walk(form, group=FEW)
+    body = walk.each(
+        f"""\
+    const long row = GROUP_ID(1), first = i * part, last = length - first < part ? length : first + part;
+    for (long e = row * length + first; e < row * length + last; ++e) {{ {statements} }}""",
+        vectorize=False,
     )
-    body = f"""\
-{_part(form)}  for (long i = begin; i < end; ++i) {{
-    keys[row * length + i] = sort_key(load_{type_}(x, row * length + i));
-    orders[row * length + i] = i;
-  }}"""
-    return Kernel("sort_keys", params, body, helpers=_key(type_, descending), local=_local(form))
+    return walk.kernel(name, parameters(f"{params}; i64 length, part; i32 shift"), body, dims=2)
+
+
+# Where the elements of a digit are counted: counts[row][digit][part], zero before.
+_COUNT = "counts[(row * 256 + ((keys[e] >> shift) & 255)) * n + i]"
 
 
 @functools.cache
 def count_kernel(key: str, form: str) -> Kernel:
-    """How often each digit occurs in each part: counts[row][digit][part], zero before."""
-    params: tuple[Parameter, ...] = (
-        Pointer("counts", "i32"),
-        Pointer("keys", key, const=True),
-        *_PARTS,
-        Value("shift", "i32"),
-    )
-    body = f"""\
-{_part(form)}  for (long i = begin; i < end; ++i)
-    ++counts[(row * 256 + ((keys[row * length + i] >> shift) & 255)) * parts + part];"""
-    return Kernel("sort_count", params, body, local=_local(form))
+    """How often each digit occurs in each part."""
+    return _parts_kernel("sort_count", f"i32* counts; const {key}* keys", form, f"++{_COUNT};")
 
 
 @functools.cache
-def scan_kernel() -> Kernel:
-    """Turns counts into the places where each part's digits begin. One work-item a row."""
-    params: tuple[Parameter, ...] = (Pointer("counts", "i32"), Value("parts", "i64"))
-    body = """\
-  GLOBAL int* own = counts + (long)GROUP_ID(0) * 256 * parts;
-  int sum = 0;
-  for (long i = 0; i < 256 * parts; ++i) { int c = own[i]; own[i] = sum; sum += c; }"""
-    return Kernel("sort_scan", params, body)
+def scan_kernel(form: str) -> Kernel:
+    """Turns the counts of each row into the places where each part's digits begin."""
+    team = Team(Layout(form))
+    before = f"counts[{team.at}] = sum - counts[{team.at}];"
+    scan = team.scan({"sum": ("i32", "0")}, f"B.sum = counts[{team.at}];", "A.sum += B.sum;", before)
+    return team.kernel("sort_scan", parameters("i32* counts"), scan)
 
 
 @functools.cache
 def deal_kernel(key: str, form: str) -> Kernel:
     """Moves keys and places to where their digits go."""
-    params: tuple[Parameter, ...] = (
-        Pointer("to", key),
-        Pointer("to_order", "i32"),
-        Pointer("from", key, const=True),
-        Pointer("from_order", "i32", const=True),
-        Pointer("counts", "i32"),
-        *_PARTS,
-        Value("shift", "i32"),
-    )
-    body = f"""\
-{_part(form)}  for (long i = row * length + begin; i < row * length + end; ++i) {{
-    {BY_NAME[key].storage} k = from[i];
-    long at = row * length + counts[(row * 256 + ((k >> shift) & 255)) * parts + part]++;
-    to[at] = k;
-    to_order[at] = from_order[i];
-  }}"""
-    return Kernel("sort_deal", params, body, local=_local(form))
+    deal = f"const long at = row * length + {_COUNT}++; to[at] = keys[e]; to_order[at] = orders[e];"
+    params = f"{key}* to; i32* to_order; const {key}* keys; const i32* orders; i32* counts"
+    return _parts_kernel("sort_deal", params, form, deal)
 
 
 @functools.cache
 def finish_kernel(move: str, form: str) -> Kernel:
     """Values and places in the order found."""
-    params: tuple[Parameter, ...] = (
-        Pointer("values", move),
-        Pointer("places", "i64"),
-        Pointer("x", move, const=True),
-        Pointer("orders", "i32", const=True),
-        *_PARTS,
-    )
-    body = f"""\
-{_part(form)}  for (long i = row * length + begin; i < row * length + end; ++i) {{
-    long at = orders[i];
-    values[i] = x[row * length + at];
-    places[i] = at;
-  }}"""
-    return Kernel("sort_finish", params, body, local=_local(form))
+    walk = Walk(form, 2)
+    statements = """\
+      const long at = orders[start + j];
+      values[start + j] = x[i0 * n1 + at];
+      places[start + j] = at;"""
+    body = walk.each(statements, "    const long start = i0 * n1 + i1;", vectorize=False)
+    params = f"{move}* values; i64* places; const {move}* x; const i32* orders"
+    return walk.kernel("sort_finish", parameters(params), body)
+
+
+# ---- a few elements of each row ----
 
 
 @functools.cache
@@ -245,89 +199,62 @@ def top_kernel(type_: str, largest: bool, form: str) -> Kernel:
     An element moves in only if it beats the last of them, which soon is rare.
     """
     unsigned, key = _unsigned(type_), key_type(type_)
-    params: tuple[Parameter, ...] = (
-        Pointer("values", type_),
-        Pointer("places", "i64"),
-        Pointer("x", type_, const=True),
-        Pointer("keys", key),
-        *(Value(v, "i64") for v in ("k", "length", "n", "chunk")),
-    )
-    if form == "gpu":
-        rows = f"  long r = (long)GROUP_ID(0) * {GPU_LOCAL} + LOCAL_ID(0);\n  if (r >= n) return;\n  {{"
-    else:
-        rows = (
-            "  long begin = (long)GROUP_ID(0) * chunk, end = n - begin < chunk ? n : begin + chunk;\n"
-            "  for (long r = begin; r < end; ++r) {"
-        )
-    body = f"""\
-{rows}
-    long base = r * length;
-    GLOBAL {BY_NAME[key].storage}* best = keys + r * k;
-    GLOBAL long* at = places + r * k;
+    search = f"""\
+    GLOBAL {BY_NAME[key].storage}* best = keys + i * k;
+    GLOBAL long* at = places + i * k;
     long found = 0;
     {unsigned} last = 0;
-    for (long i = 0; i < length; ++i) {{
-      {unsigned} own = sort_key(load_{type_}(x, base + i));
+    for (long e = 0; e < length; ++e) {{
+      {unsigned} own = sort_key(load_{type_}(x, base + e));
       if (found == k && own >= last) continue;
       long j = found < k ? found++ : k - 1;
       for (; j > 0 && ({unsigned})best[j - 1] > own; --j) {{ best[j] = best[j - 1]; at[j] = at[j - 1]; }}
       best[j] = own;
-      at[j] = i;
+      at[j] = e;
       last = best[found - 1];
     }}
-    for (long j = 0; j < k; ++j) {_move(type_, "values", "r * k + j", "x", "base + at[j]")}
-  }}"""
-    return Kernel("top", params, body, helpers=_key(type_, largest), local=(GPU_LOCAL,) if form == "gpu" else (1,))
+    for (long j = 0; j < k; ++j) {_move(type_, "values", "i * k + j", "x", "base + at[j]")}"""
+    params = f"{type_}* values; i64* places; const {type_}* x; {key}* keys; i64 k"
+    return _rows_kernel("top", params, form, search, _key(type_, largest))
+
+
+def _pick(name: str, type_: str, form: str, choose: str) -> Kernel:
+    """One element of each sorted row, ``at`` which the statements choose: its value, and its place if that is
+    wanted."""
+    statements = f"""\
+{choose}
+    {_move(type_, "value", "i", "sorted", "base + at")}
+    if (place) place[i] = places[base + at];"""
+    params = f"{type_}* value; i64* place; const {type_}* sorted; const i64* places"
+    return _rows_kernel(name, params, form, statements)
 
 
 @functools.cache
-def mode_kernel(type_: str) -> Kernel:
+def mode_kernel(type_: str, form: str) -> Kernel:
     """The most frequent value of each sorted row, the smallest of several, and the last place that it had."""
-    params: tuple[Parameter, ...] = (
-        Pointer("value", type_),
-        Pointer("place", "i64"),
-        Pointer("sorted", type_, const=True),
-        Pointer("places", "i64", const=True),
-        Value("length", "i64"),
-    )
-    body = f"""\
-  long r = GROUP_ID(0), base = r * length;
-  long best = 0, most = 0, start = 0;
-  for (long i = 0; i < length; ++i) {{
-    if (i > 0 && load_{type_}(sorted, base + i) != load_{type_}(sorted, base + i - 1)) start = i;
-    if (i - start + 1 > most) {{ most = i - start + 1; best = i; }}
-  }}
-  {_move(type_, "value", "r", "sorted", "base + best")}
-  place[r] = places[base + best];"""
-    return Kernel("mode", params, body)
+    choose = f"""\
+    long at = 0, most = 0, start = 0;
+    for (long e = 0; e < length; ++e) {{
+      if (e > 0 && load_{type_}(sorted, base + e) != load_{type_}(sorted, base + e - 1)) start = e;
+      if (e - start + 1 > most) {{ most = e - start + 1; at = e; }}
+    }}"""
+    return _pick("mode", type_, form, choose)
 
 
 @functools.cache
-def middle_kernel(type_: str, skip_nan: bool) -> Kernel:
+def middle_kernel(type_: str, skip_nan: bool, form: str) -> Kernel:
     """The lower median of each sorted row; NaN, which comes last, wins or is not counted."""
-    params: tuple[Parameter, ...] = (
-        Pointer("value", type_),
-        Pointer("place", "i64"),
-        Pointer("sorted", type_, const=True),
-        Pointer("places", "i64", const=True),
-        Value("length", "i64"),
-    )
     nan = f"load_{type_}(sorted, base + {{0}}) != load_{type_}(sorted, base + {{0}})"
     if skip_nan:
-        choose = (
-            f"  long count = length;\n  while (count > 1 && {nan.format('count - 1')}) --count;\n"
-            "  long at = (count - 1) / 2;"
-        )
+        choose = f"""\
+    long count = length;
+    while (count > 1 && {nan.format("count - 1")}) --count;
+    long at = (count - 1) / 2;"""
     else:
         choose = f"""\
-  long at = (length - 1) / 2;
-  if ({nan.format("length - 1")}) {{
-    at = length - 1;
-    while (at > 0 && {nan.format("at - 1")}) --at;
-  }}"""
-    body = f"""\
-  long r = GROUP_ID(0), base = r * length;
-{choose}
-  {_move(type_, "value", "r", "sorted", "base + at")}
-  if (place) place[r] = places[base + at];"""
-    return Kernel("median", params, body)
+    long at = (length - 1) / 2;
+    if ({nan.format("length - 1")}) {{
+      at = length - 1;
+      while (at > 0 && {nan.format("at - 1")}) --at;
+    }}"""
+    return _pick("median", type_, form, choose)

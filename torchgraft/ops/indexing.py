@@ -98,23 +98,28 @@ def _embedding_backward(
     if scale_grad_by_freq:
         counts = p.empty((num_weights,), torch.int32)
         p.fill(counts, 0)
-        p.launch(kernels.count_kernel(index), (1,), [counts, indices, n, num_weights])
-    small = out.numel() <= _SMALL_TABLE
-    if p.form == "gpu":
-        columns = kernels.GPU_COLLECT_LOCAL
-        rows = ceil_div(num_weights, min(num_weights, max(1, 8 * p.device.compute_units)))
-    elif n * width + out.numel() <= SMALL:
-        columns, rows = width, num_weights
-    elif small and width >= 2 * ROW_PART:
-        columns = ROW_PART
-        rows = ceil_div(num_weights, min(num_weights, ceil_div(GROUPS, ceil_div(width, columns))))
-    else:
-        columns, rows = width, ceil_div(num_weights, min(num_weights, 16 * p.device.compute_units))
-    kernel = kernels.embedding_backward_kernel(grad.name, index, wide, scale_grad_by_freq, p.form)
+        p.launch(kernels.count_kernel(index), (1,), counts=counts, index=indices, n=n, limit=num_weights)
+    parted = out.numel() <= _SMALL_TABLE and width >= 2 * ROW_PART
+    grid = p.walk(width, n + num_weights, ROW_PART if parted else width, kernels.FEW)
+    parts = GROUPS if parted else 16 * p.device.compute_units
+    if p.form == "cpu" and n * width + out.numel() <= SMALL:
+        parts = 1
+    share = ceil_div(num_weights, min(num_weights, ceil_div(parts, grid.groups[0])))
     report = p.error(RANGE_OF_SELF)
-    args = [total, grad_output, indices, *([counts] if counts is not None else []), report.words, report.code]
-    groups = (ceil_div(width, columns), ceil_div(num_weights, rows))
-    p.launch(kernel, groups, [*args, n, width, num_weights, padding_idx, columns, rows])
+    p.launch(
+        kernels.embedding_backward_kernel(grad.name, index, wide, scale_grad_by_freq, p.form),
+        grid.by(ceil_div(num_weights, share)),
+        out=total,
+        grad=grad_output,
+        index=indices,
+        **({} if counts is None else {"counts": counts}),
+        errors=report.words,
+        code=report.code,
+        count=n,
+        limit=num_weights,
+        padding=padding_idx,
+        share=share,
+    )
     if total is not out:
         p.copy(out, total)
 

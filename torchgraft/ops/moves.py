@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen.types import BY_NAME, MOVES
 from torchgraft.kernels import indexing as kernels
 from torchgraft.kernels.indexing import Indexing
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, pointwise
@@ -64,15 +65,23 @@ def _kinds(strides: list[list[int]]) -> tuple[str, ...]:
     return tuple({0: "0", 1: "1"}.get(s[-1], "s") for s in strides)
 
 
-def _index_args(p: PlanBuilder, indices: Sequence[Index]) -> list[Any]:
-    reports = [p.error(index.message, index.raises) for index in indices]
-    return [
-        *(index.spec for index in indices),
-        reports[0].words,
-        *(report.code for report in reports),
-        *(index.limit for index in indices),
-        *(index.step for index in indices),
-    ]
+def _arguments(
+    p: PlanBuilder,
+    x: Indexing,
+    target: torch.Tensor,
+    source: torch.Tensor | Scalar | float,
+    strides: list[list[int]],
+    indices: Sequence[Index],
+) -> dict[str, Any]:
+    """Those of `Indexing.parameters`."""
+    moved = BY_NAME[x.target].dtype
+    given: dict[str, Any] = {"target": target.view(moved)}
+    given["source"] = source.view(moved) if isinstance(source, torch.Tensor) else source
+    for k, index in enumerate(indices):
+        report = p.error(index.message, index.raises)
+        given |= {"errors": report.words, f"code{k}": report.code}
+        given |= {f"index{k}": index.spec, f"limit{k}": index.limit, f"step{k}": index.step}
+    return given | {f"{o}_s{d}": s for o, of in zip(x.operands, strides, strict=True) for d, s in enumerate(of)}
 
 
 def plan_move(
@@ -103,7 +112,7 @@ def plan_move(
     operands = [target_strides, *([] if number else [source_strides]), *(index.strides for index in indices)]
     lead = target_strides if reads else None if number else source_strides
     merged, strides = _spaces(sizes, lead, operands)
-    moved = element_type(target.dtype).name if number else kernels.MOVES[target.element_size()]
+    moved = element_type(target.dtype).name if number else MOVES[target.element_size()]
     x = Indexing(
         name="gather" if reads else "scatter",
         target=moved,
@@ -116,11 +125,8 @@ def plan_move(
         inner=_kinds(strides),
         number=number,
     )
-    groups, chunk = ceil_div(n, kernels.GPU_LOCAL), 1
-    if p.form == "cpu":
-        groups, chunk = p.dealer.chunking(2 if x.along else 1).deal(n)
-    args = [target, source, *_index_args(p, indices), n, chunk, *merged, *(s for operand in strides for s in operand)]
-    p.launch(kernels.move_kernel(x, p.form), (groups,), args)
+    grid = p.walk(merged, 2 if x.along else 1)
+    p.launch(kernels.move_kernel(x, p.form), grid, **_arguments(p, x, target, source, strides, indices))
 
 
 SUM = "a + b"
@@ -174,7 +180,7 @@ def plan_collect(
     operands = [target_strides, *([] if number else [source_strides]), *(index.strides for index in indices)]
     merged, strides = _spaces(sizes, None if number else source_strides, operands)
     type_ = element_type(target.dtype).name
-    moved = type_ if combine or number else kernels.MOVES[target.element_size()]
+    moved = type_ if combine or number else MOVES[target.element_size()]
     # A row of few elements is not worth a loop of its own: then one walks along the rows.
     along = any(s[-1] != 0 for s in strides[-len(indices) :]) or merged[-1] < 4
     x = Indexing(
@@ -192,34 +198,25 @@ def plan_collect(
         alpha=alpha is not None,
     )
     places = indices[0].limit
+    # Work-items share the space, and where that is not enough the places.
+    columns = 1 if p.form == "gpu" or merged[-1] < COLUMNS else COLUMNS if along else ROW_PART
+    if along and p.form == "cpu":
+        columns *= ceil_div(n, 8 * p.device.compute_units * columns)
+    grid = p.walk(merged, rows, columns, kernels.FEW)
+    parts = 1
     if p.form == "gpu":
-        groups, chunk = ceil_div(n, kernels.GPU_COLLECT_LOCAL), 1
         parts = min(places, max(1, 256 * p.device.compute_units // n)) if rows > 64 else 1
-    else:
-        columns = 1 if merged[-1] < COLUMNS else COLUMNS if along else ROW_PART
-        most = 8 * p.device.compute_units if along else 32 * p.device.compute_units
-        chunk = n
-        if n * rows > SMALL:
-            chunk = ceil_div(ceil_div(n, min(ceil_div(n, columns), most)), columns) * columns
-        groups, parts = ceil_div(n, chunk), 1
-        if not along and n * rows > SMALL and groups < GROUPS and n >= 2 * COLUMNS:
-            parts = min(places, ceil_div(GROUPS, groups))
-    range_ = ceil_div(places, parts)
+    elif not along and n * rows > SMALL and grid.groups[0] < GROUPS and n >= 2 * COLUMNS:
+        parts = min(places, ceil_div(GROUPS, grid.groups[0]))
+    share = ceil_div(places, parts)
     row_strides = [*([] if number else [source_row]), *(index.row for index in indices)]
-    args = [
-        target,
-        source,
-        *([] if alpha is None else [alpha]),
-        *_index_args(p, indices),
-        rows,
-        range_,
-        n,
-        chunk,
-        *merged,
-    ]
-    args += [s for operand in strides for s in operand]
     inner_rows = merged[-1] < 4 or max(row_strides) <= max((s[-1] for s in strides[1:]), default=0)
-    p.launch(kernels.collect_kernel(x, p.form, inner_rows), (groups, ceil_div(places, range_)), [*args, *row_strides])
+    given = _arguments(p, x, target, source, strides, indices)
+    given |= {f"{o}_row": stride for o, stride in zip(x.operands[1:], row_strides, strict=True)}
+    if alpha is not None:
+        given["alpha"] = alpha
+    grid = grid.by(ceil_div(places, share))
+    p.launch(kernels.collect_kernel(x, p.form, inner_rows), grid, rows=rows, share=share, **given)
 
 
 def in_order() -> bool:

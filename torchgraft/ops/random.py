@@ -13,6 +13,7 @@ from torchgraft.codegen import ceil_div, element_type
 from torchgraft.functions.philox import COUNTERS
 from torchgraft.kernels import random as kernels
 from torchgraft.kernels import rejection
+from torchgraft.kernels.indexing import FEW
 from torchgraft.kernels.random import Draw
 from torchgraft.ops.table import row
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, only, planner
@@ -45,13 +46,20 @@ def plan_draw(
     inputs = [p.contiguous(i if i.shape == outs[0].shape else i.expand(outs[0].shape)) for i in inputs]
     counters = ceil_div(n, draw.elements)
     reserved = p.philox(counters)
-    if p.form == "gpu":
-        groups, chunk = ceil_div(counters, kernels.GPU_LOCAL), n
-    else:
-        groups, chunk = p.dealer.chunking(_COST).deal(n)
-    errors = [] if report is None else [report.words, report.code]
-    args = [*targets, *inputs, *numbers, *errors, reserved.seed, reserved.offset, n, chunk]
-    p.launch(kernels.draw_kernel(draw, p.form), (groups,), args)
+    block = kernels.block_counters(p.form)
+    given: dict[str, Any] = {f"out{r}_p": target for r, target in enumerate(targets)}
+    given |= {f"{i.name}_p": spec for i, spec in zip(draw.inputs, inputs, strict=True)}
+    given |= {number.name: value for number, value in zip(draw.numbers, numbers, strict=True)}
+    if report is not None:
+        given |= {"tg_errors": report.words, "tg_code": report.code}
+    p.launch(
+        kernels.draw_kernel(draw, p.form),
+        p.walk(ceil_div(counters, block), _COST * block * draw.elements, multiple=1),
+        **given,
+        tg_seed=reserved.seed,
+        tg_offset=reserved.offset,
+        tg_elements=n,
+    )
     for out, target in zip(outs, targets, strict=True):
         if out is not target:
             p.copy(out, target)
@@ -224,14 +232,17 @@ def _plan_rejection(
     target = out if out.is_contiguous() else p.empty_like(out)
     inputs = [p.contiguous(p.cast(i, out.dtype).expand(out.shape)) for i in inputs]
     reserved = p.philox(n)
-    if p.form == "gpu":
-        groups, chunk = ceil_div(n, rejection.GPU_LOCAL), n
-    else:
-        groups, chunk = p.dealer.chunking(_REJECTION_COST).deal(n)
     report = p.error(message, RuntimeError) if message else None
-    words, code = (report.words, report.code) if report else (None, 0)
-    kernel = rejection.rejection_kernel(name, _floating(out), p.form)
-    p.launch(kernel, (groups,), [target, *inputs, words, code, reserved.seed, reserved.offset, n, chunk])
+    p.launch(
+        rejection.rejection_kernel(name, _floating(out), p.form),
+        p.walk(n, _REJECTION_COST, group=FEW),
+        out=target,
+        **dict(zip(rejection.operands(name), inputs, strict=True)),
+        errors=report.words if report else None,
+        code=report.code if report else 0,
+        seed=reserved.seed,
+        offset=reserved.offset,
+    )
     if target is not out:
         p.copy(out, target)
 
@@ -391,7 +402,8 @@ def _randperm(p: PlanBuilder, result: torch.Tensor, n: int, *, generator: None, 
     target = result if result.is_contiguous() else p.empty_like(result)
     reserved = p.philox(ceil_div(n, 2))
     if n > 0:
-        p.launch(kernels.permutation(element_type(out.dtype).name), (1,), [target, n, reserved.seed, reserved.offset])
+        kernel = kernels.permutation(element_type(out.dtype).name)
+        p.launch(kernel, (1,), out=target, n=n, seed=reserved.seed, offset=reserved.offset)
     if target is not result:
         p.copy(result, target)
 
@@ -408,19 +420,31 @@ def _multinomial(
 ) -> None:
     if samples <= 0:
         raise RuntimeError("cannot sample n_sample <= 0 samples")
-    n = self.shape[-1]
-    rows = self.numel() // n if n else 0
+    size = self.shape[-1]
+    rows = self.numel() // size if size else 0
     storage = _floating(self)
     if replacement:
         total = "f64" if p.device.float64 else "f32"
-        kernel = kernels.multinomial_with_replacement(storage, total)
+        kernel = kernels.multinomial_with_replacement(storage, total, p.form)
         room = p.empty(self.shape, torch.float64 if total == "f64" else torch.float32)
         reserved = p.philox(rows * samples)
     else:
-        kernel = kernels.multinomial_without_replacement(storage)
+        kernel = kernels.multinomial_without_replacement(storage, p.form)
         room = p.empty(self.shape, torch.float32)
-        reserved = p.philox(rows * ceil_div(n, kernels.WORDS) * COUNTERS)
+        reserved = p.philox(rows * ceil_div(size, kernels.WORDS) * COUNTERS)
     not_weights = p.error("probability tensor contains either `inf`, `nan` or element < 0", RuntimeError)
     too_few = p.error(_NO_WEIGHT if replacement else _TOO_FEW_WEIGHTS, RuntimeError)
-    report = [not_weights.words, not_weights.code, too_few.code]
-    p.launch(kernel, (rows,), [out, self, room, *report, n, samples, reserved.seed, reserved.offset])
+    p.launch(
+        kernel,
+        p.walk(rows, max(1, 4 * size), multiple=1, group=FEW),
+        out=out,
+        weights=self,
+        room=room,
+        errors=not_weights.words,
+        not_weights=not_weights.code,
+        too_few=too_few.code,
+        size=size,
+        samples=samples,
+        seed=reserved.seed,
+        offset=reserved.offset,
+    )

@@ -14,9 +14,12 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen.loops import COLUMN_GROUP, GROUP, LANES, WIDTH, Layout
+from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels import reduce as kernels
 from torchgraft.kernels.reduce import Reduction
 from torchgraft.plans import OtherOut, PlanBuilder, Scalar, Unsupported, composite, other_out, planner
+from torchgraft.plans.grid import Grid
 from torchgraft.plans.refusals import check_out_dtype, dtype_name, refuse_dtype
 
 aten = torch.ops.aten
@@ -24,7 +27,6 @@ aten = torch.ops.aten
 # CPU form: below this many elements one thread is as quick as two; a part of a long row is not shorter than this.
 _SMALL = 32768
 _ROW_PART = 16384
-_LANES = 64
 # Rows shorter than this are reduced side by side, as columns.
 _SHORT_ROW = 32
 _COLUMN_BYTES = 32768  # accumulators of one block of columns
@@ -111,12 +113,6 @@ def _geometry(x: torch.Tensor, out: torch.Tensor, dims: list[int], ordered: bool
     return _Geometry(_pair(kept), _pair(reduced))
 
 
-def _storage_dtype(name: str) -> torch.dtype:
-    dtypes = {"f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32, "i16": torch.int16}
-    dtypes |= {"i8": torch.int8, "u8": torch.uint8, "b8": torch.uint8, "c64": torch.complex64, "c128": torch.complex128}
-    return dtypes[name]
-
-
 def plan_reduction(
     p: PlanBuilder,
     reduction: Reduction,
@@ -162,8 +158,7 @@ def plan_reduction(
                 p.copy(out, temporary)
             return
         x = moved
-    layout = _layout_gpu if p.form == "gpu" else _layout_cpu
-    layout(p, reduction, targets, x, geometry, values, others)
+    _reduce(p, reduction, targets, x, geometry, values, others)
     for out, target in zip(outs, targets, strict=True):
         if out is not target:
             p.copy(out, target)
@@ -171,13 +166,6 @@ def plan_reduction(
 
 def _inverse(order: list[int]) -> list[int]:
     return [order.index(d) for d in range(len(order))]
-
-
-def _shape_args(g: _Geometry, chunk: int, part: int) -> list[int]:
-    k0, k1 = g.kept
-    r0, r1 = g.reduced
-    strides = [k1.size, k0.stride, k1.stride, k0.out_stride, k1.out_stride]
-    return [g.outputs, *strides, g.count, max(1, r1.size), r0.stride, r1.stride, chunk, part]
 
 
 def _is_row(g: _Geometry) -> bool:
@@ -190,16 +178,26 @@ def _is_row(g: _Geometry) -> bool:
     return reduced.stride < kept.stride or kept.stride == 0
 
 
-def _layout_cpu(
-    p: PlanBuilder,
-    r: Reduction,
-    outs: list[torch.Tensor],
-    x: torch.Tensor,
-    g: _Geometry,
-    values: Sequence[Any],
-    others: Sequence[torch.Tensor],
-) -> None:
-    type_ = element_type(x.dtype).name
+@dataclass(frozen=True)
+class _Share:
+    """How a reduction is dealt out.
+
+    Attributes:
+        groups: of outputs.
+        chunk: outputs of a group of the CPU form.
+        part: elements that a group has of a row.
+        short: part of which sums need no cascade.
+        width: outputs side by side.
+    """
+
+    groups: int
+    chunk: int
+    part: int
+    short: int
+    width: int = WIDTH
+
+
+def _share_cpu(p: PlanBuilder, r: Reduction, g: _Geometry) -> _Share:
     groups = 32 * p.device.compute_units
     work = g.outputs * g.count
     parts = 1
@@ -208,55 +206,27 @@ def _layout_cpu(
             parts = max(1, min(ceil_div(groups, g.outputs), g.count // _ROW_PART))
         part = g.count if parts == 1 else ceil_div(ceil_div(g.count, parts), 4096) * 4096
         chunk = g.outputs if work <= _SMALL else ceil_div(g.outputs, groups)
-        blocks = ceil_div(g.outputs, chunk)
-        if part <= 64 * _LANES:
-            r = replace(r, cascade=False)
-        unit = g.reduced[1].stride == 1
-    else:
-        size = sum(element_type(_storage_dtype(t)).size for _, t, _ in r.fields)
-        width = max(64, min(2048, _COLUMN_BYTES // size // 64 * 64))
-        row = g.kept[1].size
-        chunk = min(row, ceil_div(ceil_div(row, ceil_div(row, width)), 16) * 16)
-        blocks = g.kept[0].size * ceil_div(row, chunk)
-        if work > _SMALL and blocks < groups // 2:
-            parts = max(1, min(ceil_div(groups, blocks), g.count // 16))
-        part = ceil_div(g.count, parts)
-        if part <= 64:
-            r = replace(r, cascade=False)
-        unit = g.kept[1].stride == 1
-    parts = max(1, ceil_div(g.count, max(1, part)))
-    shape = _shape_args(g, chunk, part)
-    stores = parts > 1
-    targets: list[torch.Tensor] = outs
-    if stores:
-        targets = [p.empty((parts * g.outputs,), _storage_dtype(t)) for _, t, _ in r.fields]
-    if _is_row(g):
-        kernel = kernels.row_kernel(r, type_, _LANES, stores, unit)
-    else:
-        kernel = kernels.column_kernel(r, type_, width, stores, unit)
-    p.launch(kernel, (blocks, parts), [x, *others, *targets, *shape, *values])
-    if stores:
-        _combine(p, r, targets, outs, g, parts, values)
+        return _Share(ceil_div(g.outputs, chunk), chunk, part, 64 * LANES)
+    size = sum(BY_NAME[type_].size for _, type_, _ in r.fields)
+    width = max(64, min(2048, _COLUMN_BYTES // size // 64 * 64))
+    row = g.kept[1].size
+    chunk = min(row, ceil_div(ceil_div(row, ceil_div(row, width)), 16) * 16)
+    blocks = g.kept[0].size * ceil_div(row, chunk)
+    if work > _SMALL and blocks < groups // 2:
+        parts = max(1, min(ceil_div(groups, blocks), g.count // 16))
+    return _Share(blocks, chunk, ceil_div(g.count, parts), 64, width)
 
 
-def _combine(
-    p: PlanBuilder,
-    r: Reduction,
-    parts: list[torch.Tensor],
-    outs: list[torch.Tensor],
-    g: _Geometry,
-    number: int,
-    values: Sequence[Any],
-) -> None:
-    gpu = p.form == "gpu"
-    chunk = 64 if gpu else max(256, ceil_div(g.outputs, 32 * p.device.compute_units))
-    k0, k1 = g.kept
-    shape = [g.outputs, k1.size, k0.out_stride, k1.out_stride, g.count, number, chunk]
-    r = replace(r, cascade=False, others=(), index="")
-    p.launch(kernels.combine_kernel(r, gpu), (ceil_div(g.outputs, chunk),), [*parts, *outs, *shape, *values])
+def _share_gpu(p: PlanBuilder, g: _Geometry) -> _Share:
+    wanted = 8 * p.device.compute_units
+    blocks, least, short = g.outputs, 4096, 64 * GROUP
+    if not _is_row(g):
+        blocks, least, wanted, short = ceil_div(g.outputs, COLUMN_GROUP), 64, 4 * wanted, 64
+    parts = max(1, min(ceil_div(wanted, blocks), g.count // least))
+    return _Share(blocks, 1, ceil_div(g.count, parts), short)
 
 
-def _layout_gpu(
+def _reduce(
     p: PlanBuilder,
     r: Reduction,
     outs: list[torch.Tensor],
@@ -265,22 +235,28 @@ def _layout_gpu(
     values: Sequence[Any],
     others: Sequence[torch.Tensor],
 ) -> None:
-    type_ = element_type(x.dtype).name
-    r = replace(r, cascade=False)
-    wanted = 8 * p.device.compute_units
-    if _is_row(g):
-        blocks, least = g.outputs, 4096
-    else:
-        blocks, least = ceil_div(g.outputs, 32), 64
-    parts = max(1, min(ceil_div(wanted, blocks), g.count // least))
-    part = ceil_div(g.count, parts)
-    parts = max(1, ceil_div(g.count, max(1, part)))
-    stores = parts > 1
-    targets = [p.empty((parts * g.outputs,), _storage_dtype(t)) for _, t, _ in r.fields] if stores else outs
-    make = kernels.row_kernel_gpu if _is_row(g) else kernels.column_kernel_gpu
-    p.launch(make(r, type_, stores), (blocks, parts), [x, *others, *targets, *_shape_args(g, 1, part), *values])
-    if stores:
-        _combine(p, r, targets, outs, g, parts, values)
+    share = _share_gpu(p, g) if p.form == "gpu" else _share_cpu(p, r, g)
+    parts = max(1, ceil_div(g.count, max(1, share.part)))
+    if share.part <= share.short:
+        r = replace(r, cascade=False)
+    (k0, k1), (r0, r1), row = g.kept, g.reduced, _is_row(g)
+    layout = Layout(p.form, across=not row, unit=(r1 if row else k1).stride == 1, runs=True)
+    shape = {"outer": k0.size, "outer_stride": k0.stride, "inner": k1.size, "inner_stride": k1.stride}
+    shape |= {"size": g.count, "run": max(1, r1.size), "run_stride": r0.stride, "stride": r1.stride}
+    grid = Grid((share.groups, parts), {**shape, "chunk": share.chunk, "part": share.part})
+    given: dict[str, Any] = {name: value for (name, _), value in zip(r.values, values, strict=True)}
+    given |= {"os0": k0.out_stride, "os1": k1.out_stride}
+    results = {f"out{n}": out for n, out in enumerate(outs)}
+    targets = results
+    if parts > 1:
+        targets = {f"part_{name}": p.empty((parts * g.outputs,), BY_NAME[type_].dtype) for name, type_, _ in r.fields}
+    sources = {f"in_{name}": other for (name, _, _), other in zip(r.others, others, strict=True)}
+    kernel = kernels.reduce_kernel(r, element_type(x.dtype).name, layout, share.width, parts > 1)
+    p.launch(kernel, grid, input=x, **sources, **targets, **given)
+    if parts > 1:
+        kernel = kernels.combine_kernel(replace(r, cascade=False, others=(), index=""), p.form)
+        grid = p.walk(g.outputs, parts)
+        p.launch(kernel, grid, **targets, **results, **given, inner=k1.size, count=g.count, parts=parts)
 
 
 # ---- sums ----

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen import element_type
 from torchgraft.kernels import indexing as kernels
-from torchgraft.ops.moves import SMALL
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
+from torchgraft.plans.grid import Dealer
 
 aten = torch.ops.aten
 
@@ -33,7 +33,7 @@ def _search(
     if compute.is_complex:
         raise Unsupported("order of complex numbers")
     target = out if out.is_contiguous() else p.empty_like(out)
-    n, length = out.numel(), boundaries.size(-1) if boundaries.dim() else 1
+    length = boundaries.size(-1) if boundaries.dim() else 1
     row = max(1, values.size(-1)) if not number and values.dim() else 1
     kernel = kernels.search_kernel(
         values_type,
@@ -45,17 +45,19 @@ def _search(
         number,
         p.form,
     )
-    groups, chunk = _deal(p, n, 16)
-    args = [target, values, boundaries, *([] if sorter is None else [p.contiguous(sorter)])]
-    p.launch(kernel, (groups,), [*args, row, length, length if boundaries.dim() > 1 else 0, n, chunk])
+    p.launch(
+        kernel,
+        p.walk(out.numel(), 16),
+        out=target,
+        values=values,
+        boundaries=boundaries,
+        **({} if sorter is None else {"sorter": p.contiguous(sorter)}),
+        row=row,
+        length=length,
+        boundary_row=length if boundaries.dim() > 1 else 0,
+    )
     if target is not out:
         p.copy(out, target)
-
-
-def _deal(p: PlanBuilder, n: int, cost: int) -> tuple[int, int]:
-    if p.form == "gpu":
-        return ceil_div(n, kernels.GPU_LOCAL), 1
-    return p.dealer.chunking(cost).deal(n)
 
 
 @planner("searchsorted.Tensor", "searchsorted.Scalar")
@@ -142,8 +144,8 @@ def _isin(
         invert,
         p.form,
     )
-    groups, chunk = _deal(p, n, max(1, min(1024, count // 8)))
-    p.launch(kernel, (groups,), [target, p.contiguous(elements), p.contiguous(test_elements), count, n, chunk])
+    grid = p.walk(n, max(1, min(1024, count // 8)))
+    p.launch(kernel, grid, out=target, elements=p.contiguous(elements), tests=p.contiguous(test_elements), count=count)
     if target is not out:
         p.copy(out, target)
 
@@ -154,20 +156,16 @@ def _isin(
 @planner("nonzero_static")
 def _nonzero_static(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, size: int, fill_value: int = -1) -> None:
     x, target = p.contiguous(self), out if out.is_contiguous() else p.empty_like(out)
-    n, rank = x.numel(), x.dim()
     if target.numel() == 0:
         return
-    if n == 0:
+    if x.numel() == 0:
         p.fill(out, fill_value)
         return
-    groups = 1 if n <= SMALL else min(ceil_div(n, 4096), 32 * p.device.compute_units)
-    chunk = ceil_div(n, groups)
-    groups = ceil_div(n, chunk)
-    counts = p.empty((groups,), torch.int64)
-    type_ = element_type(x.dtype).name
-    p.launch(kernels.nonzero_count_kernel(type_), (groups,), [counts, x, n, chunk])
-    args = [target, counts, x, size, fill_value, n, chunk, *x.shape]
-    p.launch(kernels.nonzero_kernel(type_, rank), (groups,), args)
+    type_, grid = element_type(x.dtype).name, Dealer("cpu", p.device.compute_units).walk(x.shape)
+    counts = p.empty(grid.groups, torch.int64)
+    p.launch(kernels.nonzero_count_kernel(type_), grid, counts=counts, source=x)
+    kernel = kernels.nonzero_kernel(type_, x.dim())
+    p.launch(kernel, grid, out=target, counts=counts, source=x, size=size, fill=fill_value)
     if target is not out:
         p.copy(out, target)
 

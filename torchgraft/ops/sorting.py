@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen import Kernel, ceil_div, element_type
+from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels import sorting as kernels
-from torchgraft.kernels.indexing import MOVES
+from torchgraft.codegen.types import MOVES
+from torchgraft.kernels.indexing import FEW
+from torchgraft.ops.moves import
 from torchgraft.ops.reductions import check_some
 from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
+from torchgraft.plans.grid import Grid
 from torchgraft.plans.refusals import refuse_dtype
 
 aten = torch.ops.aten
@@ -71,21 +76,24 @@ def _sort_rows(
         return values, places
     if length >= 2**31:
         raise Unsupported("rows of 2**31 elements")
-    gpu, units = p.form == "gpu", p.device.compute_units
-    if (gpu and length >= _GPU_LONG) or (length >= _LONG and n < 4 * units):
+    if (p.form == "gpu" and length >= _GPU_LONG) or (length >= _LONG and n < 4 * p.device.compute_units):
         _sort_long_rows(p, x, descending, values, places)
         return values, places
-    key = torch.int64 if kernels.key_type(type_) == "i64" else torch.int32
-    if gpu:
-        groups, chunk, scratch = ceil_div(n, kernels.GPU_LOCAL), 1, n
-    else:
-        groups = 1 if x.numel() <= 2048 else min(n, ceil_div(x.numel(), 1024), 32 * units)
-        chunk = ceil_div(n, groups)
-        groups = scratch = ceil_div(n, chunk)
-    keys, orders = p.empty((scratch, 2, length), key), p.empty((scratch, 2, length), torch.int32)
+    grid = _row_grid(p, n, length, 8)
+    scratch = (n if p.form == "gpu" else grid.groups[0], 2, length)
+    keys, orders = p.empty(scratch, _key_dtype(type_)), p.empty(scratch, torch.int32)
     kernel = kernels.row_kernel(type_, descending, p.form)
-    p.launch(kernel, (groups,), [values, places, x, keys, orders, length, n, chunk])
+    p.launch(kernel, grid, values=values, places=places, x=x, keys=keys, orders=orders, length=length)
     return values, places
+
+
+def _row_grid(p: PlanBuilder, n: int, length: int, cost: int = 1) -> Grid:
+    """A work-item for each row, whose elements cost so much."""
+    return p.walk(n, length * cost, multiple=1, group=FEW)
+
+
+def _key_dtype(type_: str) -> torch.dtype:
+    return BY_NAME[kernels.key_type(type_)].dtype
 
 
 def _sort_long_rows(
@@ -93,24 +101,23 @@ def _sort_long_rows(
 ) -> None:
     type_, (n, length) = _type(x), x.shape
     key = kernels.key_type(type_)
-    gpu = p.form == "gpu"
-    parts = ceil_div(length, _GPU_PART) if gpu else 8 * p.device.compute_units
-    chunk = ceil_div(length, parts)
-    parts = ceil_div(length, chunk)
-    grid = (ceil_div(parts, kernels.GPU_LOCAL) if gpu else parts, n)
-    shape = [length, parts, chunk]
-    dtype = torch.int64 if key == "i64" else torch.int32
-    ours = p.empty(x.shape, dtype), p.empty(x.shape, torch.int32)
-    theirs = p.empty(x.shape, dtype), p.empty(x.shape, torch.int32)
+    parts = ceil_div(length, _GPU_PART) if p.form == "gpu" else 8 * p.device.compute_units
+    part = ceil_div(length, parts)
+    parts = ceil_div(length, part)
+    grid = p.walk(parts, part, multiple=1, group=FEW).by(n)
+    keys, orders = p.empty(x.shape, _key_dtype(type_)), p.empty(x.shape, torch.int32)
+    to, to_order = p.empty_like(keys), p.empty_like(orders)
     counts = p.empty((n, 256, parts), torch.int32)
-    p.launch(kernels.key_kernel(type_, descending, p.form), grid, [*ours, x, *shape])
+    p.launch(kernels.key_kernel(type_, descending, p.form), p.walk(x.shape), keys=keys, orders=orders, x=x)
     for number in range(kernels.passes(type_)):
+        given = {"keys": keys, "counts": counts, "length": length, "part": part, "shift": 8 * number}
         p.fill(counts, 0)
-        p.launch(kernels.count_kernel(key, p.form), grid, [counts, ours[0], *shape, 8 * number])
-        p.launch(kernels.scan_kernel(), (n,), [counts, parts])
-        p.launch(kernels.deal_kernel(key, p.form), grid, [*theirs, *ours, counts, *shape, 8 * number])
-        ours, theirs = theirs, ours
-    p.launch(kernels.finish_kernel(MOVES[x.element_size()], p.form), grid, [values, places, x, ours[1], *shape])
+        p.launch(kernels.count_kernel(key, p.form), grid, **given)
+        p.launch(kernels.scan_kernel(p.form), p.long_rows(n, 256 * parts), counts=counts)
+        p.launch(kernels.deal_kernel(key, p.form), grid, to=to, to_order=to_order, orders=orders, **given)
+        keys, orders, to, to_order = to, to_order, keys, orders
+    move = kernels.finish_kernel(MOVES[x.element_size()], p.form)
+    p.launch(move, p.walk(x.shape, 2), values=p.bits(values), places=places, x=p.bits(x), orders=orders)
 
 
 def _sort(p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor, dim: int, descending: bool) -> None:
@@ -172,14 +179,9 @@ def _topk(
     targets = [_target(p, o, dim) for o in out]
     values = p.empty((n, k), self.dtype) if targets[0] is None else targets[0]
     places = p.empty((n, k), torch.int64) if targets[1] is None else targets[1]
-    keys = p.empty((n, k), torch.int64 if kernels.key_type(type_) == "i64" else torch.int32)
-    if p.form == "gpu":
-        groups, chunk = ceil_div(n, kernels.GPU_LOCAL), 1
-    else:
-        groups = 1 if rows.numel() <= 8192 else min(n, ceil_div(rows.numel(), 4096), 32 * p.device.compute_units)
-        chunk = ceil_div(n, groups)
-        groups = ceil_div(n, chunk)
-    p.launch(kernels.top_kernel(type_, largest, p.form), (groups,), [values, places, rows, keys, k, length, n, chunk])
+    keys, grid = p.empty((n, k), _key_dtype(type_)), _row_grid(p, n, length, 2)
+    kernel = kernels.top_kernel(type_, largest, p.form)
+    p.launch(kernel, grid, values=values, places=places, x=rows, keys=keys, k=k, length=length)
     for o, target, result in zip(out, targets, (values, places), strict=True):
         if target is None:
             _back(p, o, result, dim)
@@ -224,19 +226,36 @@ def _value_and_place(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -
     return self.new_empty(shape), self.new_empty(shape, dtype=torch.int64)
 
 
+def _pick(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor, torch.Tensor],
+    x: torch.Tensor,
+    dim: int,
+    make: Callable[[str, str], Kernel],
+) -> None:
+    """An element of each row, which the kernel that `make` makes for a type and a form chooses once it is sorted."""
+    if out[0].numel() == 0:
+        return
+    rows = _rows(p, x, dim)
+    picked = p.empty((len(rows), 1), x.dtype), p.empty((len(rows), 1), torch.int64)
+    _launch_pick(p, make(_type(x), p.form), rows, *picked)
+    for o, result in zip(out, picked, strict=True):
+        _one(p, o, result, x, dim)
+
+
+def _launch_pick(
+    p: PlanBuilder, kernel: Kernel, rows: torch.Tensor, value: torch.Tensor, place: torch.Tensor | None
+) -> None:
+    n, length = rows.shape
+    values, places = _sort_rows(p, rows, False)
+    p.launch(kernel, _row_grid(p, n, length), value=value, place=place, sorted=values, places=places, length=length)
+
+
 def _median_dim(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor, dim: int, skip_nan: bool
 ) -> None:
     check_some("median", x, dim)
-    if out[0].numel() == 0:
-        return
-    rows = _rows(p, x, dim)
-    n, length = rows.shape
-    values, places = _sort_rows(p, rows, False)
-    picked = p.empty((n, 1), x.dtype), p.empty((n, 1), torch.int64)
-    p.launch(kernels.middle_kernel(_type(x), skip_nan), (n,), [*picked, values, places, length])
-    for o, result in zip(out, picked, strict=True):
-        _one(p, o, result, x, dim)
+    _pick(p, out, x, dim, lambda type_, form: kernels.middle_kernel(type_, skip_nan, form))
 
 
 @planner("median.dim", meta=_value_and_place)
@@ -259,9 +278,7 @@ def _median_of_all(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, skip_nan:
             raise Unsupported("the median of no integers")
         p.fill(out, float("nan"))
         return
-    flat = p.contiguous(x).view(1, -1)
-    values, places = _sort_rows(p, flat, False)
-    p.launch(kernels.middle_kernel(_type(x), skip_nan), (1,), [out, None, values, places, flat.size(1)])
+    _launch_pick(p, kernels.middle_kernel(_type(x), skip_nan, p.form), p.contiguous(x).view(1, -1), out, None)
 
 
 @planner("median")
@@ -279,15 +296,7 @@ def _mode(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int = -1, keepdim: bool = False
 ) -> None:
     check_some("mode", self, dim)
-    if out[0].numel() == 0:
-        return
-    rows = _rows(p, self, dim)
-    n, length = rows.shape
-    values, places = _sort_rows(p, rows, False)
-    picked = p.empty((n, 1), self.dtype), p.empty((n, 1), torch.int64)
-    p.launch(kernels.mode_kernel(_type(self)), (n,), [*picked, values, places, length])
-    for o, result in zip(out, picked, strict=True):
-        _one(p, o, result, self, dim)
+    _pick(p, out, self, dim, kernels.mode_kernel)
 
 
 # ---- distinct elements ----
