@@ -38,6 +38,6 @@ for _name, _function in {
     torch.library.impl(f"aten::{_name}", torch.device(device).type, _function)
 
 
-@plans.planner("digamma", exact_out=False, replace=True)
+@plans.planner("digamma", refuses=(), replace=True)
 def _falling_back(p: plans.PlanBuilder, *_: Any, **__: Any) -> None:
     raise plans.Unsupported("a test")

@@ -11,7 +11,18 @@ from torch.testing import assert_close
 
 import torchgraft
 from torchgraft import ops, plans
-from torchgraft.plans import Kernel, PlanBuilder, Pointer, Value, composite, decomposition, planner
+from torchgraft.plans import (
+    Kernel,
+    PlanBuilder,
+    Pointer,
+    Value,
+    composite,
+    decomposition,
+    only,
+    other_out,
+    planner,
+    within,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +62,13 @@ LIBRARIES = [
         "registered(Tensor x) -> Tensor",
         "replaced(Tensor x) -> Tensor",
         "raises(Tensor x) -> Tensor",
+        "noted(Tensor x, float a) -> Tensor",
+        "noted.out(Tensor x, float a, *, Tensor(a!) out) -> Tensor(a!)",
+        "squares(Tensor x) -> Tensor",
+        "parted(Tensor x) -> Tensor",
+        "parted_(Tensor(a!) x) -> Tensor(a!)",
+        "only_some(Tensor x) -> Tensor",
+        "taken(Tensor x) -> Tensor",
     )
 ]
 own = torch.ops.adding
@@ -214,6 +232,100 @@ class TestReplacing:
         assert out.split("\n")[:2] == ["[100.0, 100.0] [1.0, 1.0]", "1.0"]
 
 
+class TestCompositesForSome:
+    """`composite(when=...)`: a function for some calls, beside what there is for others."""
+
+    @pytest.mark.parametrize("planner_first", [True, False])
+    @pytest.mark.no_fallback
+    def test_others_are_left_to_the_planner(self, device: str, planner_first: bool) -> None:
+        name = f"parted_{planner_first}"
+        LIBRARIES.append(define(f"{name}(Tensor x) -> Tensor", f"{name}_(Tensor(a!) x) -> Tensor(a!)"))
+        declarations = [
+            lambda: ops.row(f"adding::{name}", "x + 1"),
+            lambda: composite(f"adding::{name}", when=lambda x: x.dim() == 2)(lambda x: x * 10),
+        ]
+        for declare in declarations if planner_first else reversed(declarations):
+            declare()
+        x, y = torch.ones(3, device=device), torch.ones(1, 3, device=device)
+        assert getattr(own, name)(x).tolist() == [2] * 3
+        assert getattr(own, name)(y).tolist() == [[10] * 3]
+        assert getattr(own, f"{name}_")(y) is y
+        assert y.tolist() == [[10] * 3]
+
+    @pytest.mark.no_fallback
+    def test_the_last_goes_first(self, device: str) -> None:
+        composite("adding::parted", when=lambda x: x.dim() > 0)(lambda x: x * 10)
+        composite("adding::parted_", when=lambda x: x.dim() > 1)(lambda x: x.mul_(20))
+        ops.row("adding::parted", "x + 1")
+        x = torch.ones(2, 1, device=device)
+        assert own.parted(x).tolist() == [[10], [10]]
+        assert own.parted_(x) is x
+        assert x.tolist() == [[20], [20]]
+        assert own.parted_(torch.ones(1, device=device)).tolist() == [10]
+        assert own.parted(torch.ones((), device=device)).item() == 2
+
+    def test_others_go_to_the_cpu(self, device: str) -> None:
+        torch.library.impl("adding::only_some", "CPU", func=lambda x: x - 1)
+        composite("adding::only_some", when=lambda x: x.dim() == 2)(lambda x: x * 10)
+        assert own.only_some(torch.ones(1, 2, device=device)).tolist() == [[10, 10]]
+        with torchgraft.fallback("silent"):
+            assert own.only_some(torch.ones(2, device=device)).tolist() == [0, 0]
+
+    def test_one_for_all_is_no_other(self) -> None:
+        composite("adding::taken", when=lambda x: False)(lambda x: x)
+        composite("adding::taken")(lambda x: x)
+        with pytest.raises(ValueError, match="has a planner already"):
+            composite("adding::taken")(lambda x: x)
+
+
+@pytest.mark.no_fallback
+class TestRefusals:
+    def test_what_a_row_refuses(self, device: str) -> None:
+        def check(x: torch.Tensor, **_: Any) -> None:
+            if x.dtype == torch.bfloat16:
+                raise ValueError("too few digits")
+
+        ops.row(
+            "adding::noted",
+            "T halved = x / 2; halved + a",
+            refuses=(only("float"), within({"a": (0, 1, "a is {}")}), check, other_out),
+        )
+        x = torch.ones(3, device=device)
+        assert own.noted(x, 0.5).tolist() == [1, 1, 1]
+        with pytest.raises(NotImplementedError, match="not implemented for 'Int'"):
+            own.noted(x.int(), 0.5)
+        for _ in range(2):  # in a call that makes a plan, and in one that there is a plan for
+            with pytest.raises(RuntimeError, match=r"a is 2\.0"):
+                own.noted(x, 2.0)
+        with pytest.raises(ValueError, match="too few digits"):
+            own.noted(x.bfloat16(), 0.5)
+        with pytest.raises(RuntimeError, match="Expected out tensor to have dtype Float, but got Double instead"):
+            own.noted(x, 0.5, out=torch.empty(3, dtype=torch.float64, device=device))
+
+    def test_a_composite_is_checked_at_each_call(self, device: str) -> None:
+        def check(x: torch.Tensor) -> None:
+            if x.dtype == torch.bool:
+                raise TypeError("no squares of truth")
+
+        composite("adding::squares", refuses=(check, other_out))(lambda x: x * x)
+        assert own.squares(torch.tensor([3], device=device)).item() == 9
+        for _ in range(2):
+            with pytest.raises(TypeError, match="no squares of truth"):
+                own.squares(torch.ones(1, dtype=torch.bool, device=device))
+
+    def test_what_is_no_refusal(self) -> None:
+        with pytest.raises(ValueError, match="takes refusals and functions, not 'float'"):
+            ops.row("adding::wrong", "x", refuses="float")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="types are 'float', 'integer' or 'number'"):
+            only("real")
+        with pytest.raises(ValueError, match="one of a kind"):
+            ops.row("adding::wrong", "x", refuses=(only("float"), only("number")))
+        with pytest.raises(ValueError, match="only a row knows"):
+            planner("adding::wrong", refuses=only("float"))
+        with pytest.raises(ValueError, match="an operand is one of"):
+            ops.row("adding::wrong", "x", operands={"x": "kept"})
+
+
 class TestRefused:
     def test_names(self) -> None:
         with pytest.raises(ValueError, match="there is no op adding::nothing"):
@@ -232,7 +344,7 @@ class TestRefused:
         with pytest.raises(ValueError, match="has no tensor among its arguments"):
             ops.row("adding::listed", "x")
         with pytest.raises(ValueError, match="has no argument alpha"):
-            ops.row("adding::wrong", "x", promote=("alpha",))
+            ops.row("adding::wrong", "x", operands={"alpha": "promotes"})
         with pytest.raises(ValueError, match="is no reduction of one tensor to one"):
             ops.reduction("adding::mul_add", combine="a + b", identity="0")
         with pytest.raises(ValueError, match="torch has no decomposition of adding::wrong"):

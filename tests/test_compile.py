@@ -252,7 +252,7 @@ INTERNAL = {"_copy_from", "_nested_tensor_from_mask_left_aligned"}  # reached be
 
 def test_every_planned_op_has_a_meta_function() -> None:
     """torch's, or one that its planner has given."""
-    from torchgraft.plans.registry import has_meta
+    from torchgraft.plans.meta import has_meta
 
     ours = {name: entry for name, entry in plans.ENTRIES.items() if name.startswith("aten::")}  # not other tests'
     without = {name.removeprefix("aten::") for name, entry in ours.items() if not has_meta(entry.op)}

@@ -347,14 +347,14 @@ class TestSources:
 class TestSignatures:
     def read(self, source: str) -> list[tuple[str, list[tuple[str, str, bool]]]]:
         found = signatures(source, ("__kernel", "kernel"), {})
-        return [(s.name, [(a.name, a.code, a.written) for a in s.arguments]) for s in found]
+        return [(s.name, [(a.name, a.type, a.written) for a in s.arguments]) for s in found]
 
     def test_read(self) -> None:
         assert self.read(EVERY)[1:] == [
             ("missing", [("out", "", True), ("x", "", False)]),
             ("grid", [("out", "", True)]),
         ]
-        assert [a[1] for a in self.read(EVERY)[0][1]] == ["", *"bBhHiIqQfdF"]
+        assert [a[1] for a in self.read(EVERY)[0][1]] == ["", *"i8 u8 i16 u16 i32 u32 i64 u64 f32 f64 c64".split()]
 
     def test_odd_spellings(self) -> None:
         assert self.read("__kernel void a(void) {}") == [("a", [])]
@@ -362,9 +362,9 @@ class TestSignatures:
         assert self.read("__kernel void a(global int x[], constant float *t){}") == [
             ("a", [("x", "", True), ("t", "", False)])
         ]
-        assert self.read("__kernel void a(int x); __kernel void a(int x) {}") == [("a", [("x", "i", False)])]
+        assert self.read("__kernel void a(int x); __kernel void a(int x) {}") == [("a", [("x", "i32", False)])]
         assert self.read("void kernel_of(int n) {} __kernel void b(unsigned long int n) {}") == [
-            ("b", [("n", "Q", False)])
+            ("b", [("n", "u64", False)])
         ]
 
     def test_offsets_keep_the_lines(self) -> None:

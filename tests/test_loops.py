@@ -11,7 +11,6 @@ from torch.testing import assert_close
 from torchgraft.codegen.kernel import parameters
 from torchgraft.codegen.loops import Walk
 from torchgraft.kernels import reduce
-from torchgraft.ops.reductions import plan_reduction
 from torchgraft.plans import PlanBuilder, planner
 
 FORMS = ("cpu", "gpu")
@@ -19,7 +18,7 @@ library = torch.library.Library("loops", "FRAGMENT")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _declared() -> None:
+def _declared(device: str) -> None:
     for form in FORMS:
         library.define(f"rows_{form}(Tensor x) -> Tensor")
         library.define(f"sum_{form}(Tensor x, int[] dims) -> Tensor")
@@ -47,6 +46,8 @@ def _declare_rows(form: str) -> None:
 
 
 def _declare_sum(form: str) -> None:
+    from torchgraft.ops.reductions import plan_reduction  # registers ops, which a device must be there for
+
     @planner(f"loops::sum_{form}", meta=lambda x, dims: x.sum(dims))
     def sum_(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: list[int]) -> None:
         p.form = form

@@ -18,7 +18,10 @@ from torch.testing import assert_close
 
 import torchgraft
 from torchgraft import _C, plans
+from torchgraft.codegen import Kernel, Pointer, Value
 from torchgraft.plans import PlanBuilder, registry
+from torchgraft.plans.builder import device_traits
+from torchgraft.plans.call import plan_call
 
 pytestmark = pytest.mark.no_fallback
 
@@ -279,7 +282,7 @@ class TestHits:
             with pytest.raises(AssertionError, match="a plan was asked for"):
                 torch.add(x[::2], x[1::2])
         finally:
-            _C.set_planner(registry.plan_call)
+            _C.set_planner(plan_call)
         torch.add(x[::2], x[1::2])
 
     def test_python_runs_nothing(self, device: str) -> None:
@@ -617,6 +620,133 @@ class TestReports:
         assert plans.show("acosh") == ""
         with pytest.raises(ValueError, match="no planned op is called no_such_op"):
             plans.show("no_such_op")
+
+
+# What planners hand to the core
+
+
+def plan_of(*steps: Any, slots: int = 1, guards: tuple[_C.Guard, ...] = ()) -> _C.Plan:
+    return _C.Plan(
+        "aten::none",
+        outputs=[],
+        resizes=[],
+        steps=steps,
+        temporaries=[],
+        arena_bytes=0,
+        slots=slots,
+        philox_count=0,
+        guards=guards,
+    )
+
+
+class TestRecords:
+    @pytest.mark.parametrize(
+        ("make", "raises", "says"),
+        [
+            (lambda: _C.LaunchArgument.constant("f31", 1), ValueError, "no value type is called 'f31'"),
+            (lambda: _C.LaunchArgument.scalar(0, "int"), ValueError, "no value type is called 'int'"),
+            (lambda: _C.LaunchArgument.constant("i32", 1.5), TypeError, "number of type i32 is an integer, not float"),
+            (lambda: _C.LaunchArgument.constant("f32", 1j), TypeError, "number of type f32 is a number, not complex"),
+            (lambda: _C.LaunchArgument.constant("c64", "1"), TypeError, "number of type c64 is a complex number"),
+            (lambda: _C.LaunchArgument.constant("i16", 2**15), RuntimeError, "int16_t without overflow"),
+            (lambda: _C.LaunchArgument.constant("i64", 2**64), OverflowError, "number of type i64 cannot hold"),
+            (lambda: _C.LaunchArgument.pointer(-1, 0), TypeError, "slot:"),
+            (lambda: _C.LaunchArgument.table([1.0], 0), TypeError, "tensor:"),
+            (lambda: _C.LaunchStep(None, [1], []), TypeError, "kernel:"),
+            (lambda: _C.CopyStep(_C.Address(0, 0), (0, 0), 4), TypeError, "source:"),
+            (lambda: _C.FillStep(_C.Address(0, 0), 4, b""), ValueError, "pattern has 1 to 16 bytes, not 0"),
+            (lambda: _C.FillStep(_C.Address(0, 0), 4, bytes(17)), ValueError, "pattern has 1 to 16 bytes, not 17"),
+            (lambda: _C.Output.new(0, [1], [1], "float32"), TypeError, "dtype:"),
+            (lambda: _C.Output.constant("one"), TypeError, "value:"),
+            (lambda: _C.Guard.within(1.0, None, None), TypeError, "subject:"),
+            (lambda: _C.Chunking(0, 1, 1, 0), ValueError, "multiple must be positive, not 0"),
+            (lambda: _C.Chunking(256, 1, 0, 0), ValueError, "per_group must be positive, not 0"),
+            (lambda: _C.Chunking(256, 1, 1, 0).deal(-1), ValueError, "numel must not be negative, but is -1"),
+            (lambda: plan_of(("copy", 0, 0, 0, 0, 4)), TypeError, "steps:"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, make: Callable[[], Any], raises: type[Exception], says: str) -> None:
+        with pytest.raises(raises, match=says):
+            make()
+
+    def test_steps_stay_within_the_plan(self) -> None:
+        fill = _C.FillStep(_C.Address(2, 0), 4, b"a")
+        assert "fill 4 bytes" in plan_of(fill, slots=3).describe()
+        with pytest.raises(ValueError, match="a step of aten::none uses slot 2 of 2"):
+            plan_of(fill, slots=2)
+        with pytest.raises(ValueError, match="uses slot 5 of 2"):
+            plan_of(_C.CopyStep(_C.Address(0, 0), _C.Address(5, 0), 4), slots=2)
+
+    def test_plans_without_steps(self) -> None:
+        assert _C.Plan.fallback("aten::none", "of no reason").describe() == "aten::none: CPU fallback: of no reason\n"
+        assert _C.Plan.eager("aten::none", print).describe() == "aten::none: runs other ops, 0 hits\n"
+
+    @pytest.mark.parametrize(
+        ("rule", "dealt"),
+        [
+            ((256, 16384, 4096, 64), {0: (0, 256), 1: (1, 256), 16384: (1, 16384), 16385: (5, 3328)}),
+            ((256, 16384, 4096, 64), {10**6: (64, 15872), 2**40: (64, 2**34)}),
+            ((256, 0, 1024, 0), {1: (1, 256), 1025: (2, 768), 2**20: (1024, 1024)}),
+        ],
+    )
+    def test_chunking(self, rule: tuple[int, int, int, int], dealt: dict[int, tuple[int, int]]) -> None:
+        chunking = _C.Chunking(*rule)
+        assert (chunking.multiple, chunking.single, chunking.per_group, chunking.max_groups) == rule
+        assert {numel: chunking.deal(numel) for numel in dealt} == dealt
+
+    @pytest.mark.parametrize(("given", "says"), [("one", "is a number, not str"), (1j, "is a number, not complex")])
+    def test_a_launch_names_the_parameter(self, device: str, given: Any, says: str) -> None:
+        kernel = Kernel("halve", (Pointer("x", "f32"), Value("by", "f32")), "x[0] /= by;")
+        p = PlanBuilder(device_traits(0), "cpu", "aten::none")
+        x = p.empty((1,), torch.float32)
+        p.launch(kernel, (1,), [x, given])
+        with pytest.raises(TypeError, match=f"argument 'by' of kernel halve: a number of type f32 {says}"):
+            p.finish([], [], 0, [])
+
+    def test_a_launch_wants_a_spec_for_a_pointer(self, device: str) -> None:
+        p = PlanBuilder(device_traits(0), "cpu", "aten::none")
+        p.launch(Kernel("nothing", (Pointer("x", "f32"),), ""), (1,), [1.0])
+        with pytest.raises(TypeError, match="argument 'x' of kernel nothing: a pointer is given by a spec or None"):
+            p.finish([], [], 0, [])
+
+    def test_numbers_stand_where_the_call_has_them(self, device: str) -> None:
+        """Lists, tensors that are left out and numbers that are left out, in one call."""
+        seen: list[list[tuple[str, int, int]]] = []
+
+        def look(name: str, arguments: list[Any], places: list[_C.Place], *rest: Any) -> Any:
+            if name == "aten::index_put" or name == "aten::clamp":
+                seen.append([(place.kind.name, place.first, place.count) for place in places])
+            return registry.plan_call(name, arguments, places, *rest)
+
+        x, at = torch.rand(3, 4).to(device), torch.tensor([0, 2]).to(device)
+        plans.clear()
+        _C.set_planner(look)
+        try:
+            x.clamp(max=0.5)
+            torch.ops.aten.index_put(x, [None, at], torch.tensor(1.0).to(device))
+        finally:
+            _C.set_planner(registry.plan_call)
+        assert seen == [
+            [("Tensor", 0, 1), ("Scalar", 0, 0), ("Scalar", 0, 1)],
+            [("Tensor", 0, 1), ("TensorList", 1, 2), ("Tensor", 3, 1), ("Static", 0, 0)],
+        ]
+
+
+class TestTraits:
+    @pytest.mark.parametrize(("forced", "width"), [("1", 1), ("8", 8), ("16", 16)])
+    def test_the_width_of_registers(self, monkeypatch: pytest.MonkeyPatch, forced: str, width: int) -> None:
+        own = device_traits(0).simd_width
+        assert own.bit_count() == 1
+        monkeypatch.setenv("TORCHGRAFT_SIMD_WIDTH", forced)
+        assert device_traits.__wrapped__(0).simd_width == width
+        monkeypatch.delenv("TORCHGRAFT_SIMD_WIDTH")
+        assert device_traits.__wrapped__(0).simd_width == own
+
+    @pytest.mark.parametrize("forced", ["0", "12", "-8", "wide"])
+    def test_no_such_width(self, monkeypatch: pytest.MonkeyPatch, forced: str) -> None:
+        monkeypatch.setenv("TORCHGRAFT_SIMD_WIDTH", forced)
+        with pytest.raises(ValueError, match="TORCHGRAFT_SIMD_WIDTH is a power of two"):
+            device_traits.__wrapped__(0)
 
 
 class TestDeclaring:

@@ -22,7 +22,8 @@ from conftest import SEED
 from hypothesis import strategies as st
 
 from torchgraft.plans import ENTRIES
-from torchgraft.plans.registry import Entry, parameters
+from torchgraft.plans.registry import Entry
+from torchgraft.plans.schema import parameters
 from torchgraft.testing.conformance.check import attempt, describe, widen
 from torchgraft.testing.conformance.compare import difference
 from torchgraft.testing.conformance.layout import Sample, each_tensor, on_device

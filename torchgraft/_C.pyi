@@ -1,6 +1,7 @@
 """The C++ core (csrc/bindings.cpp): runtime, dispatch and plans."""
 
-from collections.abc import Callable
+import enum
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,15 +67,25 @@ class Kernel:
     @property
     def source(self) -> str: ...
 
-class Plan:
-    """What the core does for a call."""
+class ArgumentKind(enum.Enum):
+    """What an argument of an op is."""
 
-    op: str
-    fallback: bool
-    reason: str
-    hits: int
-    def __init__(self, *parts: Any, **named_parts: Any) -> None: ...
-    def describe(self, source: bool = False) -> str: ...
+    Tensor = ...
+    TensorList = ...
+    Scalar = ...
+    ScalarList = ...
+    Generator = ...
+    Static = ...
+
+class Place:
+    """Where an argument's tensors or scalars stand among the call's: `count` of them from number `first` on."""
+
+    @property
+    def kind(self) -> ArgumentKind: ...
+    @property
+    def first(self) -> int: ...
+    @property
+    def count(self) -> int: ...
 
 def compile_module(device: int, source: str, options: str) -> tuple[Module | None, str]: ...
 def load_module(device: int, binary: bytes) -> Module | None: ...
@@ -82,12 +93,162 @@ def make_kernel(module: Module, name: str, source: str, local: list[int]) -> Ker
 def set_planner(planner: Callable[..., tuple[Plan, int]]) -> None: ...
 def register_planned_op(name: str, cpu_tensors: str, pointwise: bool, dispatch: bool) -> None: ...
 def set_wrapped_number(tensor: torch.Tensor) -> None: ...
-def is_wrapped_number(tensor: torch.Tensor) -> bool: ...
-def set_plan_epoch(epoch: int) -> None: ...
 def set_plan_capacity(plans: int) -> None: ...
 def plan_counts() -> list[tuple[str, int, int, int]]: ...
 def plans_of(name: str) -> list[Plan]: ...
 def clear_plans() -> None: ...
+
+# ---- what a plan consists of: csrc/dispatch/record_bindings.cpp ----
+
+class LaunchArgument:
+    """What a launch gets for one parameter."""
+
+    @staticmethod
+    def constant(type: str, number: complex) -> LaunchArgument:
+        """A number of a value type ("i32"): an integer must fit, a float is infinite where it does not."""
+    @staticmethod
+    def null() -> LaunchArgument: ...
+    @staticmethod
+    def table(tensor: torch.Tensor, offset: int) -> LaunchArgument:
+        """A tensor on the device, which the plan keeps, from a byte on."""
+    @staticmethod
+    def pointer(slot: int, offset: int) -> LaunchArgument:
+        """A slot's memory from a byte on."""
+    @staticmethod
+    def scalar(index: int, type: str) -> LaunchArgument:
+        """One of the call's scalars."""
+    @staticmethod
+    def tensor_value(slot: int, type: str) -> LaunchArgument:
+        """The value of a zero-dim CPU tensor among the arguments."""
+    @staticmethod
+    def numel() -> LaunchArgument:
+        """How many elements the call's tensors have (i64), in a contiguous plan."""
+    @staticmethod
+    def chunk() -> LaunchArgument:
+        """How many of them a group takes (i64), by the launch's chunking."""
+    @staticmethod
+    def seed() -> LaunchArgument:
+        """Of the plan's random numbers (u64)."""
+    @staticmethod
+    def offset(add: int) -> LaunchArgument:
+        """Of the plan's random numbers (u64), and `add` counters."""
+    @staticmethod
+    def error_words() -> LaunchArgument:
+        """A pointer to where kernels report errors."""
+
+class Chunking:
+    """How elements are dealt out to work-groups.
+
+    A chunk is a multiple of `multiple`. Up to `single` elements go to one group, otherwise about `per_group` to each,
+    but to no more than `max_groups` (0: no bound).
+    """
+
+    def __init__(self, multiple: int, single: int, per_group: int, max_groups: int) -> None: ...
+    @property
+    def multiple(self) -> int: ...
+    @property
+    def single(self) -> int: ...
+    @property
+    def per_group(self) -> int: ...
+    @property
+    def max_groups(self) -> int: ...
+    def deal(self, numel: int) -> tuple[int, int]:
+        """How many groups there are, and how many elements each takes (the last one perhaps fewer)."""
+
+class Address:
+    """A byte of a slot's memory; for a temporary, of the arena."""
+
+    def __init__(self, slot: int, offset: int) -> None: ...
+
+class LaunchStep:
+    """Runs a kernel; with a chunking, over the elements of the call's tensors."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        groups: Sequence[int],
+        arguments: Sequence[LaunchArgument],
+        chunking: Chunking | None = None,
+    ) -> None: ...
+
+class CopyStep:
+    """Copies bytes on the device."""
+
+    def __init__(self, destination: Address, source: Address, nbytes: int) -> None: ...
+
+class FillStep:
+    """Repeats a pattern of up to 16 bytes."""
+
+    def __init__(self, destination: Address, nbytes: int, pattern: bytes) -> None: ...
+
+class Output:
+    """One of an op's results."""
+
+    @staticmethod
+    def argument(slot: int) -> Output: ...
+    @staticmethod
+    def new(slot: int, sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Output: ...
+    @staticmethod
+    def like(slot: int, argument: int, dtype: torch.dtype) -> Output:
+        """A new tensor of the shape and strides that an argument has."""
+    @staticmethod
+    def view(argument: int, sizes: Sequence[int], strides: Sequence[int], offset: int) -> Output:
+        """A view of an argument; the offset is in elements, from the argument's own."""
+    @staticmethod
+    def constant(value: bool | int | float) -> Output: ...
+    @staticmethod
+    def list(items: Sequence[Output]) -> Output: ...
+    @staticmethod
+    def undefined() -> Output: ...
+
+class Resize:
+    """The shape that an out= gets."""
+
+    def __init__(self, argument: int, sizes: Sequence[int], strides: Sequence[int]) -> None: ...
+
+class GuardValue:
+    """A number, or one of the call's: a scalar, or the value of a zero-dim CPU tensor."""
+
+    @staticmethod
+    def number(number: float) -> GuardValue: ...
+    @staticmethod
+    def scalar(index: int) -> GuardValue: ...
+    @staticmethod
+    def tensor(slot: int) -> GuardValue: ...
+
+class Guard:
+    """For which values of a number a plan is made; others are planned anew."""
+
+    @staticmethod
+    def within(subject: GuardValue, low: GuardValue | None, high: GuardValue | None) -> Guard: ...
+    @staticmethod
+    def no_multiple(subject: GuardValue, modulus: float) -> Guard: ...
+
+class Plan:
+    """What the core does for a call."""
+
+    def __init__(
+        self,
+        op: str,
+        *,
+        outputs: Sequence[Output],
+        resizes: Sequence[Resize],
+        steps: Sequence[LaunchStep | CopyStep | FillStep],
+        temporaries: Sequence[Address],
+        arena_bytes: int,
+        slots: int,
+        philox_count: int,
+        guards: Sequence[Guard],
+    ) -> None: ...
+    @staticmethod
+    def eager(op: str, function: Callable[..., Any]) -> Plan:
+        """A function of the op's arguments in place of steps."""
+    @staticmethod
+    def fallback(op: str, reason: str) -> Plan:
+        """Such calls go to the CPU."""
+    @property
+    def op(self) -> str: ...
+    def describe(self, source: bool = False) -> str: ...
 
 # ---- for authors of ops: csrc/dispatch/author_bindings.cpp ----
 

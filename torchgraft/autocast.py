@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from torchgraft import _C
-from torchgraft.plans.registry import overload_name, resolve
+from torchgraft.plans.schema import overload_name, resolve
 
 __all__ = ["Policy", "policy"]
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchgraft.plans.registry import overload_name, parameters, resolve, variants
+from torchgraft.plans.schema import overload_name, parameters, resolve, variants
 
 __all__ = ["override"]
 

@@ -11,14 +11,11 @@ import torch
 from torchgraft import _C, _backend
 from torchgraft.codegen import Kernel, Parameter, Pointer
 from torchgraft.codegen.compiler import compiled, compiled_source, device_dialect, has_base_offset_pointers
-from torchgraft.codegen.dialect import DIALECTS
+from torchgraft.codegen.dialects import kernel_words
 from torchgraft.codegen.signature import Argument, Signature, signatures, with_offsets
 from torchgraft.codegen.types import BY_NAME
 
 __all__ = ["RawKernel", "host_view", "kernel"]
-
-_VALUE_CODES = {"f64": "d", "f32": "f", "f16": "f", "bf16": "f", "c64": "F", "c128": "D", "b8": "?", "u32": "I"}
-_VALUE_CODES |= {"i64": "q", "i32": "i", "i16": "h", "i8": "b", "u8": "B", "u64": "Q"}
 
 
 class RawKernel:
@@ -43,7 +40,7 @@ class RawKernel:
         self, name: str, arguments: tuple[Argument, ...], local: tuple[int, ...], make: Callable[[int], _C.Kernel]
     ) -> None:
         self.name, self.arguments, self._local = name, arguments, local
-        described = [(a.name, a.text, a.code, list(a.dtypes), a.written) for a in arguments]
+        described = [(a.name, a.text, a.type, list(a.dtypes), a.written) for a in arguments]
         self._launcher = _C.Launcher(name, described, make)
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
@@ -100,7 +97,7 @@ def kernel(
         return RawKernel(
             source.name, tuple(map(_described, source.params)), source.local, functools.partial(_make_neutral, source)
         )
-    words = tuple(word for language in DIALECTS.values() for word in language.kernel_words)
+    words = kernel_words()
     found = signatures(source, words, types or {})
     by_name = {each.name: each for each in found}
     if not found:
@@ -119,7 +116,7 @@ def _described(param: Parameter) -> Argument:
         const = "const " if param.const else ""
         text = f"{const}{param.type}* {param.name}"
         return Argument(param.name, text, dtypes=(BY_NAME[param.type].dtype,), written=not param.const)
-    return Argument(param.name, f"{param.type} {param.name}", code=_VALUE_CODES[param.type])
+    return Argument(param.name, f"{param.type} {param.name}", type=param.type)
 
 
 def _make_neutral(source: Kernel, device: int) -> _C.Kernel:

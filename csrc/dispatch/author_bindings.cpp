@@ -10,14 +10,14 @@
 #include <torch/csrc/python_headers.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <complex>
 #include <cstring>
-#include <limits>
+#include <optional>
 
 #include "../bindings.h"
 #include "../runtime/kernel.h"
 #include "../runtime/stream.h"
 #include "dispatch.h"
+#include "python_numbers.h"
 
 namespace py = pybind11;
 
@@ -25,8 +25,8 @@ namespace torchgraft {
 namespace {
 
 struct Parameter {
-  std::string name, text;
-  char code = 0;                        // of a number, as in Python's struct; 0 for a pointer
+  std::string where;                    // what it is in messages
+  std::optional<ValueType> number;      // none for a pointer
   std::vector<c10::ScalarType> dtypes;  // that a pointer may be given; none: any
   bool written = false;
 };
@@ -36,9 +36,11 @@ class Launcher {
   Launcher(std::string name, const py::list& parameters, py::object make)
       : name_(std::move(name)), make_(std::move(make)), kernels_(kMaxDevices) {
     for (py::handle each : parameters) {
-      auto [argument, text, code, dtypes, written] =
+      auto [argument, text, type, dtypes, written] =
           each.cast<std::tuple<std::string, std::string, std::string, py::list, bool>>();
-      Parameter parameter{argument, text, code.empty() ? '\0' : code[0], {}, written};
+      Parameter parameter{.where = c10::str("argument ", parameters_.size() + 1, " ('", text, "') of kernel ", name_),
+                          .written = written};
+      if (!type.empty()) parameter.number = value_type(type);
       for (py::handle dtype : dtypes) parameter.dtypes.push_back(reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type);
       parameters_.push_back(std::move(parameter));
     }
@@ -52,10 +54,10 @@ class Launcher {
     c10::DeviceIndex device = -1;  // the tensors'
     for (size_t i = 0; i < args.size(); ++i) {
       std::memset(&args[i], 0, sizeof(tg_arg));
-      if (parameters_[i].code == 0)
-        put_pointer(args[i], i, given[i], device);
-      else
+      if (parameters_[i].number)
         put_number(args[i], i, given[i]);
+      else
+        put_pointer(args[i], i, given[i], device);
     }
     if (device < 0) device = current_device();
     std::shared_ptr<Kernel>& kernel = kernels_[size_t(device)];
@@ -72,121 +74,44 @@ class Launcher {
   }
 
  private:
-  std::string where(size_t i) const {
-    return c10::str("argument ", i + 1, " ('", parameters_[i].text, "') of kernel ", name_);
-  }
-
   static std::string kind(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
   void put_pointer(tg_arg& arg, size_t i, py::handle given, c10::DeviceIndex& device) const {
     const Parameter& parameter = parameters_[i];
-    arg.is_pointer = 1;
-    arg.size = sizeof(void*);
+    store_pointer(arg, nullptr);
     if (given.is_none()) return;
-    TORCH_CHECK_TYPE(THPVariable_Check(given.ptr()), where(i), " is a pointer: give a tensor or None, not ",
+    TORCH_CHECK_TYPE(THPVariable_Check(given.ptr()), parameters_[i].where, " is a pointer: give a tensor or None, not ",
                      kind(given));
     const at::Tensor& tensor = THPVariable_Unpack(given.ptr());
-    TORCH_CHECK(tensor.is_privateuseone(), "Expected all tensors to be on the same device, but ", where(i),
+    TORCH_CHECK(tensor.is_privateuseone(), "Expected all tensors to be on the same device, but ", parameters_[i].where,
                 " is given a tensor on ", tensor.device(), ": move it with .to('", backend_name(), "')");
     if (device < 0) device = tensor.device().index();
     TORCH_CHECK(tensor.device().index() == device,
                 "Expected all tensors to be on the same device, but found at least two devices, ", backend_name(), ":",
-                int(device), " and ", tensor.device(), "! (", where(i), ")");
+                int(device), " and ", tensor.device(), "! (", parameters_[i].where, ")");
     TORCH_CHECK_TYPE(parameter.dtypes.empty() || std::find(parameter.dtypes.begin(), parameter.dtypes.end(),
                                                            tensor.scalar_type()) != parameter.dtypes.end(),
-                     where(i), " cannot be given a tensor of ", tensor.scalar_type(), " elements");
-    TORCH_CHECK(!tensor.is_conj() && !tensor.is_neg(), where(i),
+                     parameters_[i].where, " cannot be given a tensor of ", tensor.scalar_type(), " elements");
+    TORCH_CHECK(!tensor.is_conj() && !tensor.is_neg(), parameters_[i].where,
                 " is given a tensor whose conjugation or negation is still to be done: call .resolve_conj() or "
                 ".resolve_neg() first");
-    arg.value.pointer = tensor.data_ptr();
+    store_pointer(arg, tensor.data_ptr());
   }
 
   void put_number(tg_arg& arg, size_t i, py::handle given) const {
     py::object number = py::reinterpret_borrow<py::object>(given);
     if (THPVariable_Check(given.ptr())) {
       const at::Tensor& tensor = THPVariable_Unpack(given.ptr());
-      TORCH_CHECK_TYPE(tensor.is_cpu() && tensor.dim() == 0, where(i), " is a number, not a tensor on ",
+      TORCH_CHECK_TYPE(tensor.is_cpu() && tensor.dim() == 0, parameters_[i].where, " is a number, not a tensor on ",
                        tensor.device(), " with ", tensor.dim(), " dimensions: read its value with .item()");
       number = number.attr("item")();
     }
-    switch (parameters_[i].code) {
-      case 'b':
-        return put(arg, integer<int8_t>(i, number));
-      case 'B':
-        return put(arg, integer<uint8_t>(i, number));
-      case '?':
-        return put(arg, uint8_t(integer<int64_t>(i, number) != 0));
-      case 'h':
-        return put(arg, integer<int16_t>(i, number));
-      case 'H':
-        return put(arg, integer<uint16_t>(i, number));
-      case 'i':
-        return put(arg, integer<int32_t>(i, number));
-      case 'I':
-        return put(arg, integer<uint32_t>(i, number));
-      case 'q':
-        return put(arg, integer<int64_t>(i, number));
-      case 'Q':
-        return put(arg, integer<uint64_t>(i, number));
-      case 'f':
-        return put(arg, float(real(i, number)));
-      case 'd':
-        return put(arg, real(i, number));
-      case 'F':
-        return put(arg, std::complex<float>(pair(i, number)));
-      case 'D':
-        return put(arg, pair(i, number));
-    }
-    TORCH_CHECK_VALUE(false, "no number is passed as '", parameters_[i].code, "'");
-  }
-
-  template <typename T>
-  static void put(tg_arg& arg, T value) {
-    arg.size = sizeof(T);
-    std::memcpy(arg.value.bytes, &value, sizeof(T));
-  }
-
-  template <typename T>
-  T integer(size_t i, py::handle given) const {
-    TORCH_CHECK_TYPE(PyIndex_Check(given.ptr()), where(i), " is an integer, not ", kind(given));
-    auto number = py::reinterpret_steal<py::object>(PyNumber_Index(given.ptr()));
-    if (!number) throw py::error_already_set();
-    bool fits = false;
-    T value{};
-    if constexpr (std::is_same_v<T, uint64_t>) {
-      value = PyLong_AsUnsignedLongLong(number.ptr());
-      fits = PyErr_Occurred() == nullptr;
-      PyErr_Clear();
-    } else {
-      int overflow = 0;
-      long long wide = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
-      fits = overflow == 0 && wide >= static_cast<long long>(std::numeric_limits<T>::min()) &&
-             wide <= static_cast<long long>(std::numeric_limits<T>::max());
-      value = static_cast<T>(wide);
-    }
-    if (!fits) {
-      PyErr_SetString(PyExc_OverflowError, (where(i) + " cannot hold " + py::str(number).cast<std::string>()).c_str());
-      throw py::error_already_set();
-    }
-    return value;
-  }
-
-  double real(size_t i, py::handle given) const {
-    double value = PyFloat_AsDouble(given.ptr());
-    if (value == -1.0 && PyErr_Occurred() != nullptr) {
-      PyErr_Clear();
-      TORCH_CHECK_TYPE(false, where(i), " is a number, not ", kind(given));
-    }
-    return value;
-  }
-
-  std::complex<double> pair(size_t i, py::handle given) const {
-    Py_complex value = PyComplex_AsCComplex(given.ptr());
-    if (value.real == -1.0 && PyErr_Occurred() != nullptr) {
-      PyErr_Clear();
-      TORCH_CHECK_TYPE(false, where(i), " is a complex number, not ", kind(given));
-    }
-    return {value.real, value.imag};
+    const ValueType type = *parameters_[i].number;
+    const std::string& what = parameters_[i].where;
+    const c10::Scalar value = number_from_python(number, number_kind(type), what);
+    const bool checked = number_kind(type) == NumberKind::Integer && type != ValueType::B8;
+    if (checked && !holds(type, value)) raise_cannot_hold(number, what);
+    store_cast(arg, type, value);
   }
 
   std::string name_;

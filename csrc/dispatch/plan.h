@@ -7,83 +7,99 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/util/SmallVector.h>
 
+#include <array>
 #include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <shared_mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <variant>
 #include <vector>
 
 #include "../runtime/kernel.h"
+#include "call.h"
+#include "value.h"
 
 namespace torchgraft {
 
 // Where a launch's argument comes from when the plan is replayed.
-enum class ArgSource : uint8_t {
-  Constant,     // bytes fixed in the plan
-  Pointer,      // a slot's address plus `offset` bytes
-  Scalar,       // the call's dynamic scalar number `index`, converted to `type`
-  TensorValue,  // the value of the zero-dim CPU tensor in slot `index`, converted to `type`
-  Numel,        // number of elements of the call's tensors (contiguous plans)
-  Chunk,        // how many of them one group takes
-  Seed,         // of the plan's Philox reservation
-  Offset,       // of the same, plus `offset` counters
-  ErrorWords    // the device's words for errors that kernels report
-};
-
-enum class ValueType : uint8_t { F64, F32, I64, I32, I16, I8, U8, B8, C64, C128, U32, U64 };
-
-struct LaunchArg {
-  ArgSource source;
+struct ArgumentSource {
+  enum Kind : uint8_t {
+    Fixed,        // bytes or an address that the plan holds
+    Pointer,      // a slot's address plus `offset` bytes
+    Scalar,       // the call's dynamic scalar number `index`, converted to `type`
+    TensorValue,  // the value of the zero-dim CPU tensor in slot `index`, converted to `type`
+    Numel,        // number of elements of the call's tensors (contiguous plans), i64
+    Chunk,        // how many of them one group takes, i64
+    Seed,         // of the plan's Philox reservation, u64
+    Offset,       // of the same, plus `offset` counters, u64
+    ErrorWords    // the device's words for errors that kernels report
+  } kind = Fixed;
   ValueType type = ValueType::I64;
   uint16_t index = 0;
   int64_t offset = 0;
 };
 
-// How the elements of a contiguous plan are dealt out to work-groups; see codegen/pointwise.py for where the numbers
-// come from.
+struct LaunchArgument {
+  ArgumentSource source;
+  tg_arg fixed{};
+  at::Tensor table;  // a constant on the device that `fixed` points into
+};
+
+// How elements are dealt out to work-groups; see codegen/pointwise.py for where the numbers come from.
 struct Chunking {
-  int64_t multiple = 0;    // a chunk is a multiple of this; 0: the grid is fixed
+  int64_t multiple = 1;    // a chunk is a multiple of this
   int64_t single = 0;      // up to so many elements go to one group
   int64_t per_group = 1;   // otherwise about so many to each,
   int64_t max_groups = 0;  // but no more groups than this (0: no bound)
 
-  int64_t chunk(int64_t numel) const {
-    if (numel <= single) return (numel + multiple - 1) / multiple * multiple;
-    int64_t groups = (numel + per_group - 1) / per_group;
-    if (max_groups != 0) groups = std::min(groups, max_groups);
-    int64_t chunk = (numel + groups - 1) / groups;
-    return (chunk + multiple - 1) / multiple * multiple;
-  }
+  // How many groups there are, and how many elements each takes (the last one perhaps fewer).
+  std::pair<int64_t, int64_t> deal(int64_t numel) const;
 };
 
 struct LaunchStep {
+  struct Patch {
+    uint16_t position;
+    ArgumentSource source;
+  };
+
+  LaunchStep(std::shared_ptr<Kernel> kernel, const std::vector<size_t>& groups,
+             const std::vector<LaunchArgument>& arguments, std::optional<Chunking> chunking);
+
   std::shared_ptr<Kernel> kernel;
   std::array<size_t, 3> groups{1, 1, 1};
-  Chunking chunking;
+  std::optional<Chunking> chunking;  // the groups are found when the plan is run
   std::vector<tg_arg> args;
-  std::vector<std::pair<uint16_t, LaunchArg>> patches;  // argument number, source; only those that are not constant
-  bool reports = false;                                 // the kernel may report an error
+  std::vector<Patch> patches;      // of those arguments that are not fixed
+  std::vector<at::Tensor> tables;  // that fixed ones point into
+  bool reports = false;            // the kernel may report an error
+};
+
+// A place in a slot's memory.
+struct Address {
+  uint16_t slot;
+  int64_t offset;  // bytes
 };
 
 struct CopyStep {
-  uint16_t destination, source;
-  int64_t destination_offset, source_offset, bytes;
+  Address destination, source;
+  int64_t bytes;
 };
 
 struct FillStep {
-  uint16_t slot;
-  int64_t offset, bytes;
+  FillStep(Address destination, int64_t bytes, std::string_view pattern);
+
+  Address destination;
+  int64_t bytes;
   uint32_t pattern_bytes;
-  std::array<unsigned char, 16> pattern;
+  std::array<unsigned char, 16> pattern{};
 };
 
-using Step = std::variant<LaunchStep, CopyStep, FillStep>;
+using Step = std::variant<CopyStep, FillStep, LaunchStep>;
 
 // One result of the op. Slots number the call's tensor arguments first (lists flattened), then new outputs, then
 // temporaries.
@@ -107,12 +123,17 @@ struct Resize {
 // modulus. Other values are planned anew, so that torch's own check or the planner may refuse them.
 struct Guard {
   struct Value {
-    enum Kind : uint8_t { None, Number, Scalar, Tensor } kind = None;  // a Tensor is a zero-dim one of the CPU
-    uint16_t index = 0;
-    double number = 0;
+    enum Kind : uint8_t { Number, Scalar, Tensor } kind;  // a Tensor is a zero-dim one of the CPU
+    uint16_t index;
+    double number;
+
+    double in(const Call& call) const;
   };
-  Value subject, low, high;
+  Value subject;
+  std::optional<Value> low, high;
   double modulus = 0;  // 0: none
+
+  bool holds(const Call& call) const;
 };
 
 struct Plan {
@@ -120,12 +141,12 @@ struct Plan {
   std::vector<Output> outputs;
   std::vector<Resize> resizes;  // of out= arguments
   std::vector<Step> steps;
-  std::vector<std::pair<uint16_t, int64_t>> temporaries;  // slot, byte offset in the arena
+  std::vector<Address> temporaries;  // in the arena
   int64_t arena_bytes = 0;
   uint16_t slots = 0;
   uint64_t philox_count = 0;
   std::vector<Guard> guards;
-  std::vector<at::Tensor> tables;  // constants on the device that launches point into
+  std::vector<at::Tensor> tables;  // that its launches point into, each once
   bool fallback = false;           // this key goes to the CPU
   std::string reason;              // why
   // Instead of steps: a function that runs other ops, for results whose shape depends on data. Replaces the arguments
@@ -135,39 +156,11 @@ struct Plan {
   std::atomic<uint64_t> hits{0};
   std::atomic<uint64_t> last_used{0};
 
+  // Adds what steps point into to `tables`, and refuses slots that the plan has not.
+  void complete();
+  bool serves(const Call& call) const;
   std::string describe(bool source) const;
 };
-
-// What is read from an op's schema once.
-enum class ArgumentKind : uint8_t { Tensor, TensorList, Scalar, ScalarList, Generator, Static };
-
-// What a planned op does with CPU tensors among its arguments.
-enum class CpuTensors : uint8_t {
-  Value,     // zero-dim ones are read as scalars when the plan is replayed
-  Upload,    // zero-dim ones are copied to the device first
-  UploadAll  // in lists (indices) any are
-};
-
-using Key = c10::SmallVector<uint64_t, 48>;
-
-struct KeyHash {
-  using is_transparent = void;
-  size_t operator()(c10::ArrayRef<uint64_t> words) const noexcept {
-    uint64_t hash = words.size();
-    for (uint64_t word : words) {
-      hash = (hash ^ word) * 0x9E3779B97F4A7C15ull;
-      hash ^= hash >> 32;
-    }
-    return hash;
-  }
-};
-
-struct KeyEqual {
-  using is_transparent = void;
-  bool operator()(c10::ArrayRef<uint64_t> a, c10::ArrayRef<uint64_t> b) const noexcept { return a.equals(b); }
-};
-
-struct Call;
 
 // One planned op: its schema, its plans.
 class PlannedOp {
@@ -184,17 +177,13 @@ class PlannedOp {
   void clear();
 
  private:
-  friend struct Call;
   std::shared_ptr<Plan> find(const Key& key) const;
-  std::shared_ptr<Plan> make(Call& call, torch::jit::Stack* stack);
+  std::shared_ptr<Plan> make(const Call& call);
   void insert(const Key& key, const std::shared_ptr<Plan>& plan);
 
   c10::OperatorHandle op_;
   std::string name_;
-  CpuTensors cpu_tensors_;
-  bool pointwise_;
-  std::vector<ArgumentKind> kinds_;
-  std::vector<uint16_t> written_;     // arguments that the op writes
+  Signature signature_;
   std::atomic<uint64_t> touched_{0};  // scalars whose value is part of the key
   std::atomic<uint64_t> misses_{0}, retired_hits_{0};
   mutable std::shared_mutex mutex_;
@@ -221,26 +210,9 @@ struct PlanKernel final : c10::OperatorKernel {
 void register_planned_op(const std::string& name, CpuTensors cpu_tensors, bool pointwise, bool dispatch);
 std::vector<PlannedOp*> planned_ops();
 
-// Global switches that decide what planners do; part of every key.
-void set_plan_epoch(uint64_t epoch);
 void set_plan_capacity(size_t plans_per_op);
 
-// How the tensors that a call writes lie to its other tensors.
-struct Overlap {
-  bool full = false;     // one is also an input
-  bool partial = false;  // one shares some of its elements with an input
-  bool unclear = false;  // one lies in an input's memory in steps, like x[::2] and x[1::2]
-};
-
 // Implemented by the bindings: asks Python. Returns the plan and the scalars that the planner read.
-struct PlanRequest {
-  const std::string& op;
-  torch::jit::Stack* stack;
-  size_t argument_count;
-  c10::DeviceIndex device;
-  bool contiguous;
-  Overlap overlap;
-};
-std::pair<std::shared_ptr<Plan>, uint64_t> request_plan(const PlanRequest& request);
+std::pair<std::shared_ptr<Plan>, uint64_t> request_plan(const std::string& op, const Call& call);
 
 }  // namespace torchgraft

@@ -168,22 +168,29 @@ class Layout:
 Fields = Mapping[str, tuple[str, str]]
 """Of an accumulator: name -> element type and identity, the value that changes nothing."""
 
+# A CPU takes `span` columns at a time, and `chunk` such blocks.
 _COLUMNS_CPU = """
-  const long blocks = (inner + chunk - 1) / chunk;
-  const long o = GROUP_ID(0) / blocks, start = (GROUP_ID(0) - o * blocks) * chunk;
-  const int m = (int)(inner - start < chunk ? inner - start : chunk);
-  const long base = o * outer_stride + start * inner_stride;
+  const long tg_blocks = (inner + span - 1) / span;
+  const long tg_last = (GROUP_ID(0) + 1) * chunk < outer * tg_blocks ? (GROUP_ID(0) + 1) * chunk : outer * tg_blocks;
+  for (long tg_block = GROUP_ID(0) * chunk; tg_block < tg_last; ++tg_block) {
+    const long o = tg_block / tg_blocks, tg_start = (tg_block - o * tg_blocks) * span;
+    const int tg_m = (int)(inner - tg_start < span ? inner - tg_start : span);
+    const long tg_base = o * outer_stride + tg_start * inner_stride;
 """
 _COLUMNS_GPU = """
-  const long k = GLOBAL_ID(0), o = k / inner;
+  const long tg_row = GLOBAL_ID(0), o = tg_row / inner;
   if (o >= outer) return;
-  const long base = o * outer_stride + (k - o * inner) * inner_stride;
+  const long tg_base = o * outer_stride + (tg_row - o * inner) * inner_stride;
 """
+# Around what is done for each of the columns side by side.
+_LANES_OPEN, _LANES_CLOSE = "\1", "\2"
+_LANES_TEXT = re.compile(f"{_LANES_OPEN}(.*?){_LANES_CLOSE}", re.DOTALL)
+
 _ROW_VALUES = ("rows", "size", "chunk")
-_COLUMN_VALUES = ("outer", "outer_stride", "size", "stride", "inner", "inner_stride", "chunk")
+_COLUMN_VALUES = ("outer", "outer_stride", "size", "stride", "inner", "inner_stride", "span", "chunk")
 _RUN_VALUES = (*_COLUMN_VALUES, "run", "run_stride", "part")
-_PART = "  const long begin = GROUP_ID(1) * part, end = begin + part < size ? begin + part : size;\n"
-_ROW_OF_RUNS = "const long o = row / inner, base = o * outer_stride + (row - o * inner) * inner_stride;"
+_PART = "  const long tg_begin = GROUP_ID(1) * part, tg_end = tg_begin + part < size ? tg_begin + part : size;\n"
+_ROW_OF_RUNS = "const long o = row / inner, tg_base = o * outer_stride + (row - o * inner) * inner_stride;"
 
 
 @dataclass
@@ -192,7 +199,11 @@ class Team:
 
     Its methods return statements, which `kernel` puts into the loop over rows. What they are given is written as for
     one row and one element: ``c`` is the element's place in the row, `at` its place in memory, `row` the row's number.
-    Results of `sum`, `max`, `fold` and `let` are known by their names in everything that follows.
+    Results of `sum`, `max`, `fold`, `let` and `var` are known by their names in everything that follows.
+
+    Of rows across memory, those that a CPU treats at once have the same ``o``, the number in front of their elements.
+    Statements that are given to no method may use that, but nothing that belongs to one row: loops of an author's own
+    around `leader`, for rows that are made of something else than a tensor's elements.
 
     Attributes:
         layout: of the rows.
@@ -206,58 +217,60 @@ class Team:
     lanes: int = LANES
     width: int = WIDTH
     _head: dict[str, str] = field(default_factory=dict)  # declarations at the head of the kernel
-    _columns: dict[str, str] = field(
-        default_factory=dict
-    )  # values that a CPU has for each of its columns: their arrays
+    # Values that a CPU has for each of its columns, and where they are.
+    _columns: dict[str, str] = field(default_factory=dict)
 
     @property
     def at(self) -> str:
         """Where element c lies in tensors of the rows' shape."""
-        base, unit = "run_base" if self.layout.runs else "base", self.layout.unit
+        base, unit = "tg_run" if self.layout.runs else "tg_base", self.layout.unit
         if not self.layout.across:
             return f"{base} + c{'' if unit else ' * stride'}" if self.layout.runs else "row * size + c"
         if self.layout.form == "gpu":
             return f"{base} + c * stride"
-        return f"{base} + c * stride + j{'' if unit else ' * inner_stride'}"
+        return f"{base} + c * stride + tg_j{'' if unit else ' * inner_stride'}"
 
     @property
     def row(self) -> str:
         """The row's number."""
         if not self.layout.across:
             return "row"
-        return "k" if self.layout.form == "gpu" else "(o * inner + start + j)"
+        return "tg_row" if self.layout.form == "gpu" else "(o * inner + tg_start + tg_j)"
 
-    def at_row(self, outer: str, inner: str) -> str:
-        """Where a row that lies across, or in runs, has its place in tensors with one element for each row and these
-        strides."""
-        if self._is_vector:
-            return f"o * {outer} + (start + j) * {inner}"
-        return f"o * {outer} + ({self.row} - o * inner) * {inner}"
+    @property
+    def column(self) -> str:
+        """Of rows across memory or of runs, the number of the row among those with the same ``o``."""
+        if not self.layout.across:
+            return "(row - o * inner)"
+        return "(tg_row - o * inner)" if self.layout.form == "gpu" else "(tg_start + tg_j)"
 
     # ---- what a team does ----
 
-    def each(self, statements: str, vectorize: bool = True) -> str:
-        """For each element of the row, in any order."""
+    def each(self, statements: str, vectorize: bool = True, size: str = "size") -> str:
+        """For each element of the row, which has no runs, or each of `size` numbers, in any order."""
         if self._is_vector:
-            each = self._lanes(statements, vectorize)
-            return self._over(lambda begin, end: f"for (long c = {begin}; c < {end}; ++c) {{ {each} }}")
+            return f"for (long c = 0; c < {size}; ++c) {{ {self._lanes(statements, vectorize)} }}"
         if self.layout.form == "gpu":
-            return self._members(*self._bounds, statements)
-        vectors = "VECTORIZE " if vectorize else ""
-        return self._over(lambda begin, end: f"{vectors}for (long c = {begin}; c < {end}; ++c) {{ {statements} }}")
+            return self._members("0", size, statements)
+        return f"{'VECTORIZE ' if vectorize else ''}for (long c = 0; c < {size}; ++c) {{ {statements} }}"
 
     def leader(self, statements: str) -> str:
         """Once for the row."""
         if self._is_vector:
             return self._lanes(statements)
-        return f"if (lane == 0) {{ {statements} }}" if self._is_group else f"{{ {statements} }}"
+        return f"if (tg_lane == 0) {{ {statements} }}" if self._is_group else f"{{ {statements} }}"
 
     def let(self, name: str, type_: str, value: str) -> str:
         """Gives a value of the row a name."""
         ctype = value_ctype(type_)
+        return self.var(name, type_, value) if self._is_vector else f"const {ctype} {name} = {value};"
+
+    def var(self, name: str, type_: str, value: str) -> str:
+        """The same for a value that `leader` may change, of rows across memory."""
+        ctype = value_ctype(type_)
         if self._is_vector:
             return f"{self._column(name, ctype)}{self._lanes(f'{name} = {value};')}"
-        return f"const {ctype} {name} = {value};"
+        return f"{ctype} {name} = {value};"
 
     @property
     def sync(self) -> str:
@@ -329,27 +342,29 @@ class Team:
             statements: of one row, in this order.
             helpers: as of `Kernel`.
         """
-        text, head = "\n    ".join(statements), " ".join(self._head.values())
+        text, head = "\n    ".join(filter(None, statements)), " ".join(self._head.values())
+        text = _LANES_TEXT.sub(self._of_columns, text)
         layout = self.layout
-        if layout.runs:
-            head = f"{_PART}  {head}"
-            text = text if layout.across else f"{_ROW_OF_RUNS}\n    {text}"
+        if layout.runs and not layout.across:
+            text = f"{_ROW_OF_RUNS}\n    {text}"
         if layout.across:
-            body = f"{_COLUMNS_GPU if layout.form == 'gpu' else _COLUMNS_CPU}  {head}\n    {text}\n"
+            body = f"{_COLUMNS_GPU}    {text}\n" if layout.form == "gpu" else f"{_COLUMNS_CPU}    {text}\n  }}\n"
         elif layout.form == "gpu":
-            body = f"  {head}\n  const int lane = LOCAL_ID(0);\n  const long row = GROUP_ID(0);\n    {text}\n"
+            body = f"  {head}\n  const int tg_lane = LOCAL_ID(0);\n  const long row = GROUP_ID(0);\n    {text}\n"
         else:
             body = f"""  {head}
   {"const long rows = outer * inner;" if layout.runs else ""}
-  const long row_end = (GROUP_ID(0) + 1) * chunk < rows ? (GROUP_ID(0) + 1) * chunk : rows;
-  for (long row = GROUP_ID(0) * chunk; row < row_end; ++row) {{
+  const long tg_row_end = (GROUP_ID(0) + 1) * chunk < rows ? (GROUP_ID(0) + 1) * chunk : rows;
+  for (long row = GROUP_ID(0) * chunk; row < tg_row_end; ++row) {{
     {text}
   }}
 """
         values = _RUN_VALUES if layout.runs else _COLUMN_VALUES if layout.across else _ROW_VALUES
         own = tuple(Value(v, "i64") for v in values)
         local = 1 if layout.form == "cpu" else COLUMN_GROUP if layout.across else self.group
-        return Kernel(name, (*params, *own), body, helpers, (local, 1) if layout.runs else (local,))
+        if layout.runs:
+            return Kernel(name, (*params, *own), _PART + body, helpers, (local, 1))
+        return Kernel(name, (*params, *own), body, helpers, (local,))
 
     # ---- forms ----
 
@@ -364,39 +379,44 @@ class Team:
     @property
     def _bounds(self) -> tuple[str, str]:
         """The elements that the group has of a row."""
-        return ("begin", "end") if self.layout.runs else ("0", "size")
+        return ("tg_begin", "tg_end") if self.layout.runs else ("0", "size")
 
     def _over(self, loop: Callable[[str, str], str]) -> str:
         """What `loop` makes of a range of elements, for the row or for each run of it."""
         if not self.layout.runs:
             return loop(*self._bounds)
-        return f"""for (long r0 = begin / run, run_begin = begin; run_begin < end; ++r0) {{
-      const long run_end = (r0 + 1) * run < end ? (r0 + 1) * run : end;
-      const long run_base = base + r0 * (run_stride - run * stride);
-      {loop("run_begin", "run_end")}
-      run_begin = run_end;
+        return f"""for (long tg_number = tg_begin / run, tg_from = tg_begin; tg_from < tg_end; ++tg_number) {{
+      const long tg_to = (tg_number + 1) * run < tg_end ? (tg_number + 1) * run : tg_end;
+      const long tg_run = tg_base + tg_number * (run_stride - run * stride);
+      {loop("tg_from", "tg_to")}
+      tg_from = tg_to;
     }}"""
 
     def _members(self, begin: str, end: str, statements: str) -> str:
         """The GPU form's loop over a range of elements."""
         if self.layout.runs:
-            statements = f"const long run_base = base + c / run * (run_stride - run * stride); {statements}"
-        lane, step = (f"{begin} + lane", f"c += {self.group}") if self._is_group else (begin, "++c")
+            statements = f"const long tg_run = tg_base + c / run * (run_stride - run * stride); {statements}"
+        lane, step = (f"{begin} + tg_lane", f"c += {self.group}") if self._is_group else (begin, "++c")
         return f"for (long c = {lane}; c < {end}; {step}) {{ {statements} }}"
 
     def _column(self, name: str, ctype: str) -> str:
         """Declares a value of each column."""
-        self._columns[name] = f"{name}[j]"
+        self._columns[name] = f"{name}[tg_j]"
         return f"{ctype} {name}[{self.width}]; "
 
     def _lanes(self, statements: str, vectorize: bool = True) -> str:
-        """Statements for each column; values of the rows are told apart by j."""
-        for name, spelled in self._columns.items():
-            statements = re.sub(rf"(?<![\w.])\b{name}\b(?!\[)", spelled, statements)
-        return f"{'VECTORIZE ' if vectorize else ''}for (int j = 0; j < m; ++j) {{ {statements} }}"
+        """Statements for each column; `kernel` tells values of the rows apart by j, once all of them are known."""
+        loop = f"{'VECTORIZE ' if vectorize else ''}for (int tg_j = 0; tg_j < tg_m; ++tg_j)"
+        return f"{loop} {_LANES_OPEN}{{ {statements} }}{_LANES_CLOSE}"
+
+    def _of_columns(self, lanes: re.Match[str]) -> str:
+        text = lanes[1]
+        for name in sorted(self._columns):
+            text = re.sub(rf"(?<![\w.]){name}\b(?!\[)", self._columns[name], text)
+        return text
 
     def _fold_columns(self, fields: Fields, step: str, combine: str, cascade: bool) -> str:
-        each = self._lanes(bind(step, A="tg_{}[j]"))
+        each = self._lanes(bind(step, A="tg_{}[tg_j]"))
         accumulators = _Accumulators(fields, self.width, cascade)
 
         def loop(begin: str, end: str) -> str:
@@ -404,7 +424,7 @@ class Team:
 
         text = self._over(lambda begin, end: accumulators.pieces(begin, end, _RUN, loop, combine, self._lanes))
         text = f"{self._lanes(accumulators.start)} {text} {accumulators.whole(combine, self._lanes)}"
-        self._columns.update((name, f"tg_{name}[j]") for name in fields)
+        self._columns.update((name, f"tg_{name}[tg_j]") for name in fields)
         return f"{accumulators.declared} {text}"
 
     def _fold_lanes(self, fields: Fields, step: str, combine: str, cascade: bool) -> str:
@@ -412,25 +432,25 @@ class Team:
         accumulators = _Accumulators(fields, lanes, cascade)
 
         def every(statements: str) -> str:
-            return f"VECTORIZE for (int j = 0; j < {lanes}; ++j) {{ {statements} }}"
+            return f"VECTORIZE for (int tg_j = 0; tg_j < {lanes}; ++tg_j) {{ {statements} }}"
 
-        inner = f"const long c = first + j; {bind(step, A='tg_{}[j]')}"
-        tree = f"{{ {bind(combine, A='tg_{}[j]', B='tg_{}[j + tg_width]')} }}"
+        inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
+        tree = f"{{ {bind(combine, A='tg_{}[tg_j]', B='tg_{}[tg_j + tg_width]')} }}"
 
         def loop(begin: str, end: str) -> str:
-            return f"""{{ long first = {begin};
-        for (; first + {lanes} <= {end}; first += {lanes}) {every(inner)}
-        const int rest = (int)({end} - first);
-        VECTORIZE for (int j = 0; j < rest; ++j) {{ {inner} }} }}"""
+            return f"""{{ long tg_first = {begin};
+        for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {every(inner)}
+        const int tg_rest = (int)({end} - tg_first);
+        VECTORIZE for (int tg_j = 0; tg_j < tg_rest; ++tg_j) {{ {inner} }} }}"""
 
         return f"""{" ".join(f"{t} {n};" for n, t in accumulators.types.items())} {{
       {accumulators.declared} {every(accumulators.start)}
       {self._over(lambda begin, end: accumulators.pieces(begin, end, lanes * _RUN, loop, combine, every))}
       {accumulators.whole(combine, every)}
       for (int tg_width = {lanes // 2}; tg_width >= 16; tg_width /= 2)
-        VECTORIZE for (int j = 0; j < tg_width; ++j) {tree}
+        VECTORIZE for (int tg_j = 0; tg_j < tg_width; ++tg_j) {tree}
       for (int tg_width = {min(lanes, 16) // 2}; tg_width > 0; tg_width /= 2)
-        for (int j = 0; j < tg_width; ++j) {tree}
+        for (int tg_j = 0; tg_j < tg_width; ++tg_j) {tree}
       {" ".join(f"{n} = tg_{n}[0];" for n in fields)}
     }}"""
 
@@ -453,14 +473,14 @@ class Team:
         if not self._is_group:
             return text
         place = self._local(accumulators.types)
-        meet = {n: f"{place[n]}[lane]" for n in fields}
-        other = {n: f"{place[n]}[lane + tg_width]" for n in fields}
+        meet = {n: f"{place[n]}[tg_lane]" for n in fields}
+        other = {n: f"{place[n]}[tg_lane + tg_width]" for n in fields}
         return f"""{text}
     BARRIER;
     {" ".join(f"{meet[n]} = {n};" for n in fields)}
     BARRIER;
     for (int tg_width = {self.group // 2}; tg_width > 0; tg_width /= 2) {{
-      if (lane < tg_width) {{ {bind(combine, A=meet, B=other)} }}
+      if (tg_lane < tg_width) {{ {bind(combine, A=meet, B=other)} }}
       BARRIER;
     }}
     {" ".join(f"{n} = {place[n]}[0];" for n in fields)}"""
@@ -470,20 +490,20 @@ class Team:
         place = self._local(types)
         identities = {n: identity for n, (_, identity) in fields.items()}
         return f"""{" ".join(f"{t} tg_first_{n} = {identities[n]};" for n, t in types.items())}
-    for (long first = 0; first < size; first += {self.group}) {{
-      const long c = first + lane;
+    for (long tg_stretch = 0; tg_stretch < size; tg_stretch += {self.group}) {{
+      const long c = tg_stretch + tg_lane;
       {" ".join(f"{t} tg_{n} = {identities[n]};" for n, t in types.items())}
       if (c < size) {{ {bind(load, B="tg_{}")} }}
-      {" ".join(f"{place[n]}[lane] = tg_{n};" for n in fields)}
+      {" ".join(f"{place[n]}[tg_lane] = tg_{n};" for n in fields)}
       BARRIER;
-      for (int tg_width = 1; tg_width < {self.group}; tg_width *= 2) {{
-        if (lane >= tg_width) {{
-          {" ".join(f"{t} {n} = {place[n]}[lane - tg_width];" for n, t in types.items())}
+      for (int tg_w = 1; tg_w < {self.group}; tg_w *= 2) {{
+        if (tg_lane >= tg_w) {{
+          {" ".join(f"{t} {n} = {place[n]}[tg_lane - tg_w];" for n, t in types.items())}
           {bind(combine, A="{}", B="tg_{}")}
           {" ".join(f"tg_{n} = {n};" for n in fields)}
         }}
         BARRIER;
-        {" ".join(f"{place[n]}[lane] = tg_{n};" for n in fields)}
+        {" ".join(f"{place[n]}[tg_lane] = tg_{n};" for n in fields)}
         BARRIER;
       }}
       {{
@@ -507,7 +527,7 @@ class Team:
 
 @dataclass(frozen=True)
 class _Accumulators:
-    """The variables ``tg_<field>`` of a fold, or arrays of `count` of them, whose element is ``tg_<field>[j]``."""
+    """The variables ``tg_<field>`` of a fold, or arrays of `count` of them, whose element is ``tg_<field>[tg_j]``."""
 
     fields: Fields
     count: int
@@ -519,7 +539,7 @@ class _Accumulators:
 
     @property
     def _at(self) -> str:
-        return "[j]" if self.count else ""
+        return "[tg_j]" if self.count else ""
 
     @property
     def declared(self) -> str:
@@ -548,10 +568,10 @@ class _Accumulators:
         if not self.cascade:
             return loop(begin, end)
         put = bind(combine, A=f"tg_{{}}_aside{self._at}", B=f"tg_{{}}{self._at}")
-        return f"""for (long piece = {begin}; piece < {end}; piece += {stretch}) {{
-        const long stop = {end} - piece < {stretch} ? {end} : piece + {stretch};
-        {loop("piece", "stop")}
-        tg_steps += stop - piece;
+        return f"""for (long tg_piece = {begin}; tg_piece < {end}; tg_piece += {stretch}) {{
+        const long tg_stop = {end} - tg_piece < {stretch} ? {end} : tg_piece + {stretch};
+        {loop("tg_piece", "tg_stop")}
+        tg_steps += tg_stop - tg_piece;
         if (tg_steps >= {stretch}) {{ tg_steps = 0; {every(f"{{ {put} }} {self._reset()}")} }}
       }}"""
 

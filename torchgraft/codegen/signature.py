@@ -12,21 +12,21 @@ from dataclasses import dataclass
 
 import torch
 
-# C types of numbers: how a number is passed, as the letters of Python's struct (F and D: pairs, for complex numbers).
-_CODES = {
-    **dict.fromkeys(("char", "int8_t"), "b"),
-    **dict.fromkeys(("uchar", "uint8_t"), "B"),
-    **dict.fromkeys(("short", "int16_t"), "h"),
-    **dict.fromkeys(("ushort", "uint16_t"), "H"),
-    **dict.fromkeys(("int", "int32_t"), "i"),
-    **dict.fromkeys(("uint", "uint32_t"), "I"),
-    **dict.fromkeys(("long", "int64_t", "ptrdiff_t"), "q"),
-    **dict.fromkeys(("ulong", "uint64_t", "size_t"), "Q"),
-    "bool": "?",
-    "float": "f",
-    "double": "d",
-    "float2": "F",
-    "double2": "D",
+# C types of numbers, and the value types as which they are passed. Two floats are a complex number.
+_VALUE_TYPES = {
+    **dict.fromkeys(("char", "int8_t"), "i8"),
+    **dict.fromkeys(("uchar", "uint8_t"), "u8"),
+    **dict.fromkeys(("short", "int16_t"), "i16"),
+    **dict.fromkeys(("ushort", "uint16_t"), "u16"),
+    **dict.fromkeys(("int", "int32_t"), "i32"),
+    **dict.fromkeys(("uint", "uint32_t"), "u32"),
+    **dict.fromkeys(("long", "int64_t", "ptrdiff_t"), "i64"),
+    **dict.fromkeys(("ulong", "uint64_t", "size_t"), "u64"),
+    "bool": "b8",
+    "float": "f32",
+    "double": "f64",
+    "float2": "c64",
+    "double2": "c128",
 }
 # What tensors a pointer to such numbers may be given: those whose elements have these bytes.
 _ELEMENTS: dict[str, tuple[torch.dtype, ...]] = {
@@ -54,14 +54,14 @@ class Argument:
 
     Attributes:
         name, text: the parameter's name and its whole declaration.
-        code: how a number is passed; "" for a pointer.
+        type: the value type of a number ("i32"); "" for a pointer.
         dtypes: of the tensors that a pointer may be given; empty if any will do.
         written: the kernel may write there.
     """
 
     name: str
     text: str
-    code: str = ""
+    type: str = ""
     dtypes: tuple[torch.dtype, ...] = ()
     written: bool = False
 
@@ -110,7 +110,7 @@ def with_offsets(source: str, kernels: list[Signature]) -> str:
     for kernel in reversed(kernels):
         parameters, pointers = [], []
         for argument in kernel.arguments:
-            if argument.code:
+            if argument.type:
                 parameters.append(argument.text)
                 continue
             kind = re.sub(rf"\b{argument.name}\b", "", argument.text).replace("[]", "*").strip()
@@ -153,12 +153,12 @@ def _argument(kernel: str, text: str, types: Mapping[str, str]) -> Argument:
         written = "const" not in text.split("*")[0].split() and not {"__constant", "constant"} & set(names)
         dtypes = _ELEMENTS.get(re.sub(r"(2|3|4|8|16)$", "", ctype), ())
         return Argument(name, text, dtypes=dtypes, written=written)
-    if ctype not in _CODES:
+    if ctype not in _VALUE_TYPES:
         raise ValueError(
             f"parameter {text!r} of kernel {kernel}: no Python number can be passed as {ctype!r}; if that is another "
-            f"name of one of {', '.join(_CODES)}, say so: types={{{ctype!r}: 'float'}}"
+            f"name of one of {', '.join(_VALUE_TYPES)}, say so: types={{{ctype!r}: 'float'}}"
         )
-    return Argument(name, text, code=_CODES[ctype])
+    return Argument(name, text, type=_VALUE_TYPES[ctype])
 
 
 def _plain(ctype: str) -> str:

@@ -63,6 +63,10 @@ BY_NAME: dict[str, ElementType] = {t.name: t for t in _TYPES}
 BY_DTYPE: dict[torch.dtype, ElementType] = {t.dtype: t for t in _TYPES}
 
 
+MOVES = {1: "u8", 2: "i16", 4: "i32", 8: "i64", 16: "c128"}
+"""The element type that moves elements of so many bytes, whatever they are."""
+
+
 class UnsupportedDtype(Exception):
     """The dtype has no element type: the op goes to the fallback."""
 

@@ -4,7 +4,17 @@
 lies below `torchgraft.codegen` and knows nothing of it.
 """
 
-from torchgraft.functions import activations, arithmetic, chances, complex_math, gamma_gradients, math, philox, special
+from torchgraft.functions import (
+    activations,
+    arithmetic,
+    chances,
+    complex_math,
+    errors,
+    gamma_gradients,
+    math,
+    philox,
+    special,
+)
 
 HELPERS: dict[str, str] = {
     **math.HELPERS,
@@ -15,6 +25,7 @@ HELPERS: dict[str, str] = {
     **philox.HELPERS,
     **chances.HELPERS,
     **gamma_gradients.HELPERS,
+    **errors.HELPERS,
 }
 
 __all__ = ["HELPERS"]

@@ -36,7 +36,7 @@ _define(
     "tg_normal_cdf_f32",
     """
 TG_FUNCTION float tg_normal_cdf_f32(float x) {
-  float a = as_float(as_uint(x) & 0x7fffffffu);
+  float a = AS_float(AS_uint(x) & 0x7fffffffu);
   a = a > 6.0f ? 6.0f : a;
   float q = -1.48159742e-07f;
   q = fma(q, a, 3.42893009e-06f);

@@ -21,7 +21,7 @@ def _define(name: str, params: str, body: str) -> None:
     names = [param.split()[-1] for param in params.split(",")]
     HELPERS[f"tg_{name}_f64"] = texts[f"tg_{name}_f64"]
     HELPERS[f"tg_{name}_f32"] = f"""\
-#ifdef cl_khr_fp64
+#ifdef HAS_F64
 TG_FUNCTION float tg_{name}_f32({params.replace("T ", "float ")}) {{ return (float)tg_{name}_f64({", ".join(names)}); }}
 #else
 {single}#endif

@@ -50,7 +50,6 @@ def _same(name: str, params: str, body: str) -> None:
     HELPERS.update(in_both_precisions(name, params, body))
 
 
-_define("TG_FUNCTION", "#define TG_FUNCTION static inline __attribute__((always_inline))")
 _define(
     "TG_OWN_MATH",
     """
@@ -65,11 +64,11 @@ _define(
     "tg_copysign_f32",
     """
 TG_FUNCTION float tg_copysign_f32(float magnitude, float sign) {
-  return as_float((as_uint(magnitude) & 0x7fffffffu) | (as_uint(sign) & 0x80000000u));
+  return AS_float((AS_uint(magnitude) & 0x7fffffffu) | (AS_uint(sign) & 0x80000000u));
 }""",
 )
 _define("tg_copysign_f64", "TG_FUNCTION double tg_copysign_f64(double m, double s) { return copysign(m, s); }")
-_define("tg_abs_f32", "TG_FUNCTION float tg_abs_f32(float x) { return as_float(as_uint(x) & 0x7fffffffu); }")
+_define("tg_abs_f32", "TG_FUNCTION float tg_abs_f32(float x) { return AS_float(AS_uint(x) & 0x7fffffffu); }")
 _define("tg_abs_f64", "TG_FUNCTION double tg_abs_f64(double x) { return fabs(x); }")
 
 # Exponentials ------------------------------------------------------------------------------------------------------
@@ -81,7 +80,7 @@ _define(
     """
 TG_FUNCTION float tg_exp2_parts_f32(float p, int n) {
   int half_n = n >> 1;
-  return p * as_float((half_n << 23) + 0x3f800000) * as_float(((n - half_n) << 23) + 0x3f800000);
+  return p * AS_float((half_n << 23) + 0x3f800000) * AS_float(((n - half_n) << 23) + 0x3f800000);
 }""",
 )
 # exp(x + low) 2^scale for a small correction `low`
@@ -101,7 +100,7 @@ TG_FUNCTION float tg_exp_scaled_f32(float x, float low, int scale) {
   p = fma(p, r, 0.166665196f);
   p = fma(p, r, 0.5f);
   p = fma(p, r * r, r) + 1.0f;
-  return tg_exp2_parts_f32(p, as_int(shifted) + scale);
+  return tg_exp2_parts_f32(p, AS_int(shifted) + scale);
 }""",
 )
 _own("exp", "float x", " return tg_exp_scaled_f32(x, 0.0f, 0); ", "exp(x)")
@@ -123,7 +122,7 @@ TG_FUNCTION float tg_exp2_sum_f32(float x, float low) {
   p = fma(p, r, 0.240226507f);
   p = fma(p, r, 0.693147182f);
   p = fma(p, r, 1.0f);
-  return tg_exp2_parts_f32(p, as_int(shifted));
+  return tg_exp2_parts_f32(p, AS_int(shifted));
 }""",
 )
 _own("exp2", "float x", " return tg_exp2_sum_f32(x, 0.0f); ", "exp2(x)")
@@ -144,7 +143,7 @@ _own(
   p = fma(p, r, 0.166666672f);
   p = fma(p, r, 0.5f);
   p = fma(p, r * r, r);
-  float s = as_float((as_int(shifted) << 23) + 0x3f000000);
+  float s = AS_float((AS_int(shifted) << 23) + 0x3f000000);
   float y = fma(p, s, s - 0.5f) * 2.0f;
   return x == 0.0f ? x : y;
 """,
@@ -156,9 +155,9 @@ _own(
 # The head of every logarithm: x = 2^e (1 + f), f in [sqrt(1/2) - 1, sqrt(2) - 1]; subnormal numbers are scaled first.
 _LOG_SPLIT = """
   float scaled = x < 1.17549435e-38f ? x * 8388608.0f : x;
-  int bits = as_int(scaled);
+  int bits = AS_int(scaled);
   int exponent = (bits - 0x3f3504f3) >> 23;
-  float f = as_float(bits - (exponent << 23)) - 1.0f;
+  float f = AS_float(bits - (exponent << 23)) - 1.0f;
   float e = (float)exponent - (x < 1.17549435e-38f ? 23.0f : 0.0f);
 """
 # y = log(1 + f) - f
@@ -225,11 +224,11 @@ _own(
     """
   float u = 1.0f + x;
   float lost = x >= 1.0f ? 1.0f - (u - x) : x - (u - 1.0f);
-  int bits = as_int(u);
+  int bits = AS_int(u);
   int exponent = (bits - 0x3f3504f3) >> 23;
   float e = (float)exponent;
-  float f = as_float(bits - (exponent << 23)) - 1.0f;
-  f = fma(lost, as_float((127 - (exponent > 126 ? 126 : exponent)) << 23), f);
+  float f = AS_float(bits - (exponent << 23)) - 1.0f;
+  f = fma(lost, AS_float((127 - (exponent > 126 ? 126 : exponent)) << 23), f);
 """
     + _LOG_POLYNOMIAL
     + """
@@ -265,7 +264,7 @@ _own(
     "erf",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float near = tg_erf_near_f32(x);
   float a = t > 4.0f ? 4.0f : t;
   float q = 1.3842543e-05f;
@@ -295,7 +294,7 @@ TG_FUNCTION float tg_exp_small_f32(float x) {
   p = fma(p, r, 0.166665196f);
   p = fma(p, r, 0.5f);
   p = fma(p, r * r, r) + 1.0f;
-  return p * as_float((as_int(shifted) << 23) + 0x3f800000);
+  return p * AS_float((AS_int(shifted) << 23) + 0x3f800000);
 }""",
 )
 # exp(-x^2) P(q) / (1 + 2 x), with q = (x - 2) / (x + 2); x^2 in two words.
@@ -303,7 +302,7 @@ _own(
     "erfc",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float a = t > 10.2f ? 10.2f : t;
   float d = a + 2.0f;
   float q = (a - 2.0f) / d;
@@ -337,7 +336,7 @@ _own(
     "tanh",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float s = x * x;
   float p = -0.00590017904f;
   p = fma(p, s, 0.0208003167f);
@@ -355,7 +354,7 @@ _own(
     "sinh",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float m = tg_expm1_f32(t > 20.0f ? 20.0f : t);
   float near = 0.5f * (m + m / (m + 1.0f));
   return tg_copysign_f32(t > 20.0f ? tg_exp_scaled_f32(t, 0.0f, -1) : near, x);
@@ -366,7 +365,7 @@ _own(
     "cosh",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float e = tg_exp_small_f32(t > 20.0f ? 20.0f : t);
   float near = fma(0.5f, e, 0.5f / e);
   return t > 20.0f ? tg_exp_scaled_f32(t, 0.0f, -1) : near;
@@ -377,7 +376,7 @@ _own(
     "asinh",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float a = t > 1e9f ? 1e9f : t;
   float s = a * a;
   float near = tg_log1p_f32(a + s / (1.0f + sqrt(s + 1.0f)));
@@ -402,7 +401,7 @@ _own(
     "atanh",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   return tg_copysign_f32(0.5f * tg_log1p_f32(2.0f * t / (1.0f - t)), x) + (t > 1.0f ? NAN : 0.0f);
 """,
     "atanh(x)",
@@ -417,9 +416,9 @@ _own(
 _define(
     "TG_REDUCE",
     """
-#ifdef cl_khr_fp64
+#ifdef HAS_F64
 #define TG_REDUCE(x, r, n) \\
-  float size = as_float(as_uint(x) & 0x7fffffffu); \\
+  float size = AS_float(AS_uint(x) & 0x7fffffffu); \\
   int far = size >= 0x1p51f, very_far = size >= 0x1p77f, farthest = size >= 0x1p103f; \\
   float unit = farthest ? 0x1p-80f : very_far ? 0x1p-54f : far ? 0x1p-28f : 1.0f; \\
   double high = farthest ? -0.6569525476390906 : very_far ? 1.2910009524680295 \\
@@ -431,7 +430,7 @@ _define(
   double turns = shifted - 6755399441055744.0; \\
   double rest = fma(wide_x, low, fma(wide_x, high, -turns)); \\
   float r = (float)(rest * 1.5707963267948966); \\
-  int n = (int)as_long(shifted);
+  int n = (int)AS_long(shifted);
 #else
 #define TG_REDUCE(x, r, n) \\
   float shifted = fma(x, 0.636619747f, 12582912.0f); \\
@@ -441,7 +440,7 @@ _define(
   r = fma(turns, -5.39030253e-15f, r); \\
   r = r > 1.0f ? 0.0f : r; \\
   r = r < -1.0f ? 0.0f : r; \\
-  int n = as_int(shifted);
+  int n = AS_int(shifted);
 #endif""",
 )
 _define(
@@ -462,7 +461,7 @@ _own(
   TG_REDUCE(x, r, n)
   TG_SIN_COS(r, sine, cosine)
   float y = (n & 1) != 0 ? cosine : sine;
-  y = as_float(as_uint(y) ^ ((uint)(n & 2) << 30));
+  y = AS_float(AS_uint(y) ^ ((uint)(n & 2) << 30));
   return x == 0.0f ? x : y;
 """,
     "sin(x)",
@@ -474,7 +473,7 @@ _own(
   TG_REDUCE(x, r, n)
   TG_SIN_COS(r, sine, cosine)
   float y = (n & 1) != 0 ? sine : cosine;
-  return as_float(as_uint(y) ^ ((uint)((n + 1) & 2) << 30));
+  return AS_float(AS_uint(y) ^ ((uint)((n + 1) & 2) << 30));
 """,
     "cos(x)",
 )
@@ -506,7 +505,7 @@ _own(
     "asin",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float s = t > 0.5f ? fma(-0.5f, t, 0.5f) : t * t;
   float y = tg_asin_core_f32(t > 0.5f ? sqrt(s) : t, s);
   y = t > 0.5f ? 1.57079637f - fma(2.0f, y, 4.37113883e-8f) : y;
@@ -518,7 +517,7 @@ _own(
     "acos",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float s = t > 0.5f ? fma(-0.5f, t, 0.5f) : t * t;
   float y = tg_asin_core_f32(t > 0.5f ? sqrt(s) : x, s);
   float outer = 2.0f * y;
@@ -550,7 +549,7 @@ _own(
     "atan",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float y = tg_atan_core_f32(t > 1.0f ? 1.0f / t : t);
   y = t > 1.0f ? 1.57079637f - y : y;
   return tg_copysign_f32(y, x);
@@ -561,8 +560,8 @@ _own(
     "atan2",
     "float y, float x",
     """
-  float a = as_float(as_uint(x) & 0x7fffffffu);
-  float b = as_float(as_uint(y) & 0x7fffffffu);
+  float a = AS_float(AS_uint(x) & 0x7fffffffu);
+  float b = AS_float(AS_uint(y) & 0x7fffffffu);
   float low = a < b ? a : b;
   float high = a < b ? b : a;
   float ratio = low / high;
@@ -570,7 +569,7 @@ _own(
   ratio = low > 3.40282347e38f ? 1.0f : ratio;
   float r = tg_atan_core_f32(ratio);
   r = b > a ? 1.57079637f - r : r;
-  r = as_int(x) < 0 ? 3.14159274f - r : r;
+  r = AS_int(x) < 0 ? 3.14159274f - r : r;
   r = tg_copysign_f32(r, y);
   return x != x || y != y ? NAN : r;
 """,
@@ -585,11 +584,11 @@ _own(
     "pow",
     "float x, float y",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float scaled = t < 1.17549435e-38f ? t * 8388608.0f : t;
-  int bits = as_int(scaled);
+  int bits = AS_int(scaled);
   int exponent = (bits - 0x3f3504f3) >> 23;
-  float m = as_float(bits - (exponent << 23));
+  float m = AS_float(bits - (exponent << 23));
   float e = (float)exponent - (t < 1.17549435e-38f ? 23.0f : 0.0f);
   float u = m - 1.0f;
   float v = m + 1.0f;
@@ -621,7 +620,7 @@ _own(
   limited = limited < -300.0f ? -300.0f : limited;
   float r = tg_exp2_sum_f32(limited, limited == product ? product_low : 0.0f);
   // Parity of y: numbers from 2^24 on are even.
-  float y_abs = as_float(as_uint(y) & 0x7fffffffu);
+  float y_abs = AS_float(AS_uint(y) & 0x7fffffffu);
   float y_part = y_abs > 16777216.0f ? 0.0f : y_abs;
   int y_int = (int)y_part;
   int is_integer = (float)y_int == y_part;
@@ -636,7 +635,7 @@ _own(
   r = y_abs > 3.40282347e38f ? far : r;
   float negative = odd ? -r : r;
   float undefined = is_integer || t > 3.40282347e38f || t == 0.0f ? negative : NAN;
-  r = as_int(x) < 0 ? undefined : r;
+  r = AS_int(x) < 0 ? undefined : r;
   r = x != x || y != y ? NAN : r;
   r = x == 1.0f ? 1.0f : r;
   return y == 0.0f ? 1.0f : r;
@@ -647,8 +646,8 @@ _own(
     "hypot",
     "float x, float y",
     """
-  float a = as_float(as_uint(x) & 0x7fffffffu);
-  float b = as_float(as_uint(y) & 0x7fffffffu);
+  float a = AS_float(AS_uint(x) & 0x7fffffffu);
+  float b = AS_float(AS_uint(y) & 0x7fffffffu);
   float low = a < b ? a : b;
   float high = a < b ? b : a;
   float scale = high > 1e18f ? 1e-20f : (high < 1e-18f ? 1e25f : 1.0f);

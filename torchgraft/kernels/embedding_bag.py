@@ -8,190 +8,145 @@ from __future__ import annotations
 
 import functools
 
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, parameters
+from torchgraft.codegen.loops import Layout, Team, Walk
 from torchgraft.codegen.types import BY_NAME, value_ctype
 
 SUM, MEAN, MAX = 0, 1, 2
-WIDTH = 64
-GPU_LOCAL = 64
-
-
-def _longs(*names: str) -> tuple[Parameter, ...]:
-    return tuple(Value(name, "i64") for name in names)
-
-
-# The part of the columns that a work-item of each form treats: `first` <= c < `last`.
-_COLUMNS = {
-    "gpu": f"const long first = (long)GROUP_ID(0) * {GPU_LOCAL} + LOCAL_ID(0), last = min(first + 1, width);",
-    "cpu": f"const long first = (long)GROUP_ID(0) * {WIDTH}, last = min(width, first + {WIDTH});",
-}
-
-
-def local(form: str) -> tuple[int, int]:
-    """Work-items of a group: dimension 0 is for columns."""
-    return (GPU_LOCAL, 1) if form == "gpu" else (1, 1)
-
-
-def columns(form: str) -> int:
-    """Columns that a group treats."""
-    return GPU_LOCAL if form == "gpu" else WIDTH
 
 
 @functools.cache
-def bags_kernel(index: str) -> Kernel:
-    """To which bag each index belongs, and how many of a bag count; one work-item for a bag.
+def bags_kernel(index: str, form: str) -> Kernel:
+    """To which bag each index belongs, and how many of a bag count. The walk is over bags. Parameters: `bag_of`,
+    `sizes`, `indices`, `offsets`, `errors`, `first_code`, `code`, `given`, `count`, `padding`.
 
     Offsets that are no offsets, or do not begin with 0, are reported; then the bags hold what lies inside.
     """
-    params = (
-        *(Pointer(name, index) for name in ("bag_of", "sizes")),
-        *(Pointer(name, index, const=True) for name in ("indices", "offsets")),
-        Pointer("errors", "i32"),
-        *(Value(name, "i32") for name in ("first_code", "code")),
-        *_longs("bags", "given", "count", "padding"),
-    )
-    body = f"""
-  const long b = GROUP_ID(0);
-  const long start = offsets[b], end = b + 1 < given ? (long)offsets[b + 1] : count;
-  if (b == 0 && start != 0) tg_report(errors, first_code, start);
+    walk = Walk(form)
+    bag = f"""
+  const long start = offsets[i], stop = i + 1 < given ? (long)offsets[i + 1] : count;
+  if (i == 0 && start != 0) tg_report(errors, first_code, start);
   if (start < 0 || start > count) tg_report(errors, code, start);
-  if (end < start || end > count) tg_report(errors, code, end);
+  if (stop < start || stop > count) tg_report(errors, code, stop);
   {BY_NAME[index].storage} size = 0;
-  for (long i = max(start, 0L); i < min(end, count); ++i) {{
-    bag_of[i] = b;
-    size += indices[i] != padding;
+  for (long k = max(start, (long)0); k < min(stop, count); ++k) {{
+    bag_of[k] = i;
+    size += indices[k] != padding;
   }}
-  sizes[b] = size;"""
-    return Kernel("embedding_bags", params, body)
+  sizes[i] = size;"""
+    params = parameters(
+        f"{index}* bag_of, sizes; const {index}* indices, offsets; i32* errors; i32 first_code, code; "
+        "i64 given, count, padding"
+    )
+    return walk.kernel("embedding_bags", params, walk.each(bag, vectorize=False))
 
 
 @functools.cache
-def forward_kernel(type_: str, index: str, mode: int, weighted: bool, form: str) -> Kernel:
-    """A work-item for a bag and some columns. Of a bag without rows the result is 0."""
-    compute = BY_NAME[type_].compute
+def forward_kernel(layout: Layout, type_: str, index: str, mode: int, weighted: bool) -> Kernel:
+    """The team's rows are (bag, column). Of a bag without rows the result is 0. Parameters: `out`, `places` if the mode
+    is MAX, `weight`, `sizes`, `indices`, `offsets`, `factors` if `weighted`, `errors`, `code`, `given`, `count`,
+    `padding`, `limit`."""
+    team, compute = Team(layout), BY_NAME[type_].compute
     t = value_ctype(compute)
-    pointers: list[Parameter] = [Pointer("out", type_)]
-    if mode == MAX:
-        pointers.append(Pointer("places", index))
-    pointers += [Pointer("weight", type_, const=True), Pointer("sizes", index, const=True)]
-    pointers += [Pointer(name, index, const=True) for name in ("indices", "offsets")]
+    value = f"const {t} x = load_{type_}(weight, row * inner + {team.column});"
     if weighted:
-        pointers.append(Pointer("factors", type_, const=True))
-    params = (
-        *pointers,
-        Pointer("errors", "i32"),
-        Value("code", "i32"),
-        *_longs("bags", "given", "count", "padding", "limit", "width"),
-    )
-    value = f"load_{type_}(weight, row * width + c)"
+        value += f" const {t} f = load_{type_}(factors, i);"
+    step, store = f"a += x{' * f' if weighted else ''};", "a"
     if mode == MAX:
-        step = f"const {t} v = {value}; if (!seen || v > a[c - first]) {{ a[c - first] = v; at[c - first] = row; }}"
-    else:
-        step = f"a[c - first] += {f'load_{type_}(factors, i) * ' if weighted else ''}{value};"
-    more, store = "", "a[c - first]"
-    if mode == MAX:
-        more = "places[b * width + c] = at[c - first];"
+        step = "if (!seen || x > a) { a = x; at = row; }"
     elif mode == MEAN:
-        store += " / max((long)sizes[b], 1L)"
-    vectorize = "" if form == "gpu" else "VECTORIZE"
-    lanes = 1 if form == "gpu" else WIDTH
-    body = f"""
-  {_COLUMNS[form]}
-  const long b = GROUP_ID(1);
-  const long start = max((long)offsets[b], 0L), end = min(b + 1 < given ? (long)offsets[b + 1] : count, count);
-  {t} a[{lanes}];
-  {f"{BY_NAME[index].storage} at[{lanes}];" if mode == MAX else ""}
-  for (long c = first; c < last; ++c) {{ a[c - first] = 0; {"at[c - first] = 0;" if mode == MAX else ""} }}
-  int seen = 0;
-  for (long i = start; i < end; ++i) {{
-    const long row = indices[i];
-    if (row < 0 || row >= limit) {{ tg_report(errors, code, row); continue; }}
-    if (row == padding) continue;
-    {vectorize} for (long c = first; c < last; ++c) {{ {step} }}
-    seen = 1;
-  }}
-  {vectorize} for (long c = first; c < last; ++c) {{ store_{type_}(out, b * width + c, {store}); {more} }}"""
-    return Kernel("embedding_bag", params, body, local=local(form))
+        store += " / max((long)sizes[o], (long)1)"
+    parts = [team.var("a", compute, "0"), team.var("at", "i64", "0") if mode == MAX else ""]
+    bag = f"""const long first = max((long)offsets[o], (long)0);
+    const long stop = min(o + 1 < given ? (long)offsets[o + 1] : count, count);
+    int seen = 0;
+    for (long i = first; i < stop; ++i) {{
+      const long row = indices[i];
+      if (row < 0 || row >= limit) {{ tg_report(errors, code, row); continue; }}
+      if (row == padding) continue;
+      {team.leader(f"{value} {step}")}
+      seen = 1;
+    }}"""
+    place = f"o * inner + {team.column}"
+    more = f"places[{place}] = at;" if mode == MAX else ""
+    params = parameters(
+        f"{type_}* out; {f'{index}* places' if mode == MAX else ''}; const {type_}* weight; "
+        f"const {index}* sizes, indices, offsets; {f'const {type_}* factors' if weighted else ''}; "
+        "i32* errors; i32 code; i64 given, count, padding, limit"
+    )
+    return team.kernel(
+        "embedding_bag", params, *parts, bag, team.leader(f"store_{type_}(out, {place}, {store}); {more}")
+    )
+
+
+_ROWS = """
+  const long low = (long)GROUP_ID(1) * rows, high = min(limit, low + rows);
+  for (long row = low; row < high; ++row)"""
 
 
 @functools.cache
 def backward_kernel(type_: str, index: str, out: str, mode: int, scaled: bool, weighted: bool, form: str) -> Kernel:
-    """Gradient of the table. Work-items along dimension 1 share its rows, `rows` each, which they set to zero first.
+    """Gradient of the table. The walk is over columns; work-items along dimension 1 share its rows, `rows` each, which
+    they set to zero first. Parameters: `out`, `grad`, `indices`, `bag_of`, `sizes`, `counts` if `scaled`, `factors` if
+    `weighted`, `count`, `padding`, `limit`, `rows`.
 
     With `scaled` a row's gradient is divided by how often the row was named, `counts`.
     """
-    t = value_ctype(out)
-    pointers: list[Parameter] = [Pointer("out", out), Pointer("grad", type_, const=True)]
-    pointers += [Pointer(name, index, const=True) for name in ("indices", "bag_of", "sizes")]
-    if scaled:
-        pointers.append(Pointer("counts", "i32", const=True))
-    if weighted:
-        pointers.append(Pointer("factors", type_, const=True))
-    params = (*pointers, *_longs("count", "padding", "limit", "width", "rows"))
+    walk, t = Walk(form), value_ctype(out)
     factor = f"({t})1"
     if mode == MEAN:
-        factor += " / max((long)sizes[b], 1L)"
+        factor += " / max((long)sizes[b], (long)1)"
     if weighted:
-        factor += f" * load_{type_}(factors, i)"
+        factor += f" * load_{type_}(factors, k)"
     if scaled:
         factor += " / counts[row]"
-    vectorize = "" if form == "gpu" else "VECTORIZE"
-    body = f"""
-  {_COLUMNS[form]}
-  const long low = (long)GROUP_ID(1) * rows, high = min(limit, low + rows);
-  for (long row = low; row < high; ++row)
-    {vectorize} for (long c = first; c < last; ++c) out[row * width + c] = 0;
-  for (long i = 0; i < count; ++i) {{
-    const long row = indices[i], b = bag_of[i];
+    body = f"""{_ROWS}
+    {walk.each("out[row * n + i] = 0;")}
+  for (long k = 0; k < count; ++k) {{
+    const long row = indices[k], b = bag_of[k];
     if (row < low || row >= high || row == padding || b < 0) continue;
     const {t} factor = {factor};
-    {vectorize} for (long c = first; c < last; ++c) out[row * width + c] += factor * load_{type_}(grad, b * width + c);
+    {walk.each(f"out[row * n + i] += factor * load_{type_}(grad, b * n + i);")}
   }}"""
-    return Kernel("embedding_bag_backward", params, body, local=local(form))
+    params = parameters(
+        f"{out}* out; const {type_}* grad; const {index}* indices, bag_of, sizes; "
+        f"{'const i32* counts' if scaled else ''}; {f'const {type_}* factors' if weighted else ''}; "
+        "i64 count, padding, limit, rows"
+    )
+    return walk.kernel("embedding_bag_backward", params, body, dims=2)
 
 
 @functools.cache
 def max_backward_kernel(type_: str, index: str, out: str, form: str) -> Kernel:
-    """As `backward_kernel`, where the elements of a bag come from the rows in `places`."""
-    params = (
-        Pointer("out", out),
-        Pointer("grad", type_, const=True),
-        *(Pointer(name, index, const=True) for name in ("places", "sizes")),
-        *_longs("bags", "limit", "width", "rows"),
-    )
-    body = f"""
-  {_COLUMNS[form]}
-  const long low = (long)GROUP_ID(1) * rows, high = min(limit, low + rows);
-  for (long row = low; row < high; ++row)
-    for (long c = first; c < last; ++c) out[row * width + c] = 0;
+    """As `backward_kernel`, where the elements of a bag come from the rows in `places`. Parameters: `out`, `grad`,
+    `places`, `sizes`, `bags`, `limit`, `rows`."""
+    walk = Walk(form)
+    move = f"""
+      const long row = places[b * n + i];
+      if (row >= low && row < high) out[row * n + i] += load_{type_}(grad, b * n + i);"""
+    body = f"""{_ROWS}
+    {walk.each("out[row * n + i] = 0;")}
   for (long b = 0; b < bags; ++b) {{
     if (sizes[b] <= 0) continue;
-    for (long c = first; c < last; ++c) {{
-      const long row = places[b * width + c];
-      if (row >= low && row < high) out[row * width + c] += load_{type_}(grad, b * width + c);
-    }}
+    {walk.each(move, vectorize=False)}
   }}"""
-    return Kernel("embedding_bag_max_backward", params, body, local=local(form))
+    params = parameters(f"{out}* out; const {type_}* grad; const {index}* places, sizes; i64 bags, limit, rows")
+    return walk.kernel("embedding_bag_max_backward", params, body, dims=2)
 
 
 @functools.cache
-def factors_backward_kernel(type_: str, index: str) -> Kernel:
-    """Gradient of the factors of a weighted sum; a work-item takes `chunk` indices."""
-    compute = value_ctype(BY_NAME[type_].compute)
-    params = (
-        Pointer("out", type_),
-        *(Pointer(name, type_, const=True) for name in ("grad", "weight")),
-        *(Pointer(name, index, const=True) for name in ("indices", "bag_of")),
-        *_longs("count", "padding", "limit", "width", "chunk"),
-    )
-    body = f"""
-  const long end = min(count, (long)(GROUP_ID(0) + 1) * chunk);
-  for (long i = GROUP_ID(0) * chunk; i < end; ++i) {{
+def factors_backward_kernel(type_: str, index: str, form: str) -> Kernel:
+    """Gradient of the factors of a weighted sum. The walk is over indices. Parameters: `out`, `grad`, `weight`,
+    `indices`, `bag_of`, `padding`, `limit`, `width`."""
+    walk, compute = Walk(form), value_ctype(BY_NAME[type_].compute)
+    element = f"""
     const long row = indices[i], b = bag_of[i];
     {compute} sum = 0;
     if (row != padding && row >= 0 && row < limit && b >= 0)
       for (long c = 0; c < width; ++c)
         sum += load_{type_}(grad, b * width + c) * load_{type_}(weight, row * width + c);
-    store_{type_}(out, i, sum);
-  }}"""
-    return Kernel("embedding_bag_factors_backward", params, body)
+    store_{type_}(out, i, sum);"""
+    params = parameters(
+        f"{type_}* out; const {type_}* grad, weight; const {index}* indices, bag_of; i64 padding, limit, width"
+    )
+    return walk.kernel("embedding_bag_factors_backward", params, walk.each(element, vectorize=False))

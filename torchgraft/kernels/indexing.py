@@ -21,9 +21,6 @@ from torchgraft.codegen.types import BY_NAME, value_ctype
 # Work-items of a group in the GPU form where each goes over many elements.
 FEW = 64
 
-MOVES = {1: "u8", 2: "i16", 4: "i32", 8: "i64", 16: "c128"}
-"""The element type that moves elements of so many bytes, whatever they are."""
-
 
 @dataclass(frozen=True)
 class Indexing:

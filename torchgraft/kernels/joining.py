@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, parameters
+from torchgraft.codegen.loops import Walk
 
 JOINED = 8
 """Tensors that one launch joins; missing ones have width 0."""
@@ -12,25 +13,15 @@ JOINED = 8
 
 @functools.cache
 def join_kernel(type_: str) -> Kernel:
-    """Copies row r of each input, one after the other, to row r of the output, from column `start` on; all are
-    contiguous."""
-    params: tuple[Parameter, ...] = (
-        Pointer("out", type_),
-        *(Pointer(f"in{k}", type_, const=True) for k in range(JOINED)),
-        *(Value(f"width{k}", "i64") for k in range(JOINED)),
-        *(Value(v, "i64") for v in ("width", "start", "rows", "chunk")),
-    )
+    """Copies row i of each input, one after the other, to row i of the output, from column `start` on; all are
+    contiguous. CPU form. Parameters: `out`, `in0`..., `width0`..., `width`, `start`."""
+    walk = Walk("cpu")
     copies = "\n".join(
-        f"""\
-    VECTORIZE
-    for (long c = 0; c < width{k}; ++c) out[at + c] = in{k}[r * width{k} + c];
+        f"""VECTORIZE
+    for (long c = 0; c < width{k}; ++c) out[at + c] = in{k}[i * width{k} + c];
     at += width{k};"""
         for k in range(JOINED)
     )
-    body = f"""\
-  long begin = (long)GROUP_ID(0) * chunk, end = rows - begin < chunk ? rows : begin + chunk;
-  for (long r = begin; r < end; ++r) {{
-    long at = r * width + start;
-{copies}
-  }}"""
-    return Kernel("join", params, body)
+    inputs, widths = (", ".join(f"{name}{k}" for k in range(JOINED)) for name in ("in", "width"))
+    params = parameters(f"{type_}* out; const {type_}* {inputs}; i64 {widths}, width, start")
+    return walk.kernel("join", params, walk.each(f"long at = i * width + start;\n{copies}", vectorize=False))

@@ -1,122 +1,93 @@
 """Kernels of the negative log likelihood: one log probability a target, out of [batch, class, place] with any
-strides."""
+strides.
+
+The walk is over (batch, place). All kernels have the parameters `target`, `weight` if there are weights, `errors`,
+`code`, `classes`, `ignored`, `batch_stride`, `class_stride` and `place_stride`.
+"""
 
 from __future__ import annotations
 
 import functools
 
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, Parameter, parameters
+from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import value_ctype
 
-GPU_LOCAL = 256
-SHAPE = ("classes", "ignored", "places", "batch_stride", "class_stride", "place_stride", "n", "chunk")
 
-
-def _params(target: str, weight: str | None, type_: str) -> list[Parameter]:
-    out: list[Parameter] = [Pointer("target", target, const=True)]
-    if weight is not None:
-        out.append(Pointer("weight", type_, const=True))
-    return [*out, Pointer("errors", "i32"), Value("code", "i32"), *(Value(v, "i64") for v in SHAPE)]
+def _params(own: str, target: str, weight: str | None) -> tuple[Parameter, ...]:
+    weights = f"const {weight}* weight; " if weight is not None else ""
+    return parameters(
+        f"{own}; const {target}* target; {weights}i32* errors; i32 code; "
+        "i64 classes, ignored, batch_stride, class_stride, place_stride"
+    )
 
 
 def _element(type_: str, target: str, weight: str | None, found: str, skipped: str = "") -> str:
-    """Statements for target number i of place s in batch b; `found` uses t, w and `at`."""
+    """Statements for a target, which is number `i`; `found` uses t, w and `at`."""
     w = f"load_{type_}(weight, t)" if weight is not None else f"({value_ctype(type_)})1"
     return f"""\
-    long t = load_{target}(target, i);
-    long at = b * batch_stride + t * class_stride + s * place_stride;
+    const long i = i0 * n1 + i1 + j, t = load_{target}(target, i);
+    const long at = i0 * batch_stride + t * class_stride + (i1 + j) * place_stride;
     if (t == ignored) {{ {skipped} }}
     else if (t < 0 || t >= classes) {{ tg_report(errors, code, t); {skipped} }}
-    else {{ {value_ctype(type_)} w = {w}; {found} }}"""
-
-
-def _walk(body: str, form: str) -> tuple[str, tuple[int, ...]]:
-    """Over targets: a CPU's work-item takes a chunk of them."""
-    if form == "gpu":
-        head = f"  long i = (long)GROUP_ID(0) * {GPU_LOCAL} + LOCAL_ID(0);\n  if (i >= n) return;\n"
-        return f"{head}  long b = i / places, s = i % places;\n{body}", (GPU_LOCAL,)
-    text = f"""\
-  long begin = (long)GROUP_ID(0) * chunk, end = n - begin < chunk ? n : begin + chunk;
-  long b = begin / places, s = begin % places;
-  for (long i = begin; i < end; ++i) {{
-{body}
-    if (++s == places) {{ s = 0; ++b; }}
-  }}"""
-    return text, (1,)
+    else {{ const {value_ctype(type_)} w = {w}; {found} }}"""
 
 
 @functools.cache
 def each_kernel(type_: str, target: str, weight: str | None, form: str) -> Kernel:
-    """The loss of each target, stored in order."""
-    params = (Pointer("out", type_), Pointer("x", type_, const=True), *_params(target, weight, type_))
-    zero = f"store_{type_}(out, i, 0);"
-    text, local = _walk(
-        _element(type_, target, weight, f"store_{type_}(out, i, -w * load_{type_}(x, at));", zero), form
-    )
-    return Kernel("nll_each", params, text, local=local)
+    """The loss of each target, stored in order. Parameters besides: `out`, `x`."""
+    found = f"store_{type_}(out, i, -w * load_{type_}(x, at));"
+    walk = Walk(form, rank=2)
+    body = walk.each(_element(type_, target, weight, found, f"store_{type_}(out, i, 0);"), vectorize=False)
+    return walk.kernel("nll_each", _params(f"{type_}* out; const {type_}* x", target, weight), body)
+
+
+def _sums(walk: Walk, type_: str, accumulate: str, target: str, weight: str | None) -> str:
+    a = value_ctype(accumulate)
+    add = f"loss -= ({a})(w * load_{type_}(x, at)); total += ({a})w;"
+    return f"{a} loss = 0, total = 0;\n{walk.each(_element(type_, target, weight, add), vectorize=False)}\n"
+
+
+def _finish(type_: str, mean: bool) -> str:
+    loss = "loss / total" if mean else "loss"
+    return f"store_{type_}(out, 0, {loss}); store_{type_}(weight_out, 0, total);"
 
 
 @functools.cache
 def sum_kernel(type_: str, accumulate: str, target: str, weight: str | None) -> Kernel:
-    """Sums of losses and of weights of each group: sums[2 g], sums[2 g + 1]. One work-item takes a chunk in both
-    forms."""
-    params = (Pointer("sums", accumulate), Pointer("x", type_, const=True), *_params(target, weight, type_))
-    a = value_ctype(accumulate)
-    text, local = _walk(
-        _element(type_, target, weight, f"loss -= ({a})(w * load_{type_}(x, at)); total += ({a})w;"), "cpu"
-    )
-    text = f"  {a} loss = 0, total = 0;\n{text}\n  sums[2 * GROUP_ID(0)] = loss;\n  sums[2 * GROUP_ID(0) + 1] = total;"
-    return Kernel("nll_sum", params, text, local=local)
+    """Sums of losses and of weights of each group: sums[2 g], sums[2 g + 1]. One work-item takes a chunk, on every
+    device. Parameters besides: `sums`, `x`."""
+    walk = Walk("cpu", rank=2)
+    store = "sums[2 * GROUP_ID(0)] = loss; sums[2 * GROUP_ID(0) + 1] = total;"
+    params = _params(f"{accumulate}* sums; const {type_}* x", target, weight)
+    return walk.kernel("nll_sum", params, _sums(walk, type_, accumulate, target, weight) + store)
 
 
 @functools.cache
 def whole_kernel(type_: str, accumulate: str, target: str, weight: str | None, mean: bool) -> Kernel:
-    """The loss of all targets, and their weight, by one work-item."""
-    params = (
-        Pointer("out", type_),
-        Pointer("weight_out", type_),
-        Pointer("x", type_, const=True),
-        *_params(target, weight, type_),
-    )
-    a = value_ctype(accumulate)
-    text, local = _walk(
-        _element(type_, target, weight, f"loss -= ({a})(w * load_{type_}(x, at)); total += ({a})w;"), "cpu"
-    )
-    text = f"""\
-  {a} loss = 0, total = 0;
-{text}
-  store_{type_}(out, 0, {"loss / total" if mean else "loss"});
-  store_{type_}(weight_out, 0, total);"""
-    return Kernel("nll", params, text, local=local)
+    """The loss of all targets, and their weight, by one work-item. Parameters besides: `out`, `weight_out`, `x`."""
+    walk = Walk("cpu", rank=2)
+    params = _params(f"{type_}* out, weight_out; const {type_}* x", target, weight)
+    return walk.kernel("nll", params, _sums(walk, type_, accumulate, target, weight) + _finish(type_, mean))
 
 
 @functools.cache
 def finish_kernel(type_: str, accumulate: str, mean: bool) -> Kernel:
-    """Adds the groups' sums: the loss, and the weight of all targets."""
-    params = (
-        Pointer("out", type_),
-        Pointer("weight_out", type_),
-        Pointer("sums", accumulate, const=True),
-        Value("groups", "i64"),
-    )
+    """Adds the sums of `groups` groups: the loss, and the weight of all targets."""
     a = value_ctype(accumulate)
     body = f"""\
   {a} loss = 0, total = 0;
   for (long g = 0; g < groups; ++g) {{ loss += sums[2 * g]; total += sums[2 * g + 1]; }}
-  store_{type_}(out, 0, {"loss / total" if mean else "loss"});
-  store_{type_}(weight_out, 0, total);"""
+  {_finish(type_, mean)}"""
+    params = parameters(f"{type_}* out, weight_out; const {accumulate}* sums; i64 groups")
     return Kernel("nll_finish", params, body)
 
 
 @functools.cache
 def backward_kernel(type_: str, target: str, weight: str | None, mean: bool, each: bool, form: str) -> Kernel:
     """Writes the gradients at the targets' classes; the others are zero before. `each`: one gradient for every
-    target."""
-    params: tuple[Parameter, ...] = (
-        Pointer("out", type_),
-        Pointer("grad", type_, const=True),
-        Pointer("total", type_, const=True),
-    )
+    target. Parameters besides: `out`, `grad`, `total`."""
     value = f"-w * load_{type_}(grad, {'i' if each else '0'})" + (f" / load_{type_}(total, 0)" if mean else "")
-    text, local = _walk(_element(type_, target, weight, f"store_{type_}(out, at, {value});"), form)
-    return Kernel("nll_backward", (*params, *_params(target, weight, type_)), text, local=local)
+    walk = Walk(form, rank=2)
+    body = walk.each(_element(type_, target, weight, f"store_{type_}(out, at, {value});"), vectorize=False)
+    return walk.kernel("nll_backward", _params(f"{type_}* out; const {type_}* grad, total", target, weight), body)

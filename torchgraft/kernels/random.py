@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.pointwise import Input, Number, convert, expression
-from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.types import BY_NAME, MOVES, value_ctype
 from torchgraft.functions.philox import COUNTERS
-from torchgraft.kernels.indexing import FEW, MOVES
+from torchgraft.kernels.indexing import FEW
 
 WORDS = 4 * COUNTERS
 
@@ -88,7 +88,7 @@ def draw_kernel(draw: Draw, form: str) -> Kernel:
         fill = f"tg_philox_block(tg_words, tg_seed, tg_offset + (ulong)(tg_i * {counters}));"
     else:
         fill = "uint4 tg_drawn = tg_philox(tg_seed, tg_offset + (ulong)tg_i, 0);\n"
-        fill += " ".join(f"tg_words[{k}] = tg_drawn.s{k};" for k in range(4))
+        fill += " ".join(f"tg_words[{k}] = LANE(tg_drawn, {k});" for k in range(4))
     words = "\n".join(f"uint w{k} = tg_words[{draw.words} * tg_j + {k}];" for k in range(draw.words))
     base = f"tg_first + {draw.values} * tg_j"
     odd_end = f"""
@@ -281,7 +281,7 @@ def integers(storage: str, words: int, whole: bool) -> Draw:
     elif whole:
         text = "long x = (long)((ulong)base + (((ulong)w1 << 32) | w0));"
     else:
-        text = "long x = (long)((ulong)base + mul_hi(((ulong)w1 << 32) | w0, span));"
+        text = "long x = (long)((ulong)base + MUL_HIGH_ulong(((ulong)w1 << 32) | w0, span));"
     return Draw("random", words, 1, numbers, (), "", text, ((storage, "i64", ("x",)),))
 
 
@@ -299,7 +299,7 @@ def permutation(storage: str) -> Kernel:
   for (long i = 0; i < n; ++i) {{
     int k = 2 * (int)(i % {WORDS // 2});
     if (k == 0) tg_philox_block(words, seed, offset + (ulong)(i / 2));
-    long j = i + (long)mul_hi(((ulong)words[k + 1] << 32) | words[k], (ulong)(n - i));
+    long j = i + (long)MUL_HIGH_ulong(((ulong)words[k + 1] << 32) | words[k], (ulong)(n - i));
     {moved} kept = bits[i];
     bits[i] = bits[j];
     bits[j] = kept;
@@ -323,9 +323,9 @@ def multinomial_with_replacement(storage: str, total: str, form: str) -> Kernel:
     ctype = value_ctype(total)
     value = convert(f"load_{storage}(weights, i * size + e)", storage, total)
     fraction = (
-        "((ulong)drawn.s0 << 21 | drawn.s1 >> 11) * 1.1102230246251565e-16"
+        "((ulong)LANE(drawn, 0) << 21 | LANE(drawn, 1) >> 11) * 1.1102230246251565e-16"
         if total == "f64"
-        else "(drawn.s0 >> 8) * 5.9604644775390625e-8f"
+        else "(LANE(drawn, 0) >> 8) * 5.9604644775390625e-8f"
     )
     statements = f"""\
   GLOBAL {ctype}* sums = room + i * size;

@@ -1,189 +1,84 @@
-"""Kernels of running sums, products and extremes.
-
-Tensors are contiguous and seen as (outer, size, inner), the scan running along the middle. As in `kernels.softmax` rows
-are for inner = 1, and columns, neighbours in memory, for inner > 1.
-"""
+"""Kernels of running sums, products and extremes: teams on rows that lie along memory or across."""
 
 from __future__ import annotations
 
 import functools
 
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, parameters
+from torchgraft.codegen.loops import Layout, Team
 from torchgraft.codegen.types import BY_NAME, value_ctype
-
-WIDTH = 256
+from torchgraft.codegen.vectors import shuffle
 
 # `how` is "sum", "prod" or "logsumexp" everywhere.
 
 _VECTOR_TYPES = ("f32", "f16", "bf16")
 
 
-def _params(in_type: str, out_type: str, *values: str) -> tuple[Parameter, ...]:
-    return (Pointer("in", in_type, const=True), Pointer("out", out_type), *(Value(name, "i64") for name in values))
-
-
 def _identity(acc: str, how: str) -> str:
     if how == "prod" and acc in ("c64", "c128"):
-        return f"({value_ctype(acc)})(1, 0)"
+        return f"MAKE_{value_ctype(acc)}(1, 0)"
     if how == "logsumexp":
-        return f"({value_ctype(acc)})(-INFINITY, 0)" if acc in ("c64", "c128") else "-INFINITY"
+        return f"MAKE_{value_ctype(acc)}(-INFINITY, 0)" if acc in ("c64", "c128") else "-INFINITY"
     return f"({value_ctype(acc)})({int(how == 'prod')})"
 
 
-def _apply(acc: str, how: str, a: str, b: str) -> str:
-    """`a` combined with `b`."""
+def _combine(acc: str, how: str) -> str:
     if how == "prod" and acc in ("c64", "c128"):
-        return f"tg_mul_{acc}({a}, {b})"
+        return f"A.sum = tg_mul_{acc}(A.sum, B.sum);"
     if how == "logsumexp":
-        return f"tg_logaddexp_{acc}({a}, {b})"
-    return f"({a} {'*' if how == 'prod' else '+'} {b})"
-
-
-def _load(in_type: str, acc: str, pointer: str, index: str) -> str:
-    return f"({value_ctype(acc)})load_{in_type}({pointer}, {index})"
+        return f"A.sum = tg_logaddexp_{acc}(A.sum, B.sum);"
+    return f"A.sum = A.sum {'*' if how == 'prod' else '+'} B.sum;"
 
 
 # Prefix sums of sixteen lanes in four steps.
 _PREFIX = "\n      ".join(
-    "v += (float16)(" + ", ".join("0.0f" if lane < step else f"v.s{lane - step:x}" for lane in range(16)) + ");"
+    f"v += {shuffle('float16', 'none', 'v', [16 + lane - step if lane >= step else 0 for lane in range(16)])};"
     for step in (1, 2, 4, 8)
 )
 
 
 @functools.cache
-def row_kernel(in_type: str, out_type: str, how: str, wide: bool) -> Kernel:
-    """CPU form. Groups: rows / chunk. `wide`: float32 sums are carried on in float64."""
-    acc = BY_NAME[out_type].accumulate
-    carry = "f64" if wide and acc == "f32" and how != "logsumexp" else acc
-    t = value_ctype(carry)
-    vectors = ""
+def running_kernel(layout: Layout, in_type: str, out_type: str, how: str, wide: bool) -> Kernel:
+    """Parameters: `x`, `out`. `wide`: a CPU carries float32 sums on in float64."""
+    team, acc = Team(layout), BY_NAME[out_type].accumulate
+    carry = "f64" if wide and acc == "f32" and how != "logsumexp" and layout.form == "cpu" else acc
+    ahead = ""
     if how == "sum" and in_type in _VECTOR_TYPES and out_type in _VECTOR_TYPES:
-        vectors = f"""for (; c + 16 <= size; c += 16) {{
-      float16 v = load_{in_type}x16(x, c);
+        ahead = f"""for (; c + 16 <= size; c += 16) {{
+      float16 v = load_{in_type}x16(x, {team.at});
+      const float16 none = SPLAT_float16(0);
       {_PREFIX}
-      store_{out_type}x16(y, c, v + (float)sum);
-      sum += v.sf;
+      store_{out_type}x16(out, {team.at}, v + (float)sum);
+      sum += LANE(v, f);
     }}"""
-    body = f"""
-  const long row_end = (GROUP_ID(0) + 1) * chunk < rows ? (GROUP_ID(0) + 1) * chunk : rows;
-  for (long row = GROUP_ID(0) * chunk; row < row_end; ++row) {{
-    const GLOBAL {BY_NAME[in_type].storage}* x = in + row * size;
-    GLOBAL {BY_NAME[out_type].storage}* y = out + row * size;
-    {t} sum = {_identity(carry, how)};
-    long c = 0;
-    {vectors}
-    for (; c < size; ++c) {{
-      sum = {_apply(carry, how, "sum", _load(in_type, carry, "x", "c"))};
-      store_{out_type}(y, c, ({value_ctype(acc)})sum);
-    }}
-  }}
-"""
-    return Kernel(f"cum{how}_row_{in_type}", _params(in_type, out_type, "rows", "size", "chunk"), body)
+    running = team.scan(
+        {"sum": (carry, _identity(carry, how))},
+        f"B.sum = ({value_ctype(carry)})load_{in_type}(x, {team.at});",
+        _combine(carry, how),
+        f"store_{out_type}(out, {team.at}, ({value_ctype(acc)})sum);",
+        ahead,
+    )
+    return team.kernel(f"cum{how}_{in_type}", parameters(f"const {in_type}* x; {out_type}* out"), running)
+
+
+_LEAST = {"i64": "LONG_MIN", "i32": "INT_MIN", "i16": "SHRT_MIN", "i8": "CHAR_MIN", "u8": "0", "b8": "0"}
+_MOST = {"i64": "LONG_MAX", "i32": "INT_MAX", "i16": "SHRT_MAX", "i8": "CHAR_MAX", "u8": "UCHAR_MAX", "b8": "1"}
 
 
 @functools.cache
-def column_kernel(in_type: str, out_type: str, how: str, wide: bool) -> Kernel:
-    """CPU form. Groups: outer * ceil(inner / chunk); chunk is at most WIDTH."""
-    acc = BY_NAME[out_type].accumulate
-    carry = "f64" if wide and acc == "f32" and how != "logsumexp" else acc
-    body = f"""
-  const long blocks = (inner + chunk - 1) / chunk;
-  const long o = GROUP_ID(0) / blocks, start = (GROUP_ID(0) - o * blocks) * chunk;
-  const int m = (int)(inner - start < chunk ? inner - start : chunk);
-  {value_ctype(carry)} sum[{WIDTH}];
-  VECTORIZE for (int j = 0; j < m; ++j) sum[j] = {_identity(carry, how)};
-  for (long c = 0; c < size; ++c) {{
-    const GLOBAL {BY_NAME[in_type].storage}* x = in + (o * size + c) * inner + start;
-    GLOBAL {BY_NAME[out_type].storage}* y = out + (o * size + c) * inner + start;
-    VECTORIZE for (int j = 0; j < m; ++j) {{
-      sum[j] = {_apply(carry, how, "sum[j]", _load(in_type, carry, "x", "j"))};
-      store_{out_type}(y, j, ({value_ctype(acc)})sum[j]);
-    }}
-  }}
-"""
-    return Kernel(f"cum{how}_column_{in_type}", _params(in_type, out_type, "outer", "size", "inner", "chunk"), body)
-
-
-@functools.cache
-def row_kernel_gpu(in_type: str, out_type: str, how: str) -> Kernel:
-    """A work-group for a row, 256 elements at a time. Groups: rows."""
-    acc = BY_NAME[out_type].accumulate
-    t = value_ctype(acc)
-    body = f"""
-  LOCAL {t} a[256];
-  const int j = LOCAL_ID(0);
-  const GLOBAL {BY_NAME[in_type].storage}* x = in + GROUP_ID(0) * size;
-  GLOBAL {BY_NAME[out_type].storage}* y = out + GROUP_ID(0) * size;
-  {t} sum = {_identity(acc, how)};
-  for (long first = 0; first < size; first += 256) {{
-    const long c = first + j;
-    {t} v = {_identity(acc, how)};
-    if (c < size) v = {_load(in_type, acc, "x", "c")};
-    a[j] = v;
-    BARRIER;
-    for (int w = 1; w < 256; w *= 2) {{
-      if (j >= w) v = {_apply(acc, how, "a[j - w]", "v")};
-      BARRIER;
-      a[j] = v;
-      BARRIER;
-    }}
-    if (c < size) store_{out_type}(y, c, {_apply(acc, how, "sum", "v")});
-    sum = {_apply(acc, how, "sum", "a[255]")};
-    BARRIER;
-  }}
-"""
-    return Kernel(f"cum{how}_row_{in_type}", _params(in_type, out_type, "rows", "size", "chunk"), body, local=(256,))
-
-
-@functools.cache
-def column_kernel_gpu(in_type: str, out_type: str, how: str) -> Kernel:
-    """A work-item for a column. Groups: ceil(outer * inner / 64)."""
-    acc = BY_NAME[out_type].accumulate
-    body = f"""
-  const long k = GLOBAL_ID(0), o = k / inner;
-  if (o >= outer) return;
-  const long base = o * size * inner + (k - o * inner);
-  {value_ctype(acc)} sum = {_identity(acc, how)};
-  for (long c = 0; c < size; ++c) {{
-    sum = {_apply(acc, how, "sum", _load(in_type, acc, "in", "base + c * inner"))};
-    store_{out_type}(out, base + c * inner, sum);
-  }}
-"""
-    params = _params(in_type, out_type, "outer", "size", "inner", "chunk")
-    return Kernel(f"cum{how}_column_{in_type}", params, body, local=(64,))
-
-
-@functools.cache
-def extreme_kernel(type_: str, greater: bool) -> Kernel:
+def extreme_kernel(layout: Layout, type_: str, greater: bool) -> Kernel:
     """Running maxima or minima with their indices, of equal ones the last.
 
-    One work-item for a column. Groups: columns / 64.
-    A NaN stays the extreme from where it is met, its index that of the latest.
+    A NaN stays the extreme from where it is met, its index that of the latest. Parameters: `x`, `values`, `indices`.
     """
-    acc = BY_NAME[type_].compute
-    sign = ">=" if greater else "<="
-    body = f"""
-  const long k = GLOBAL_ID(0), o = k / inner;
-  if (o >= outer) return;
-  const long base = o * size * inner + (k - o * inner);
-  {value_ctype(acc)} best = size > 0 ? load_{type_}(in, base) : 0;
-  long at = 0;
-  for (long c = 0; c < size; ++c) {{
-    const {value_ctype(acc)} x = load_{type_}(in, base + c * inner);
-    if (x != x || (best == best && x {sign} best)) {{
-      best = x;
-      at = c;
-    }}
-    store_{type_}(values, base + c * inner, best);
-    indices[base + c * inner] = at;
-  }}
-"""
-    params = (
-        Pointer("in", type_, const=True),
-        Pointer("values", type_),
-        Pointer("indices", "i64"),
-        Value("outer", "i64"),
-        Value("size", "i64"),
-        Value("inner", "i64"),
+    team, acc = Team(layout), BY_NAME[type_].compute
+    first = (_LEAST if greater else _MOST).get(acc, "-INFINITY" if greater else "INFINITY")
+    better = f"B.best != B.best || (A.best == A.best && B.best {'>=' if greater else '<='} A.best)"
+    running = team.scan(
+        {"best": (acc, first), "place": ("i64", "0")},
+        f"B.best = load_{type_}(x, {team.at}); B.place = c;",
+        f"if ({better}) {{ A.best = B.best; A.place = B.place; }}",
+        f"store_{type_}(values, {team.at}, best); indices[{team.at}] = place;",
     )
-    return Kernel(f"cum{'max' if greater else 'min'}_{type_}", params, body, local=(64,))
+    params = parameters(f"const {type_}* x; {type_}* values; i64* indices")
+    return team.kernel(f"cum{'max' if greater else 'min'}_{type_}", params, running)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from torchgraft.ops.table import Kind, reduction, row
-from torchgraft.plans import registry
+from torchgraft.ops.table import Kind, by_kind, reduction, row
+from torchgraft.plans import call, registry
 
-__all__ = ["Kind", "install", "reduction", "row"]
+__all__ = ["Kind", "by_kind", "install", "reduction", "row"]
 
 for _module in pkgutil.iter_modules(__path__):  # each enters its ops in `plans.ENTRIES`
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -20,4 +20,4 @@ registry.complete_tables()
 
 def install() -> None:
     """Registers every op for the device. Called once, when the devices are opened."""
-    registry.install()
+    call.install()

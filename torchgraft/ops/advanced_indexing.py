@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,8 @@ from torchgraft.ops.moves import (
     rows_into,
     start_from,
 )
-from torchgraft.plans import PlanBuilder, planner
-from torchgraft.plans.registry import dtype_name
+from torchgraft.plans import PlanBuilder, composite, planner
+from torchgraft.plans.refusals import dtype_name
 
 aten = torch.ops.aten
 
@@ -63,8 +63,8 @@ def _places(x: torch.Tensor, given: Sequence[torch.Tensor | None]) -> _Places:
     return _Places(sizes, strides, indices, first, len(shape))
 
 
-def _has_masks(arguments: dict[str, Any]) -> bool:
-    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in arguments["indices"])
+def _has_masks(indices: Sequence[torch.Tensor | None], **_: Any) -> bool:
+    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
 
 
 def _without_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -89,15 +89,10 @@ def _without_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> l
     return out
 
 
-def _index_eager(arguments: dict[str, Any], inplace: bool) -> Callable[..., Any] | None:
-    if not _has_masks(arguments):
-        return None
-
-    def index(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        result: torch.Tensor = aten.index.Tensor(self, _without_masks(self, indices))
-        return result
-
-    return index
+@composite("index.Tensor", "_unsafe_index.Tensor", when=_has_masks)
+def _index_masks(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    result: torch.Tensor = aten.index.Tensor(self, _without_masks(self, indices))
+    return result
 
 
 def _check_indices(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> None:
@@ -126,7 +121,7 @@ def _index_meta(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> t
 _INDEX_DTYPES = (torch.int64, torch.int32, torch.bool, torch.uint8)
 
 
-@planner("index.Tensor", "_unsafe_index.Tensor", cpu_tensors="upload_all", eager=_index_eager, meta=_index_meta)
+@planner("index.Tensor", "_unsafe_index.Tensor", meta=_index_meta)
 def _index(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> None:
     x = resolved(p, self)
     if all(i is None for i in indices):
@@ -136,24 +131,27 @@ def _index(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, indices: Seque
     plan_move(p, out, x, places.sizes, out.stride(), places.strides, places.indices, reads=True, wraps=True)
 
 
-def _put_eager(arguments: dict[str, Any], inplace: bool) -> Callable[..., Any] | None:
-    if not _has_masks(arguments):
-        return None
+@composite("index_put", "_unsafe_index_put", when=_has_masks)
+def _put_masks(
+    self: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
+) -> torch.Tensor:
+    result: torch.Tensor = _put_masks_into(self.clone(), indices, values, accumulate)
+    return result
 
-    def put(
-        self: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
-    ) -> torch.Tensor:
-        masks = [i for i in indices if i is not None]
-        if len(masks) == 1 and values.numel() == 1 and not accumulate and all(i is None for i in indices[:-1]):
-            mask = masks[0].to(self.device)
-            before = len(indices) - 1
-            if mask.shape == self.shape[before : before + mask.dim()]:
-                wide = mask.reshape(*mask.shape, *(1 for _ in self.shape[before + mask.dim() :]))
-                return self.masked_fill_(wide, values.reshape(()).to(self.device, self.dtype))
-        result: torch.Tensor = aten.index_put_.default(self, _without_masks(self, indices), values, accumulate)
-        return result
 
-    return put if inplace else lambda self, *args: put(self.clone(), *args)
+@composite("index_put_", "_index_put_impl_", when=_has_masks)
+def _put_masks_into(
+    self: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False, unsafe: bool = False
+) -> torch.Tensor:
+    masks = [i for i in indices if i is not None]
+    if len(masks) == 1 and values.numel() == 1 and not accumulate and all(i is None for i in indices[:-1]):
+        mask = masks[0].to(self.device)
+        before = len(indices) - 1
+        if mask.shape == self.shape[before : before + mask.dim()]:
+            wide = mask.reshape(*mask.shape, *(1 for _ in self.shape[before + mask.dim() :]))
+            return self.masked_fill_(wide, values.reshape(()).to(self.device, self.dtype))
+    result: torch.Tensor = aten.index_put_.default(self, _without_masks(self, indices), values, accumulate)
+    return result
 
 
 def _check_put(message: str, destination: torch.Tensor, source: torch.Tensor) -> None:
@@ -243,7 +241,7 @@ def _declare_put() -> None:
 
     names = ("_index_put_impl_", "index_put", "_unsafe_index_put")
     apart = ("indices", "values")
-    planner(*names, inplace_safe=True, cpu_tensors="upload_all", eager=_put_eager, apart=apart)(put)
+    planner(*names, inplace_safe=True, apart=apart)(put)
 
 
 _declare_put()

@@ -7,21 +7,14 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen import element_type
 from torchgraft.codegen.pointwise import Input, Loop, Result, expression
+from torchgraft.codegen.types import MOVES
 from torchgraft.kernels import creation as kernels
-from torchgraft.kernels.indexing import MOVES
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner, pointwise
-from torchgraft.plans.grid import deal
-from torchgraft.plans.registry import dtype_name
+from torchgraft.plans.refusals import dtype_name
 
 aten = torch.ops.aten
-
-
-def _deal(p: PlanBuilder, n: int, cost: int = 1) -> tuple[int, int]:
-    if p.form == "gpu":
-        return ceil_div(n, kernels.GPU_LOCAL), 1
-    return deal(n, p.dealer.chunking(cost))
 
 
 def _sequence(p: PlanBuilder, out: torch.Tensor, compute: str, numbers: dict[str, float], text: str) -> None:
@@ -29,8 +22,7 @@ def _sequence(p: PlanBuilder, out: torch.Tensor, compute: str, numbers: dict[str
         return
     target = out if out.is_contiguous() else p.empty_like(out)
     kernel = kernels.sequence_kernel(element_type(out.dtype).name, compute, tuple(numbers), text, p.form)
-    groups, chunk = _deal(p, out.numel())
-    p.launch(kernel, (groups,), [target, *numbers.values(), out.numel(), chunk])
+    p.launch(kernel, p.walk(out.numel()), out=target, **numbers)
     if target is not out:
         p.copy(out, target)
 
@@ -142,16 +134,9 @@ def _triangle(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, diagonal: int,
         return
     rows, columns = x.shape[-2:]
     diagonal = max(-rows - 1, min(columns + 1, diagonal))
-    if p.form == "gpu":
-        n = x.numel()
-        groups, chunk = ceil_div(n, kernels.GPU_LOCAL), 1
-    else:
-        n = x.numel() // columns
-        groups = 1 if x.numel() <= 16384 else min(ceil_div(x.numel(), 4096), n, 32 * p.device.compute_units)
-        chunk = ceil_div(n, groups)
-        groups = ceil_div(n, chunk)
     kernel = kernels.triangle_kernel(MOVES[out.element_size()], upper, p.form)
-    p.launch(kernel, (groups,), [out, x, rows, columns, diagonal, n, chunk])
+    grid = p.walk((x.numel() // columns, columns))
+    p.launch(kernel, grid, out=p.bits(out), x=p.bits(x), rows=rows, diagonal=diagonal)
 
 
 @planner("tril", contiguous=True, inplace_safe=True)
@@ -168,8 +153,8 @@ def _triangle_indices(p: PlanBuilder, out: torch.Tensor, rows: int, columns: int
     size = out.size(1)
     offset = max(-rows - 1, min(columns + 1, offset))
     if size:
-        kernel = kernels.triangle_indices_kernel(element_type(out.dtype).name, upper)
-        p.launch(kernel, (rows,), [out, columns, offset, size])
+        kernel = kernels.triangle_indices_kernel(element_type(out.dtype).name, upper, p.form)
+        p.launch(kernel, p.walk(rows, columns, multiple=1), out=out, columns=columns, offset=offset, size=size)
 
 
 @planner("tril_indices")
@@ -203,9 +188,9 @@ def _pair(p: PlanBuilder, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, t
 
 @planner("complex")
 def _complex(p: PlanBuilder, out: torch.Tensor, real: torch.Tensor, imag: torch.Tensor) -> None:
-    _pair(p, out, real, imag, "({pair})(a, b)", 1)
+    _pair(p, out, real, imag, "MAKE_{pair}(a, b)", 1)
 
 
 @planner("polar")
 def _polar(p: PlanBuilder, out: torch.Tensor, abs: torch.Tensor, angle: torch.Tensor) -> None:
-    _pair(p, out, abs, angle, "({pair})(a * @cos(b), a * @sin(b))", 8)
+    _pair(p, out, abs, angle, "MAKE_{pair}(a * @cos(b), a * @sin(b))", 8)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen import element_type
 from torchgraft.kernels import ctc_loss as kernels
 from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
+from torchgraft.plans.grid import Grid
 
 torch.library.define(
     "torchgraft::ctc_alpha",
@@ -37,8 +39,17 @@ def _types(log_probs: torch.Tensor, targets: torch.Tensor) -> tuple[str, str]:
     return element_type(log_probs.dtype).name, element_type(targets.dtype).name
 
 
-def _shape(log_probs: torch.Tensor, alpha: torch.Tensor, blank: int) -> list[int]:
-    return [*log_probs.shape, alpha.size(2), blank]
+def _given(
+    log_probs: torch.Tensor, targets: torch.Tensor, lengths: torch.Tensor, alpha: torch.Tensor, blank: int
+) -> dict[str, Any]:
+    """What all kernels take."""
+    sizes = dict(zip(("times", "samples", "classes"), log_probs.shape, strict=True))
+    return {"x": log_probs, "targets": targets, "lengths": lengths, **sizes, "states": alpha.size(2), "blank": blank}
+
+
+def _teams(p: PlanBuilder, log_probs: torch.Tensor, alpha: torch.Tensor) -> Grid:
+    """A team for a sample."""
+    return p.long_rows(log_probs.size(1), alpha.size(2), cost=log_probs.size(0))
 
 
 def _alpha_meta(
@@ -61,8 +72,10 @@ def _alpha(
     loss, alpha = out
     p.fill(alpha, float("-inf"))
     report = p.error("a target of ctc_loss is {}, which is no class", RuntimeError)
-    args = [loss, alpha, log_probs, targets, lengths, report.words, report.code, *_shape(log_probs, alpha, blank)]
-    p.launch(kernels.alpha_kernel(*_types(log_probs, targets), p.form), (log_probs.size(1),), args)
+    kernel = kernels.alpha_kernel(*_types(log_probs, targets), p.form)
+    given = _given(log_probs, targets, lengths, alpha, blank)
+    errors = {"errors": report.words, "code": report.code}
+    p.launch(kernel, _teams(p, log_probs, alpha), loss=loss, alpha=alpha, **errors, **given)
 
 
 def _gradient_meta(log_probs: torch.Tensor, **_: object) -> torch.Tensor:
@@ -82,16 +95,12 @@ def _gradient(
     blank: int,
     zero_infinity: bool,
 ) -> None:
-    types, shape = _types(log_probs, targets), _shape(log_probs, alpha, blank)
+    types, given = _types(log_probs, targets), _given(log_probs, targets, lengths, alpha, blank)
     beta = p.empty_like(alpha)
-    p.launch(kernels.beta_kernel(*types, p.form), (log_probs.size(1),), [beta, log_probs, targets, lengths, *shape])
-    rows = log_probs.size(0) * log_probs.size(1)
-    groups, chunk = ceil_div(rows, kernels.GPU_LOCAL), 1
-    if p.form == "cpu":
-        chunk = max(1, ceil_div(rows, 32 * p.device.compute_units))
-        groups = ceil_div(rows, chunk)
-    args = [out, grad, loss, alpha, beta, log_probs, targets, lengths, *shape, int(zero_infinity), chunk]
-    p.launch(kernels.gradient_kernel(*types, p.form), (groups,), args)
+    p.launch(kernels.beta_kernel(*types, p.form), _teams(p, log_probs, alpha), beta=beta, **given)
+    tensors = {"out": out, "grad": grad, "loss": loss, "alpha": alpha, "beta": beta}
+    grid = p.walk(log_probs.size(0) * log_probs.size(1), alpha.size(2) + log_probs.size(2), multiple=1)
+    p.launch(kernels.gradient_kernel(*types, p.form), grid, **tensors, zero_infinity=int(zero_infinity), **given)
 
 
 # ---- torch's ops ----

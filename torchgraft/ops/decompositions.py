@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from torchgraft.plans import decompose, decomposition
-from torchgraft.plans.registry import check_floating
+from torchgraft.plans import decompose, decomposition, other_out
+from torchgraft.plans.refusals import check_floating
 
 aten = torch.ops.aten
 
@@ -30,9 +30,9 @@ decompose(
     "renorm",
     "channel_shuffle",
 )
-decompose("addr", "soft_margin_loss_backward", exact_out=False)
-decompose("soft_margin_loss", check=check_floating)
-decompose("glu", check=check_floating, exact_out=False)
+decompose("addr", "soft_margin_loss_backward", refuses=())
+decompose("soft_margin_loss", refuses=(check_floating, other_out))
+decompose("glu", refuses=check_floating)
 
 
 def _narrow_copy_meta(self: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:

@@ -9,12 +9,9 @@ import math
 
 import torch
 
-from torchgraft.codegen import Kernel, ceil_div, element_type
+from torchgraft.codegen import element_type
 from torchgraft.kernels import distance as kernels
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
-
-# Terms below which one thread does it all.
-_SMALL = 16384
 
 
 def _type(x: torch.Tensor) -> str:
@@ -22,20 +19,6 @@ def _type(x: torch.Tensor) -> str:
     if not element.is_float:
         raise Unsupported(f"distances of {x.dtype}")
     return element.name
-
-
-def _launch(
-    p: PlanBuilder, kernel: Kernel, tensors: list[torch.Tensor], norm: float, shape: tuple[int, int, int], rows: int
-) -> None:
-    """`shape` is the rows of x and of y in one batch, and their width; `rows` are those of x in all batches."""
-    n, m, width = shape
-    if p.form == "gpu":
-        places = rows * (width if len(tensors) == 5 else m)
-        groups, chunk = ceil_div(places, kernels.GPU_LOCAL), 1
-    else:
-        chunk = rows if rows * m * width <= _SMALL else ceil_div(rows, 32 * p.device.compute_units)
-        groups = ceil_div(rows, chunk)
-    p.launch(kernel, (groups,), [*tensors, norm, n, m, width, rows, chunk])
 
 
 def _transposed(p: PlanBuilder, x: torch.Tensor) -> torch.Tensor:
@@ -47,9 +30,10 @@ def _forward(
 ) -> None:
     if out.numel() == 0:
         return
-    shape = (x.size(-2), y.size(-2), x.size(-1))
-    kernel = kernels.forward_kernel(_type(out), kernels.norm_kind(norm), triangle, p.form)
-    _launch(p, kernel, [out, p.contiguous(x), _transposed(p, y)], norm, shape, math.prod(x.shape[:-1]))
+    n, m, width = x.size(-2), y.size(-2), x.size(-1)
+    layout, grid = p.columns(math.prod(x.shape[:-1]), m, width)
+    kernel = kernels.forward_kernel(layout, _type(out), kernels.norm_kind(norm), triangle)
+    p.launch(kernel, grid, out=out, x=p.contiguous(x), y=_transposed(p, y), norm=norm, n=n, m=m, width=width)
 
 
 def _backward(
@@ -68,9 +52,12 @@ def _backward(
     if kind == "zero" or y.size(-2) == 0 or distance.numel() == 0:
         p.zero(out)
         return
-    kernel = kernels.backward_kernel(_type(out), kind, triangle, p.form)
-    tensors = [out, *(p.contiguous(t) for t in (grad, distance, x, y))]
-    _launch(p, kernel, tensors, norm, (x.size(-2), y.size(-2), x.size(-1)), math.prod(x.shape[:-1]))
+    n, m, width = x.size(-2), y.size(-2), x.size(-1)
+    layout, grid = p.columns(math.prod(x.shape[:-1]), width, m)
+    kernel = kernels.backward_kernel(layout, _type(out), kind, triangle)
+    given = {"grad": grad, "distance": distance, "x": x, "y": y}
+    given = {name: p.contiguous(t) for name, t in given.items()}
+    p.launch(kernel, grid, out=out, **given, norm=norm, n=n, m=m, width=width)
 
 
 def _same_batches(x1: torch.Tensor, x2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

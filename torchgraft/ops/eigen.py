@@ -5,7 +5,6 @@ the matrix exponential.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,29 +13,20 @@ from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import linalg as kernels
 from torchgraft.ops import matrices
 from torchgraft.ops.linalg import reflect
-from torchgraft.plans import Kernel, PlanBuilder, Unsupported, device_traits, planner
+from torchgraft.plans import Kernel, PlanBuilder, composite, device_traits, planner
 
 aten = torch.ops.aten
 
 # ---- eigenvalues of Hermitian matrices, singular values ----
 
 
-def _natively(function: Callable[..., Any]) -> Callable[[dict[str, Any], bool], Callable[..., Any] | None]:
-    """For `planner(eager=...)` of ops that must look at data: the function where the device's kernels can do its work,
-    else torch's CPU."""
-
-    def eager(arguments: dict[str, Any], _: bool) -> Callable[..., Any] | None:
-        a = next(value for value in arguments.values() if isinstance(value, torch.Tensor))
-        traits = device_traits(a.device.index or 0)
-        wide = a.dtype in (torch.float64, torch.complex128)
-        narrow = a.dtype in (torch.float32, torch.complex64)
-        return function if traits.has_compiler and (narrow or (wide and traits.float64)) else None
-
-    return eager
-
-
-def _cpu_only(p: PlanBuilder, *_: Any, **__: Any) -> None:
-    raise Unsupported(f"{p.op} in this dtype")
+def _has_kernels(**arguments: Any) -> bool:
+    """Of ops that must look at data: whether the device's kernels can do their work. Else torch's CPU does."""
+    a = next(value for value in arguments.values() if isinstance(value, torch.Tensor))
+    traits = device_traits(a.device.index or 0)
+    wide = a.dtype in (torch.float64, torch.complex128)
+    narrow = a.dtype in (torch.float32, torch.complex64)
+    return traits.has_compiler and (narrow or (wide and traits.float64))
 
 
 def _iterate(
@@ -109,13 +99,11 @@ def _eigh(
         matrices.deliver(p, to_vectors, vectors)
 
 
+@composite("_linalg_eigh", when=_has_kernels)
 def _linalg_eigh(A: torch.Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     values, vectors, info = torch.ops.torchgraft.eigh(A, UPLO, compute_v)
     aten._linalg_check_errors(info, "linalg.eigh", is_matrix=A.dim() == 2)
     return values, vectors
-
-
-planner("_linalg_eigh", eager=_natively(_linalg_eigh))(_cpu_only)
 
 
 def _svd_meta(A: torch.Tensor, full_matrices: bool, compute_uv: bool) -> tuple[torch.Tensor, ...]:
@@ -163,6 +151,7 @@ def _svd(
         matrices.deliver(p, to_vectors, vectors)
 
 
+@composite("_linalg_svd", when=_has_kernels)
 def _linalg_svd(
     A: torch.Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -175,14 +164,12 @@ def _linalg_svd(
     return u, s, vh
 
 
-planner("_linalg_svd", eager=_natively(_linalg_svd))(_cpu_only)
-
-
 # ---- least squares ----
 
 _DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
 
 
+@composite("linalg_lstsq", when=_has_kernels, refuses=())
 def _least_squares(
     self: torch.Tensor, b: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -253,9 +240,6 @@ def _solve_full_rank(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return solution
 
 
-planner("linalg_lstsq", eager=_natively(_least_squares), exact_out=False)(_cpu_only)
-
-
 # ---- the exponential ----
 
 #: The largest 1-norm for which the Taylor polynomial of degree 18 is exact to rounding: Bader, Blanes, Casas,
@@ -263,6 +247,7 @@ planner("linalg_lstsq", eager=_natively(_least_squares), exact_out=False)(_cpu_o
 _TAYLOR_REACH = {torch.float32: 3.01, torch.float64: 1.09}
 
 
+@composite("linalg_matrix_exp", when=_has_kernels)
 def _matrix_exp(self: torch.Tensor) -> torch.Tensor:
     """By scaling and squaring of a Taylor polynomial of degree 18; each matrix has a power of two of its own."""
     aten.linalg_matrix_exp(torch.empty_like(self, device="meta"))  # refuses what is no batch of square matrices
@@ -292,6 +277,3 @@ def _taylor(a: torch.Tensor) -> torch.Tensor:
                 part = part.add(power, alpha=1 / math.factorial(start + i))
         total = part
     return total
-
-
-planner("linalg_matrix_exp", eager=_natively(_matrix_exp))(_cpu_only)

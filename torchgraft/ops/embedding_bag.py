@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import embedding_bag as kernels
 from torchgraft.kernels.indexing import count_kernel
-from torchgraft.plans import PlanBuilder, Unsupported, planner
+from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -45,9 +44,20 @@ def _plan_bags(
     p.fill(bag_of, -1)  # indices that no bag holds
     first = p.error("offsets[0] has to be 0, but is {}", RuntimeError)
     report = p.error("offsets have to rise from 0 to at most the number of indices, but one is {}", RuntimeError)
-    args = [bag_of, sizes, indices, offsets, first.words, first.code, report.code]
-    kernel = kernels.bags_kernel(element_type(indices.dtype).name)
-    p.launch(kernel, (bags,), [*args, bags, offsets.numel(), indices.numel(), padding_idx])
+    p.launch(
+        kernels.bags_kernel(element_type(indices.dtype).name, p.form),
+        p.walk(bags, 1 + indices.numel() // max(1, bags), multiple=1),
+        bag_of=bag_of,
+        sizes=sizes,
+        indices=indices,
+        offsets=offsets,
+        errors=first.words,
+        first_code=first.code,
+        code=report.code,
+        given=offsets.numel(),
+        count=indices.numel(),
+        padding=padding_idx,
+    )
 
 
 def _plan_forward(
@@ -79,13 +89,15 @@ def _plan_forward(
         "Expected idx >= 0 && idx < num_embeddings, the rows of the table, but found idx to be {}", RuntimeError
     )
     own_places = p.empty(places.shape, indices.dtype) if places.dtype != indices.dtype else places
-    tensors = [result, *([own_places] if mode == kernels.MAX else []), weight, sizes, indices, offsets]
+    arguments: dict[str, Any] = {"weight": weight, "sizes": sizes, "indices": indices, "offsets": offsets}
+    if mode == kernels.MAX:
+        arguments["places"] = own_places
     if per_sample_weights is not None:
-        tensors.append(p.cast(per_sample_weights, weight.dtype))
-    kernel = kernels.forward_kernel(type_, index, mode, per_sample_weights is not None, p.form)
-    numbers = [bags, offsets.numel(), indices.numel(), padding_idx, limit, width]
-    groups = (ceil_div(width, kernels.columns(p.form)), bags)
-    p.launch(kernel, groups, [*tensors, report.words, report.code, *numbers])
+        arguments["factors"] = p.cast(per_sample_weights, weight.dtype)
+    arguments |= {"errors": report.words, "code": report.code, "padding": padding_idx, "limit": limit}
+    layout, grid = p.columns(bags, width, 1 + indices.numel() // max(1, bags))
+    kernel = kernels.forward_kernel(layout, type_, index, mode, per_sample_weights is not None)
+    p.launch(kernel, grid, out=result, **arguments, given=offsets.numel(), count=indices.numel())
     for given, made in ((out[1], bag_of), (out[2], sizes), (places, own_places)):
         if given is not made:
             p.copy(given, made)
@@ -120,27 +132,29 @@ def _embedding_bag_dense_backward(
     total = out if element_type(out.dtype).name == wide else p.empty(out.shape, torch.float32)
     work = grad.numel() if mode == kernels.MAX else count * width
     rows = limit if work + out.numel() <= _SMALL else ceil_div(limit, 16 * p.device.compute_units)
-    groups = (ceil_div(width, kernels.columns(p.form)), ceil_div(limit, rows))
+    grid = p.walk(width).by(ceil_div(limit, rows))
+    table = {"out": total, "grad": grad, "sizes": sizes, "limit": limit, "rows": rows}
     if mode == kernels.MAX:
         kernel = kernels.max_backward_kernel(type_, index, wide, p.form)
-        p.launch(kernel, groups, [total, grad, places, sizes, grad.size(0), limit, width, rows])
+        p.launch(kernel, grid, **table, places=places, bags=grad.size(0))
     else:
-        tensors = [total, grad, indices, bag_of, sizes]
+        table |= {"indices": indices, "bag_of": bag_of, "count": count, "padding": padding_idx}
         if scale_grad_by_freq:
             counts = p.empty((limit,), torch.int32)
             p.fill(counts, 0)
-            p.launch(count_kernel(index), (1,), [counts, indices, count, limit])
-            tensors.append(counts)
+            p.launch(count_kernel(index), (1,), counts=counts, index=indices, n=count, limit=limit)
+            table["counts"] = counts
         if per_sample_weights is not None:
-            tensors.append(p.cast(per_sample_weights, grad.dtype))
+            table["factors"] = p.cast(per_sample_weights, grad.dtype)
         kernel = kernels.backward_kernel(
             type_, index, wide, mode, scale_grad_by_freq, per_sample_weights is not None, p.form
         )
-        p.launch(kernel, groups, [*tensors, count, padding_idx, limit, width, rows])
+        p.launch(kernel, grid, **table)
     if total is not out:
         p.copy(out, total)
 
 
+@composite("_embedding_bag_backward", when=lambda sparse, **_: sparse)
 def _sparse_backward(
     grad: torch.Tensor,
     indices: torch.Tensor,
@@ -170,11 +184,7 @@ def _sparse_backward(
     return made
 
 
-def _if_sparse(arguments: dict[str, Any], inplace: bool) -> Callable[..., torch.Tensor] | None:
-    return _sparse_backward if arguments["sparse"] else None
-
-
-@planner("_embedding_bag_backward", contiguous=True, eager=_if_sparse)
+@planner("_embedding_bag_backward", contiguous=True)
 def _embedding_bag_backward(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -224,9 +234,15 @@ def _embedding_bag_factors_backward(
     count, (limit, width) = indices.numel(), weight.shape
     if count == 0:
         return
-    chunk = count if count * width <= _SMALL else ceil_div(count, 32 * p.device.compute_units)
-    if p.form == "gpu":
-        chunk = 1
-    tensors = [out, grad, p.cast(weight, grad.dtype), indices, p.cast(offset2bag, indices.dtype)]
-    kernel = kernels.factors_backward_kernel(_type(grad), element_type(indices.dtype).name)
-    p.launch(kernel, (ceil_div(count, chunk),), [*tensors, count, padding_idx, limit, width, chunk])
+    p.launch(
+        kernels.factors_backward_kernel(_type(grad), element_type(indices.dtype).name, p.form),
+        p.walk(count, width, multiple=1),
+        out=out,
+        grad=grad,
+        weight=p.cast(weight, grad.dtype),
+        indices=indices,
+        bag_of=p.cast(offset2bag, indices.dtype),
+        padding=padding_idx,
+        limit=limit,
+        width=width,
+    )

@@ -319,7 +319,7 @@ def _c2c(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: Sequence[int]
         source = out
 
 
-@planner("_fft_c2c", exact_out=False)
+@planner("_fft_c2c", refuses=())
 def _fft_c2c(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: list[int], normalization: int, forward: bool
 ) -> None:
@@ -335,7 +335,7 @@ def _fft_c2c(
         p.copy(out, target)
 
 
-@planner("_fft_r2c", exact_out=False)
+@planner("_fft_r2c", refuses=())
 def _fft_r2c(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: list[int], normalization: int, onesided: bool
 ) -> None:
@@ -351,7 +351,7 @@ def _fft_r2c(
         p.copy(out, target)
 
 
-@planner("_fft_c2r", exact_out=False)
+@planner("_fft_c2r", refuses=())
 def _fft_c2r(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: list[int], normalization: int, last_dim_size: int
 ) -> None:

@@ -13,20 +13,11 @@ from torchgraft.codegen import element_type
 from torchgraft.kernels import lists as kernels
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, pointwise
 from torchgraft.plans.batch import plan_loops
-from torchgraft.plans.grid import deal
+from torchgraft.plans.call import plan_nested, result_of
 from torchgraft.plans.pointwise import PlannedLoop
-from torchgraft.plans.registry import (
-    Entry,
-    Options,
-    check_in_place,
-    dtype_name,
-    parameters,
-    plan_nested,
-    register_entry,
-    resolve,
-    result_of,
-    variants,
-)
+from torchgraft.plans.refusals import Refusals, check_in_place, dtype_name
+from torchgraft.plans.registry import Entry, Options, register_entry
+from torchgraft.plans.schema import parameters, resolve, variants
 
 aten = torch.ops.aten
 
@@ -97,7 +88,7 @@ def _declare(op: torch._ops.OpOverload, single: torch._ops.OpOverload, item: Ite
     for overload, kind in variants(op):
         if kind != "out":  # composed of the others by torch
             check = partial(_check, single, item, kind == "inplace")
-            register_entry(Entry(overload, op, kind, plan, Options(cpu_tensors="value", check=check)))
+            register_entry(Entry(overload, op, kind, plan, Options(by_value=True, refusals=Refusals(checks=(check,)))))
 
 
 def _check(single: torch._ops.OpOverload, item: Item, inplace: bool, **arguments: Any) -> None:
@@ -203,7 +194,7 @@ def _norm(
             part = numbers[start : start + kernels.COUNT]
             missing = [None] * (kernels.COUNT - len(part))
             lasts = list(itertools.accumulate(self[i].numel() for i in part))
-            groups, chunk = deal(lasts[-1], p.dealer.chunking(1))
+            groups, chunk = p.dealer.chunking(1).deal(lasts[-1])
             lasts += [lasts[-1]] * len(missing)
             room = p.empty((groups, kernels.COUNT), torch.float64 if storage.compute == "f64" else torch.float32)
             p.launch(
@@ -226,4 +217,4 @@ def _check_order(self: list[torch.Tensor], ord: complex = 2, dtype: torch.dtype 
 
 
 _op = resolve("_foreach_norm.Scalar")
-register_entry(Entry(_op, _op, "functional", _norm, Options(check=_check_order)))
+register_entry(Entry(_op, _op, "functional", _norm, Options(refusals=Refusals(checks=(_check_order,)))))

@@ -13,7 +13,7 @@ from torchgraft.codegen.types import BY_NAME, element_type
 from torchgraft.kernels import grid_sample as kernels
 from torchgraft.kernels.grid_sample import INTERPOLATIONS, PADDINGS, Sampling
 from torchgraft.plans import PlanBuilder, Unsupported, planner
-from torchgraft.plans.registry import dtype_name
+from torchgraft.plans.refusals import dtype_name
 
 # ---- Shapes. Torch's meta functions look at other things than its CPU.
 

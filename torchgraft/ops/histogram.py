@@ -8,34 +8,21 @@ last bin. What lies outside of all bins, and NaN, is not counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from torchgraft.plans import planner
-from torchgraft.plans.registry import no_plan
-
-Function = Callable[..., Any]
+from torchgraft.plans import composite, other_out
 
 
-def _declare(name: str) -> Callable[[Function], Function]:
-    """Declares a composite whose out= tensors have to have the input's dtype, as on torch's CPU."""
-
-    def declare(function: Function) -> Function:
-        def checked(arguments: dict[str, Any], inplace: bool) -> Function:
-            for out in ("hist", "bin_edges"):
-                if out in arguments and arguments[out].dtype != arguments["self"].dtype:
-                    raise RuntimeError(
-                        f"torch.histogram: input tensor and {out} tensor should have the same dtype, but got input "
-                        f"{arguments['self'].dtype} and {out} {arguments[out].dtype}"
-                    )
-            return function
-
-        planner(name, eager=checked)(no_plan)
-        return function
-
-    return declare
+def _check_outs(self: torch.Tensor, **arguments: Any) -> None:
+    for out in ("hist", "bin_edges"):
+        if out in arguments and arguments[out].dtype != self.dtype:
+            raise RuntimeError(
+                f"torch.histogram: input tensor and {out} tensor should have the same dtype, but got input "
+                f"{self.dtype} and {out} {arguments[out].dtype}"
+            )
 
 
 # ---- edges ----
@@ -160,7 +147,7 @@ def _check_bins(bins: Sequence[int]) -> None:
 # ---- torch's ops ----
 
 
-@_declare("histogram.bins_tensor")
+@composite("histogram.bins_tensor", refuses=(_check_outs, other_out))
 def _histogram_of_edges(
     self: torch.Tensor, bins: torch.Tensor, *, weight: torch.Tensor | None = None, density: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -168,7 +155,7 @@ def _histogram_of_edges(
     return _count(points, [bins], weights, density), bins.clone()
 
 
-@_declare("histogram.bin_ct")
+@composite("histogram.bin_ct", refuses=(_check_outs, other_out))
 def _histogram(
     self: torch.Tensor,
     bins: int = 100,
@@ -183,7 +170,7 @@ def _histogram(
     return _count(points, edges, weights, density), edges[0]
 
 
-@_declare("_histogramdd_bin_edges")
+@composite("_histogramdd_bin_edges")
 def _bin_edges(
     self: torch.Tensor,
     bins: Sequence[int],
@@ -195,7 +182,7 @@ def _bin_edges(
     return _even_edges(_points(self), bins, range)
 
 
-@_declare("_histogramdd_from_bin_cts")
+@composite("_histogramdd_from_bin_cts")
 def _histogramdd(
     self: torch.Tensor,
     bins: Sequence[int],
@@ -208,7 +195,7 @@ def _histogramdd(
     return _count(self, _even_edges(_points(self), bins, range), weight, density)
 
 
-@_declare("_histogramdd_from_bin_tensors")
+@composite("_histogramdd_from_bin_tensors")
 def _histogramdd_of_edges(
     self: torch.Tensor, bins: Sequence[torch.Tensor], *, weight: torch.Tensor | None = None, density: bool = False
 ) -> torch.Tensor:

@@ -31,8 +31,8 @@ from torchgraft.ops.moves import (
     start_from,
     without,
 )
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
-from torchgraft.plans.registry import check_filling, refuse_dtype
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, other_out, planner
+from torchgraft.plans.refusals import check_filling, refuse_dtype
 
 aten = torch.ops.aten
 
@@ -47,7 +47,7 @@ def _check_selected(self: torch.Tensor, index: torch.Tensor, **_: Any) -> None:
         raise RuntimeError(f"index_select(): Index to scalar can have only 1 value, got {index.numel()} value(s)")
 
 
-@planner("index_select", apart=("self", "index"), check=_check_selected)
+@planner("index_select", apart=("self", "index"), refuses=(_check_selected, other_out))
 def _index_select(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor) -> None:
     _select(p, some_dims(out), some_dims(self), dim, index.reshape(-1), RANGE_OF_SELF)
 
@@ -371,7 +371,7 @@ def _check_real(self: torch.Tensor, complex_value: bool) -> None:
         raise RuntimeError("index_fill_(): Converting complex Scalar to non-complex type is not supported")
 
 
-@planner("index_fill.int_Scalar", inplace_safe=True, apart=("index",), check=check_filling)
+@planner("index_fill.int_Scalar", inplace_safe=True, apart=("index",), refuses=(check_filling, other_out))
 def _index_fill(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: Scalar
 ) -> None:
@@ -380,15 +380,18 @@ def _index_fill(
     rows_into(p, out, dim, index, value, BOUNDS, None, wraps=True)
 
 
-def _fill_by_number(arguments: dict[str, Any], _: bool) -> Callable[..., torch.Tensor] | None:
-    """A value that may not fit is looked at, as by torch's kernels."""
-    self, value = arguments["self"], arguments["value"]
-    if self.is_floating_point() or self.is_complex() or value.dim() > 0 or value.dtype in (self.dtype, torch.bool):
-        return None
-    return lambda self, dim, index, value: self.index_fill(dim, index, value.item())
+def _may_not_fit(self: torch.Tensor, value: torch.Tensor, **_: Any) -> bool:
+    inexact = self.is_floating_point() or self.is_complex()
+    return not inexact and value.dim() == 0 and value.dtype not in (self.dtype, torch.bool)
 
 
-@planner("index_fill.int_Tensor", inplace_safe=True, apart=("index", "value"), eager=_fill_by_number)
+@composite("index_fill.int_Tensor", when=_may_not_fit)
+def _index_fill_number(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The value is looked at, as by torch's kernels."""
+    return self.index_fill(dim, index, value.item())
+
+
+@planner("index_fill.int_Tensor", inplace_safe=True, apart=("index", "value"))
 def _index_fill_tensor(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor
 ) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import ceil_div
 from torchgraft.codegen.pointwise import Input, Loop, Result
+from torchgraft.codegen.types import MOVES
 from torchgraft.kernels import joining as kernels
-from torchgraft.kernels.indexing import MOVES
 from torchgraft.plans import PlanBuilder, Scalar, planner, pointwise, recomposed
-from torchgraft.plans.registry import dtype_name
+from torchgraft.plans.grid import numbered
+from torchgraft.plans.refusals import dtype_name
 
 aten = torch.ops.aten
 
@@ -36,7 +36,7 @@ def _check_cast(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None
         raise TypeError(f"torch.cat(): input types can't be cast to the desired output type {dtype_name(out.dtype)}")
 
 
-@planner("cat", apart=("tensors",), check=_check_dims, exact_out=False)
+@planner("cat", apart=("tensors",), refuses=_check_dims)
 def _cat(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
     if out.numel() == 0:
         return
@@ -59,22 +59,19 @@ def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor],
     if any(t.dtype != out.dtype or not t.is_contiguous() or t.is_conj() or t.is_neg() for t in [out, *tensors]):
         return False
     width = out.numel() // rows
-    groups, chunk = 1, rows
-    if out.numel() > _SMALL:
-        chunk = ceil_div(rows, min(rows, ceil_div(out.numel(), 4096), 32 * p.device.compute_units))
-        groups = ceil_div(rows, chunk)
+    kernel, grid = kernels.join_kernel(MOVES[out.element_size()]), p.walk(rows, width, multiple=1)
     start = 0
     for first in range(0, len(tensors), kernels.JOINED):
         part = tensors[first : first + kernels.JOINED]
         widths = [t.numel() // rows for t in part]
-        filler = kernels.JOINED - len(part)
-        kernel = kernels.join_kernel(MOVES[out.element_size()])
-        p.launch(kernel, (groups,), [out, *part, *[None] * filler, *widths, *[0] * filler, width, start, rows, chunk])
+        inputs = numbered("in", [p.bits(t) for t in part], kernels.JOINED, None)
+        own = numbered("width", widths, kernels.JOINED, 0)
+        p.launch(kernel, grid, out=p.bits(out), **inputs, **own, width=width, start=start)
         start += sum(widths)
     return True
 
 
-@planner("stack", apart=("tensors",), check=_check_cast, exact_out=False)
+@planner("stack", apart=("tensors",), refuses=_check_cast)
 def _stack(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim: int = 0) -> None:
     if out.numel() == 0:
         return

@@ -135,7 +135,10 @@ def _cholesky_into(p: PlanBuilder, out: torch.Tensor, a: torch.Tensor, info: tor
         p.call_out(aten.triu.default, out.mT, result.mT)
 
 
-@planner("linalg_cholesky_ex", eager=matrices.checked(aten.linalg_cholesky_ex, "linalg.cholesky_ex"))
+matrices.check_errors("linalg_cholesky_ex", "linalg.cholesky_ex")
+
+
+@planner("linalg_cholesky_ex")
 def _linalg_cholesky_ex(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor],
@@ -150,7 +153,7 @@ def _linalg_cholesky_ex(
     matrices.deliver_flat(p, out[1], info)
 
 
-@composite("cholesky", exact_out=False)
+@composite("cholesky", refuses=())
 def _cholesky(self: torch.Tensor, upper: bool = False) -> torch.Tensor:
     if self.numel() == 0:  # whatever its shape
         return torch.empty_like(self)
@@ -179,7 +182,7 @@ def _cholesky_solve(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, A: to
     matrices.deliver(p, out, x)
 
 
-@planner("cholesky_inverse", exact_out=False)
+@planner("cholesky_inverse", refuses=())
 def _cholesky_inverse(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, upper: bool = False) -> None:
     if out.numel() == 0:
         return
@@ -236,7 +239,10 @@ def _swap_rows(p: PlanBuilder, x: torch.Tensor, pivots: torch.Tensor, offset: in
     matrices.launch_parts(p, kernel, batch, columns, n, args)
 
 
-@planner("linalg_lu_factor_ex", eager=matrices.checked(aten.linalg_lu_factor_ex, "torch.linalg.lu_factor_ex"))
+matrices.check_errors("linalg_lu_factor_ex", "torch.linalg.lu_factor_ex")
+
+
+@planner("linalg_lu_factor_ex")
 def _linalg_lu_factor_ex(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -366,7 +372,10 @@ def _linalg_lu_solve(
     _solve_lu_into(p, out.conj() if out.is_conj() else out, LU, pivots, B, left, adjoint)
 
 
-@planner("_linalg_solve_ex", eager=matrices.checked(aten._linalg_solve_ex, "linalg.solve_ex"))
+matrices.check_errors("_linalg_solve_ex", "linalg.solve_ex")
+
+
+@planner("_linalg_solve_ex")
 def _linalg_solve_ex(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
@@ -390,7 +399,10 @@ def _linalg_solve_ex(
     matrices.deliver_flat(p, to_info, info)
 
 
-@planner("linalg_inv_ex", eager=matrices.checked(aten.linalg_inv_ex, "linalg.inv_ex"))
+matrices.check_errors("linalg_inv_ex", "linalg.inv_ex")
+
+
+@planner("linalg_inv_ex")
 def _linalg_inv_ex(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], A: torch.Tensor, *, check_errors: bool = False
 ) -> None:
@@ -489,7 +501,7 @@ def _qr_meta(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return self.new_empty(self.mT.shape).mT, self.new_empty(*self.shape[:-2], min(self.shape[-2:]))
 
 
-@planner("geqrf", meta=_qr_meta, exact_out=False)
+@planner("geqrf", meta=_qr_meta, refuses=())
 def _geqrf(p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor) -> None:
     matrices.type_name(self)
     a, tau = matrices.target(p, out[0]), matrices.flat(p, out[1])
@@ -516,7 +528,7 @@ def _linalg_qr(p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], A: torch.
         matrices.deliver(p, to_q, q)
 
 
-@planner("linalg_householder_product", exact_out=False)
+@planner("linalg_householder_product", refuses=())
 def _householder_product(p: PlanBuilder, out: torch.Tensor, input: torch.Tensor, tau: torch.Tensor) -> None:
     matrices.type_name(input)
     q = matrices.target(p, out)

@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen import element_type
 from torchgraft.codegen.pointwise import Input, Loop, Number, Result, expression
 from torchgraft.kernels import losses as kernels
 from torchgraft.kernels import reduce
 from torchgraft.ops.reductions import plan_reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner, pointwise
+from torchgraft.plans.grid import Grid
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -37,14 +38,17 @@ def _places(p: PlanBuilder, x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Targets:
-    """The arguments that all kernels of the loss share."""
+    """What all kernels of the loss share.
 
-    type: str
-    target: str
-    weight: str | None
-    args: list[Any]
-    shape: list[int]
-    n: int
+    Attributes:
+        types: of the input, the target and the weight, by name.
+        arguments: of a launch.
+        sizes: of the walk: batch and places.
+    """
+
+    types: tuple[str, str, str | None]
+    arguments: dict[str, Any]
+    sizes: tuple[int, int]
 
 
 def _targets(
@@ -55,26 +59,19 @@ def _targets(
         raise Unsupported(f"losses of {x.dtype}")
     if weight is not None and weight.dtype != x.dtype:
         raise RuntimeError(f"expected scalar type {x.dtype} but found {weight.dtype}")
-    target = p.contiguous(target)
     report = p.error("Target {} is out of bounds.")
-    args = [target, *([] if weight is None else [p.contiguous(weight)]), report.words, report.code]
-    shape = [x.size(1), ignore_index, max(1, x.size(2)), *x.stride()]
-    target_type = element_type(target.dtype).name
-    return _Targets(type_.name, target_type, None if weight is None else type_.name, args, shape, target.numel())
+    arguments = {"target": p.contiguous(target), "errors": report.words, "code": report.code}
+    if weight is not None:
+        arguments["weight"] = p.contiguous(weight)
+    strides = zip(("batch_stride", "class_stride", "place_stride"), x.stride(), strict=True)
+    arguments |= {"classes": x.size(1), "ignored": ignore_index, **dict(strides)}
+    places = max(1, x.size(2))
+    types = type_.name, element_type(target.dtype).name, None if weight is None else type_.name
+    return _Targets(types, arguments, (target.numel() // places, places))
 
 
-def _deal(p: PlanBuilder, n: int) -> tuple[int, int]:
-    if p.form == "gpu":
-        return ceil_div(n, kernels.GPU_LOCAL), 1
-    return _chunks(p, n)
-
-
-def _chunks(p: PlanBuilder, n: int) -> tuple[int, int]:
-    """Every target is likely to be a miss of the cache, so little work is worth a second thread."""
-    if n <= 1024:
-        return 1, max(1, n)
-    chunk = ceil_div(n, min(ceil_div(n, 128), 32 * p.device.compute_units))
-    return ceil_div(n, chunk), chunk
+# Every target is likely to be a miss of the cache, so little work is worth a second thread.
+_COST = 16
 
 
 def _with_bytes(op: torch._ops.OpOverload) -> Callable[..., Any]:
@@ -102,26 +99,26 @@ def _nll(
     t = _targets(p, x, target, weight, ignore_index)
     if reduction == NONE:
         p.fill(total, 0)
-        if t.n == 0:
+        if loss.numel() == 0:
             return
         to = loss if loss.is_contiguous() else p.empty_like(loss)
-        groups, chunk = _deal(p, t.n)
-        kernel = kernels.each_kernel(t.type, t.target, t.weight, p.form)
-        p.launch(kernel, (groups,), [to, x, *t.args, *t.shape, t.n, chunk])
+        p.launch(kernels.each_kernel(*t.types, p.form), p.walk(t.sizes, _COST, 1), out=to, x=x, **t.arguments)
         if to is not loss:
             p.copy(loss, to)
         return
-    accumulate = "f64" if p.device.float64 else "f32"
-    groups, chunk = _chunks(p, t.n)
-    if groups == 1:
-        kernel = kernels.whole_kernel(t.type, accumulate, t.target, t.weight, reduction == MEAN)
-        p.launch(kernel, (1,), [loss, total, x, *t.args, *t.shape, t.n, chunk])
+    type_, *others = t.types
+    wide = torch.float64 if p.device.float64 else torch.float32
+    accumulate, mean = element_type(wide).name, reduction == MEAN
+    results = {"out": loss, "weight_out": total}
+    grid = p.dealer.serial.walk(t.sizes, _COST, 1)
+    (groups,) = grid.groups
+    if groups <= 1:
+        whole = Grid((1,), grid.values)
+        p.launch(kernels.whole_kernel(type_, accumulate, *others, mean), whole, **results, x=x, **t.arguments)
         return
-    sums = p.empty((2 * groups,), torch.float64 if p.device.float64 else torch.float32)
-    p.launch(
-        kernels.sum_kernel(t.type, accumulate, t.target, t.weight), (groups,), [sums, x, *t.args, *t.shape, t.n, chunk]
-    )
-    p.launch(kernels.finish_kernel(t.type, accumulate, reduction == MEAN), (1,), [loss, total, sums, groups])
+    sums = p.empty((2 * groups,), wide)
+    p.launch(kernels.sum_kernel(type_, accumulate, *others), grid, sums=sums, x=x, **t.arguments)
+    p.launch(kernels.finish_kernel(type_, accumulate, mean), (1,), **results, sums=sums, groups=groups)
 
 
 @planner("nll_loss_backward", meta=_with_bytes(torch.ops.aten.nll_loss_backward.default))
@@ -143,9 +140,9 @@ def _nll_backward(
     to = _places(p, out)
     back = p.memory(to) is not p.memory(out)
     t = _targets(p, to, target, weight, ignore_index)
-    groups, chunk = _deal(p, t.n)
-    kernel = kernels.backward_kernel(t.type, t.target, t.weight, reduction == MEAN, reduction == NONE, p.form)
-    p.launch(kernel, (groups,), [to, p.contiguous(grad_output), total_weight, *t.args, *t.shape, t.n, chunk])
+    kernel = kernels.backward_kernel(*t.types, reduction == MEAN, reduction == NONE, p.form)
+    grads = {"grad": p.contiguous(grad_output), "total": total_weight}
+    p.launch(kernel, p.walk(t.sizes, _COST, 1), out=to, **grads, **t.arguments)
     if back:
         p.copy(out, to.view(out.shape))
 
@@ -228,12 +225,12 @@ def _backward(
 _SQUARE = "(x - t) * (x - t)"
 
 
-@planner("mse_loss", exact_out=False)
+@planner("mse_loss", refuses=())
 def _mse(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN) -> None:
     _forward(p, "mse_loss", out, {"x": self, "t": target}, {}, _SQUARE, reduction)
 
 
-@planner("mse_loss_backward", exact_out=False)
+@planner("mse_loss_backward", refuses=())
 def _mse_backward(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -248,7 +245,7 @@ def _mse_backward(
 _SMOOTH = "@abs(x - t) < beta ? 0.5 * (x - t) * (x - t) / beta : @abs(x - t) - 0.5 * beta"
 
 
-@planner("smooth_l1_loss", exact_out=False)
+@planner("smooth_l1_loss", refuses=())
 def _smooth_l1(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -260,7 +257,7 @@ def _smooth_l1(
     _forward(p, "smooth_l1_loss", out, {"x": self, "t": target}, {"beta": beta}, _SMOOTH, reduction)
 
 
-@planner("smooth_l1_loss_backward", exact_out=False)
+@planner("smooth_l1_loss_backward", refuses=())
 def _smooth_l1_backward(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -277,7 +274,7 @@ def _smooth_l1_backward(
 _HUBER = "@abs(x - t) <= delta ? 0.5 * (x - t) * (x - t) : delta * (@abs(x - t) - 0.5 * delta)"
 
 
-@planner("huber_loss", exact_out=False)
+@planner("huber_loss", refuses=())
 def _huber(
     p: PlanBuilder,
     out: torch.Tensor,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,8 +9,8 @@ import torch
 from torchgraft.codegen import element_type
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels.matmul import Matrix, matmul_launches
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
-from torchgraft.plans.registry import dtype_name
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, other_out, planner
+from torchgraft.plans.refusals import dtype_name
 
 aten = torch.ops.aten
 
@@ -88,7 +87,7 @@ def _check_sum(self: torch.Tensor, **arguments: Any) -> None:
         self.expand(left.shape[:-1] + right.shape[max(right.dim() - 1, 1) :])
 
 
-@planner("addmm", "baddbmm", check=_check_sum)
+@planner("addmm", "baddbmm", refuses=(_check_sum, other_out))
 def _addmm(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -102,20 +101,19 @@ def _addmm(
     plan_product(p, out, mat1, mat2, self, beta, alpha)
 
 
-def _addbmm_eager(arguments: dict[str, Any], inplace: bool) -> Callable[..., Any] | None:
+def _has_other_shape(self: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, **_: Any) -> bool:
+    shape = (batch1.size(1), batch2.size(2)) if batch1.dim() == batch2.dim() == 3 else None
+    return batch2.dim() == 3 and shape != self.shape
+
+
+@composite("addbmm_", when=_has_other_shape)
+def _addbmm_grows(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """In place it alone among its kind gives its first argument another shape."""
-    shape = (arguments["batch1"].size(1), arguments["batch2"].size(2)) if arguments["batch1"].dim() == 3 else None
-    if not inplace or arguments["batch2"].dim() != 3 or shape == arguments["self"].shape:
-        return None
-
-    def grow(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        result = aten.addbmm.default(self, *args, **kwargs)
-        return self.resize_(result.shape).copy_(result)
-
-    return grow
+    result = aten.addbmm.default(self, *args, **kwargs)
+    return self.resize_(result.shape).copy_(result)
 
 
-@planner("addbmm", eager=_addbmm_eager)
+@planner("addbmm")
 def _addbmm(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -138,7 +136,7 @@ def _mv(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, vec: torch.Tensor
     plan_product(p, out.unsqueeze(1), self, vec.unsqueeze(1))
 
 
-@planner("addmv", check=_check_sum)
+@planner("addmv", refuses=(_check_sum, other_out))
 def _addmv(
     p: PlanBuilder,
     out: torch.Tensor,

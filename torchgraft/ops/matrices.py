@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import linalg as kernels
 from torchgraft.ops.matmul import plan_product
-from torchgraft.plans import Kernel, PlanBuilder, Unsupported
+from torchgraft.plans import Kernel, PlanBuilder, Unsupported, composite
 
 aten = torch.ops.aten
 
@@ -123,21 +123,14 @@ def subtract_product(p: PlanBuilder, c: torch.Tensor, a: torch.Tensor, b: torch.
 # ---- errors ----
 
 
-def checked(op: Any, api_name: str) -> Callable[[dict[str, Any], bool], Callable[..., Any] | None]:
-    """For `planner(eager=...)`: with check_errors=True the op is run without, and its last result, `info`, read."""
+def check_errors(op: str, api_name: str) -> None:
+    """Declares what check_errors=True does: the op is run without, and its last result, `info`, read."""
 
-    def eager(arguments: dict[str, Any], _: bool) -> Callable[..., Any] | None:
-        if not arguments["check_errors"]:
-            return None
-
-        def run(*args: Any, check_errors: bool, **kwargs: Any) -> Any:
-            results = op(*args, **kwargs)
-            aten._linalg_check_errors(results[-1], api_name, is_matrix=args[0].dim() == 2)
-            return results
-
-        return run
-
-    return eager
+    @composite(op, when=lambda check_errors, **_: check_errors)
+    def run(*args: Any, check_errors: bool, **kwargs: Any) -> Any:
+        results = getattr(aten, op)(*args, **kwargs)
+        aten._linalg_check_errors(results[-1], api_name, is_matrix=args[0].dim() == 2)
+        return results
 
 
 def set_identity(p: PlanBuilder, x: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
-from torchgraft.codegen.types import BY_NAME
+from torchgraft.codegen.types import BY_NAME, MOVES
 from torchgraft.kernels import indexing as kernels
 from torchgraft.kernels.indexing import Indexing
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, pointwise
@@ -112,7 +112,7 @@ def plan_move(
     operands = [target_strides, *([] if number else [source_strides]), *(index.strides for index in indices)]
     lead = target_strides if reads else None if number else source_strides
     merged, strides = _spaces(sizes, lead, operands)
-    moved = element_type(target.dtype).name if number else kernels.MOVES[target.element_size()]
+    moved = element_type(target.dtype).name if number else MOVES[target.element_size()]
     x = Indexing(
         name="gather" if reads else "scatter",
         target=moved,
@@ -180,7 +180,7 @@ def plan_collect(
     operands = [target_strides, *([] if number else [source_strides]), *(index.strides for index in indices)]
     merged, strides = _spaces(sizes, None if number else source_strides, operands)
     type_ = element_type(target.dtype).name
-    moved = type_ if combine or number else kernels.MOVES[target.element_size()]
+    moved = type_ if combine or number else MOVES[target.element_size()]
     # A row of few elements is not worth a loop of its own: then one walks along the rows.
     along = any(s[-1] != 0 for s in strides[-len(indices) :]) or merged[-1] < 4
     x = Indexing(
@@ -222,11 +222,6 @@ def plan_collect(
 def in_order() -> bool:
     """Whether elements that meet in one place must be taken in order, the last one staying."""
     return torch.are_deterministic_algorithms_enabled()
-
-
-def as_moved(x: torch.Tensor) -> torch.Tensor:
-    """The spec with the dtype that moves elements of its size; see `kernels.indexing.MOVES`."""
-    return x.view(BY_NAME[kernels.MOVES[x.element_size()]].dtype)
 
 
 def flat_index(spec: torch.Tensor) -> torch.Tensor:

@@ -8,18 +8,15 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import Kernel, ceil_div, element_type
+from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import norm as kernels
 from torchgraft.kernels import reduce
-from torchgraft.ops.entries import enter
+from torchgraft.ops.entries import enter, enter_composite
 from torchgraft.ops.reductions import plan_reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
-from torchgraft.plans.registry import check_out, no_plan
+from torchgraft.plans.refusals import check_out
 
 aten = torch.ops.aten
-
-# Elements below which one thread does it all.
-_SMALL = 16384
 
 Mask = Sequence[bool]
 
@@ -55,16 +52,6 @@ def _meta(op: torch._ops.OpOverload) -> Callable[..., Any]:
     return meta
 
 
-def _chunk(p: PlanBuilder, rows: int, size: int) -> int:
-    """Rows for a work-group in the CPU form."""
-    return max(1, rows if rows * size <= _SMALL else ceil_div(rows, 32 * p.device.compute_units))
-
-
-def _launch_rows(p: PlanBuilder, kernel: Kernel, rows: int, chunk: int, args: Sequence[Any]) -> None:
-    groups = rows if p.form == "gpu" else ceil_div(rows, chunk)
-    p.launch(kernel, (groups,), args)
-
-
 # ---- layer norm ----
 
 
@@ -86,16 +73,16 @@ def layer_norm(
         p.fill(rstd, math.nan)
         return
     rows = input.numel() // size
-    chunk = _chunk(p, rows, size)
     kernel = kernels.layer_norm(
-        p.form == "gpu",
+        p.form,
         type_,
         _name(weight if weight is not None else bias, type_),
         _name(mean, type_),
         weight is not None,
         bias is not None,
     )
-    _launch_rows(p, kernel, rows, chunk, [input, weight, bias, y, mean, rstd, rows, size, chunk, eps])
+    statistics = {"means": mean, "rstds": rstd}
+    p.launch(kernel, p.long_rows(rows, size), x=input, weight=weight, bias=bias, out=y, **statistics, eps=eps)
 
 
 @planner("native_layer_norm_backward", contiguous=True)
@@ -123,17 +110,18 @@ def layer_norm_backward(
     grad_out = p.cast(grad_out, input.dtype)
     gpu = p.form == "gpu"
     wants_weight = weight_grad is not None or bias_grad is not None
-    chunk = _chunk(p, rows, size)
-    parts = ceil_div(rows, chunk)
+    grid = p.long_rows(rows, size)
+    (parts,) = grid.groups
     if gpu:
         parts = max(1, min(ceil_div(8 * p.device.compute_units * 32, size), ceil_div(rows, 64)))
         parts = ceil_div(rows, ceil_div(rows, parts))
     dws = dbs = None
     if wants_weight:
         dws, dbs = (p.empty((parts, size), _accumulate(input)) for _ in range(2))
+    arguments = {"grad": grad_out, "x": input, "means": mean, "rstds": rstd, "dws": dws, "dbs": dbs}
     if input_grad is not None or (wants_weight and not gpu):
         kernel = kernels.layer_norm_backward(
-            gpu,
+            p.form,
             type_,
             _name(weight, type_),
             stat,
@@ -141,12 +129,10 @@ def layer_norm_backward(
             input_grad is not None,
             wants_weight and not gpu,
         )
-        args = [grad_out, input, mean, rstd, weight, input_grad, dws, dbs, rows, size, chunk]
-        _launch_rows(p, kernel, rows, chunk, args)
+        p.launch(kernel, grid, **arguments, weight=weight, out=input_grad)
     if wants_weight and gpu:
-        kernel = kernels.layer_norm_weight_gpu(type_, stat)
-        args = [grad_out, input, mean, rstd, dws, dbs, rows, size, ceil_div(rows, parts)]
-        p.launch(kernel, (ceil_div(size, 32), parts), args)
+        columns = p.walk(size, multiple=1, group=64).by(parts)
+        p.launch(kernels.layer_norm_weight(type_, stat), columns, **arguments, rows=rows, part=ceil_div(rows, parts))
     for grad, sums in ((weight_grad, dws), (bias_grad, dbs)):
         if grad is not None and sums is not None:
             to = element_type(grad.dtype)
@@ -176,17 +162,17 @@ def group_norm(
         p.fill(rstd, math.nan)
         return
     rows, depth = N * group, C // group
-    chunk = _chunk(p, rows, depth * HxW)
     kernel = kernels.group_norm(
-        p.form == "gpu",
+        p.form,
         type_,
         _name(weight if weight is not None else bias, type_),
         _name(mean, type_),
         weight is not None,
         bias is not None,
     )
-    args = [input, weight, bias, y, mean, rstd, rows, group, depth, HxW, chunk, eps]
-    _launch_rows(p, kernel, rows, chunk, args)
+    tensors = {"x": input, "weight": weight, "bias": bias, "out": y, "means": mean, "rstds": rstd}
+    sizes = {"groups": group, "depth": depth, "inner": HxW}
+    p.launch(kernel, p.long_rows(rows, depth * HxW), **tensors, **sizes, eps=eps)
 
 
 @planner("native_group_norm_backward", contiguous=True)
@@ -212,25 +198,22 @@ def group_norm_backward(
                 p.fill(grad, 0)
         return
     grad_out = p.cast(grad_out, input.dtype)
-    gpu = p.form == "gpu"
     acc = element_type(_accumulate(input)).name
     depth = C // group
-    sums, dots = (p.empty((N, C), _accumulate(input)) for _ in range(2))
-    chunk = _chunk(p, N * C, HxW)
-    kernel = kernels.group_norm_sums(gpu, type_, stat)
-    _launch_rows(p, kernel, N * C, chunk, [grad_out, input, mean, sums, dots, N * C, HxW, depth, chunk])
+    sums = {name: p.empty((N, C), _accumulate(input)) for name in ("sums", "dots")}
+    tensors: dict[str, torch.Tensor | None] = {"grad": grad_out, "x": input, "means": mean, **sums}
+    p.launch(kernels.group_norm_sums(p.form, type_, stat), p.long_rows(N * C, HxW), **tensors, depth=depth)
     if input_grad is not None:
-        rows = N * group
-        chunk = _chunk(p, rows, depth * HxW)
-        kernel = kernels.group_norm_input(gpu, type_, _name(weight, type_), stat, weight is not None)
-        args = [grad_out, input, mean, rstd, weight, sums, dots, input_grad, rows, group, depth, HxW, chunk]
-        _launch_rows(p, kernel, rows, chunk, args)
+        kernel = kernels.group_norm_input(p.form, type_, _name(weight, type_), stat, weight is not None)
+        tensors |= {"rstds": rstd, "weight": weight, "out": input_grad}
+        sizes = {"groups": group, "depth": depth, "inner": HxW}
+        p.launch(kernel, p.long_rows(N * group, depth * HxW), **tensors, **sizes)
     some = weight_grad if weight_grad is not None else bias_grad
     if some is not None:
-        kernel = kernels.group_norm_weight(gpu, acc, _name(some, type_), stat)
-        wants = [int(weight_grad is not None), int(bias_grad is not None)]
-        args = [rstd, sums, dots, weight_grad, bias_grad, N, C, group, depth, *wants]
-        p.launch(kernel, (ceil_div(C, 64),), args)
+        kernel = kernels.group_norm_weight(p.form, acc, _name(some, type_), stat)
+        wants = {"has_weight": int(weight_grad is not None), "has_bias": int(bias_grad is not None)}
+        grads = {"weight_grad": weight_grad, "bias_grad": bias_grad}
+        p.launch(kernel, p.walk(C, N, 1), rstds=rstd, **sums, **grads, samples=N, groups=group, depth=depth, **wants)
 
 
 # ---- batch norm ----
@@ -272,16 +255,11 @@ def _map_channels(
     samples, channels = x.shape[:2]
     inner = math.prod(x.shape[2:])
     rows, size = (samples * inner, channels) if last else (samples * channels, inner)
-    backward = grad is not None
-    tensors = [x, grad, slope] if backward else [x]
-    type_ = element_type(x.dtype).name
-    if p.form == "gpu":
-        args = [*tensors, scale, shift, center, out, rows, channels, inner, 1]
-        p.launch(kernels.channel_map_gpu(type_, backward, last), (ceil_div(rows * size, 256),), args)
-        return
-    chunk = _chunk(p, rows, size)
-    args = [*tensors, scale, shift, center, out, rows, channels, inner, chunk]
-    p.launch(kernels.channel_map(type_, backward, last), (ceil_div(rows, chunk),), args)
+    tensors: dict[str, torch.Tensor | None] = {"x": x, "scale": scale, "shift": shift, "center": center, "out": out}
+    if grad is not None:
+        tensors |= {"grad": grad, "slope": slope}
+    kernel = kernels.channel_map(p.form, element_type(x.dtype).name, grad is not None, last)
+    p.launch(kernel, p.walk((rows, size)), **tensors, channels=channels)
 
 
 class _Channels:
@@ -353,14 +331,31 @@ def _batch_norm(
     if save_mean is not None and save_mean.numel() and save_invstd is not None:
         options += "s"
     kernel = kernels.batch_norm_statistics(
+        p.form,
         acc,
         _name(weight if weight is not None else bias, type_),
         _name(save_mean, acc),
         _name(running_mean, acc),
         options,
     )
-    stats = [mean, var, weight, bias, running_mean, running_var, save_mean, save_invstd, scale, shift, center]
-    p.launch(kernel, (ceil_div(channels, 64),), [*stats, channels, x.numel() // channels, momentum, eps])
+    p.launch(
+        kernel,
+        p.walk(channels, multiple=1),
+        mean=mean,
+        var=var,
+        weight=weight,
+        bias=bias,
+        running_mean=running_mean,
+        running_var=running_var,
+        save_mean=save_mean,
+        save_invstd=save_invstd,
+        scale=scale,
+        shift=shift,
+        center=center,
+        count=x.numel() // channels,
+        momentum=momentum,
+        eps=eps,
+    )
     of_channels.finish()
     _map_channels(p, target, x, scale, shift, center)
     if target is not y:
@@ -418,7 +413,7 @@ def _batch_norm_to(
     return targets
 
 
-enter("_native_batch_norm_legit.out", no_plan, eager=lambda *_: _batch_norm_to)
+enter_composite("_native_batch_norm_legit.out", _batch_norm_to)
 
 
 def batch_norm_with_update(
@@ -490,18 +485,34 @@ def _batch_norm_backward(
     grad = _like(p, p.cast(grad, x.dtype), layout.stride())
     channels, dtype = x.size(1), _accumulate(x)
     acc = element_type(dtype).name
-    groups = (ceil_div(channels, 64),)
+    grid = p.walk(channels, multiple=1)
     center, invstd, total, dot, scale, slope, shift = (p.empty((channels,), dtype) for _ in range(7))
-    kernel = kernels.batch_norm_center(acc, _name(running_mean, acc), _name(save_mean, acc), train)
-    p.launch(kernel, groups, [running_mean, running_var, save_mean, save_invstd, center, invstd, channels, eps])
+    kernel = kernels.batch_norm_center(p.form, acc, _name(running_mean, acc), _name(save_mean, acc), train)
+    running = {"running_mean": running_mean, "running_var": running_var}
+    saved = {"save_mean": save_mean, "save_invstd": save_invstd}
+    p.launch(kernel, grid, **running, **saved, center=center, invstd=invstd, eps=eps)
     dims = [d for d in range(x.dim()) if d != 1]
     plan_reduction(p, kernels.batch_norm_sums(acc, type_), [total, dot], grad, dims, others=[x, center])
     some = weight_grad if weight_grad is not None else bias_grad
-    kernel = kernels.batch_norm_coefficients(acc, _name(weight, acc), _name(some, acc), weight is not None, train)
-    wants = [int(weight_grad is not None), int(bias_grad is not None)]
-    count = x.numel() // channels
-    args = [total, dot, invstd, weight, weight_grad, bias_grad, scale, slope, shift, channels, count, *wants]
-    p.launch(kernel, groups, args)
+    kernel = kernels.batch_norm_coefficients(
+        p.form, acc, _name(weight, acc), _name(some, acc), weight is not None, train
+    )
+    p.launch(
+        kernel,
+        grid,
+        sum=total,
+        dot=dot,
+        invstd=invstd,
+        weight=weight,
+        weight_grad=weight_grad,
+        bias_grad=bias_grad,
+        scale=scale,
+        slope=slope,
+        shift=shift,
+        count=x.numel() // channels,
+        has_weight=int(weight_grad is not None),
+        has_bias=int(bias_grad is not None),
+    )
     of_channels.finish()
     if input_grad is None:
         return

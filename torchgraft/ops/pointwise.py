@@ -6,15 +6,15 @@ One row an op: its functional overloads and its expression. See `table.row` for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from torchgraft.ops.table import Bounds, Kind, row
-from torchgraft.plans import Scalar
-from torchgraft.plans.registry import check_filling, check_fits, check_floating
+from torchgraft.ops.table import Kind, by_kind, row
+from torchgraft.plans import OtherOut, Scalar, composite, only, other_out, within
+from torchgraft.plans.refusals import Within, check_filling, check_fits, check_floating
 
+ALWAYS_FLOAT = Kind.ALWAYS_FLOAT
 INT_TO_FLOAT = Kind.INT_TO_FLOAT
 ALWAYS_BOOL = Kind.ALWAYS_BOOL
 COMPLEX_TO_FLOAT = Kind.COMPLEX_TO_FLOAT
@@ -53,19 +53,19 @@ row(
     "self + alpha * other",
     boolean="self || (alpha && other)",
     complex="self + @mul(alpha, other)",
-    cast=("other",),
-    check=_check_alpha,
+    operands={"other": "cast"},
+    refuses=_check_alpha,
 )
 row(
     "sub.Tensor",
     "self - alpha * other",
     complex="self - @mul(alpha, other)",
-    cast=("other",),
-    check=_check_difference,
+    operands={"other": "cast"},
+    refuses=_check_difference,
 )
-row("rsub.Tensor", "other - alpha * self", complex="other - @mul(alpha, self)", check=_check_difference)
-row("mul.Tensor", "self * other", boolean="self && other", complex="@mul(self, other)", cast=("other",))
-row("div.Tensor", "self / other", kind=INT_TO_FLOAT, complex="@div(self, other)", cast=("other",), cost=2)
+row("rsub.Tensor", "other - alpha * self", complex="other - @mul(alpha, self)", refuses=_check_difference)
+row("mul.Tensor", "self * other", boolean="self && other", complex="@mul(self, other)", operands={"other": "cast"})
+row("div.Tensor", "self / other", kind=INT_TO_FLOAT, complex="@div(self, other)", operands={"other": "cast"}, cost=2)
 
 
 def _rounded(rounding_mode: str | None = None, **_: Any) -> str:
@@ -94,20 +94,18 @@ row(
     _rounded,
     integer=_rounded_integer,
     kind=lambda rounding_mode=None, **given: INT_TO_FLOAT if rounding_mode is None else _whole_quotient(**given),
-    rounded=("self",),
-    divisor="other",
+    operands={"self": "rounded", "other": "divisor"},
+    refuses=_check_not_bool,
     cost=4,
-    check=_check_not_bool,
 )
 row(
     "floor_divide",
     "@floor_divide(self, other)",
     integer="@div_floor(self, other)",
     kind=_whole_quotient,
-    rounded=("self",),
-    divisor="other",
+    operands={"self": "rounded", "other": "divisor"},
+    refuses=_check_not_bool,
     cost=4,
-    check=_check_not_bool,
 )
 for _name, _overloads in (
     ("remainder", "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor"),
@@ -116,16 +114,18 @@ for _name, _overloads in (
     row(
         _overloads,
         f"@{_name}(self, other)",
-        promote=("self", "other"),
-        rounded=("self", "other"),
-        cast=("self", "other"),
-        divisor="other",
+        operands={"self": "promotes rounded cast", "other": "promotes rounded cast divisor"},
+        refuses=only("number"),
         cost=4,
-        types="number",
     )
 for _name in ("gcd", "lcm"):
-    row(_name, f"@{_name}(self, other)", cost=16, types="integer", check=_check_not_bool)
-row("addcmul", "self + value * tensor1 * tensor2", complex="self + @mul(value, @mul(tensor1, tensor2))", types="number")
+    row(_name, f"@{_name}(self, other)", cost=16, refuses=(only("integer"), _check_not_bool))
+row(
+    "addcmul",
+    "self + value * tensor1 * tensor2",
+    complex="self + @mul(value, @mul(tensor1, tensor2))",
+    refuses=only("number"),
+)
 
 
 def _check_quotient(tensor1: torch.Tensor, tensor2: torch.Tensor, **_: Any) -> None:
@@ -141,19 +141,18 @@ row(
     "self + value * (tensor1 / tensor2)",
     complex="self + @mul(value, @div(tensor1, tensor2))",
     cost=2,
-    check=_check_quotient,
+    refuses=_check_quotient,
 )
 # As torch computes it: from the nearer end.
 for _name in ("lerp.Scalar", "lerp.Tensor"):
     row(
         _name,
         "@abs(weight) < 0.5 ? self + weight * (end - self) : end - (end - self) * (1 - weight)",
-        complex="@abs(weight) < 0.5 ? self + @mul(weight, end - self) : end - @mul(end - self, (T)(1, 0) - weight)",
+        complex="@abs(weight) < 0.5 ? self + @mul(weight, end - self) : end - @mul(end - self, MAKE_T(1, 0) - weight)",
         cost=2,
-        types="float",
-        exact_out=_name == "lerp.Tensor",
+        refuses=(only("float"), other_out) if _name == "lerp.Tensor" else only("float"),
     )
-row("neg", "-self", complex="-self", exact_out=True)
+row("neg", "-self", complex="-self", refuses=other_out)
 row(
     "abs",
     "@abs(self)",
@@ -161,15 +160,14 @@ row(
     integer="self < 0 ? -self : self",
     boolean="self",
     complex="@abs(self)",
-    types="number",
-    exact_out=True,
+    refuses=(only("number"), other_out),
 )
-row("sign", "(T)(self > 0) - (T)(self < 0)", boolean="self", exact_out=True)
-row("sgn", "(T)(self > 0) - (T)(self < 0)", boolean="self", complex="@sgn(self)", exact_out=True)
+row("sign", "(T)(self > 0) - (T)(self < 0)", boolean="self", refuses=other_out)
+row("sgn", "(T)(self > 0) - (T)(self < 0)", boolean="self", complex="@sgn(self)", refuses=other_out)
 row("reciprocal", "1 / self", kind=INT_TO_FLOAT, complex="@reciprocal(self)", cost=2)
 row("sqrt", "sqrt(self)", kind=INT_TO_FLOAT, complex="@sqrt(self)", cost=2)
 row("rsqrt", "@rsqrt(self)", kind=INT_TO_FLOAT, complex="@reciprocal(@sqrt(self))", cost=2)
-row("conj_physical", "self", complex="@conj(self)", exact_out=True)
+row("conj_physical", "self", complex="@conj(self)", refuses=other_out)
 
 # ---- powers ----
 
@@ -224,42 +222,39 @@ row(
     integer=_integer_power_of_scalar,
     boolean="self || !exponent",
     complex=_complex_power_of_scalar,
-    promote=("exponent",),
-    rounded=("exponent",),
-    cast=("exponent",),
-    own_meta=True,  # torch's makes int64 of bool
+    operands={"exponent": "promotes rounded cast"},
+    refuses=_check_exponent,
+    meta=by_kind,  # torch's makes int64 of bool
     cost=4,
-    check=_check_exponent,
 )
 row(
     "pow.Tensor_Tensor",
     "@pow(self, exponent)",
     integer="@ipow(self, exponent)",
     complex="@pow(self, exponent)",
-    rounded=("self", "exponent"),
+    operands={"self": "rounded", "exponent": "rounded"},
+    refuses=only("number"),
     cost=16,
-    types="number",
 )
 row(
     "pow.Scalar",
     "@pow(self, exponent)",
     integer="@ipow(self, exponent)",
     complex="@pow(self, exponent)",
-    promote=("self",),
-    rounded=("self",),
-    cast=("self",),
-    own_meta=True,  # torch's makes int64 of bool
+    operands={"self": "promotes rounded cast"},
+    refuses=only("number"),
+    meta=by_kind,  # torch's makes int64 of bool
     cost=16,
-    types="number",
 )
 
 
 # The product with a power of two that does not fit would make NaN of 0 and infinity.
 row(
     "ldexp.Tensor",
-    "isfinite(other) && other == @trunc(other) ? ldexp(self, convert_int_sat(other)) : self * exp2(other)",
+    "isfinite(other) && other == @trunc(other) ? ldexp(self, (int)clamp(other, (T)-9999, (T)9999))"
+    " : self * exp2(other)",
     kind=INT_TO_FLOAT,
-    complex="@mul(self, @pow((T)(2, 0), other))",
+    complex="@mul(self, @pow(MAKE_T(2, 0), other))",
     cost=16,
 )
 
@@ -297,10 +292,16 @@ def _check_bounds(min: Any = None, max: Any = None, **_: Any) -> None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
 
 
-for _overload, _exact in (("", True), (".Tensor", False)):
-    row(f"clamp{_overload}", _clamp, promote=("min", "max"), check=_check_bounds, exact_out=_exact)
-    row(f"clamp_min{_overload}", _AT_LEAST.format("min"), promote=("min",), exact_out=_exact)
-    row(f"clamp_max{_overload}", _AT_MOST.format("max"), promote=("max",), exact_out=_exact)
+_CLAMPS: tuple[tuple[str, tuple[OtherOut, ...]], ...] = (("", (other_out,)), (".Tensor", ()))
+for _overload, _out in _CLAMPS:
+    row(
+        f"clamp{_overload}",
+        _clamp,
+        operands={"min": "promotes", "max": "promotes"},
+        refuses=(_check_bounds, *_out),
+    )
+    row(f"clamp_min{_overload}", _AT_LEAST.format("min"), operands={"min": "promotes"}, refuses=_out)
+    row(f"clamp_max{_overload}", _AT_MOST.format("max"), operands={"max": "promotes"}, refuses=_out)
 
 # ---- comparisons and logic ----
 
@@ -313,9 +314,7 @@ for _name, _sign in (("eq", "=="), ("ne", "!="), ("lt", "<"), ("le", "<="), ("gt
         f"self {_sign} other",
         kind=ALWAYS_BOOL,
         complex=_complex,
-        promote=("other",),
-        rounded=("self", "other"),
-        cast=("other",),
+        operands={"other": "promotes rounded cast", "self": "rounded"},
     )
 
 _TRUE = "({0}.x != 0 || {0}.y != 0)"
@@ -324,17 +323,19 @@ row("logical_and", "self != 0 && other != 0", kind=ALWAYS_BOOL, complex=f"{_SELF
 row("logical_or", "self != 0 || other != 0", kind=ALWAYS_BOOL, complex=f"{_SELF} || {_OTHER}")
 row("logical_xor", "(self != 0) != (other != 0)", kind=ALWAYS_BOOL, complex=f"{_SELF} != {_OTHER}")
 row("logical_not", "self == 0", kind=ALWAYS_BOOL, complex=f"!{_SELF}")
-row("bitwise_and.Tensor", "self & other", types="integer")
-row("bitwise_or.Tensor", "self | other", types="integer")
-row("bitwise_xor.Tensor", "self ^ other", types="integer")
-row("bitwise_not", "~self", boolean="!self", types="integer", exact_out=True)
+row("bitwise_and.Tensor", "self & other", refuses=only("integer"))
+row("bitwise_or.Tensor", "self | other", refuses=only("integer"))
+row("bitwise_xor.Tensor", "self ^ other", refuses=only("integer"))
+row("bitwise_not", "~self", boolean="!self", refuses=(only("integer"), other_out))
 row(
-    "bitwise_left_shift.Tensor", "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)0 : (T)(self << other)", types="integer"
+    "bitwise_left_shift.Tensor",
+    "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)0 : (T)(self << other)",
+    refuses=only("integer"),
 )
 row(
     "bitwise_right_shift.Tensor",
     "self >> (other < 0 || other >= (T)(sizeof(T) * 8) ? (T)(sizeof(T) * 8 - 1) : other)",
-    types="integer",
+    refuses=only("integer"),
 )
 row("isnan", "self != self", kind=ALWAYS_BOOL, integer="0", complex="self.x != self.x || self.y != self.y")
 
@@ -344,30 +345,36 @@ def _check_boolean_out(out: torch.Tensor | None = None, **_: Any) -> None:
         raise RuntimeError("isposinf and isneginf: does not support non-boolean outputs.")
 
 
-row("isposinf", "self == INFINITY", kind=ALWAYS_BOOL, integer="0", check=_check_boolean_out)
-row("isneginf", "self == -INFINITY", kind=ALWAYS_BOOL, integer="0", check=_check_boolean_out)
+row("isposinf", "self == INFINITY", kind=ALWAYS_BOOL, integer="0", refuses=_check_boolean_out)
+row("isneginf", "self == -INFINITY", kind=ALWAYS_BOOL, integer="0", refuses=_check_boolean_out)
 row("isinf", "isinf(self)", kind=ALWAYS_BOOL, integer="0", complex="isinf(self.x) || isinf(self.y)")
-row("signbit", "@signbit(self)", kind=ALWAYS_BOOL, integer="self < 0", boolean="0", exact_out=True)
-row("where.self", "condition ? self : other", complex="condition ? self : other", keep=("condition",), exact_out=True)
+row("signbit", "@signbit(self)", kind=ALWAYS_BOOL, integer="self < 0", boolean="0", refuses=other_out)
+row(
+    "where.self",
+    "condition ? self : other",
+    complex="condition ? self : other",
+    operands={"condition": "keeps"},
+    refuses=other_out,
+)
 
 
-def _fill_by_number(arguments: dict[str, Any], _: bool) -> Callable[..., torch.Tensor] | None:
-    """A value that may not fit is looked at, as by torch's kernels."""
-    self, value = arguments["self"], arguments["value"]
-    if self.dtype not in _INTEGERS or value.dim() > 0 or value.dtype in (self.dtype, torch.bool):
-        return None
-    return lambda self, mask, value: self.masked_fill(mask, value.item())
+def _may_not_fit(self: torch.Tensor, value: torch.Tensor, **_: Any) -> bool:
+    return self.dtype in _INTEGERS and value.dim() == 0 and value.dtype not in (self.dtype, torch.bool)
 
 
-for _name, _eager in (("masked_fill.Scalar", None), ("masked_fill.Tensor", _fill_by_number)):
-    row(
-        _name,
-        "mask ? value : self",
-        complex="mask ? value : self",
-        keep=("mask",),
-        eager=_eager,
-        check=check_filling,
-    )
+@composite("masked_fill.Tensor", when=_may_not_fit, refuses=())
+def _masked_fill_number(self: torch.Tensor, mask: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The value is looked at, as by torch's kernels."""
+    return self.masked_fill(mask, value.item())
+
+
+row(
+    "masked_fill.Scalar masked_fill.Tensor",
+    "mask ? value : self",
+    complex="mask ? value : self",
+    operands={"mask": "keeps"},
+    refuses=check_filling,
+)
 
 
 def _check_heaviside(self: torch.Tensor, values: torch.Tensor, out: torch.Tensor | None = None, **_: Any) -> None:
@@ -378,14 +385,14 @@ def _check_heaviside(self: torch.Tensor, values: torch.Tensor, out: torch.Tensor
         raise RuntimeError("heaviside is not yet implemented for tensors with different dtypes.")
 
 
-row("heaviside", "self == 0 ? values : (T)(self > 0)", check=_check_heaviside)
+row("heaviside", "self == 0 ? values : (T)(self > 0)", refuses=_check_heaviside)
 row("copysign.Tensor", "@copysign(self, other)", kind=INT_TO_FLOAT)
 
 # ---- rounding ----
 
 for _name in ("floor", "ceil", "trunc"):
-    row(_name, f"@{_name}(self)", integer="self", types="number", exact_out=True)
-row("round", "rint(self)", integer="self", types="number", exact_out=True)
+    row(_name, f"@{_name}(self)", integer="self", refuses=(only("number"), other_out))
+row("round", "rint(self)", integer="self", refuses=(only("number"), other_out))
 
 
 def _round_decimals(decimals: int = 0, **_: Any) -> str:
@@ -395,8 +402,8 @@ def _round_decimals(decimals: int = 0, **_: Any) -> str:
     return f"rint(self * {power}) / {power}" if decimals > 0 else f"rint(self / {power}) * {power}"
 
 
-row("round.decimals", _round_decimals, types="float", exact_out=True)
-row("frac", "self - @trunc(self)", types="float", exact_out=True)
+row("round.decimals", _round_decimals, refuses=(only("float"), other_out))
+row("frac", "self - @trunc(self)", refuses=(only("float"), other_out))
 
 # ---- transcendental ----
 
@@ -407,22 +414,21 @@ for _name in (
 for _name in "erf erfc lgamma digamma".split():
     row(_name, f"@{_name}(self)", kind=INT_TO_FLOAT, cost=4)
 row("atan2", "@atan2(self, other)", kind=INT_TO_FLOAT, cost=8)
-row("hypot", "@hypot(self, other)", cost=4, types="float")
-row("logaddexp", "@logaddexp(self, other)", complex="@logaddexp(self, other)", cost=8, types="float")
-row("logaddexp2", "@logaddexp2(self, other)", cost=8, types="float")
+row("hypot", "@hypot(self, other)", cost=4, refuses=only("float"))
+row("logaddexp", "@logaddexp(self, other)", complex="@logaddexp(self, other)", cost=8, refuses=only("float"))
+row("logaddexp2", "@logaddexp2(self, other)", cost=8, refuses=only("float"))
 row(
     "xlogy.Tensor",
     "other != other ? other : self == 0 ? (T)0 : self * @log(other)",
     kind=INT_TO_FLOAT,
-    rounded=("self", "other"),
+    operands={"self": "rounded", "other": "rounded"},
     cost=4,
 )
 row(
     "angle",
     "self != self ? self : self < 0 ? (T)3.141592653589793 : (T)0",
-    kind=INT_TO_FLOAT,
+    kind=ALWAYS_FLOAT,
     complex="@angle(self)",
-    complex_to_real=True,
     cost=4,
 )
 
@@ -430,7 +436,8 @@ row(
     "sinc",
     "self == 0 ? (T)1 : @sin((T)3.141592653589793 * self) / ((T)3.141592653589793 * self)",
     kind=INT_TO_FLOAT,
-    complex="self.x == 0 && self.y == 0 ? (T)(1, 0) : @div(@sin(self * 3.141592653589793), self * 3.141592653589793)",
+    complex="self.x == 0 && self.y == 0 ? MAKE_T(1, 0)"
+    " : @div(@sin(self * 3.141592653589793), self * 3.141592653589793)",
     cost=8,
 )
 
@@ -455,12 +462,12 @@ row(
     "special_xlog1py",
     "other != other ? other : self == 0 ? (T)0 : self * @log1p(other)",
     kind=INT_TO_FLOAT,
-    rounded=("self", "other"),
+    operands={"self": "rounded", "other": "rounded"},
     cost=4,
 )
 row("special_zeta", "@zeta(self, other)", kind=INT_TO_FLOAT, cost=64)
-row("igamma", "@igamma(self, other)", cost=64, types="float")
-row("igammac", "@igammac(self, other)", cost=64, types="float")
+row("igamma", "@igamma(self, other)", cost=64, refuses=only("float"))
+row("igammac", "@igammac(self, other)", cost=64, refuses=only("float"))
 
 
 def _polygamma(n: int = 0, **_: Any) -> str:
@@ -478,10 +485,11 @@ def _multivariate_gamma(p: int = 1, **_: Any) -> str:
     if p < 1:
         raise RuntimeError("p has to be greater than or equal to 1")
     constant = p * (p - 1) / 4 * math.log(math.pi)
-    return f"T tg_sum = {constant!r};\nfor (int tg_k = 0; tg_k < {p}; ++tg_k) tg_sum += @lgamma(self - (T)0.5 * tg_k);"
+    terms = f"for (int tg_k = 0; tg_k < {p}; ++tg_k) tg_sum += @lgamma(self - (T)0.5 * tg_k)"
+    return f"T tg_sum = {constant!r}; {terms}; tg_sum"
 
 
-row("mvlgamma", "tg_sum", statements=_multivariate_gamma, kind=INT_TO_FLOAT, cost=16)
+row("mvlgamma", _multivariate_gamma, kind=INT_TO_FLOAT, cost=16)
 for _kind in "tuvw":
     for _shifted in ("", "shifted_"):
         _name = f"{_shifted}chebyshev_polynomial_{_kind}"
@@ -506,12 +514,11 @@ def _check_frexp(
 row(
     "frexp.Tensor",
     {"0": "@frexp_mantissa(self)", "1": "@frexp_exponent(self)"},
-    types="float",
-    check=_check_frexp,
+    refuses=(only("float"), _check_frexp),
 )
 
 # These depend on the element type itself, which NO_OPMATH keeps.
-row("nextafter", "@nextafter(self, other)", kind=Kind.NO_OPMATH, types="float")
+row("nextafter", "@nextafter(self, other)", kind=Kind.NO_OPMATH, refuses=only("float"))
 
 
 def _replaced(x: str, part: str, nan: Any, posinf: Any, neginf: Any) -> str:
@@ -527,10 +534,10 @@ row(
     kind=Kind.NO_OPMATH,
     integer="self",
     complex=lambda nan=None, posinf=None, neginf=None, **_: (
-        f"(T)({_replaced('self.x', '.x', nan, posinf, neginf)}, {_replaced('self.y', '.x', nan, posinf, neginf)})"
+        f"MAKE_T({_replaced('self.x', '.x', nan, posinf, neginf)}, {_replaced('self.y', '.x', nan, posinf, neginf)})"
     ),
-    own_meta=True,  # torch's knows no complex numbers in place
-    exact_out=True,
+    meta=by_kind,  # torch's knows no complex numbers in place
+    refuses=other_out,
 )
 
 # ---- activations ----
@@ -541,52 +548,53 @@ def _check_relu(self: torch.Tensor, **_: Any) -> None:
         raise RuntimeError("Boolean inputs not supported for relu")
 
 
-row("relu", "self != self ? self : (self > 0 ? self : (T)0)", types="number", check=_check_relu)
-row("silu", "@silu(self)", complex="@silu(self)", cost=4, types="float", exact_out=True)
-row("mish", "@mish(self)", cost=8, types="float", exact_out=True)
-row("hardswish", "self * (self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", types="float", exact_out=True)
-row("hardsigmoid", "(self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", types="float", exact_out=True)
+row("relu", "self != self ? self : (self > 0 ? self : (T)0)", refuses=(only("number"), _check_relu))
+row("silu", "@silu(self)", complex="@silu(self)", cost=4, refuses=(only("float"), other_out))
+row("mish", "@mish(self)", cost=8, refuses=(only("float"), other_out))
+row("hardswish", "self * (self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", refuses=(only("float"), other_out))
+row("hardsigmoid", "(self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", refuses=(only("float"), other_out))
 _AT_LEAST_MIN = "(self < min_val ? min_val : self)"
 row(
     "hardtanh",
     f"self != self ? self : {_AT_LEAST_MIN} > max_val ? max_val : {_AT_LEAST_MIN}",
-    types="number",
-    exact_out=True,
+    refuses=(only("number"), other_out),
 )
-row("leaky_relu", "self > 0 ? self : self * negative_slope", types="float", check=check_floating, exact_out=True)
+row("leaky_relu", "self > 0 ? self : self * negative_slope", refuses=(only("float"), check_floating, other_out))
 row(
     "elu",
     "self > 0 ? self * scale : @expm1(self * input_scale) * (alpha * scale)",
     cost=4,
-    types="float",
-    check=check_floating,
-    exact_out=True,
+    refuses=(only("float"), check_floating, other_out),
 )
-row("threshold", "self <= threshold ? value : self", types="number")
+row("threshold", "self <= threshold ? value : self", refuses=only("number"))
 row(
     "softplus",
     "self * beta > threshold ? self : @log1p(@exp(self * beta)) / beta",
     cost=8,
-    types="float",
-    check=check_floating,
-    exact_out=True,
+    refuses=(only("float"), check_floating, other_out),
 )
 row(
     "softshrink",
     "self > lambd ? self - lambd : self < -lambd ? self + lambd : self * 0",
-    types="float",
-    within={"lambd": (0, None, "lambda must be in range [0, inf), but found {}")},
-    check=check_floating,
-    exact_out=True,
+    refuses=(
+        only("float"),
+        within({"lambd": (0, None, "lambda must be in range [0, inf), but found {}")}),
+        check_floating,
+        other_out,
+    ),
 )
-row("hardshrink", "self >= -lambd && self <= lambd ? (T)0 : self", rounded=("lambd",), types="float", exact_out=True)
-row("_prelu_kernel", "self > 0 ? self : weight * self", types="float")
+row(
+    "hardshrink",
+    "self >= -lambd && self <= lambd ? (T)0 : self",
+    operands={"lambd": "rounded"},
+    refuses=(only("float"), other_out),
+)
+row("_prelu_kernel", "self > 0 ? self : weight * self", refuses=only("float"))
 row(
     "gelu",
     lambda approximate="none", **_: "@gelu(self)" if approximate == "none" else "@gelu_tanh(self)",
     cost=4,
-    types="float",
-    exact_out=True,
+    refuses=(only("float"), other_out),
 )
 row("logit", lambda eps=None, **_: _logit(eps), kind=INT_TO_FLOAT, cost=4)
 
@@ -608,39 +616,42 @@ def _logit_backward(eps: Any = None, **_: Any) -> str:
     return f"self < eps || self > 1 - eps ? (T)0 : {slope}"
 
 
-row("logit_backward", _logit_backward, types="float")
+row("logit_backward", _logit_backward, refuses=only("float"))
 
-row("threshold_backward", "self <= threshold ? (T)0 : grad_output", types="number")
+row("threshold_backward", "self <= threshold ? (T)0 : grad_output", refuses=only("number"))
 row(
     "sigmoid_backward",
     "grad_output * (1 - output) * output",
-    complex="@mul(grad_output, @conj(@mul((T)(1, 0) - output, output)))",
-    types="float",
+    complex="@mul(grad_output, @conj(@mul(MAKE_T(1, 0) - output, output)))",
+    refuses=only("float"),
 )
 row(
     "tanh_backward",
     "grad_output * (1 - output * output)",
-    complex="@mul(grad_output, @conj((T)(1, 0) - @mul(output, output)))",
-    types="float",
+    complex="@mul(grad_output, @conj(MAKE_T(1, 0) - @mul(output, output)))",
+    refuses=only("float"),
 )
-row("silu_backward", "@silu_backward(grad_output, self)", cost=4, types="float")
-row("mish_backward", "@mish_backward(grad_output, self)", cost=8, types="float")
-row("hardswish_backward", "self <= -3 ? (T)0 : self < 3 ? grad_output * (self / 3 + 0.5) : grad_output", types="float")
-row("hardsigmoid_backward", "self > -3 && self < 3 ? grad_output / 6 : (T)0", types="float")
-row("hardtanh_backward", "self <= min_val || self >= max_val ? (T)0 : grad_output", types="float")
+row("silu_backward", "@silu_backward(grad_output, self)", cost=4, refuses=only("float"))
+row("mish_backward", "@mish_backward(grad_output, self)", cost=8, refuses=only("float"))
+row(
+    "hardswish_backward",
+    "self <= -3 ? (T)0 : self < 3 ? grad_output * (self / 3 + 0.5) : grad_output",
+    refuses=only("float"),
+)
+row("hardsigmoid_backward", "self > -3 && self < 3 ? grad_output / 6 : (T)0", refuses=only("float"))
+row("hardtanh_backward", "self <= min_val || self >= max_val ? (T)0 : grad_output", refuses=only("float"))
 
 
-def _positive_in_place(flag: str, name: str, op: str) -> Callable[..., Bounds]:
+def _positive_in_place(flag: str, name: str, op: str) -> Within:
     """Bounds of a backward of which `flag` says that it has the result, which tells no sign of the input then."""
     refusal = f"The gradient of an in-place {op} with a negative slope ({{}}) is unknown: call out-of-place version"
-    return lambda **static: {name: (0, None, refusal)} if static[flag] else {}
+    return within({name: (0, None, refusal)}, where=flag)
 
 
 row(
     "leaky_relu_backward",
     "self > 0 ? grad_output : grad_output * negative_slope",
-    types="float",
-    within=_positive_in_place("self_is_result", "negative_slope", "leaky_relu"),
+    refuses=(only("float"), _positive_in_place("self_is_result", "negative_slope", "leaky_relu")),
 )
 
 
@@ -653,35 +664,34 @@ row(
     "elu_backward",
     _elu_backward,
     cost=4,
-    types="float",
-    within=_positive_in_place("is_result", "alpha", "elu"),
+    refuses=(only("float"), _positive_in_place("is_result", "alpha", "elu")),
 )
 row(
     "softplus_backward",
     "self * beta > threshold ? grad_output : grad_output * @sigmoid(self * beta)",
     cost=4,
-    types="float",
+    refuses=only("float"),
 )
-row("softshrink_backward", "self >= -lambd && self <= lambd ? (T)0 : grad_output", types="float")
-row("hardshrink_backward", "self >= -lambd && self <= lambd ? (T)0 : grad_out", types="float")
+row("softshrink_backward", "self >= -lambd && self <= lambd ? (T)0 : grad_output", refuses=only("float"))
+row("hardshrink_backward", "self >= -lambd && self <= lambd ? (T)0 : grad_out", refuses=only("float"))
 row(
     "gelu_backward",
     lambda approximate="none", **_: (
         "@gelu_backward(grad_output, self)" if approximate == "none" else "@gelu_tanh_backward(grad_output, self)"
     ),
     cost=8,
-    types="float",
+    refuses=only("float"),
 )
 row(
     "_prelu_kernel_backward",
     {"0": "self > 0 ? grad_output : weight * grad_output", "1": "self > 0 ? (T)0 : self * grad_output"},
-    types="float",
+    refuses=only("float"),
 )
-row("log_sigmoid_forward", {"0": "@log_sigmoid(self)"}, cost=8, types="float", exact_out=True)
-row("log_sigmoid_backward", "grad_output * @sigmoid(-self)", cost=4, types="float", exact_out=True)
+row("log_sigmoid_forward", {"0": "@log_sigmoid(self)"}, cost=8, refuses=(only("float"), other_out))
+row("log_sigmoid_backward", "grad_output * @sigmoid(-self)", cost=4, refuses=(only("float"), other_out))
 
 
 # ---- fills ----
 
 row("fill_.Scalar fill_.Tensor", "value", complex="value")
-row("zero_", "0", complex="(T)(0, 0)")
+row("zero_", "0", complex="MAKE_T(0, 0)")

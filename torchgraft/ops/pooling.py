@@ -10,8 +10,8 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from torchgraft.codegen import element_type
+from torchgraft.codegen.types import MOVES
 from torchgraft.kernels.convolution import Triple
-from torchgraft.kernels.indexing import MOVES
 from torchgraft.kernels.pooling import Kind, fractional_launch, pool_gradient_launch, pool_launch, unpool_launch
 from torchgraft.plans import PlanBuilder, Unsupported, decomposition, planner
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from torchgraft.kernels import rejection
 from torchgraft.kernels.indexing import FEW
 from torchgraft.kernels.random import Draw
 from torchgraft.ops.table import row
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, only, planner
 from torchgraft.plans.builder import ErrorReport
-from torchgraft.plans.registry import dtype_name, refuse_dtype
+from torchgraft.plans.refusals import dtype_name, refuse_dtype
 
 _COST = 2
 _REJECTION_COST = 64
@@ -100,20 +100,21 @@ def _normal_meta(mean: Any, std: Any, generator: None) -> torch.Tensor:
     return torch.normal(mean, std)
 
 
-def _normal_into(arguments: dict[str, Any], _: bool) -> Callable[..., torch.Tensor] | None:
-    """For `planner(eager=...)`: an `out=` is filled with numbers of its own dtype, also complex ones."""
-    out = arguments.get("out")
-    if out is None or out.is_floating_point():
-        return None
-    dtype, device = out.dtype, out.device
-    if not dtype.is_complex:
-        refuse_dtype("normal_kernel_cpu", dtype)
+def _check_normal_out(out: torch.Tensor | None = None, **_: Any) -> None:
+    if out is not None and not (out.is_floating_point() or out.is_complex()):
+        refuse_dtype("normal_kernel_cpu", out.dtype)
 
-    def draw(mean: Any, std: Any, *, generator: torch.Generator | None) -> torch.Tensor:
-        shape = torch.broadcast_shapes(*(x.shape for x in (mean, std) if isinstance(x, torch.Tensor)))
-        return torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator).mul_(std).add_(mean)
 
-    return draw
+@composite(
+    "normal.Tensor_float_out",
+    "normal.float_Tensor_out",
+    "normal.Tensor_Tensor_out",
+    when=lambda out, **_: out.is_complex(),
+)
+def _normal_complex(mean: Any, std: Any, *, generator: torch.Generator | None, out: torch.Tensor) -> torch.Tensor:
+    """An `out=` is filled with numbers of its own dtype, also complex ones."""
+    shape = torch.broadcast_shapes(*(x.shape for x in (mean, std) if isinstance(x, torch.Tensor)))
+    return torch.empty(shape, dtype=out.dtype, device=out.device).normal_(generator=generator).mul_(std).add_(mean)
 
 
 @planner(
@@ -122,8 +123,7 @@ def _normal_into(arguments: dict[str, Any], _: bool) -> Callable[..., torch.Tens
     "normal.Tensor_Tensor",
     inplace_safe=True,
     meta=_normal_meta,
-    eager=_normal_into,
-    exact_out=False,
+    refuses=_check_normal_out,
 )
 def _normal_of(p: PlanBuilder, out: torch.Tensor, mean: Any, std: Any, *, generator: None) -> None:
     if out.is_complex():
@@ -217,7 +217,7 @@ def _dropout(
     plan_draw(p, kernels.dropout(_floating(out)), [out, mask], [input], [chance])
 
 
-row("native_dropout_backward", "grad_output * (mask ? scale : (T)0)", keep=("mask",), promote=("scale",))
+row("native_dropout_backward", "grad_output * (mask ? scale : (T)0)", operands={"scale": "promotes", "mask": "keeps"})
 
 
 def _plan_rejection(
@@ -257,8 +257,8 @@ def _gamma(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, generator: Non
 
 
 # The gradients of these draws.
-row("_standard_gamma_grad", "@standard_gamma_grad(self, output)", cost=128, types="float")
-row("_dirichlet_grad", "@dirichlet_grad(x, alpha, total)", cost=128, types="float")
+row("_standard_gamma_grad", "@standard_gamma_grad(self, output)", cost=128, refuses=only("float"))
+row("_dirichlet_grad", "@dirichlet_grad(x, alpha, total)", cost=128, refuses=only("float"))
 
 
 @planner("_sample_dirichlet", meta=lambda self, generator: _as_first(self))

@@ -18,9 +18,9 @@ from torchgraft.codegen.loops import COLUMN_GROUP, GROUP, LANES, WIDTH, Layout
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels import reduce as kernels
 from torchgraft.kernels.reduce import Reduction
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
+from torchgraft.plans import OtherOut, PlanBuilder, Scalar, Unsupported, composite, other_out, planner
 from torchgraft.plans.grid import Grid
-from torchgraft.plans.registry import check_out_dtype, dtype_name, refuse_dtype
+from torchgraft.plans.refusals import check_out_dtype, dtype_name, refuse_dtype
 
 aten = torch.ops.aten
 
@@ -243,7 +243,8 @@ def _reduce(
     layout = Layout(p.form, across=not row, unit=(r1 if row else k1).stride == 1, runs=True)
     shape = {"outer": k0.size, "outer_stride": k0.stride, "inner": k1.size, "inner_stride": k1.stride}
     shape |= {"size": g.count, "run": max(1, r1.size), "run_stride": r0.stride, "stride": r1.stride}
-    grid = Grid((share.groups, parts), {**shape, "chunk": share.chunk, "part": share.part})
+    deal = {"span": 1, "chunk": share.chunk} if row else {"span": share.chunk, "chunk": 1}
+    grid = Grid((share.groups, parts), {**shape, **deal, "part": share.part})
     given: dict[str, Any] = {name: value for (name, _), value in zip(r.values, values, strict=True)}
     given |= {"os0": k0.out_stride, "os1": k1.out_stride}
     results = {f"out{n}": out for n, out in enumerate(outs)}
@@ -288,12 +289,12 @@ def _check_dtype_of_out(dtype: torch.dtype | None = None, out: torch.Tensor | No
         check_out_dtype(dtype, out.dtype, exact=True)
 
 
-@planner("sum", typed_by_out=True)
+@planner("sum", refuses=OtherOut(but_untyped=True))
 def sum_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, dtype: torch.dtype | None = None) -> None:
     _sum(p, out, self, reduced_dims(self.dim(), None))
 
 
-@planner("sum.dim_IntList", typed_by_out=True)
+@planner("sum.dim_IntList", refuses=OtherOut(but_untyped=True))
 def sum_dim(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -314,23 +315,24 @@ def _nansum_meta(
     return result
 
 
-def _nansum_into(arguments: dict[str, Any], _: bool) -> Callable[..., torch.Tensor] | None:
-    """For `planner(eager=...)`: sums in the dtype of `out=`, of which torch's CPU has those of floating-point numbers;
-    of integers it is the sum."""
-    x, out = arguments["self"], arguments.get("out")
-    if out is None or x.is_complex():
-        return None
-    if x.is_floating_point():
-        return None if out.is_floating_point() else refuse_dtype("nansum_cpu", out.dtype)
-    kept = out.dtype
-
-    def total(self: torch.Tensor, dim: list[int] | None, keepdim: bool, *, dtype: torch.dtype | None) -> torch.Tensor:
-        return self.sum(dim, keepdim, dtype=dtype or kept)
-
-    return total
+def _check_nansum(
+    self: torch.Tensor, dtype: torch.dtype | None = None, out: torch.Tensor | None = None, **_: Any
+) -> None:
+    """Sums are in the dtype of `out=`, of which torch's CPU has those of floating-point numbers."""
+    if out is not None and self.is_floating_point() and not out.is_floating_point():
+        refuse_dtype("nansum_cpu", out.dtype)
+    _check_dtype_of_out(dtype, out)
 
 
-@planner("nansum", meta=_nansum_meta, eager=_nansum_into, check=_check_dtype_of_out, exact_out=False)
+@composite("nansum.out", when=lambda self, **_: not (self.is_floating_point() or self.is_complex()))
+def _nansum_of_integers(
+    self: torch.Tensor, dim: list[int] | None, keepdim: bool, *, dtype: torch.dtype | None, out: torch.Tensor
+) -> torch.Tensor:
+    """The sum, in the dtype of `out=`."""
+    return self.sum(dim, keepdim, dtype=dtype or out.dtype)
+
+
+@planner("nansum", meta=_nansum_meta, refuses=_check_nansum)
 def nansum(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -345,20 +347,19 @@ def nansum(
     _sum(p, out, self, reduced_dims(self.dim(), dim), nan=self.is_floating_point())
 
 
-@planner("mean", check=_check_dtype_of_out, exact_out=False)
+@planner("mean", refuses=_check_dtype_of_out)
 def mean_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, dtype: torch.dtype | None = None) -> None:
     _sum(p, out, self, reduced_dims(self.dim(), None), mean=True)
 
 
-def _real_mean(arguments: dict[str, Any], _: bool) -> Callable[..., torch.Tensor] | None:
-    """For `planner(eager=...)`: of complex numbers a real `out=` gets the real part, as on torch's CPU."""
-    out = arguments.get("out")
-    if out is None or not out.is_floating_point() or not arguments["self"].is_complex():
-        return None
-    return lambda *args, **kwargs: aten.mean.dim(*args, **kwargs).real
+@composite("mean.out", when=lambda self, out, **_: out.is_floating_point() and self.is_complex())
+def _real_mean(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """Of complex numbers a real `out=` gets the real part, as on torch's CPU."""
+    mean: torch.Tensor = aten.mean.dim(*args, **kwargs)
+    return mean.real
 
 
-@planner("mean.dim", eager=_real_mean, check=_check_dtype_of_out, exact_out=False)
+@planner("mean.dim", refuses=_check_dtype_of_out)
 def mean_dim(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -380,12 +381,12 @@ def _prod(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: list[int]) -
     plan_reduction(p, kernels.product(to.accumulate, to.name), [out], x, dims)
 
 
-@planner("prod", typed_by_out=True)
+@planner("prod", refuses=OtherOut(but_untyped=True))
 def prod_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, dtype: torch.dtype | None = None) -> None:
     _prod(p, out, self, reduced_dims(self.dim(), None))
 
 
-@planner("prod.dim_int", typed_by_out=True)
+@planner("prod.dim_int", refuses=OtherOut(but_untyped=True))
 def prod_dim(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -453,22 +454,22 @@ def _check_alike(self: torch.Tensor, out: torch.Tensor | None = None, **_: Any) 
         )
 
 
-@planner("amax", meta=_extreme_meta(aten.amax.default, "amax"), check=_check_alike)
+@planner("amax", meta=_extreme_meta(aten.amax.default, "amax"), refuses=(_check_alike, other_out))
 def amax(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> None:
     _extreme(p, out, self, reduced_dims(self.dim(), dim), True)
 
 
-@planner("amin", meta=_extreme_meta(aten.amin.default, "amin"), check=_check_alike)
+@planner("amin", meta=_extreme_meta(aten.amin.default, "amin"), refuses=(_check_alike, other_out))
 def amin(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> None:
     _extreme(p, out, self, reduced_dims(self.dim(), dim), False)
 
 
-@planner("max", exact_out=False)
+@planner("max", refuses=())
 def max_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
     _extreme(p, out, self, check_some("max", self, None), True)
 
 
-@planner("min", exact_out=False)
+@planner("min", refuses=())
 def min_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
     _extreme(p, out, self, check_some("min", self, None), False)
 
@@ -560,9 +561,10 @@ def _declare_truth(name: str, every: bool) -> None:
 
     # The functional forms' meta functions: that of out= refuses truth of bytes.
     op = getattr(aten, name)
-    planner(name, check=check, meta=op.default)(over_all)
-    planner(f"{name}.dim", check=check, meta=op.dim)(over_dim)
-    planner(f"{name}.dims", check=check, meta=op.dims)(over_dims)
+    refuses = (check, OtherOut(but_bytes=True))
+    planner(name, refuses=refuses, meta=op.default)(over_all)
+    planner(f"{name}.dim", refuses=refuses, meta=op.dim)(over_dim)
+    planner(f"{name}.dims", refuses=refuses, meta=op.dims)(over_dims)
 
 
 _declare_truth("any", False)
@@ -603,13 +605,15 @@ def _complex_variance(
         _sum(p, outs[1], x, dims, mean=True)
 
 
-def _check_variance_out(arguments: dict[str, Any], _: bool) -> None:
-    """For `planner(eager=...)`: torch's CPU sums in the dtype of `out=`, but all elements at once by a kernel that has
-    neither 16-bit numbers nor a way to them."""
-    x, out = arguments["self"], arguments.get("out")
+def _check_variance_out(
+    self: torch.Tensor, dim: Sequence[int] | None, out: torch.Tensor | None = None, **_: Any
+) -> None:
+    """Torch's CPU sums in the dtype of `out=`, but all elements at once by a kernel that has neither 16-bit numbers nor
+    a way to them."""
+    x = self
     if out is None or x.is_complex() or out.dtype == x.dtype:
         return
-    whole = len(reduced_dims(x.dim(), arguments["dim"])) == x.dim()
+    whole = len(reduced_dims(x.dim(), dim)) == x.dim()
     if whole and x.numel() and x.element_size() == 2 and not (out.is_floating_point() and out.element_size() == 2):
         raise RuntimeError(f"std_var_all: Unsupported dtype {dtype_name(x.dtype)}")
     if out.is_complex() and not whole:
@@ -617,7 +621,7 @@ def _check_variance_out(arguments: dict[str, Any], _: bool) -> None:
 
 
 def _declare_variance(name: str, root: bool, with_mean: bool) -> Callable[..., None]:
-    @planner(f"{name}.correction", eager=_check_variance_out, exact_out=False)
+    @planner(f"{name}.correction", refuses=_check_variance_out)
     def plan(
         p: PlanBuilder,
         out: Any,

@@ -7,15 +7,12 @@ import math
 import torch
 from torch._prims_common import canonicalize_dim
 
-from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen import element_type
 from torchgraft.kernels import scan as kernels
 from torchgraft.ops.entries import enter
 from torchgraft.ops.reductions import converted
-from torchgraft.plans import PlanBuilder, Unsupported, planner
-from torchgraft.plans.registry import refuse_dtype
-
-# Elements below which one thread does it all.
-_SMALL = 16384
+from torchgraft.plans import OtherOut, PlanBuilder, Unsupported, planner
+from torchgraft.plans.refusals import refuse_dtype
 
 
 def _levels(x: torch.Tensor, dim: int) -> tuple[int, int, int]:
@@ -30,36 +27,19 @@ def _scan(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, how: str
     if out.dtype == torch.bool and x.dim() > 0 and x.numel() > 0:
         refuse_dtype(p.op, out.dtype)
     x = converted(p, x, out.dtype)
-    in_type, out_type = element_type(x.dtype).name, element_type(out.dtype).name
-    outer, size, inner = _levels(x, dim)
-    gpu, wide = p.form == "gpu", p.device.float64
-    units = 32 * p.device.compute_units
-    if inner == 1:
-        if gpu:
-            p.launch(kernels.row_kernel_gpu(in_type, out_type, how), (outer,), [x, out, outer, size, 1])
-            return
-        chunk = max(1, outer if outer * size <= _SMALL else ceil_div(outer, units))
-        kernel = kernels.row_kernel(in_type, out_type, how, wide)
-        p.launch(kernel, (ceil_div(outer, chunk),), [x, out, outer, size, chunk])
-        return
-    if gpu:
-        kernel = kernels.column_kernel_gpu(in_type, out_type, how)
-        p.launch(kernel, (ceil_div(outer * inner, 64),), [x, out, outer, size, inner, 1])
-        return
-    even = inner if outer * size * inner <= _SMALL else ceil_div(outer * inner, units)
-    chunk = max(1, min(inner, kernels.WIDTH, max(16, ceil_div(even, 16) * 16)))
-    kernel = kernels.column_kernel(in_type, out_type, how, wide)
-    p.launch(kernel, (outer * ceil_div(inner, chunk),), [x, out, outer, size, inner, chunk])
+    layout, grid = p.rows(*_levels(x, dim))
+    types = element_type(x.dtype).name, element_type(out.dtype).name
+    p.launch(kernels.running_kernel(layout, *types, how, p.device.float64), grid, x=x, out=out)
 
 
-@planner("cumsum", contiguous=True, inplace_safe=True, typed_by_out=True)
+@planner("cumsum", contiguous=True, inplace_safe=True, refuses=OtherOut(but_untyped=True))
 def cumsum(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None
 ) -> None:
     _scan(p, out, self, dim, "sum")
 
 
-@planner("cumprod", contiguous=True, inplace_safe=True, typed_by_out=True)
+@planner("cumprod", contiguous=True, inplace_safe=True, refuses=OtherOut(but_untyped=True))
 def cumprod(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None
 ) -> None:
@@ -85,11 +65,11 @@ def _declare_extreme(name: str, greater: bool) -> None:
     ) -> None:
         if self.is_complex():
             raise Unsupported("order of complex numbers")
-        outer, size, inner = _levels(self, dim)
-        kernel = kernels.extreme_kernel(element_type(self.dtype).name, greater)
+        layout, grid = p.rows(*_levels(self, dim))
+        kernel = kernels.extreme_kernel(layout, element_type(self.dtype).name, greater)
         # The caller made both results for this call, so neither is one of the inputs.
         targets = [t if t.is_contiguous() else p.empty_like(t) for t in (values, indices)]
-        p.launch(kernel, (ceil_div(outer * inner, 64),), [p.contiguous(self), *targets, outer, size, inner])
+        p.launch(kernel, grid, x=p.contiguous(self), values=targets[0], indices=targets[1])
         for result, target in zip((values, indices), targets, strict=True):
             if result is not target:
                 p.copy(result, target)

@@ -117,7 +117,7 @@ def _number_isin(
     p.call_out(aten.logical_not.default if invert else aten.clone.default, out, found)
 
 
-@planner("isin.Tensor_Tensor", cpu_tensors="upload")
+@planner("isin.Tensor_Tensor")
 def _isin(
     p: PlanBuilder,
     out: torch.Tensor,

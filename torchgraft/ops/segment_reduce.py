@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import Kernel, ceil_div, element_type
+from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen.loops import Layout
 from torchgraft.kernels import segment_reduce as kernels
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
-
-# Elements below which one thread does it all.
-_SMALL = 16384
+from torchgraft.plans.grid import Grid
 
 _REDUCTIONS = {"sum": "sum", "mean": "mean", "prod": "prod", "max": "max", "min": "min", "amax": "max", "amin": "min"}
 
@@ -46,24 +45,27 @@ def _bounds(
         "when !unsafe, but one sums to {}",
         RuntimeError,
     )
-    kernel = kernels.bounds_kernel(element_type(lengths.dtype).name, checked)
-    args = [bounds, lengths, negative.words, negative.code, total.code, rows, segments]
-    p.launch(kernel, (math.prod(lengths.shape[:-1]),), args)
+    p.launch(
+        kernels.bounds_kernel(element_type(lengths.dtype).name, checked, p.form),
+        p.walk(math.prod(lengths.shape[:-1]), max(1, segments), multiple=1),
+        bounds=bounds,
+        lengths=lengths,
+        errors=negative.words,
+        negative_code=negative.code,
+        sum_code=total.code,
+        rows=rows,
+        segments=segments,
+    )
     return bounds
 
 
-def _launch(p: PlanBuilder, kernel: Kernel, args: list[Any], data: torch.Tensor, bounds: torch.Tensor) -> None:
+def _segments(p: PlanBuilder, data: torch.Tensor, bounds: torch.Tensor) -> tuple[Layout, Grid, dict[str, int]]:
+    """The teams of segments, and what they are told of the sizes."""
     axis = bounds.dim() - 1
-    segments, inner = bounds.size(-1) - 1, math.prod(data.shape[axis + 1 :])
+    rows, segments, inner = data.size(axis), bounds.size(-1) - 1, math.prod(data.shape[axis + 1 :])
     total = math.prod(bounds.shape[:-1]) * segments
-    if total == 0 or inner == 0:
-        return
-    if p.form == "gpu":
-        groups, chunk = ceil_div(total * inner, kernels.GPU_LOCAL), 1
-    else:
-        chunk = total if data.numel() <= _SMALL else ceil_div(total, 32 * p.device.compute_units)
-        groups = ceil_div(total, chunk)
-    p.launch(kernel, (groups,), [*args, data.size(axis), segments, inner, total, chunk])
+    layout, grid = p.columns(total, inner, ceil_div(data.numel(), max(1, total * inner)))
+    return layout, grid, {"rows": rows, "segments": segments}
 
 
 def _check(data: torch.Tensor, index: torch.Tensor | None, axis: int) -> None:
@@ -115,9 +117,11 @@ def _segment_reduce(
     bounds = _bounds(p, data, lengths, offsets, not unsafe)
     type_, index = _types(data, bounds)
     report = p.error("segment_reduce(): offsets do not rise at segment {}", RuntimeError)
-    kernel = kernels.forward_kernel(type_, index, _how(reduce), initial is not None, p.form)
-    args = [out, data, bounds, report.words, report.code, 0 if initial is None else initial]
-    _launch(p, kernel, args, data, bounds)
+    layout, grid, sizes = _segments(p, data, bounds)
+    kernel = kernels.forward_kernel(layout, type_, index, _how(reduce), initial is not None)
+    start = 0 if initial is None else initial
+    errors = {"errors": report.words, "code": report.code}
+    p.launch(kernel, grid, out=out, data=data, bounds=bounds, **errors, initial=start, **sizes)
 
 
 def _backward_meta(grad: torch.Tensor, data: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -141,6 +145,7 @@ def _segment_reduce_backward(
     p.zero(out)
     bounds = _bounds(p, data, lengths, offsets, False)
     type_, index = _types(data, bounds)
-    kernel = kernels.backward_kernel(type_, index, _how(reduce), p.form)
-    args = [out, grad, output, data, bounds, 1 if initial is None else initial]
-    _launch(p, kernel, args, data, bounds)
+    layout, grid, sizes = _segments(p, data, bounds)
+    kernel = kernels.backward_kernel(layout, type_, index, _how(reduce))
+    start = 1 if initial is None else initial
+    p.launch(kernel, grid, out=out, grad=grad, result=output, data=data, bounds=bounds, initial=start, **sizes)

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import Kernel, ceil_div, element_type
-from torchgraft.codegen.types import BY_NAME
+from torchgraft.codegen.types import BY_NAME, MOVES
 from torchgraft.kernels import sorting as kernels
-from torchgraft.kernels.indexing import FEW, MOVES
-from torchgraft.ops.moves import as_moved
+from torchgraft.kernels.indexing import FEW
 from torchgraft.ops.reductions import check_some
 from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
 from torchgraft.plans.grid import Grid
-from torchgraft.plans.registry import refuse_dtype
+from torchgraft.plans.refusals import refuse_dtype
 
 aten = torch.ops.aten
 
@@ -116,7 +115,7 @@ def _sort_long_rows(
         p.launch(kernels.deal_kernel(key, p.form), grid, to=to, to_order=to_order, orders=orders, **given)
         keys, orders, to, to_order = to, to_order, keys, orders
     move = kernels.finish_kernel(MOVES[x.element_size()], p.form)
-    p.launch(move, p.walk(x.shape, 2), values=as_moved(values), places=places, x=as_moved(x), orders=orders)
+    p.launch(move, p.walk(x.shape, 2), values=p.bits(values), places=places, x=p.bits(x), orders=orders)
 
 
 def _sort(p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor, dim: int, descending: bool) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 import math
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
 from torch._prims_common import compute_elementwise_output_strides, elementwise_dtypes
 
 from torchgraft.codegen import ElementType, UnsupportedDtype, element_type
@@ -19,28 +21,49 @@ from torchgraft.kernels.reduce import Reduction
 from torchgraft.ops.reductions import plan_reduction, reduced_dims
 from torchgraft.plans import pointwise
 from torchgraft.plans.builder import PlanBuilder
-from torchgraft.plans.registry import (
-    Options,
-    check_dtype,
-    has_meta,
-    number_like,
-    refuse_dtype,
-    register,
-    resolve,
-)
+from torchgraft.plans.meta import has_meta
+from torchgraft.plans.refusals import Refusals, Refuses, gathered, refuse_dtype
+from torchgraft.plans.registry import Options, register
 from torchgraft.plans.scalar import Scalar
+from torchgraft.plans.schema import Parameter, parameters, resolve
 
-__all__ = ["Kind", "reduction", "row"]
+__all__ = ["Kind", "Row", "by_kind", "reduction", "row"]
 
 Text = str | Callable[..., str]
 
 _REAL_OF = {"c64": "f32", "c128": "f64"}
 _OPERANDS = ("Tensor", "number", "float")  # argument types that an expression may compute with
-Bounds = Mapping[str, tuple[float | None, float | None, str]]  # of scalars: at least, at most, what an error says
-
-_ANYTHING: Bounds = {}
 _NUMBER = "number"  # what texts get of a tensor that is a number from the CPU, in place of the argument's name
-_NUMBER_OF = {"f": 1.0, "c": 1j, "i": 1, "b": True}
+_ROLES = ("promotes", "keeps", "rounded", "cast", "divisor")
+
+
+class Kind(enum.Enum):
+    """How an op's operands are promoted to the type that is computed in, and what becomes of that type: torch's
+    ELEMENTWISE_TYPE_PROMOTION_KIND of the same names, and one more."""
+
+    DEFAULT = Promotion.DEFAULT
+    NO_OPMATH = Promotion.NO_OPMATH
+    INT_TO_FLOAT = Promotion.INT_TO_FLOAT
+    ALWAYS_BOOL = Promotion.ALWAYS_BOOL
+    COMPLEX_TO_FLOAT = Promotion.COMPLEX_TO_FLOAT
+    BOOL_TO_LONG = Promotion.BOOL_TO_LONG
+    ALWAYS_FLOAT = "real floating-point numbers of all"
+
+    @property
+    def promotion(self) -> Promotion:
+        """Torch's, for what is computed in."""
+        return Promotion.INT_TO_FLOAT if self is Kind.ALWAYS_FLOAT else Promotion(self.value)
+
+    @property
+    def gives_real(self) -> bool:
+        """Whether the result of complex arguments is real."""
+        return self in (Kind.COMPLEX_TO_FLOAT, Kind.ALWAYS_FLOAT)
+
+
+def by_kind(**_: Any) -> Any:
+    """For `row(meta=...)`: the results' dtypes are as `kind` says also where torch has a meta function, which says
+    otherwise."""
+    raise TypeError("by_kind stands for the meta function of a row")
 
 
 def row(
@@ -51,20 +74,10 @@ def row(
     integer: Text | None = None,
     boolean: Text | None = None,
     complex: Text | None = None,
-    promote: tuple[str, ...] = (),
-    keep: tuple[str, ...] = (),
-    rounded: tuple[str, ...] = (),
-    cast: tuple[str, ...] = (),
-    divisor: str = "",
-    statements: Text = "",
+    operands: Mapping[str, str] | None = None,
     cost: int = 1,
-    types: str = "all",
-    complex_to_real: bool = False,
-    within: Bounds | Callable[..., Bounds] = _ANYTHING,
-    own_meta: bool = False,
-    exact_out: bool = False,
-    eager: Callable[[dict[str, Any], bool], Callable[..., Any] | None] | None = None,
-    check: Callable[..., None] | None = None,
+    meta: Callable[..., Any] | None = None,
+    refuses: Refuses = (),
     replace: bool = False,
 ) -> None:
     """Declares a pointwise op.
@@ -75,125 +88,110 @@ def row(
     Args:
         names: functional overloads, separated by blanks; all have the same argument names.
         text: the result's expression in terms of the arguments' names; ``@f(x)`` is a mathematical function of the
-            compute type, ``T`` that type. For several results a mapping from their order ("0", "1") to expressions. A
-            function gets the call's static arguments by keyword and returns the text.
-        kind: torch's type promotion kind, or a function of the static arguments that gives it. Texts for NO_OPMATH may
-            use what depends on the element type itself: ``@narrow(x)`` rounds to it.
+            compute type, ``T`` that type. Statements may stand before it, each ended by a semicolon. For several
+            results a mapping from their order ("0", "1") to expressions. A function gets the call's static arguments by
+            keyword and returns the text.
+        kind: the type promotion kind, or a function of the static arguments that gives it. Texts for NO_OPMATH may use
+            what depends on the element type itself: ``@narrow(x)`` rounds to it.
         integer, boolean, complex: the expression for such compute types where it differs. Without `complex`, complex
             calls go to the fallback.
-        promote: scalar arguments that take part in type promotion.
-        keep: tensor arguments that keep their own type and take no part in promotion.
-        rounded: numbers, and tensors that another decides the type of, that 16-bit types round before they are
-            computed with, as torch does where its kernel takes them in the tensor's own type.
-        cast: numbers that are converted to the compute type without a check that they fit, as torch does where its
-            kernel takes them as tensors. Others must fit.
-        divisor: the operand that integers are divided by: where it is 0 the op raises torch's RuntimeError.
-        statements: text before the expressions.
+        operands: what arguments are, by name, each one word or several. "promotes": a scalar takes part in type
+            promotion. "keeps": a tensor keeps its own type and takes no part in promotion. "rounded": a number, or a
+            tensor that another decides the type of, that 16-bit types round before it is computed with, as torch does
+            where its kernel takes it in the tensor's own type. "cast": a number is converted to the compute type
+            without a check that it fits, as torch does where its kernel takes it as a tensor; others must fit.
+            "divisor": integers are divided by it; where it is 0 the op raises torch's RuntimeError.
         cost: of one element relative to an addition.
-        types: compute types that the op has on torch's CPU too: "all", "float" (with complex where there is an
-            expression), "integer" (with bool) or "number" (all but bool). Others raise NotImplementedError.
-        complex_to_real: the result of complex arguments is real; the kind COMPLEX_TO_FLOAT says so too.
-        within: bounds of scalar arguments, each None for none, and what a RuntimeError says of others, "{}" being the
-            value. A function gets the call's static arguments by keyword.
-        own_meta: the results' dtypes are as `kind` says also where torch has a meta function, which says otherwise.
-        exact_out: an `out=` must have the dtype of the result; otherwise the result is converted to its dtype.
-        eager: as for `planner`.
-        check: raises what torch raises before it looks at shapes; it gets the overload's arguments by keyword, tensors
-            as specs, `out` among them if there is one.
+        meta: as for `planner`; `by_kind` for what `kind` says also where torch has a meta function.
+        refuses: as for `planner`, and `only(...)` of compute types. Functions look at dtypes, not at shapes: a row's
+            plans are for any. An `out=` of another dtype gets the result converted, but with `other_out`.
         replace: takes the place of the planner that an op has, which is an error otherwise.
 
     Raises:
         ValueError: there is no such op, it has a planner, or a row says what its schema does not allow.
     """
+    refusals = gathered(refuses)
     for name in names.split():
         op = resolve(name)
-        _check_row(name, op._schema, promote, (*keep, *rounded, *cast, *([divisor] if divisor else [])))
-        plan = _RowPlanner(
-            name,
-            op._schema.arguments,
-            text,
-            kind,
-            integer,
-            boolean,
-            complex,
-            promote,
-            keep,
-            rounded,
-            cast,
-            divisor,
-            statements,
-            cost,
-            types,
-            complex_to_real or kind == Kind.COMPLEX_TO_FLOAT,
-            within,
-        )
+        _check_row(name, op._schema, operands or {})
+        made = Row(name, parameters(op), text, kind, integer, boolean, complex, operands or {}, cost, refusals)
         # torch's own refuses a complex out= for the real numbers that are made of complex ones; its kernels do not.
-        meta = plan.meta if own_meta or plan.complex_to_real or not has_meta(op) else None
-        options = Options(pointwise=True, cpu_tensors="value", meta=meta, eager=eager, exact_out=exact_out, check=check)
-        register(name, plan, options, replace)
+        gives_real = isinstance(kind, Kind) and kind.gives_real
+        own = made.meta if meta is by_kind or gives_real or not has_meta(op) else None
+        options = Options(
+            pointwise=True, by_value=True, meta=own if meta in (None, by_kind) else meta, refusals=refusals
+        )
+        register(name, made, options, replace)
 
 
-def _check_row(name: str, schema: torch._C.FunctionSchema, promote: tuple[str, ...], keep: tuple[str, ...]) -> None:
+def _check_row(name: str, schema: torch._C.FunctionSchema, operands: Mapping[str, str]) -> None:
     """Finds at once what would only be found at the first call."""
     if not any(str(a.type) == "Tensor" for a in schema.arguments):
         raise ValueError(f"{name} has no tensor among its arguments, so it is no pointwise op: {schema}")
-    unknown = {*promote, *keep} - {a.name for a in schema.arguments}
+    unknown = set(operands) - {a.name for a in schema.arguments}
     if unknown:
         raise ValueError(f"{name} has no argument {', '.join(sorted(unknown))}: {schema}")
+    odd = {word for words in operands.values() for word in words.split()} - set(_ROLES)
+    if odd:
+        raise ValueError(f"an operand is one of {', '.join(_ROLES)}, not {', '.join(sorted(odd))}")
     if any(str(r.type) != "Tensor" for r in schema.returns):
         raise ValueError(f"{name} returns something else than tensors, so it is no pointwise op: {schema}")
 
 
-class _RowPlanner:
-    def __init__(
-        self,
-        name: str,
-        parameters: list[torch._C.Argument],
-        text: Text | Mapping[str, Text],
-        kind: Kind | Callable[..., Kind],
-        integer: Text | None,
-        boolean: Text | None,
-        complex_text: Text | None,
-        promote: tuple[str, ...],
-        keep: tuple[str, ...],
-        rounded: tuple[str, ...],
-        cast: tuple[str, ...],
-        divisor: str,
-        statements: Text,
-        cost: int,
-        types: str,
-        complex_to_real: bool,
-        within: Bounds | Callable[..., Bounds],
-    ) -> None:
-        self.name = re.sub(r"\W", "_", name)
-        self.parameters = [a.name for a in parameters]
-        self.operands = {a.name for a in parameters if str(a.type).removeprefix("Optional[").rstrip("]") in _OPERANDS}
+@dataclass(frozen=True)
+class Row:
+    """A pointwise op as `row` declares it, and its planner."""
+
+    op: str
+    parameters: tuple[Parameter, ...]
+    text: Text | Mapping[str, Text]
+    kind: Kind | Callable[..., Kind]
+    integer: Text | None
+    boolean: Text | None
+    complex: Text | None
+    operands: Mapping[str, str]
+    cost: int
+    refusals: Refusals
+
+    @property
+    def name(self) -> str:
+        """A name for its kernels."""
+        return re.sub(r"\W", "_", self.op)
+
+    def _are(self, role: str) -> set[str]:
+        """The operands that are said to be something."""
+        return {name for name, words in self.operands.items() if role in words.split()}
+
+    @property
+    def _promote(self) -> set[str]:
         # A number in the place of a tensor takes part in type promotion, like one that is an operand by itself.
-        self.promote = {*promote, *(a.name for a in parameters if "Tensor" in str(a.type))}
-        self.text, self.kind = text, kind
-        self.integer, self.boolean, self.complex = integer, boolean, complex_text
-        self.keep, self.statements, self.cost, self.types = keep, statements, cost, types
-        self.rounded, self.cast, self.divisor = rounded, cast, divisor
-        self.complex_to_real, self.within = complex_to_real, within
+        return self._are("promotes") | {a.name for a in self.parameters if "Tensor" in a.type}
+
+    @property
+    def _divisor(self) -> str:
+        return next(iter(self._are("divisor")), "")
+
+    def _is_number(self, name: str, argument: Any) -> bool:
+        """Python numbers stand for tensors or scalars where an op is planned inside another."""
+        types = {a.type.removeprefix("Optional[").rstrip("]") for a in self.parameters if a.name == name}
+        return isinstance(argument, (int, float, complex)) and not types.isdisjoint(_OPERANDS)
 
     def __call__(self, p: PlanBuilder, out: Any, *args: Any, **kwargs: Any) -> None:
-        arguments = dict(zip(self.parameters, args, strict=False)) | kwargs
+        arguments = dict(zip((a.name for a in self.parameters), args, strict=False)) | kwargs
         tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}
-        scalars = {n: a for n, a in arguments.items() if isinstance(a, Scalar) or _is_number_operand(n, a, self)}
+        scalars = {n: a for n, a in arguments.items() if isinstance(a, Scalar) or self._is_number(n, a)}
         static = {n: n if n in tensors else a for n, a in arguments.items()}  # a tensor's name says it is there
         static |= {n: _NUMBER for n, a in tensors.items() if p.is_cpu_scalar(a)}
         kind = self.kind(**static) if callable(self.kind) else self.kind
         compute, own_dtype = self._dtypes(p, tensors, scalars, kind)
-        check_dtype(p, compute)
+        p.check_dtype(compute)
         element = element_type(compute)
-        self._check_type(p, element)
-        bounds = self.within(**static) if callable(self.within) else self.within
-        for name, (low, high, message) in bounds.items():
-            p.within(arguments[name], low, high, message)
-        texts = self._texts(element.name, static)
-        statements = self.statements(**static) if callable(self.statements) else self.statements
+        if self.refusals.refuses_type(is_integer=element.is_integer, is_bool=element.name == "b8"):
+            refuse_dtype(p.op, element.dtype)
+        statements, texts = self._texts(element.name, static)
         used = set(re.findall(r"[A-Za-z_]\w*", " ".join([statements, *texts])))
 
+        keep, cast, rounded = self._are("keeps"), self._are("cast"), self._are("rounded")
         inputs: list[Input] = []
         specs: list[torch.Tensor] = []
         numbers: list[Number] = []
@@ -205,7 +203,7 @@ class _RowPlanner:
                 continue
             if isinstance(argument, torch.Tensor):
                 own = element_type(argument.dtype)
-                wanted = own.compute if name in self.keep else element.name
+                wanted = own.compute if name in keep else element.name
                 if p.is_cpu_scalar(argument):
                     numbers.append(Number(name, wanted))
                     values.append(argument)
@@ -216,7 +214,7 @@ class _RowPlanner:
                     inputs.append(Input(name, own.name, wanted))
                     specs.append(argument)
             elif name in scalars:
-                if name in self.cast:
+                if name in cast:
                     given[name] = p.widest(argument, element.name)
                 type_ = given.get(name, element.name)
                 numbers.append(Number(name, type_))
@@ -226,8 +224,8 @@ class _RowPlanner:
         prepared = {name: convert(name, type_, element.name) for name, type_ in given.items()}
         if own_dtype in (torch.float16, torch.bfloat16):
             narrow = f"tg_narrow_{element_type(own_dtype).name}"
-            prepared |= {n: f"{narrow}({prepared.get(n, n)})" for n in foreign if n in self.rounded}
-        fault = self._fault(p, arguments.get(self.divisor), element, out)
+            prepared |= {n: f"{narrow}({prepared.get(n, n)})" for n in foreign if n in rounded}
+        fault = self._fault(p, arguments.get(self._divisor), element, out)
         if fault:
             report = p.error("ZeroDivisionError", RuntimeError)
             values += [report.words, report.code]
@@ -243,7 +241,7 @@ class _RowPlanner:
             tuple(inputs),
             tuple(numbers),
             results,
-            expression(statements, element.name),
+            statements,
             self.cost,
             fault,
         )
@@ -254,17 +252,18 @@ class _RowPlanner:
     ) -> tuple[torch.dtype, torch.dtype]:
         """What is computed in, and the operands' common type, which is narrower where that has 16 bits."""
         operands: list[Any] = []
+        keep, promote = self._are("keeps"), self._promote
         for name, spec in tensors.items():
-            if name in self.keep:
+            if name in keep:
                 continue
-            operands.append(number_like(spec) if p.is_wrapped_number(spec) else spec)
+            operands.append(_number_like(spec) if p.is_wrapped_number(spec) else spec)
         for name, scalar in scalars.items():
-            if name in self.promote:
+            if name in promote:
                 operands.append(scalar.python_type(1) if isinstance(scalar, Scalar) else scalar)
         if not any(isinstance(o, torch.Tensor) for o in operands):
-            operands += [spec for name, spec in tensors.items() if name not in self.keep]
-        computation, _ = elementwise_dtypes(*operands, type_promotion_kind=kind)
-        own, _ = elementwise_dtypes(*operands, type_promotion_kind=Kind.NO_OPMATH)
+            operands += [spec for name, spec in tensors.items() if name not in keep]
+        computation, _ = elementwise_dtypes(*operands, type_promotion_kind=kind.promotion)
+        own, _ = elementwise_dtypes(*operands, type_promotion_kind=Promotion.NO_OPMATH)
         return computation, own
 
     def meta(self, /, **arguments: Any) -> Any:
@@ -272,10 +271,11 @@ class _RowPlanner:
         tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}
         static = {n: n if n in tensors else a for n, a in arguments.items()}
         kind = self.kind(**static) if callable(self.kind) else self.kind
-        operands = [a for n, a in tensors.items() if n not in self.keep] or list(tensors.values())
-        operands += [arguments[n] for n in self.promote if arguments[n] is not None and n not in tensors]
-        _, dtype = elementwise_dtypes(*operands, type_promotion_kind=kind)
-        if self.complex_to_real and dtype.is_complex:
+        keep = self._are("keeps")
+        operands = [a for n, a in tensors.items() if n not in keep] or list(tensors.values())
+        operands += [arguments[n] for n in self._promote if arguments[n] is not None and n not in tensors]
+        _, dtype = elementwise_dtypes(*operands, type_promotion_kind=kind.promotion)
+        if kind.gives_real and dtype.is_complex:
             dtype = dtype.to_real()
         spread = torch.broadcast_tensors(*tensors.values())
         strides = compute_elementwise_output_strides(*spread)
@@ -290,7 +290,7 @@ class _RowPlanner:
         call that may report waits for its kernel."""
         if divisor is None or not element.is_integer:
             return ""
-        fault = f"{self.divisor} == 0"
+        fault = f"{self._divisor} == 0"
         number = p.peek(divisor)
         if number is None:
             return fault
@@ -302,17 +302,8 @@ class _RowPlanner:
         p.no_multiple(divisor, modulus)
         return ""
 
-    def _check_type(self, p: PlanBuilder, element: ElementType) -> None:
-        refused = {
-            "all": False,
-            "float": element.is_integer,
-            "integer": not element.is_integer,
-            "number": element.name == "b8",
-        }[self.types]
-        if refused:
-            refuse_dtype(p.op, element.dtype)
-
-    def _texts(self, compute: str, static: dict[str, Any]) -> list[str]:
+    def _texts(self, compute: str, static: dict[str, Any]) -> tuple[str, list[str]]:
+        """The statements and the results' expressions."""
         element = BY_NAME[compute]
         chosen: Text | Mapping[str, Text] | None = self.text
         if element.is_complex:
@@ -324,12 +315,13 @@ class _RowPlanner:
         if chosen is None:
             raise UnsupportedDtype(f"{self.name} has no kernel for {compute}")
         texts = list(chosen.values()) if isinstance(chosen, Mapping) else [chosen]
-        return [_resolve(text, compute, static) for text in texts]
+        parts = [_resolve(text, compute, static).rpartition(";") for text in texts]
+        return "\n".join(f"{before};" for before, end, _ in parts if end), [text for *_, text in parts]
 
     def _result_type(self, compute: str, kind: Kind) -> str:
         if kind == Kind.ALWAYS_BOOL:
             return "b8"
-        if self.complex_to_real:
+        if kind.gives_real:
             return _REAL_OF.get(compute, compute)
         return compute
 
@@ -356,9 +348,13 @@ def _converted(number: complex, element: ElementType) -> complex:
     return number
 
 
-def _is_number_operand(name: str, argument: Any, planner: _RowPlanner) -> bool:
-    """Python numbers stand for tensors or scalars where an op is planned inside another."""
-    return isinstance(argument, (int, float, complex)) and name in planner.operands
+def _number_like(spec: torch.Tensor) -> complex:
+    """Some number of the Python type that a wrapped number's dtype stands for."""
+    if spec.dtype == torch.bool:
+        return True
+    if spec.is_complex():
+        return 1j
+    return 1.0 if spec.is_floating_point() else 1
 
 
 def _resolve(text: Text, compute: str, static: dict[str, Any]) -> str:
@@ -407,7 +403,7 @@ def reduction(
     for name in names.split():
         op = resolve(name)
         plan = _ReductionPlanner(name, op._schema, combine, identity, map, finish, dtype, accumulate)
-        register(name, plan, Options(meta=None if has_meta(op) else plan.meta, exact_out=False), replace)
+        register(name, plan, Options(meta=None if has_meta(op) else plan.meta, refusals=Refusals()), replace)
 
 
 class _ReductionPlanner:
@@ -448,7 +444,7 @@ class _ReductionPlanner:
         held = element_type(self.accumulate).name if self.accumulate is not None else result.accumulate
         if x.is_complex() or BY_NAME[held].is_complex:
             raise UnsupportedDtype(f"{self.name} has no kernel for complex numbers")
-        check_dtype(p, BY_NAME[held].dtype)
+        p.check_dtype(BY_NAME[held].dtype)
         ctype = value_ctype(held)
         taken = re.sub(r"\bx\b", f"(({ctype})x)", self.map)
 

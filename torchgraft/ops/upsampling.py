@@ -18,9 +18,8 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from torchgraft.codegen import ceil_div
-from torchgraft.codegen.types import BY_NAME, element_type
+from torchgraft.codegen.types import BY_NAME, MOVES, element_type
 from torchgraft.kernels import upsampling as kernels
-from torchgraft.kernels.indexing import MOVES
 from torchgraft.kernels.upsampling import Image
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 

@@ -9,6 +9,7 @@ from torchgraft.codegen import Kernel, Pointer, Value, element_type
 from torchgraft.codegen.compiler import KernelCompileError
 from torchgraft.codegen.compiler import counts as _kernel_counts
 from torchgraft.plans.builder import DeviceTraits, PlanBuilder, Unsupported, device_traits, kernel_form
+from torchgraft.plans.refusals import OtherOut, only, other_out, within
 from torchgraft.plans.registry import ENTRIES, composite, planner, recomposed
 from torchgraft.plans.scalar import Scalar
 from torchgraft.plans.trace import decompose, decomposition
@@ -18,6 +19,7 @@ __all__ = [
     "DeviceTraits",
     "Kernel",
     "KernelCompileError",
+    "OtherOut",
     "PlanBuilder",
     "Pointer",
     "Scalar",
@@ -31,10 +33,13 @@ __all__ = [
     "device_traits",
     "element_type",
     "kernel_form",
+    "only",
+    "other_out",
     "planner",
     "recomposed",
     "show",
     "stats",
+    "within",
 ]
 
 

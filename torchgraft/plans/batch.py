@@ -12,6 +12,7 @@ import torch
 from torchgraft.codegen.batch import COUNTS, Batch, batch_kernel
 from torchgraft.codegen.pointwise import Loop
 from torchgraft.plans import pointwise
+from torchgraft.plans.grid import numbered
 from torchgraft.plans.pointwise import PlannedLoop
 
 if TYPE_CHECKING:
@@ -38,20 +39,15 @@ def plan_batch(p: PlanBuilder, batch: Batch, items: Sequence[Item]) -> None:
         count = next(c for c in COUNTS if c >= len(part))
         arguments: dict[str, Any] = {}
         for k, operand in enumerate(batch.operands):
-            arguments |= _numbered(f"{operand.name}_p", [item.specs[k] for item in part], count, None)
+            arguments |= numbered(f"{operand.name}_p", [item.specs[k] for item in part], count, None)
         for k, number in enumerate(batch.loop.numbers):
             if number.name in batch.varying:
-                arguments |= _numbered(number.name, [item.numbers[k] for item in part], count, 0)
+                arguments |= numbered(number.name, [item.numbers[k] for item in part], count, 0)
             else:
                 arguments[number.name] = part[0].numbers[k]
         lasts = list(accumulate(item.elements for item in part))
-        arguments |= _numbered("tg_last", lasts, count, lasts[-1])
+        arguments |= numbered("tg_last", lasts, count, lasts[-1])
         p.launch(batch_kernel(batch, count, p.form), p.walk(lasts[-1], batch.loop.cost), **arguments)
-
-
-def _numbered(name: str, values: Sequence[Any], count: int, rest: Any) -> dict[str, Any]:
-    """`count` arguments `<name>_0`..., where `rest` stands for those that there are not."""
-    return {f"{name}_{t}": values[t] if t < len(values) else rest for t in range(count)}
 
 
 # ---- loops that planners of single tensors have planned ----

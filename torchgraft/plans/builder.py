@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from torchgraft import _C
 from torchgraft.codegen.compiler import compiled
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer
 from torchgraft.codegen.loops import GROUP, Layout
-from torchgraft.codegen.types import BY_NAME, element_type
+from torchgraft.codegen.types import BY_NAME, MOVES, element_type
 from torchgraft.plans import pointwise
 from torchgraft.plans.grid import MULTIPLE, Dealer, Grid
 from torchgraft.plans.scalar import Scalar
@@ -38,6 +38,7 @@ class DeviceTraits:
     compute_units: int
     local_memory: int
     max_work_group_size: int
+    simd_width: int  # float32 elements of a vector register, a power of two
     float64: bool
     has_compiler: bool
 
@@ -54,9 +55,21 @@ def device_traits(index: int) -> DeviceTraits:
         compute_units=max(1, int(p["compute_units"])),
         local_memory=int(p["local_memory"]),
         max_work_group_size=int(p["max_work_group_size"]),
+        simd_width=_simd_width(int(p["simd_width"])),
         float64=bool(capabilities & 1 << 2),
         has_compiler=bool(capabilities & 1 << 1),
     )
+
+
+def _simd_width(reported: int) -> int:
+    """How many float32 a vector register holds: what the driver says, down to a power of two, or what
+    TORCHGRAFT_SIMD_WIDTH says instead."""
+    forced = os.environ.get("TORCHGRAFT_SIMD_WIDTH", "")
+    if not forced:
+        return 1 << max(1, reported).bit_length() - 1
+    if not forced.isdecimal() or int(forced).bit_count() != 1:
+        raise ValueError(f"TORCHGRAFT_SIMD_WIDTH is a power of two, not {forced!r}")
+    return int(forced)
 
 
 @functools.cache
@@ -93,12 +106,12 @@ class Philox:
     add: int
 
     @property
-    def seed(self) -> tuple[str]:
-        return ("seed",)
+    def seed(self) -> _C.LaunchArgument:
+        return _C.LaunchArgument.seed()
 
     @property
-    def offset(self) -> tuple[str, int]:
-        return ("offset", self.add)
+    def offset(self) -> _C.LaunchArgument:
+        return _C.LaunchArgument.offset(self.add)
 
 
 @dataclass(frozen=True)
@@ -106,14 +119,17 @@ class ErrorReport:
     """Where a kernel reports an error: `words` for a Pointer of type i32, `code` for a Value of type i32."""
 
     code: int
-    words: tuple[str] = ("errors",)
+
+    @property
+    def words(self) -> _C.LaunchArgument:
+        return _C.LaunchArgument.error_words()
 
 
 @dataclass
 class _Launch:
     kernel: Kernel
     groups: tuple[int, ...]
-    chunking: tuple[int, int, int, int] | None
+    chunking: _C.Chunking | None
     args: list[Any]
 
 
@@ -131,6 +147,10 @@ class _Fill:
     pattern: bytes
 
 
+#: Plans an op on specs with its arguments and keyword arguments, into the last argument if that is not None.
+Nested = Callable[["PlanBuilder", Any, tuple[Any, ...], dict[str, Any], Any], Any]
+
+
 @dataclass
 class PlanBuilder:
     """Collects a plan's steps. Specs are meta tensors: they have shape, strides and dtype, and views of one lie in its
@@ -140,6 +160,7 @@ class PlanBuilder:
         device: traits of the device that the plan is for.
         form: "cpu" or "gpu", the form of kernels to use.
         op: the op's name, for messages.
+        nested: plans an op as a part of this plan; see `call`.
         any_shape: all tensors of the call have one shape and are contiguous, and the plan must serve any such shape.
         gathered: while it is a list, loops over elements are put there instead of becoming launches; see
             plans/batch.py.
@@ -148,12 +169,13 @@ class PlanBuilder:
     device: DeviceTraits
     form: str
     op: str
+    nested: Nested
     any_shape: bool = False
     gathered: list[pointwise.PlannedLoop] | None = None
     _memory: dict[int, Memory] = field(default_factory=dict)
     _steps: list[_Launch | _Copy | _Fill] = field(default_factory=list)
     _philox: int = 0
-    _guards: list[tuple[Any, Any, Any, float]] = field(default_factory=list)
+    _guards: list[_C.Guard] = field(default_factory=list)
 
     # ---- memory ----
 
@@ -213,11 +235,22 @@ class PlanBuilder:
         self.copy(copy, spec)
         return copy
 
+    def bits(self, spec: torch.Tensor) -> torch.Tensor:
+        """The spec for kernels that move elements, whatever they mean: a view with elements of a type of
+        `codegen.types.MOVES`."""
+        return spec.view(BY_NAME[MOVES[spec.element_size()]].dtype)
+
     def table(self, values: torch.Tensor) -> torch.Tensor:
         """Constants that kernels of this plan read: a contiguous tensor on the plan's device, which the plan keeps."""
         spec = self.adopt(torch.empty(values.shape, dtype=values.dtype, device="meta"), "table")
         self.memory(spec).values = values
         return spec
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Raises Unsupported where the device's kernels cannot compute in a dtype."""
+        element_type(dtype)
+        if dtype in (torch.float64, torch.complex128) and not self.device.float64:
+            raise Unsupported(f"{self.device.name} cannot compute in {dtype}")
 
     # ---- steps ----
 
@@ -294,9 +327,15 @@ class PlanBuilder:
         """The grid of a `codegen.loops.Team` on contiguous rows."""
         return self.dealer.long_rows(rows, size, cost)
 
+    def columns(self, outer: int, inner: int, cost: int = 1) -> tuple[Layout, Grid]:
+        """The layout and grid of a `codegen.loops.Team` on rows across memory; see `plans.grid.Dealer.columns`."""
+        return Layout(self.form, across=True), self.dealer.columns(outer, inner, cost)
+
     def any_number(self, cost: int) -> Grid:
         """The grid of a walk over the elements of a contiguous plan: how many there are is found when it is run."""
-        return Grid((1,), {"n": ("numel",), "chunk": ("chunk",)}, self.dealer.chunking(cost))
+        return Grid(
+            (1,), {"n": _C.LaunchArgument.numel(), "chunk": _C.LaunchArgument.chunk()}, self.dealer.chunking(cost)
+        )
 
     @property
     def dealer(self) -> Dealer:
@@ -364,20 +403,21 @@ class PlanBuilder:
         value, least, most = (x.peek() if isinstance(x, Scalar) else x for x in (scalar, low, high))
         if not ((least is None or least <= value) and (most is None or value <= most)):  # type: ignore[operator]
             raise RuntimeError(message.format(value))
-        self._guards.append((self._guarded(scalar), self._guarded(low), self._guarded(high), 0.0))
+        bounds = (None if bound is None else self._guarded(bound) for bound in (low, high))
+        self._guards.append(_C.Guard.within(self._guarded(scalar), *bounds))
 
     def no_multiple(self, number: Scalar | torch.Tensor | float, modulus: int) -> None:
         """Has later calls planned anew whose number, wrapped or not, is a multiple of a modulus (as 0 is); it stays
         dynamic. Plain numbers are those of a plan that holds this one, and are not looked at."""
         if isinstance(number, (Scalar, torch.Tensor)):
-            self._guards.append((self._guarded(number), None, None, float(modulus)))
+            self._guards.append(_C.Guard.no_multiple(self._guarded(number), modulus))
 
-    def _guarded(self, value: Scalar | torch.Tensor | float | None) -> tuple[str, Any] | None:
-        if value is None:
-            return None
+    def _guarded(self, value: Scalar | torch.Tensor | float) -> _C.GuardValue:
         if isinstance(value, Scalar):
-            return "scalar", value.index
-        return ("tensor", self.memory(value).argument) if isinstance(value, torch.Tensor) else ("number", float(value))
+            return _C.GuardValue.scalar(value.index)
+        if isinstance(value, torch.Tensor):
+            return _C.GuardValue.tensor(self.memory(value).argument)
+        return _C.GuardValue.number(value)
 
     def widest(self, number: Scalar | complex, type_: str) -> str:
         """The element type in which a kernel takes a number of which it makes one of type `type_` itself, so that any
@@ -394,29 +434,25 @@ class PlanBuilder:
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """Plans another op as part of this plan; returns specs of its results. View ops cost nothing."""
-        from torchgraft.plans.registry import plan_nested
-
-        return plan_nested(self, op, args, kwargs, None)
+        return self.nested(self, op, args, kwargs, None)
 
     def call_out(self, op: Any, out: Any, *args: Any, **kwargs: Any) -> None:
         """Plans another op (its functional overload) as part of this plan, writing into `out` (a spec or a tuple of
         them)."""
-        from torchgraft.plans.registry import plan_nested
-
-        plan_nested(self, op, args, kwargs, out)
+        self.nested(self, op, args, kwargs, out)
 
     # ---- the end ----
 
     def finish(
-        self, outputs: list[tuple[Any, ...]], results: list[torch.Tensor], arguments: int, resizes: list[Any]
+        self, outputs: list[_C.Output], results: list[torch.Tensor], arguments: int, resizes: list[_C.Resize]
     ) -> _C.Plan:
         """Makes the plan.
 
         Args:
-            outputs: descriptions of what the op returns, where a spec stands for its slot.
+            outputs: what the op returns.
             results: the specs of new results, in the order of their slots.
             arguments: number of tensor arguments, whose slots come first.
-            resizes: (argument, sizes, strides) of out= tensors whose shape changes.
+            resizes: out= tensors whose shape changes.
         """
         for memory in self._memory.values():
             if memory.kind in ("argument", "cpu scalar", "number"):
@@ -426,18 +462,15 @@ class PlanBuilder:
         temporaries, arena = self._place_temporaries(arguments + len(results))
         steps = [self._step(step) for step in self._steps]
         return _C.Plan(
-            {
-                "op": self.op,
-                "outputs": [self._resolve(output) for output in outputs],
-                "resizes": resizes,
-                "steps": steps,
-                "temporaries": temporaries,
-                "arena_bytes": arena,
-                "slots": arguments + len(results) + len(temporaries),
-                "philox_count": self._philox,
-                "guards": self._guards,
-                "tables": [memory.values for memory in self._memory.values() if memory.values is not None],
-            }
+            self.op,
+            outputs=outputs,
+            resizes=resizes,
+            steps=steps,
+            temporaries=temporaries,
+            arena_bytes=arena,
+            slots=arguments + len(results) + len(temporaries),
+            philox_count=self._philox,
+            guards=self._guards,
         )
 
     def _specs_of(self, step: _Launch | _Copy | _Fill) -> list[torch.Tensor]:
@@ -445,7 +478,7 @@ class PlanBuilder:
             return [arg for arg in step.args if isinstance(arg, torch.Tensor)]
         return [step.destination, step.source] if isinstance(step, _Copy) else [step.destination]
 
-    def _place_temporaries(self, first_slot: int) -> tuple[list[tuple[int, int]], int]:
+    def _place_temporaries(self, first_slot: int) -> tuple[list[_C.Address], int]:
         """Gives each temporary a slot and a place in one arena; those whose uses do not overlap in time share
         memory."""
         lives: dict[int, tuple[Memory, int, int]] = {}
@@ -456,7 +489,7 @@ class PlanBuilder:
                     start = lives.get(id(memory), (memory, time, time))[1]
                     lives[id(memory)] = (memory, start, time)
         placed: list[tuple[int, int, int, int]] = []  # offset, end, first use, last use
-        out: list[tuple[int, int]] = []
+        out: list[_C.Address] = []
         top = 0
         for memory, start, end in sorted(lives.values(), key=lambda life: life[1]):
             size = max(1, -(-memory.nbytes // _ARENA_ALIGN)) * _ARENA_ALIGN
@@ -469,42 +502,51 @@ class PlanBuilder:
                 offset = taken_end
             placed.append((offset, offset + size, start, end))
             memory.slot = first_slot + len(out)
-            out.append((memory.slot, offset))
+            out.append(_C.Address(memory.slot, offset))
             top = max(top, offset + size)
         return out, top
 
-    def _step(self, step: _Launch | _Copy | _Fill) -> tuple[Any, ...]:
+    def _step(self, step: _Launch | _Copy | _Fill) -> _C.LaunchStep | _C.CopyStep | _C.FillStep:
         if isinstance(step, _Copy):
-            return ("copy", *self._address(step.destination), *self._address(step.source), step.nbytes)
+            return _C.CopyStep(self._address(step.destination), self._address(step.source), step.nbytes)
         if isinstance(step, _Fill):
-            return ("fill", *self._address(step.destination), step.nbytes, step.pattern)
-        args = [self._argument(param, arg) for param, arg in zip(step.kernel.params, step.args, strict=True)]
-        return ("launch", compiled(step.kernel, self.device.index), list(step.groups), step.chunking, args)
+            return _C.FillStep(self._address(step.destination), step.nbytes, step.pattern)
+        arguments = [
+            self._argument(step.kernel, param, arg) for param, arg in zip(step.kernel.params, step.args, strict=True)
+        ]
+        return _C.LaunchStep(compiled(step.kernel, self.device.index), step.groups, arguments, step.chunking)
 
-    def _address(self, spec: torch.Tensor) -> tuple[int, int]:
+    def _place(self, spec: torch.Tensor) -> tuple[int, int]:
+        """The slot that a spec lies in, and where in there, in bytes."""
         return self.memory(spec).slot, int(spec.storage_offset()) * spec.element_size()
 
-    def _argument(self, param: Any, arg: Any) -> tuple[Any, ...]:
-        if isinstance(param, Pointer):
-            if arg is None:
-                return ("null",)
-            if isinstance(arg, torch.Tensor):
-                slot, offset = self._address(arg)
-                values = self.memory(arg).values
-                return ("pointer", slot, offset) if values is None else ("table", values, offset)
-            return tuple(arg)
-        if isinstance(arg, Scalar):
-            return ("scalar", arg.index, param.type)
-        if isinstance(arg, torch.Tensor):
-            return ("tensor", self.memory(arg).slot, param.type)
-        if isinstance(arg, tuple):
-            return (*arg, param.type) if arg[0] in ("numel", "chunk") else arg
-        return ("constant", param.type, arg)
+    def _address(self, spec: torch.Tensor) -> _C.Address:
+        return _C.Address(*self._place(spec))
 
-    def _resolve(self, output: tuple[Any, ...]) -> tuple[Any, ...]:
-        if output[0] == "list":
-            return ("list", [self._resolve(item) for item in output[1]])
-        return tuple(self.memory(part).slot if isinstance(part, torch.Tensor) else part for part in output)
+    def _argument(self, kernel: Kernel, param: Parameter, arg: Any) -> _C.LaunchArgument:
+        """What a launch gets for a parameter."""
+        if isinstance(arg, _C.LaunchArgument):
+            return arg
+        try:
+            return self._pointer(arg) if isinstance(param, Pointer) else self._value(param.type, arg)
+        except TypeError as error:
+            raise TypeError(f"argument {param.name!r} of kernel {kernel.name}: {error}") from error
+
+    def _pointer(self, arg: torch.Tensor | None) -> _C.LaunchArgument:
+        if arg is None:
+            return _C.LaunchArgument.null()
+        if not isinstance(arg, torch.Tensor):
+            raise TypeError(f"a pointer is given by a spec or None, not by {type(arg).__name__}")
+        slot, offset = self._place(arg)
+        values = self.memory(arg).values
+        return _C.LaunchArgument.pointer(slot, offset) if values is None else _C.LaunchArgument.table(values, offset)
+
+    def _value(self, type_: str, arg: Scalar | torch.Tensor | complex) -> _C.LaunchArgument:
+        if isinstance(arg, Scalar):
+            return _C.LaunchArgument.scalar(arg.index, type_)
+        if isinstance(arg, torch.Tensor):
+            return _C.LaunchArgument.tensor_value(self.memory(arg).slot, type_)
+        return _C.LaunchArgument.constant(type_, arg)
 
 
 def _holds(type_: str, number: complex) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from torchgraft import _C
 from torchgraft.codegen.kernel import ceil_div
 from torchgraft.codegen.loops import COLUMN_GROUP, GROUP, WIDTH, Layout
 
@@ -30,13 +31,12 @@ class Grid:
     Attributes:
         groups: their number in each dimension.
         values: of the parameters that the kernel's loop has added, by name.
-        chunking: of plans for any number of elements, whose groups are found when the plan is run; see Chunking in
-            csrc/dispatch/plan.h.
+        chunking: of plans for any number of elements, whose groups are found when the plan is run.
     """
 
     groups: tuple[int, ...]
     values: Mapping[str, Any] = field(default_factory=dict)
-    chunking: tuple[int, int, int, int] | None = None
+    chunking: _C.Chunking | None = None
 
     def by(self, *groups: int) -> Grid:
         """With more dimensions."""
@@ -49,11 +49,17 @@ class Dealer(NamedTuple):
     form: str
     compute_units: int
 
-    def chunking(self, cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> tuple[int, int, int, int]:
-        """(multiple, single, per_group, max_groups) of a walk; see Chunking in csrc/dispatch/plan.h."""
+    @property
+    def serial(self) -> Dealer:
+        """For loops of the CPU form, in which a work-item takes a chunk, on whatever device."""
+        return self._replace(form="cpu")
+
+    def chunking(self, cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> _C.Chunking:
+        """How a walk's elements are dealt out."""
         if self.form == "gpu":
-            return (group, 0, group * (_GPU_ELEMENTS if multiple > 1 else 1), 0)
-        return (multiple, _SINGLE // cost, max(multiple, _CHUNK // cost), _GROUPS_PER_UNIT * self.compute_units)
+            return _C.Chunking(group, 0, group * (_GPU_ELEMENTS if multiple > 1 else 1), 0)
+        most = _GROUPS_PER_UNIT * self.compute_units
+        return _C.Chunking(multiple, _SINGLE // cost, max(multiple, _CHUNK // cost), most)
 
     def walk(self, sizes: int | Sequence[int], cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> Grid:
         """For a `Walk` over so many elements, or over a space of these sizes.
@@ -66,7 +72,7 @@ class Dealer(NamedTuple):
         """
         dims = [sizes] if isinstance(sizes, int) else sizes
         n = math.prod(dims)
-        groups, chunk = deal(n, self.chunking(cost, multiple, group))
+        groups, chunk = self.chunking(cost, multiple, group).deal(n)
         values = {"n": n, "chunk": chunk}
         if not isinstance(sizes, int):
             values.update((f"n{d}", size) for d, size in enumerate(sizes))
@@ -82,35 +88,35 @@ class Dealer(NamedTuple):
         outer, outer_stride, stride, inner, inner_stride = (
             (outer, size * inner, inner, inner, 1) if unit else (1, 0, 1, outer, size)
         )
+        grid = self.columns(outer, inner, size * cost)
+        values = {"outer_stride": outer_stride, "size": size, "stride": stride, "inner_stride": inner_stride}
+        return Layout(self.form, across=True, unit=unit), Grid(grid.groups, {**grid.values, **values})
+
+    def columns(self, outer: int, inner: int, cost: int = 1) -> Grid:
+        """For a `Team` on rows across memory, `inner` of them side by side.
+
+        Args:
+            outer, inner: numbers of rows; those of one `outer` may be treated at once.
+            cost: of a row relative to an addition.
+        """
+        values = {"outer": outer, "inner": inner, "outer_stride": 0, "size": 0, "stride": 0, "inner_stride": 0}
         columns = outer * inner
-        chunk = 1
-        groups = ceil_div(columns, COLUMN_GROUP)
-        if self.form == "cpu":
-            few = columns * size * cost <= _SINGLE
-            even = columns if few else ceil_div(columns, _GROUPS_PER_UNIT * self.compute_units)
-            chunk = max(1, min(inner, WIDTH, max(16, ceil_div(even, 16) * 16)))
-            groups = outer * ceil_div(inner, chunk)
-        values = {"outer": outer, "outer_stride": outer_stride, "size": size, "stride": stride}
-        values |= {"inner": inner, "inner_stride": inner_stride, "chunk": chunk}
-        return Layout(self.form, across=True, unit=unit), Grid((groups,), values)
+        if self.form == "gpu":
+            return Grid((ceil_div(columns, COLUMN_GROUP),), {**values, "span": 1, "chunk": 1})
+        few = columns * cost <= _SINGLE
+        even = columns if few else ceil_div(columns, _GROUPS_PER_UNIT * self.compute_units)
+        span = max(1, min(inner, WIDTH, max(16, ceil_div(even, 16) * 16)))
+        groups, chunk = self.chunking(max(1, cost * span), multiple=1).deal(outer * ceil_div(inner, span))
+        return Grid((groups,), {**values, "span": span, "chunk": chunk})
 
     def long_rows(self, rows: int, size: int, cost: int = 1) -> Grid:
         """For a `Team` on contiguous rows."""
         groups, chunk = rows, 1
         if self.form == "cpu":
-            groups, chunk = deal(rows, self.chunking(max(1, size * cost), multiple=1))
+            groups, chunk = self.chunking(max(1, size * cost), multiple=1).deal(rows)
         return Grid((groups,), {"rows": rows, "size": size, "chunk": chunk})
 
 
-def deal(n: int, rule: tuple[int, int, int, int]) -> tuple[int, int]:
-    """(groups, chunk) for n elements: what C++ does for plans that serve any shape."""
-    multiple, single, per_group, max_groups = rule
-    if n == 0:
-        return 0, multiple
-    if n <= single:
-        chunk = n
-    else:
-        groups = -(-n // per_group)
-        chunk = -(-n // (min(groups, max_groups) if max_groups else groups))
-    chunk = -(-chunk // multiple) * multiple
-    return -(-n // chunk), chunk
+def numbered(name: str, values: Sequence[Any], count: int, rest: Any) -> dict[str, Any]:
+    """`count` arguments `<name>_0`..., where `rest` stands for those that there are not."""
+    return {f"{name}_{t}": values[t] if t < len(values) else rest for t in range(count)}

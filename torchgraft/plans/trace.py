@@ -11,8 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 from torch.utils._pytree import tree_map
 
 from torchgraft.plans.builder import PlanBuilder, Unsupported
-from torchgraft.plans.registry import ENTRIES, Options, has_meta, overload_name, plan_nested, register, resolve
+from torchgraft.plans.meta import has_meta
+from torchgraft.plans.refusals import Refuses, gathered, other_out
+from torchgraft.plans.registry import ENTRIES, Options, register
 from torchgraft.plans.scalar import Scalar
+from torchgraft.plans.schema import overload_name, resolve
 
 aten = torch.ops.aten
 
@@ -54,12 +57,12 @@ class _Trace(TorchDispatchMode):
         entry = ENTRIES.get(overload_name(func))
         if entry is not None:
             if entry.kind == "functional":
-                return plan_nested(self.p, func, args, kwargs, None)
+                return self.p.call(func, *args, **kwargs)
             return self._plan_writing(func, entry, args, kwargs)
         if func._overloadname == "Scalar":  # where tensors are taken numbers are too
             by_tensor = ENTRIES.get(f"{func._schema.name}.Tensor")
             if by_tensor is not None and by_tensor.kind == "functional":
-                return plan_nested(self.p, by_tensor.op, args, kwargs, None)
+                return self.p.call(by_tensor.op, *args, **kwargs)
         decomposition = torch._decomp.decomposition_table.get(func)
         with self.active():
             if func.namespace == "prims":  # each says which torch function it is
@@ -80,7 +83,8 @@ class _Trace(TorchDispatchMode):
         named = {a.name: value for a, value in zip(schema, args, strict=False)} | kwargs
         targets = [named[a.name] for a in schema if a.alias_info is not None and a.alias_info.is_write]
         functional = {a.name: named[a.name] for a in entry.functional._schema.arguments if a.name in named}
-        plan_nested(self.p, entry.functional, (), functional, targets[0] if len(targets) == 1 else tuple(targets))
+        out = targets[0] if len(targets) == 1 else tuple(targets)
+        self.p.nested(self.p, entry.functional, (), functional, out)
         return result
 
 
@@ -104,7 +108,7 @@ def _full(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
 def _iota(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
     out = func(*args, **{**kwargs, "device": torch.device("meta")})
     start, step = kwargs["start"], kwargs["step"]
-    plan_nested(p, aten.arange.start_out, (start, start + step * out.numel(), step), {"out": out}, out)
+    p.nested(p, aten.arange.start_out, (start, start + step * out.numel(), step), {"out": out}, out)
     return out
 
 
@@ -193,16 +197,12 @@ def decomposition(
     return declare
 
 
-def decompose(
-    *names: str, check: Callable[..., None] | None = None, exact_out: bool = True, replace: bool = False
-) -> None:
+def decompose(*names: str, refuses: Refuses = other_out, replace: bool = False) -> None:
     """Declares ops as planned by tracing torch's own decomposition of them; see `decomposition`.
 
     Args:
         names: functional overloads, as for `planner`.
-        check: raises what torch's kernels raise and its decomposition does not; it gets the overload's arguments by
-            keyword, tensors as specs.
-        exact_out: as for `planner`.
+        refuses: as for `planner`: what torch's kernels refuse and its decomposition does not.
         replace: takes the place of the planner that an op has, which is an error otherwise.
 
     Raises:
@@ -215,7 +215,7 @@ def decompose(
             op.name(), "CompositeImplicitAutograd"
         ):
             raise ValueError(f"torch has no decomposition of {name}; write one, with `decomposition`")
-        options = Options(way="decomposed", check=check, exact_out=exact_out)
+        options = Options(way="decomposed", refusals=gathered(refuses))
         register(name, _planner_of(op, definition), options, replace)
 
 

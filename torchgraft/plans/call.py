@@ -1,0 +1,496 @@
+"""How a call becomes a plan."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._prims_common import compute_elementwise_output_strides
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
+
+from torchgraft import _C
+from torchgraft.codegen.types import UnsupportedDtype
+from torchgraft.plans import registry
+from torchgraft.plans.builder import PlanBuilder, Unsupported, device_traits, kernel_form
+from torchgraft.plans.meta import ask_meta
+from torchgraft.plans.refusals import (
+    check_apart,
+    check_broadcast,
+    check_on_device,
+    check_out,
+    check_out_dtype,
+    check_over_itself,
+    named_tensors,
+    refuse_overlap,
+    refuse_resized,
+)
+from torchgraft.plans.registry import ENTRIES, Composite, Entry, no_plan, run_own_meta
+from torchgraft.plans.scalar import Scalar
+from torchgraft.plans.schema import (
+    Parameter,
+    call_by_name,
+    overload_name,
+    parameters,
+    returns_several,
+    tensors_in,
+    written,
+)
+from torchgraft.plans.trace import trace
+
+# c10::ScalarType by number, as dtypes arrive in boxed calls.
+_DTYPES: list[torch.dtype | None] = [
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.complex32,
+    torch.complex64,
+    torch.complex128,
+    torch.bool,
+    torch.qint8,
+    torch.quint8,
+    torch.qint32,
+    torch.bfloat16,
+]
+
+
+_TENSORS = (_C.ArgumentKind.Tensor, _C.ArgumentKind.TensorList)
+_WRAPPED = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+@dataclass
+class _Reads:
+    """Which scalars a planner has read."""
+
+    mask: int = 0
+
+    def __call__(self, index: int) -> None:
+        self.mask |= 1 << min(index, 63)
+
+
+def plan_call(
+    name: str,
+    arguments: list[Any],
+    places: list[_C.Place],
+    device: int,
+    contiguous: bool,
+    full: bool,
+    partial: bool,
+    unclear: bool,
+) -> tuple[_C.Plan, int]:
+    """Makes the plan of a call; the core calls this for each new key.
+
+    Args:
+        name: the overload.
+        arguments: the call's arguments, in the schema's order. Tensors are looked at, their data is not.
+        places: for each argument, where its tensors or scalars stand among the call's.
+        device: index of the device.
+        contiguous: the plan must serve any shape; see PlanBuilder.any_shape.
+        full: a written tensor is also an input.
+        partial: a written tensor shares some of its elements with an input.
+        unclear: a written tensor lies in an input's memory in steps, perhaps between its elements.
+
+    Returns:
+        The plan, and a mask of the scalars whose values it depends on.
+    """
+    entry = ENTRIES[name]
+    reads = _Reads()
+    with ExitStack() as stack:
+        stack.enter_context(torch._C.DisableTorchFunction())
+        if torch._C._len_torch_dispatch_stack() > 0:
+            stack.enter_context(_disable_current_modes())
+        try:
+            traits = device_traits(device)
+            _check_written(entry, arguments, full or partial, partial)
+            function = _function(entry, arguments)
+            if function is not None:
+                return _C.Plan.eager(name, function), 0
+            if entry.plan is no_plan:
+                raise Unsupported(f"{name} has only functions for other calls than this")
+            if not traits.has_compiler:
+                raise Unsupported("the device has no kernel compiler")
+            p = PlanBuilder(traits, kernel_form(device), name, plan_nested, contiguous)
+            return _Call(entry, p, arguments, places, reads).plan(full or partial or unclear), reads.mask
+        except (Unsupported, UnsupportedDtype) as reason:
+            return _C.Plan.fallback(name, str(reason)), reads.mask
+
+
+def _check_written(entry: Entry, arguments: list[Any], overlap: bool, partial: bool) -> None:
+    """Refuses what torch's CPU refuses: a result that lies over itself, or over an input that must be elsewhere."""
+    named = {a.name: value for a, value in zip(parameters(entry.op), arguments, strict=True)}
+    targets = named_tensors(named, written(entry.op))
+    if not entry.op._schema.name.startswith("aten::_copy_from"):
+        check_on_device(targets)
+    check_over_itself(overload_name(entry.functional), targets)
+    if overlap:
+        check_apart(targets, named_tensors(named, entry.options.apart))
+    if partial and entry.options.pointwise:
+        refuse_overlap()
+
+
+def _function(entry: Entry, arguments: list[Any]) -> Callable[..., Any] | None:
+    """What is run in place of a plan: a function of the overload's own arguments."""
+    named = _named(entry.op, arguments)
+    composite = next((c for c in entry.composites if c.when is None or c.when(**named)), None)
+    if composite is None:
+        return None
+    return functools.partial(_run, composite, entry.op)
+
+
+def _named(op: torch._ops.OpOverload, arguments: Sequence[Any]) -> dict[str, Any]:
+    """A call's arguments by name, with dtypes as such."""
+    return {
+        a.name: _DTYPES[value] if a.name in ("dtype", "out_dtype") and isinstance(value, int) else value
+        for a, value in zip(parameters(op), arguments, strict=True)
+    }
+
+
+def _run(composite: Composite, op: torch._ops.OpOverload, *arguments: Any) -> Any:
+    """Calls a function in the place of an overload, which may have to put the results elsewhere."""
+    named = _named(op, arguments)
+    composite.refusals.check(named)
+    result = call_by_name(composite.function, composite.functional, named)
+    if composite.kind == "functional":
+        return result
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    targets = tuple(named[name] for name in written(op))
+    for target, by in zip(targets, results, strict=True):
+        if composite.kind == "out":
+            check_out(target, by, composite.refusals.out is not None or torch.Tag.generated in op.tags)
+        if target is not by:
+            target.resize_(by.shape).copy_(by)
+    return targets[0] if len(targets) == 1 else targets
+
+
+def _gives_dtype(entry: Entry) -> bool:
+    """Whether an `out=` says which dtype the result has."""
+    refusal = entry.options.refusals.out
+    return refusal is not None and refusal.but_untyped
+
+
+class _Call:
+    """The conversion of one call's arguments to specs, and of its results to a plan."""
+
+    def __init__(
+        self, entry: Entry, p: PlanBuilder, arguments: list[Any], places: list[_C.Place], reads: _Reads
+    ) -> None:
+        self.entry, self.p, self.reads = entry, p, reads
+        self.given = {a.name: value for a, value in zip(parameters(entry.op), arguments, strict=True)}
+        tensors = sum(place.count for place in places if place.kind in _TENSORS)
+        self.specs: list[torch.Tensor | None] = [None] * tensors  # by slot
+        self.first: int | None = None
+        self.arguments = {
+            a.name: self._convert(a, place, value)
+            for a, place, value in zip(parameters(entry.op), places, arguments, strict=True)
+        }
+        if entry.kind == "out" and _gives_dtype(entry) and self.arguments["dtype"] is None:
+            self.arguments["dtype"] = self.arguments["out"].dtype
+
+    # arguments
+
+    def _convert(self, argument: Parameter, place: _C.Place, value: Any) -> Any:
+        if place.kind == _C.ArgumentKind.Tensor:
+            return self._tensor(value, place.first)
+        if value is None or place.kind == _C.ArgumentKind.Generator:
+            return None
+        if place.kind == _C.ArgumentKind.TensorList:
+            return [self._tensor(item, place.first + number) for number, item in enumerate(value)]
+        if place.kind == _C.ArgumentKind.Scalar:
+            return Scalar(value, place.first, self.reads)
+        if place.kind == _C.ArgumentKind.ScalarList:
+            return [Scalar(item, place.first + number, self.reads) for number, item in enumerate(value)]
+        if argument.name in ("dtype", "out_dtype") and isinstance(value, int):
+            return _DTYPES[value]
+        return value
+
+    def _tensor(self, value: torch.Tensor | complex | None, slot: int) -> torch.Tensor | None:
+        if value is None:
+            return None
+        if not isinstance(value, torch.Tensor):  # a number that torch has wrapped as a zero-dim CPU tensor
+            spec = self.p.adopt(torch.empty((), dtype=_WRAPPED[type(value)], device="meta"), "number", slot)
+            self.p.memory(spec).number = value
+            self.specs[slot] = spec
+            return spec
+        on_cpu = value.device.type == "cpu"
+        if not on_cpu:  # a number from the CPU takes whatever type the kernel wants
+            self.p.check_dtype(value.dtype)
+        spec = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        self.p.adopt(spec, "cpu scalar" if on_cpu else "argument", slot)
+        if not on_cpu and self.first is None:
+            self.first = slot
+        if value.is_conj():
+            spec = spec.conj()
+        if value.is_neg():
+            spec = torch._neg_view(spec)
+        self.specs[slot] = spec
+        return spec
+
+    # results
+
+    def plan(self, overlap: bool) -> _C.Plan:
+        """Runs torch's meta kernel, then the planner, then numbers the memory."""
+        entry, p = self.entry, self.p
+        before = [None if spec is None else (spec.shape, spec.stride()) for spec in self.specs]
+        returned = self._run_meta()
+        resizes = []
+        for slot, (spec, kept) in enumerate(zip(self.specs, before, strict=True)):
+            if spec is None or kept is None:
+                continue
+            if spec.shape != kept[0]:
+                # Some of torch's meta functions in Python do not refuse it.
+                if entry.op._schema.name.endswith("_") or (entry.options.pointwise and self._read_and_written(spec)):
+                    refuse_resized(kept[0], spec.shape)
+                # The meta kernels of linear algebra ask for column-major order, which torch's CPU does not give; some
+                # of pointwise ops do not ask for the inputs' order, in which torch's CPU has the elements.
+                spec.as_strided_(spec.shape, self._order(spec.shape))
+                resizes.append(_C.Resize(slot, spec.shape, spec.stride()))
+            elif spec.stride() != kept[1]:  # sort's meta kernel gives an out= of the right shape other strides
+                spec.as_strided_(*kept)
+        self._check_resized()
+        outs = self._out_specs(returned)
+        for out in outs:
+            if isinstance(out, torch.Tensor):
+                p.check_dtype(out.dtype)
+        functional = {a.name: self.arguments[a.name] for a in parameters(entry.functional)}
+        run_planner(p, entry, outs, functional, overlap)
+        outputs, results = self._describe(returned)
+        return p.finish(outputs, results, len(self.specs), resizes)
+
+    def _order(self, shape: torch.Size) -> Sequence[int]:
+        """The strides of an `out=` that has got another shape."""
+        inputs = tensors_in({a.name: self.arguments[a.name] for a in parameters(self.entry.functional)})
+        if self.entry.options.pointwise and inputs:
+            return compute_elementwise_output_strides(*(t.expand(shape) for t in inputs))
+        return torch.empty(shape, device="meta").stride()
+
+    def _read_and_written(self, out: torch.Tensor) -> bool:
+        """Whether an `out=` is also an input."""
+        names = [name for name, spec in self.arguments.items() if spec is out]
+        return any(
+            value is self.given[name]
+            for name in names
+            for other, value in self.given.items()
+            if other != name and isinstance(value, torch.Tensor)
+        )
+
+    def _check_resized(self) -> None:
+        """An `out=` that grows would grow into what lies behind it."""
+        if self.entry.kind == "out":
+            names = [name for name in written(self.entry.op) if self.given[name].shape != self.arguments[name].shape]
+            check_apart([self.given[name] for name in names], named_tensors(self.given, self.entry.options.apart))
+
+    def _run_meta(self) -> tuple[Any, ...]:
+        entry = self.entry
+        plain = plain_arguments(self.p, self.arguments)
+        entry.options.refusals.check(plain)
+        if "device" in plain and plain["device"] is not None:
+            plain["device"] = torch.device("meta")
+        if entry.options.meta is not None:
+            result = run_own_meta(entry, plain)
+        else:
+            # A resized out= is warned of when it is resized; meta functions do not warn where it has no elements.
+            outs = [(t, t.shape, t.stride()) for t in tensors_in(self._targets())] if entry.kind == "out" else []
+            for spec, *_ in outs:
+                spec.resize_(0)
+            try:
+                result = ask_meta(entry.op, plain)
+                if entry.kind == "inplace" and entry.options.pointwise:
+                    # The functional form's says more: mul_'s lets integers become the product with a fraction.
+                    _result_dtypes(self.p, entry, self.arguments, self._targets())
+            except RuntimeError:
+                for spec, shape, stride in outs:
+                    spec.as_strided_(shape, stride)
+                if entry.options.pointwise:
+                    check_broadcast([spec for spec in self.specs if spec is not None])
+                if entry.kind != "functional" and not any(isinstance(t, list) for t in self._targets()):
+                    _result_dtypes(self.p, entry, self.arguments, self._targets())
+                raise
+        if result is None:
+            return ()
+        return tuple(result) if isinstance(result, (tuple, list)) and returns_several(entry.op) else (result,)
+
+    def _out_specs(self, returned: tuple[Any, ...]) -> list[Any]:
+        """What the planner writes: new results, or the arguments that the overload writes."""
+        if self.entry.kind == "functional":
+            for item in returned:
+                for spec in item if isinstance(item, (list, tuple)) else [item]:
+                    if isinstance(spec, torch.Tensor) and spec.untyped_storage()._cdata not in self.p._memory:
+                        self.p.adopt(spec, "result")
+            return list(returned)
+        return self._targets()
+
+    def _targets(self) -> list[Any]:
+        return [self.arguments[name] for name in written(self.entry.op)]
+
+    def _describe(self, returned: tuple[Any, ...]) -> tuple[list[_C.Output], list[torch.Tensor]]:
+        results: list[torch.Tensor] = []
+
+        def describe(item: Any) -> _C.Output:
+            if item is None:
+                return _C.Output.undefined()
+            if isinstance(item, (list, tuple)):
+                return _C.Output.list([describe(part) for part in item])
+            if not isinstance(item, torch.Tensor):
+                return _C.Output.constant(item)
+            for slot, spec in enumerate(self.specs):
+                if spec is item:
+                    return _C.Output.argument(slot)
+            memory = self.p.memory(item)
+            if memory.kind == "argument":
+                return _C.Output.view(memory.argument, item.shape, item.stride(), int(item.storage_offset()))
+            slot = len(self.specs) + len(results)
+            results.append(item)
+            memory.kind = "result"
+            if self.p.any_shape and self.first is not None:
+                first = self.specs[self.first]
+                if first is not None and first.shape == item.shape:
+                    return _C.Output.like(slot, self.first, item.dtype)
+            # Some of torch's meta functions order the dimensions even of a result without elements.
+            strides = item.stride() if item.numel() else torch.empty(item.shape, device="meta").stride()
+            return _C.Output.new(slot, item.shape, strides, item.dtype)
+
+        return [describe(item) for item in returned], results
+
+
+def plain_arguments(p: PlanBuilder, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments as torch's meta kernels take them: numbers as numbers."""
+
+    def plain(x: Any) -> Any:
+        if isinstance(x, Scalar):
+            return x.peek()
+        if isinstance(x, torch.Tensor) and p.is_wrapped_number(x):
+            return _wrapped_number(x.dtype)
+        return x
+
+    return {
+        name: tree_map(plain, value) if isinstance(value, (list, tuple)) else plain(value)
+        for name, value in arguments.items()
+    }
+
+
+@functools.cache
+def _wrapped_number(dtype: torch.dtype) -> torch.Tensor:
+    """A zero-dim CPU tensor that torch takes for a number; its value does not matter."""
+    tensor = torch.ones((), dtype=dtype, device="cpu")
+    _C.set_wrapped_number(tensor)
+    return tensor
+
+
+def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[str, Any], overlap: bool) -> None:
+    """Calls a planner with results and arguments as it wants them, and copies back what had to be elsewhere."""
+    options = entry.options
+    if options.contiguous:
+        arguments = {
+            name: tree_map(lambda x: p.contiguous(x) if isinstance(x, torch.Tensor) else x, value)
+            for name, value in arguments.items()
+        }
+    for limits in options.refusals.within:
+        limits.guard(p, arguments)
+    wanted = list(outs)
+    backs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    dtypes = _result_dtypes(p, entry, arguments, outs) if entry.kind == "out" else [None] * len(outs)
+    in_memory = {p.memory(t) for t in tensors_in(arguments)}
+    for i, out in enumerate(outs):
+        if not isinstance(out, torch.Tensor):
+            continue
+        dtype = dtypes[i] or out.dtype
+        shared = not options.inplace_safe and (overlap or p.memory(out) in in_memory)
+        if options.pointwise:  # computes in a wider type than these, from which the result must be rounded first
+            elsewhere = dtype != out.dtype and dtype in (torch.float16, torch.bfloat16)
+        else:
+            elsewhere = shared or dtype != out.dtype or (options.contiguous and not out.is_contiguous())
+        if elsewhere:
+            wanted[i] = p.empty(out.shape, dtype)
+            backs.append((out, wanted[i]))
+    plan = functools.partial(entry.plan, p, wanted[0] if len(wanted) == 1 else tuple(wanted))
+    call_by_name(plan, entry.functional, arguments)
+    for out, temporary in backs:
+        p.copy(out, temporary)
+
+
+def _result_dtypes(
+    p: PlanBuilder, entry: Entry, arguments: dict[str, Any], outs: Sequence[Any]
+) -> list[torch.dtype | None]:
+    """The dtypes that the functional overload would give: an out= of another dtype is filled by conversion."""
+    plain = plain_arguments(p, arguments)
+    meta = entry.options.meta
+    functional = {a.name: plain[a.name] for a in parameters(entry.functional)}
+    result = ask_meta(entry.functional, plain) if meta is None else meta(**functional)
+    items = list(result) if isinstance(result, (tuple, list)) else [result]
+    # The absolute value of a complex number may be put where it fits.
+    real = entry.options.pointwise and any(t.is_complex() for t in tensors_in(functional))
+    dtypes: list[torch.dtype | None] = []
+    for item, out in zip(items, outs, strict=True):
+        dtype = item.dtype if isinstance(item, torch.Tensor) else None
+        if dtype is not None:
+            refusal = entry.options.refusals.out
+            truth = refusal is not None and refusal.but_bytes and {dtype, out.dtype} == {torch.bool, torch.uint8}
+            # Forms that torch generates from functional ones all have to have the result's dtype.
+            exact = refusal is not None or torch.Tag.generated in entry.op.tags
+            if not truth:
+                check_out_dtype(dtype, out.dtype, exact and not (real and not dtype.is_complex))
+        dtypes.append(dtype)
+    return dtypes
+
+
+def result_of(op: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> Any:
+    """What a functional overload with a planner returns, as specs, or the exception that a call of it raises.
+
+    Numbers may stand for tensors.
+    """
+    options = ENTRIES[overload_name(op)].options
+    plain = dict(arguments)
+    for a in parameters(op):
+        if a.type == "Tensor" and isinstance(plain[a.name], (int, float, complex)):
+            plain[a.name] = _wrapped_number(_WRAPPED[type(plain[a.name])])
+    options.refusals.check(plain)
+    if options.meta is not None:
+        return options.meta(**plain)
+    try:
+        return ask_meta(op, plain)
+    except RuntimeError:
+        if options.pointwise:
+            check_broadcast(tensors_in(plain))
+        raise
+
+
+def install() -> None:
+    """Has the core ask here for plans, and gives it the ops. Called once, when the devices are opened."""
+    _C.set_planner(plan_call)
+    registry.install()
+
+
+def plan_nested(
+    p: PlanBuilder, op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+) -> Any:
+    """Plans an op on specs as part of a plan; see PlanBuilder.call and call_out."""
+    entry = ENTRIES.get(overload_name(op))
+    if entry is None or entry.functional is not entry.op:
+        result = trace(p, op, args, kwargs)
+        if out is not None:
+            for to, by in zip(tensors_in(out), tensors_in(result), strict=True):
+                p.copy(to, by)
+        return result
+    arguments: dict[str, Any] = {a.name: a.default for a in parameters(op)}
+    arguments.update(zip(list(arguments), args, strict=False))
+    arguments.update(kwargs)
+    any_shape, p.any_shape = p.any_shape, False
+    if out is None:
+        with _disable_current_modes():
+            out = result_of(op, plain_arguments(p, arguments))
+    outs = list(out) if isinstance(out, (tuple, list)) else [out]
+    for spec in outs:
+        if isinstance(spec, torch.Tensor):
+            p.check_dtype(spec.dtype)
+    run_planner(p, entry, outs, arguments, False)
+    p.any_shape = any_shape
+    return out
