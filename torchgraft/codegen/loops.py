@@ -189,9 +189,7 @@ _LANES_TEXT = re.compile(f"{_LANES_OPEN}(.*?){_LANES_CLOSE}", re.DOTALL)
 _ROW_VALUES = ("rows", "size", "chunk")
 _COLUMN_VALUES = ("outer", "outer_stride", "size", "stride", "inner", "inner_stride", "span", "chunk")
 _RUN_VALUES = (*_COLUMN_VALUES, "run", "run_stride", "part")
-_PART = """
-  const long tg_begin = GROUP_ID(1) * part, tg_end = tg_begin + part < size ? tg_begin + part : size;
-"""
+_PART = "  const long tg_begin = GROUP_ID(1) * part, tg_end = tg_begin + part < size ? tg_begin + part : size;\n"
 _ROW_OF_RUNS = "const long o = row / inner, tg_base = o * outer_stride + (row - o * inner) * inner_stride;"
 
 
@@ -219,14 +217,13 @@ class Team:
     lanes: int = LANES
     width: int = WIDTH
     _head: dict[str, str] = field(default_factory=dict)  # declarations at the head of the kernel
-    _columns: dict[str, str] = field(
-        default_factory=dict
-    )  # values that a CPU has for each of its columns: their arrays
+    # Values that a CPU has for each of its columns, and where they are.
+    _columns: dict[str, str] = field(default_factory=dict)
 
     @property
     def at(self) -> str:
         """Where element c lies in tensors of the rows' shape."""
-        base, unit = "tg_run_base" if self.layout.runs else "tg_base", self.layout.unit
+        base, unit = "tg_run" if self.layout.runs else "tg_base", self.layout.unit
         if not self.layout.across:
             return f"{base} + c{'' if unit else ' * stride'}" if self.layout.runs else "row * size + c"
         if self.layout.form == "gpu":
@@ -242,32 +239,20 @@ class Team:
 
     @property
     def column(self) -> str:
-        """Of rows across memory, the number of the row among those with the same ``o``."""
+        """Of rows across memory or of runs, the number of the row among those with the same ``o``."""
+        if not self.layout.across:
+            return "(row - o * inner)"
         return "(tg_row - o * inner)" if self.layout.form == "gpu" else "(tg_start + tg_j)"
-
-    def at_row(self, outer: str, inner: str) -> str:
-        """Where a row that lies across, or in runs, has its place in tensors with one element for each row and these
-        strides."""
-        if self._is_vector:
-            return f"o * {outer} + (tg_start + tg_j) * {inner}"
-        return f"o * {outer} + ({self.row} - o * inner) * {inner}"
 
     # ---- what a team does ----
 
-    def each(self, statements: str, vectorize: bool = True, size: str = "") -> str:
-        """For each element of the row, or each of `size` numbers, in any order."""
-        if size and self.layout.form == "gpu":
-            lane, step = ("tg_lane", f"c += {self.group}") if self._is_group else ("0", "++c")
-            return f"for (long c = {lane}; c < {size}; {step}) {{ {statements} }}"
+    def each(self, statements: str, vectorize: bool = True, size: str = "size") -> str:
+        """For each element of the row, which has no runs, or each of `size` numbers, in any order."""
+        if self._is_vector:
+            return f"for (long c = 0; c < {size}; ++c) {{ {self._lanes(statements, vectorize)} }}"
         if self.layout.form == "gpu":
-            return self._members(*self._bounds, statements)
-        each = self._lanes(statements, vectorize) if self._is_vector else statements
-        vectors = "VECTORIZE " if vectorize and not self._is_vector else ""
-
-        def loop(begin: str, end: str) -> str:
-            return f"{vectors}for (long c = {begin}; c < {end}; ++c) {{ {each} }}"
-
-        return loop("0", size) if size else self._over(loop)
+            return self._members("0", size, statements)
+        return f"{'VECTORIZE ' if vectorize else ''}for (long c = 0; c < {size}; ++c) {{ {statements} }}"
 
     def leader(self, statements: str) -> str:
         """Once for the row."""
@@ -360,9 +345,8 @@ class Team:
         text, head = "\n    ".join(filter(None, statements)), " ".join(self._head.values())
         text = _LANES_TEXT.sub(self._of_columns, text)
         layout = self.layout
-        if layout.runs:
-            head = f"{_PART}  {head}"
-            text = text if layout.across else f"{_ROW_OF_RUNS}\n    {text}"
+        if layout.runs and not layout.across:
+            text = f"{_ROW_OF_RUNS}\n    {text}"
         if layout.across:
             columns, close = (_COLUMNS_GPU, "") if layout.form == "gpu" else (_COLUMNS_CPU, "  }\n")
             body = f"{columns}  {head}\n    {text}\n{close}"
@@ -379,7 +363,9 @@ class Team:
         values = _RUN_VALUES if layout.runs else _COLUMN_VALUES if layout.across else _ROW_VALUES
         own = tuple(Value(v, "i64") for v in values)
         local = 1 if layout.form == "cpu" else COLUMN_GROUP if layout.across else self.group
-        return Kernel(name, (*params, *own), body, helpers, (local, 1) if layout.runs else (local,))
+        if layout.runs:
+            return Kernel(name, (*params, *own), _PART + body, helpers, (local, 1))
+        return Kernel(name, (*params, *own), body, helpers, (local,))
 
     # ---- forms ----
 
@@ -400,17 +386,17 @@ class Team:
         """What `loop` makes of a range of elements, for the row or for each run of it."""
         if not self.layout.runs:
             return loop(*self._bounds)
-        return f"""for (long tg_r = tg_begin / run, tg_run_begin = tg_begin; tg_run_begin < tg_end; ++tg_r) {{
-      const long tg_run_end = (tg_r + 1) * run < tg_end ? (tg_r + 1) * run : tg_end;
-      const long tg_run_base = tg_base + tg_r * (run_stride - run * stride);
-      {loop("tg_run_begin", "tg_run_end")}
-      tg_run_begin = tg_run_end;
+        return f"""for (long tg_number = tg_begin / run, tg_from = tg_begin; tg_from < tg_end; ++tg_number) {{
+      const long tg_to = (tg_number + 1) * run < tg_end ? (tg_number + 1) * run : tg_end;
+      const long tg_run = tg_base + tg_number * (run_stride - run * stride);
+      {loop("tg_from", "tg_to")}
+      tg_from = tg_to;
     }}"""
 
     def _members(self, begin: str, end: str, statements: str) -> str:
         """The GPU form's loop over a range of elements."""
         if self.layout.runs:
-            statements = f"const long tg_run_base = tg_base + c / run * (run_stride - run * stride); {statements}"
+            statements = f"const long tg_run = tg_base + c / run * (run_stride - run * stride); {statements}"
         lane, step = (f"{begin} + tg_lane", f"c += {self.group}") if self._is_group else (begin, "++c")
         return f"for (long c = {lane}; c < {end}; {step}) {{ {statements} }}"
 
@@ -420,14 +406,14 @@ class Team:
         return f"{ctype} {name}[{self.width}]; "
 
     def _lanes(self, statements: str, vectorize: bool = True) -> str:
-        """Statements for each column; `kernel` tells values of the rows apart, once all of them are known."""
+        """Statements for each column; `kernel` tells values of the rows apart by j, once all of them are known."""
         loop = f"{'VECTORIZE ' if vectorize else ''}for (int tg_j = 0; tg_j < tg_m; ++tg_j)"
         return f"{loop} {_LANES_OPEN}{{ {statements} }}{_LANES_CLOSE}"
 
     def _of_columns(self, lanes: re.Match[str]) -> str:
         text = lanes[1]
-        for name, spelled in self._columns.items():
-            text = re.sub(rf"(?<![\w.]){name}\b(?!\[)", spelled, text)
+        for name in sorted(self._columns):
+            text = re.sub(rf"(?<![\w.]){name}\b(?!\[)", self._columns[name], text)
         return text
 
     def _fold_columns(self, fields: Fields, step: str, combine: str, cascade: bool) -> str:
@@ -511,9 +497,9 @@ class Team:
       if (c < size) {{ {bind(load, B="tg_{}")} }}
       {" ".join(f"{place[n]}[tg_lane] = tg_{n};" for n in fields)}
       BARRIER;
-      for (int tg_width = 1; tg_width < {self.group}; tg_width *= 2) {{
-        if (tg_lane >= tg_width) {{
-          {" ".join(f"{t} {n} = {place[n]}[tg_lane - tg_width];" for n, t in types.items())}
+      for (int tg_w = 1; tg_w < {self.group}; tg_w *= 2) {{
+        if (tg_lane >= tg_w) {{
+          {" ".join(f"{t} {n} = {place[n]}[tg_lane - tg_w];" for n, t in types.items())}
           {bind(combine, A="{}", B="tg_{}")}
           {" ".join(f"tg_{n} = {n};" for n in fields)}
         }}

@@ -88,7 +88,7 @@ def draw_kernel(draw: Draw, form: str) -> Kernel:
         fill = f"tg_philox_block(tg_words, tg_seed, tg_offset + (ulong)(tg_i * {counters}));"
     else:
         fill = "uint4 tg_drawn = tg_philox(tg_seed, tg_offset + (ulong)tg_i, 0);\n"
-        fill += " ".join(f"tg_words[{k}] = tg_drawn.s{k};" for k in range(4))
+        fill += " ".join(f"tg_words[{k}] = LANE(tg_drawn, {k});" for k in range(4))
     words = "\n".join(f"uint w{k} = tg_words[{draw.words} * tg_j + {k}];" for k in range(draw.words))
     base = f"tg_first + {draw.values} * tg_j"
     odd_end = f"""

@@ -93,7 +93,7 @@ def reduce_kernel(r: Reduction, input_type: str, layout: Layout, width: int, par
         at = f"GROUP_ID(1) * (outer * inner) + {team.row}"
         store = " ".join(f"part_{name}[{at}] = {name};" for name, _, _ in r.fields)
     else:
-        store = f"const long count = size; {r.store(team.at_row('os0', 'os1'), '{}')}"
+        store = f"const long count = size; {r.store(f'o * os0 + {team.column} * os1', '{}')}"
     others = "; ".join(f"const {type_}* in_{name}" for name, type_, _ in r.others)
     return team.kernel(
         f"{r.name}_{input_type}",
@@ -293,9 +293,9 @@ def variance(acc: str, out: str, root: bool, with_mean: bool) -> Reduction:
         (("n", acc, zero), ("mean", acc, zero), ("m2", acc, zero)),
         f"A.n += 1; const {ctype} d = x - A.mean; A.mean += d / A.n; A.m2 = fma(d, x - A.mean, A.m2);",
         # Chan's formula; two empty accumulators stay empty.
-        f"const {ctype} n = A.n + B.n; const {ctype} d = B.mean - A.mean; "
-        f"const {ctype} w = n == 0 ? 0 : B.n / n; "
-        "A.m2 += B.m2 + d * d * A.n * w; A.mean = B.n == n ? B.mean : fma(d, w, A.mean); A.n = n;",
+        f"const {ctype} both = A.n + B.n; const {ctype} d = B.mean - A.mean; "
+        f"const {ctype} w = both == 0 ? 0 : B.n / both; "
+        "A.m2 += B.m2 + d * d * A.n * w; A.mean = B.n == both ? B.mean : fma(d, w, A.mean); A.n = both;",
         results,
         values=(("correction", acc),),
         cascade=True,

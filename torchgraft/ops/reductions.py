@@ -243,7 +243,8 @@ def _reduce(
     layout = Layout(p.form, across=not row, unit=(r1 if row else k1).stride == 1, runs=True)
     shape = {"outer": k0.size, "outer_stride": k0.stride, "inner": k1.size, "inner_stride": k1.stride}
     shape |= {"size": g.count, "run": max(1, r1.size), "run_stride": r0.stride, "stride": r1.stride}
-    grid = Grid((share.groups, parts), {**shape, "chunk": share.chunk, "part": share.part})
+    deal = {"span": 1, "chunk": share.chunk} if row else {"span": share.chunk, "chunk": 1}
+    grid = Grid((share.groups, parts), {**shape, **deal, "part": share.part})
     given: dict[str, Any] = {name: value for (name, _), value in zip(r.values, values, strict=True)}
     given |= {"os0": k0.out_stride, "os1": k1.out_stride}
     results = {f"out{n}": out for n, out in enumerate(outs)}
