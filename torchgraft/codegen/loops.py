@@ -348,8 +348,7 @@ class Team:
         if layout.runs and not layout.across:
             text = f"{_ROW_OF_RUNS}\n    {text}"
         if layout.across:
-            columns, close = (_COLUMNS_GPU, "") if layout.form == "gpu" else (_COLUMNS_CPU, "  }\n")
-            body = f"{columns}  {head}\n    {text}\n{close}"
+            body = f"{_COLUMNS_GPU}    {text}\n" if layout.form == "gpu" else f"{_COLUMNS_CPU}    {text}\n  }}\n"
         elif layout.form == "gpu":
             body = f"  {head}\n  const int tg_lane = LOCAL_ID(0);\n  const long row = GROUP_ID(0);\n    {text}\n"
         else:

@@ -14,14 +14,14 @@ JOINED = 8
 @functools.cache
 def join_kernel(type_: str) -> Kernel:
     """Copies row i of each input, one after the other, to row i of the output, from column `start` on; all are
-    contiguous. CPU form. Parameters: `out`, `in0`..., `width0`..., `width`, `start`."""
+    contiguous. CPU form. Parameters: `out`, `in_0`..., `width_0`..., `width`, `start`."""
     walk = Walk("cpu")
     copies = "\n".join(
         f"""VECTORIZE
-    for (long c = 0; c < width{k}; ++c) out[at + c] = in{k}[i * width{k} + c];
-    at += width{k};"""
+    for (long c = 0; c < width_{k}; ++c) out[at + c] = in_{k}[i * width_{k} + c];
+    at += width_{k};"""
         for k in range(JOINED)
     )
-    inputs, widths = (", ".join(f"{name}{k}" for k in range(JOINED)) for name in ("in", "width"))
+    inputs, widths = (", ".join(f"{name}_{k}" for k in range(JOINED)) for name in ("in", "width"))
     params = parameters(f"{type_}* out; const {type_}* {inputs}; i64 {widths}, width, start")
     return walk.kernel("join", params, walk.each(f"long at = i * width + start;\n{copies}", vectorize=False))

@@ -17,8 +17,8 @@ from torchgraft.kernels.indexing import FEW
 from torchgraft.kernels.random import Draw
 from torchgraft.ops.table import row
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, only, planner
-from torchgraft.plans.builder import ErrorReport
 from torchgraft.plans.refusals import dtype_name, refuse_dtype
+from torchgraft.plans.steps import ErrorReport
 
 _COST = 2
 _REJECTION_COST = 64
