@@ -1,8 +1,8 @@
 """What all tests share: the device, random seeds that can be repeated, fallback forbidden where asked, scripts in a
 process of their own.
 
-Environment: TORCHGRAFT_TEST_DEVICE ("ocl" by default, "ocl:1", or "npy" for the driver in numpy_driver.py, which needs
-TORCH_DEVICE_BACKEND_AUTOLOAD=0 too), TORCHGRAFT_TEST_SEED (default: a new one for each run).
+Environment: TORCHGRAFT_TEST_DEVICE ("ocl" by default, "ocl:1", or "npy" and "cxx" for the drivers in numpy_driver.py and
+c_driver.py, which need TORCH_DEVICE_BACKEND_AUTOLOAD=0 too), TORCHGRAFT_TEST_SEED (default: a new one for each run).
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ def device() -> str:
         from numpy_driver import NumpyDriver
 
         module = torchgraft.register(name, [NumpyDriver()])
+    elif name == "cxx":
+        import c_driver
+
+        module = torchgraft.register(name, [torchgraft.SharedLibrary(c_driver.library())])
     else:
         import torchgraft_opencl
 
