@@ -1,6 +1,6 @@
 /* What the driver's files share. */
-#ifndef SKELETON_INTERNAL_H
-#define SKELETON_INTERNAL_H
+#ifndef DRIVER_INTERNAL_H
+#define DRIVER_INTERNAL_H
 
 #include <stddef.h>
 #include <stdint.h>
