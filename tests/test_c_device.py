@@ -103,13 +103,6 @@ class TestTheLoader:
             driver.module_load(0, binary[: int(size * len(binary)) if isinstance(size, float) else size])
 
 
-def test_a_group_has_one_work_item(driver: TableDriver) -> None:
-    module = driver.module_compile(0, source("f", ""), "")
-    kernel, stream = driver.kernel_create(module, "f"), driver.stream_create(0, 0)
-    with pytest.raises(NotImplementedError, match="groups of one"):
-        driver.launch(0, stream, kernel, (2,), (4,), [])
-
-
 def test_what_it_computes(script: Script) -> None:
     """Natively, in the dtypes that matter, beside the CPU; kernels of every kind."""
     script("""

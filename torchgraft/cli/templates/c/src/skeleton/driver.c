@@ -24,6 +24,7 @@ enum {
   DEVICES = 1,    /* two work as well; the tests then copy between them, too */
   ALIGNMENT = 64, /* bytes */
   MAX_PATTERN = 16,
+  MAX_WORK_GROUP = 1024, /* work-items: loops in the kernel, so that there is no limit of the device's own */
 };
 static const uint64_t TOTAL_MEMORY = 4ull << 30; /* bytes of each device */
 static const uint64_t LOCAL_MEMORY = 256 << 10;  /* bytes of a work-group: on the stack of its thread */
@@ -79,7 +80,7 @@ static tg_status device_properties(void* context, int32_t device, tg_device_prop
       .max_allocation = TOTAL_MEMORY,
       .local_memory = LOCAL_MEMORY,
       .compute_units = worker_count(),
-      .max_work_group_size = 1,
+      .max_work_group_size = MAX_WORK_GROUP,
       .simd_width = compiler()->simd_width,
       .address_align = ALIGNMENT,
       .name = "Skeleton on host memory",

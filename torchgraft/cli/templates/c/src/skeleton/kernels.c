@@ -121,8 +121,8 @@ tg_status kernel_destroy(void* context, tg_kernel kernel) {
 enum { FEW_ARGUMENTS = 64 };
 
 /* After all earlier work of the stream. Here it is done when this returns, so that the arguments can stay where they
- * are; a device that queues its work copies them. In the dialect "c++" a group has one work-item, which does what the
- * group is for in a loop. */
+ * are; a device that queues its work copies them. The work-items of a group (launch->local) are the kernel's own
+ * affair: the dialect "c++" writes loops for them. */
 tg_status launch(void* context, int32_t device, tg_stream stream, const tg_launch* launch) {
   UNUSED(context);
   UNUSED(stream);
@@ -131,10 +131,6 @@ tg_status launch(void* context, int32_t device, tg_stream stream, const tg_launc
   if (launch->dims < 1 || launch->dims > 3) return fail(TG_ERROR_INVALID, "%u dimensions", (unsigned)launch->dims);
   unsigned long long groups[3] = {1, 1, 1};
   for (uint32_t d = 0; d < launch->dims; ++d) {
-    if (launch->local[d] != 1) {
-      return fail(TG_ERROR_UNSUPPORTED, "work-groups of %zu work-items: this device runs groups of one",
-                  launch->local[d]);
-    }
     groups[d] = launch->groups[d];
   }
   void* few[FEW_ARGUMENTS];
