@@ -1,6 +1,6 @@
-"""Writes torchgraft/kernels/series.py: the coefficients of the kernels' special functions, from their definitions.
+"""Writes torchgraft/functions/series.py: the coefficients of the kernels' special functions, from their definitions.
 
-    python scripts/chebyshev.py > torchgraft/kernels/series.py
+    python scripts/chebyshev.py > torchgraft/functions/series.py
 
 Needs mpmath, which comes with torch.
 """

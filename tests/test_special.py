@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.special as special
 
-from torchgraft.kernels import series
+from torchgraft.functions import series
 
 pytestmark = pytest.mark.no_fallback
 

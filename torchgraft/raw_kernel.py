@@ -11,7 +11,7 @@ import torch
 from torchgraft import _C, _backend
 from torchgraft.codegen import Kernel, Parameter, Pointer
 from torchgraft.codegen.compiler import compiled, compiled_source, device_dialect, has_base_offset_pointers
-from torchgraft.codegen.dialect import DIALECTS
+from torchgraft.codegen.dialects import kernel_words
 from torchgraft.codegen.signature import Argument, Signature, signatures, with_offsets
 from torchgraft.codegen.types import BY_NAME
 
@@ -100,7 +100,7 @@ def kernel(
         return RawKernel(
             source.name, tuple(map(_described, source.params)), source.local, functools.partial(_make_neutral, source)
         )
-    words = tuple(word for language in DIALECTS.values() for word in language.kernel_words)
+    words = kernel_words()
     found = signatures(source, words, types or {})
     by_name = {each.name: each for each in found}
     if not found:

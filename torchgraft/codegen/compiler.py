@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from torchgraft import _C
 from torchgraft.codegen.cache import KernelCache
-from torchgraft.codegen.dialect import Dialect, dialect
+from torchgraft.codegen.dialect import Dialect
+from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel
 
 _CAP_BASE_OFFSET_POINTERS = 1 << 6

@@ -39,8 +39,8 @@ class Kernel:
         name: an identifier; shown by profilers and error messages. Kernels that differ may share it.
         params: in the order of a launch's arguments.
         body: statements, without the signature and its braces.
-        helpers: text before the kernel: macros and functions. Those of `kernels.HELPERS` that a text names need not be
-            here: the dialect includes them.
+        helpers: text before the kernel: macros and functions. Those of `functions.HELPERS` that a text names need not
+            be here: the dialect includes them.
         local: work-items of one group in each dimension; a constant, since compilers specialise on it.
     """
 

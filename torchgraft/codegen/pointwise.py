@@ -14,7 +14,7 @@ import torch._prims_common
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
-from torchgraft.kernels import HELPERS
+from torchgraft.functions import HELPERS
 
 if TYPE_CHECKING:
     from torchgraft.plans.builder import PlanBuilder
@@ -93,8 +93,8 @@ def convert(text: str, source: str, target: str) -> str:
     if BY_NAME[target].is_complex:
         real = value_ctype({"c64": "f32", "c128": "f64"}[target])
         if BY_NAME[source].is_complex:
-            return f"convert_{ctype}({text})"
-        return f"({ctype})(({real})({text}), ({real})0)"
+            return f"CONVERT_{ctype}({text})"
+        return f"MAKE_{ctype}(({real})({text}), ({real})0)"
     if BY_NAME[source].is_complex:
         if target == "b8":
             return f"(({text}).x != 0 || ({text}).y != 0)"
@@ -115,7 +115,8 @@ def expression(text: str, compute: str) -> str:
     """An expression of a table with its names resolved for a compute type.
 
     ``@exp(x)`` becomes the helper ``tg_exp_f32`` or the language's ``exp`` (a helper for the element type itself, such
-    as ``tg_nextafter_bf16``, comes first); ``T`` becomes the C type; floating literals get the type's suffix.
+    as ``tg_nextafter_bf16``, comes first); ``T`` becomes the C type, in ``MAKE_T(x, y)`` too; floating literals get the
+    type's suffix.
     """
     base = BY_NAME[compute].compute
 
@@ -126,7 +127,7 @@ def expression(text: str, compute: str) -> str:
         return match[1]
 
     text = _MATH.sub(math_name, text)
-    text = re.sub(r"\bT\b", value_ctype(compute), text)
+    text = re.sub(r"\b(MAKE_|SPLAT_|)T\b", rf"\g<1>{value_ctype(compute)}", text)
     if base in ("f32", "c64"):
         text = _FLOAT_LITERAL.sub(r"\1f", text)
     return text

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from torchgraft import _C
-from torchgraft.codegen.dialect import dialect
+from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel, Pointer
 from torchgraft.driver import Capability
 from torchgraft.fallback import fallback

@@ -68,6 +68,9 @@ class Variant:
     def vector(self) -> str:
         return f"{self.scalar}{self.width}"
 
+    def splat(self, value: str) -> str:
+        return f"SPLAT_{self.vector}({value})"
+
     @property
     def pointer(self) -> str:
         return f"const GLOBAL {BY_NAME[self.storage].storage}*"
@@ -86,10 +89,6 @@ def lanes(storage: str) -> int:
     return Variant(storage, 1, 1, "", False, False).lanes
 
 
-# Loops that are in vectors already; a compiler that tries more only takes longer.
-_PLAIN = '_Pragma("clang loop vectorize(disable) unroll(disable)") '
-
-
 # ---- CPU form: pieces ----
 
 
@@ -99,7 +98,7 @@ def _pack(v: Variant, to: str, base: str, row: str, count: str, size: int, facto
     """
     value = f"load_{v.storage}({base}, (long)(r < {count} ? r : 0) * {row} + d)"
     return f"""\
-  {_PLAIN}for (int d = 0; d < {size}; ++d) {{
+  PLAIN for (int d = 0; d < {size}; ++d) {{
     VECTORIZE
     for (int r = 0; r < {v.lanes}; ++r) {{
       {v.scalar} x = {value}{factor};
@@ -141,15 +140,15 @@ def _scores(v: Variant, out: str, rows: str, columns: str, size: int) -> str:
         f"      {kind} m{i} = {rows}_m + (r + {i} < n ? r + {i} : n - 1) * {rows}_s;" for i in range(8)
     )
     products = "\n".join(
-        f"        {{ const {v.vector} s = m{i}[d]; {a} = fma(x, s, {a}); {b} = fma(y, s, {b}); }}"
+        f"        {{ const {v.vector} s = {v.splat(f'm{i}[d]')}; {a} = fma(x, s, {a}); {b} = fma(y, s, {b}); }}"
         for i, (a, b) in enumerate(pairs)
     )
     stores = " ".join(f"{out}[2 * (r + {i})] = {a}; {out}[2 * (r + {i}) + 1] = {b};" for i, (a, b) in enumerate(pairs))
     return f"""\
-    {_PLAIN}for (int r = 0; r < n; r += 8) {{
+    PLAIN for (int r = 0; r < n; r += 8) {{
 {pointers}
-      {v.vector} {", ".join(f"{a} = 0, {b} = 0" for a, b in pairs)};
-      {_PLAIN}for (int d = 0; d < {size}; ++d) {{
+      {v.vector} {", ".join(f"{a} = {v.splat('0')}, {b} = {v.splat('0')}" for a, b in pairs)};
+      PLAIN for (int d = 0; d < {size}; ++d) {{
         const {v.vector} x = {columns}[2 * d], y = {columns}[2 * d + 1];
 {products}
       }}
@@ -169,7 +168,7 @@ def _gathered(v: Variant, sums: str, weights: str, rows: str, size: int, factor:
             for i, (a, b) in enumerate(pairs)
         )
         products = "\n".join(
-            f"        {{ const {v.vector} s = m[{i}]; {a} = fma(x, s, {a}); {b} = fma(y, s, {b}); }}"
+            f"        {{ const {v.vector} s = {v.splat(f'm[{i}]')}; {a} = fma(x, s, {a}); {b} = fma(y, s, {b}); }}"
             for i, (a, b) in enumerate(pairs)
         )
         stores = " ".join(
@@ -179,7 +178,7 @@ def _gathered(v: Variant, sums: str, weights: str, rows: str, size: int, factor:
         return f"""\
       {loads}
       {kind} m = {rows}_m + {first};
-      {_PLAIN}for (int r = 0; r < n; ++r, m += {rows}_s) {{
+      PLAIN for (int r = 0; r < n; ++r, m += {rows}_s) {{
         const {v.vector} x = {weights}[2 * r], y = {weights}[2 * r + 1];
 {products}
       }}
@@ -187,7 +186,7 @@ def _gathered(v: Variant, sums: str, weights: str, rows: str, size: int, factor:
 
     text = ""
     if size >= 8:
-        text = f"    {_PLAIN}for (int c = 0; c + 8 <= {size}; c += 8) {{\n{tile('c', 8)}\n    }}\n"
+        text = f"    PLAIN for (int c = 0; c + 8 <= {size}; c += 8) {{\n{tile('c', 8)}\n    }}\n"
     if size % 8:
         text += f"    {{\n{tile(str(size // 8 * 8), size % 8)}\n    }}"
     return text
@@ -208,16 +207,17 @@ def _index_vectors(v: Variant) -> str:
     """The numbers of the lanes, as vectors."""
     kind = f"{'long' if v.scalar == 'double' else 'int'}{v.width}"
     low, high = (", ".join(str(i + k) for i in range(v.width)) for k in (0, v.width))
-    return f"  const {kind} lane0 = ({kind})({low}), lane1 = ({kind})({high});"
+    return f"  const {kind} lane0 = MAKE_{kind}({low}), lane1 = MAKE_{kind}({high});"
 
 
 def _limit(v: Variant, row: str, difference: str, beyond: str) -> str:
     """Scores of keys behind the query become -infinity: where `difference` is `beyond` the number of the lane."""
     kind = f"{'long' if v.scalar == 'double' else 'int'}{v.width}"
     return f"""\
-      const {kind} d = ({kind})((int)({difference}));
-      st[2 * {row}] = d {beyond} lane0 ? ({v.vector})(-INFINITY) : st[2 * {row}];
-      st[2 * {row} + 1] = d {beyond} lane1 ? ({v.vector})(-INFINITY) : st[2 * {row} + 1];"""
+      const {kind} d = SPLAT_{kind}((int)({difference}));
+      const {v.vector} unseen = {v.splat("-INFINITY")};
+      st[2 * {row}] = SELECT(d {beyond} lane0, unseen, st[2 * {row}]);
+      st[2 * {row} + 1] = SELECT(d {beyond} lane1, unseen, st[2 * {row} + 1]);"""
 
 
 def _drop_head(v: Variant) -> str:
@@ -303,8 +303,9 @@ def _forward_cpu(v: Variant) -> str:
 {bias}
   {v.vector} qt[{2 * v.head}], st[{2 * rows}], ot[{2 * v.value_head}];
 {_pack(v, "qt", "(q_h + q0 * qss)", "qss", "nq", v.head, " * scale")}
-  for (int i = 0; i < {2 * v.value_head}; ++i) ot[i] = 0;
-  {v.vector} m0 = -INFINITY, m1 = -INFINITY, l0 = 0, l1 = 0;
+  for (int i = 0; i < {2 * v.value_head}; ++i) ot[i] = {v.splat("0")};
+  const {v.vector} none = {v.splat("0")}, least = {v.splat("-INFINITY")};
+  {v.vector} m0 = least, m1 = least, l0 = none, l1 = none;
   const long end = {"sk < q0 + nq ? sk : q0 + nq" if v.causal else "sk"};
   for (long k0 = 0; k0 < end; k0 += {BLOCK}) {{
     const int n = (int)(end - k0 < {BLOCK} ? end - k0 : {BLOCK});
@@ -312,13 +313,13 @@ def _forward_cpu(v: Variant) -> str:
 {_scores(v, "st", "key", "qt", v.head)}
 {_mask_keys(v)}
     {v.vector} n0 = m0, n1 = m1;
-    {_PLAIN}for (int r = 0; r < n; ++r) {{
-      n0 = st[2 * r] > n0 ? st[2 * r] : n0;
-      n1 = st[2 * r + 1] > n1 ? st[2 * r + 1] : n1;
+    PLAIN for (int r = 0; r < n; ++r) {{
+      n0 = SELECT(st[2 * r] > n0, st[2 * r], n0);
+      n1 = SELECT(st[2 * r + 1] > n1, st[2 * r + 1], n1);
     }}
     /* Where all is masked so far the maximum is -infinity, and nothing may be taken from it. */
-    const {v.vector} f0 = n0 == -INFINITY ? ({v.vector})0 : n0, f1 = n1 == -INFINITY ? ({v.vector})0 : n1;
-    {_PLAIN}for (int r = 0; r < n; ++r) {{
+    const {v.vector} f0 = SELECT(n0 == least, none, n0), f1 = SELECT(n1 == least, none, n1);
+    PLAIN for (int r = 0; r < n; ++r) {{
       st[2 * r] -= f0;
       st[2 * r + 1] -= f1;
     }}
@@ -328,7 +329,7 @@ def _forward_cpu(v: Variant) -> str:
     const {v.vector} alpha = st[2 * n], beta = st[2 * n + 1];
     l0 *= alpha;
     l1 *= beta;
-    {_PLAIN}for (int r = 0; r < n; ++r) {{
+    PLAIN for (int r = 0; r < n; ++r) {{
       l0 += st[2 * r];
       l1 += st[2 * r + 1];
     }}
@@ -338,9 +339,9 @@ def _forward_cpu(v: Variant) -> str:
 {_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
 {_gathered(v, "ot", "st", "val", v.value_head, True)}
   }}
-  st[0] = l0 == 0 ? ({v.vector})0 : 1 / l0;
-  st[1] = l1 == 0 ? ({v.vector})0 : 1 / l1;
-  {_PLAIN}for (int c = 0; c < {v.value_head}; ++c) {{
+  st[0] = SELECT(l0 == none, none, 1 / l0);
+  st[1] = SELECT(l1 == none, none, 1 / l1);
+  PLAIN for (int c = 0; c < {v.value_head}; ++c) {{
     ot[2 * c] *= st[0];
     ot[2 * c + 1] *= st[1];
   }}
@@ -377,7 +378,7 @@ def _queries_cpu(v: Variant) -> str:
   {v.vector} qt[{2 * v.head}], gt[{2 * v.value_head}], dqt[{2 * v.head}], st[{2 * rows}], dp[{2 * rows}];
 {_pack(v, "qt", "(q_h + q0 * qss)", "qss", "nq", v.head, " * scale")}
 {_pack(v, "gt", "(g_h + q0 * gss)", "gss", "nq", v.value_head)}
-  {v.vector} delta0 = 0, delta1 = 0;
+  {v.vector} delta0 = {v.splat("0")}, delta1 = {v.splat("0")};
   {{
     {v.vector} ot[{2 * v.value_head}];
 {_pack(v, "ot", "(o_h + q0 * oss)", "oss", "nq", v.value_head)}
@@ -390,14 +391,14 @@ def _queries_cpu(v: Variant) -> str:
   for (int r = 0; r < nq; ++r) delta[bh * sq + q0 + r] = (({v.scalar}*)st)[r];
   for (int r = 0; r < {v.lanes}; ++r) (({v.scalar}*)st)[r] = lse[bh * sq + q0 + (r < nq ? r : nq - 1)];
   const {v.vector} lse0 = st[0], lse1 = st[1];
-  for (int i = 0; i < {2 * v.head}; ++i) dqt[i] = 0;
+  for (int i = 0; i < {2 * v.head}; ++i) dqt[i] = {v.splat("0")};
   const long end = {"sk < q0 + nq ? sk : q0 + nq" if v.causal else "sk"};
   for (long k0 = 0; k0 < end; k0 += {BLOCK}) {{
     const int n = (int)(end - k0 < {BLOCK} ? end - k0 : {BLOCK});
 {_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
 {_scores(v, "st", "key", "qt", v.head)}
 {_mask_keys(v)}
-    {_PLAIN}for (int r = 0; r < n; ++r) {{
+    PLAIN for (int r = 0; r < n; ++r) {{
       st[2 * r] -= lse0;
       st[2 * r + 1] -= lse1;
     }}
@@ -405,7 +406,7 @@ def _queries_cpu(v: Variant) -> str:
 {_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
 {_scores(v, "dp", "val", "gt", v.value_head)}
 {_drop_keys(v, "dp")}
-    {_PLAIN}for (int r = 0; r < n; ++r) {{
+    PLAIN for (int r = 0; r < n; ++r) {{
       dp[2 * r] = st[2 * r] * (dp[2 * r] - delta0);
       dp[2 * r + 1] = st[2 * r + 1] * (dp[2 * r + 1] - delta1);
     }}
@@ -455,8 +456,8 @@ def _keys_cpu(v: Variant) -> str:
   {f"{v.vector} dropped[{2 * rows}];" if v.dropout else ""}
 {_pack(v, "kt", "(k_h + k0 * kss)", "kss", "nk", v.head, " * scale")}
 {_pack(v, "vt", "(v_h + k0 * vss)", "vss", "nk", v.value_head)}
-  for (int i = 0; i < {2 * v.head}; ++i) dkt[i] = 0;
-  for (int i = 0; i < {2 * v.value_head}; ++i) dvt[i] = 0;
+  for (int i = 0; i < {2 * v.head}; ++i) dkt[i] = {v.splat("0")};
+  for (int i = 0; i < {2 * v.value_head}; ++i) dvt[i] = {v.splat("0")};
   for (long h = hk * group; h < (hk + 1) * group; ++h) {{
     const long bh = b * heads + h;
 {_pointers(v, "q", "g")}
@@ -466,7 +467,7 @@ def _keys_cpu(v: Variant) -> str:
 {_rows(v, "qry", "(q_h + q0 * qss)", "qss", v.head)}
 {_scores(v, "st", "qry", "kt", v.head)}
 {mask}
-      {_PLAIN}for (int r = 0; r < n; ++r) {{
+      PLAIN for (int r = 0; r < n; ++r) {{
         const {v.vector} less = lse[bh * sq + q0 + r];
         st[2 * r] -= less;
         st[2 * r + 1] -= less;
@@ -476,7 +477,7 @@ def _keys_cpu(v: Variant) -> str:
 {_scores(v, "dp", "grd", "vt", v.value_head)}
 {drop}
 {_gathered(v, "dvt", weights, "grd", v.value_head)}
-      {_PLAIN}for (int r = 0; r < n; ++r) {{
+      PLAIN for (int r = 0; r < n; ++r) {{
         const {v.vector} less = delta[bh * sq + q0 + r];
         dp[2 * r] = st[2 * r] * (dp[2 * r] - less);
         dp[2 * r + 1] = st[2 * r + 1] * (dp[2 * r + 1] - less);
@@ -534,8 +535,9 @@ def _drop_gpu(v: Variant, query: str, key: str) -> str:
     return f"""\
       const ulong number = (ulong)({key});
       const uint4 drawn = tg_philox(seed, offset + (ulong)(bh * sq + {query}) * per_query + number / 4, 0);
-      const uint2 two = (number & 2) != 0 ? drawn.hi : drawn.lo;
-      const uint word = (number & 1) != 0 ? two.y : two.x;
+      const uint low = (number & 1) != 0 ? LANE(drawn, 1) : LANE(drawn, 0);
+      const uint high = (number & 1) != 0 ? LANE(drawn, 3) : LANE(drawn, 2);
+      const uint word = (number & 2) != 0 ? high : low;
       const {v.scalar} f = word < drop_limit ? keep : 0;
 """
 

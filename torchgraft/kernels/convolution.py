@@ -106,11 +106,11 @@ def _copy_row(math: Arithmetic, step: str) -> str:
     row, or lies past the row's end.
     """
     one = f"for (; i < to; ++i) row[i] = {math.load('S', f'at + (long)i * {step}')};"
-    whole = f"*(tg_unaligned*)(row + i) = {math.load_vector('S', 'at + i')};"
+    whole = f"*({math.vector}u*)(row + i) = {math.load_vector('S', 'at + i')};"
     single = f"for (; i < to && at + i + {math.width} <= source_end; i += {math.width}) {whole}"
     first, second = math.load_vector("S", "at + 2 * i"), math.load_vector("S", f"at + 2 * i + {math.width}")
     pair = f"""for (; i < to && at + 2 * i + {2 * math.width} <= source_end; i += {math.width})
-      *(tg_unaligned*)(row + i) = ({math.vector})({first}.even, {second}.even);"""
+      *({math.vector}u*)(row + i) = EVEN_{math.vector}({first}, {second});"""
     return f"""
 {{
   int i = from;
@@ -118,11 +118,6 @@ def _copy_row(math: Arithmetic, step: str) -> str:
   else if ({step} == 2) {{ {pair} }}
   {one}
 }}"""
-
-
-def _unaligned(math: Arithmetic) -> str:
-    """A vector in private memory that may lie anywhere; vstore takes several instructions on some compilers."""
-    return f"typedef {math.vector} tg_unaligned __attribute__((aligned({math.size})));"
 
 
 @cache
@@ -286,7 +281,7 @@ int channel = 0, kz = 0, ky = 0, kx = 0;
         pointers.append(Pointer("E", storage, True))
     sizes = tuple(Value(name, "i32") for name in ("batch", "M", "channels", "block_rows", "block_columns"))
     params = (*pointers, *sizes, *_GEOMETRY)
-    return Kernel(f"convolution_{direction}", params, plain_loops(body), helpers=_unaligned(math), local=(1, 1, 1))
+    return Kernel(f"convolution_{direction}", params, plain_loops(body), local=(1, 1, 1))
 
 
 # --- The weight's gradient.
@@ -372,7 +367,7 @@ int runs;
         Value(name, "i32") for name in ("batch", "groups", "M", "N", "channels", "block_rows", "block_columns")
     )
     params = (*pointers, *sizes, Value("part_pixels", "i64"), *_GEOMETRY)
-    helpers = f"{_unaligned(math)}\n{shuffle_helpers(math.width, math.vector)}"
+    helpers = shuffle_helpers(math.width, math.vector)
     return Kernel("convolution_weight", params, plain_loops(body), helpers=helpers, local=(1, 1, 1))
 
 
@@ -400,21 +395,22 @@ def patch_helper(math: Arithmetic) -> str:
     index = f"int{math.width}"
     whole = math.load_vector("S", "first")
     first, second = math.load_vector("S", "first"), math.load_vector("S", f"first + {math.width}")
-    mask = "convert_long" + str(math.width) if math.size == 8 else ""
+    mask = f"CONVERT_long{math.width}(inside)" if math.size == 8 else "inside"
     return f"""
 inline {math.vector} tg_patch({math.const_pointer} S, long at, int i, int step, int width, long end) {{
   const long first = at + i;
   const bool one = step == 1 && first >= 0 && first + {math.width} <= end;
   const bool two = step == 2 && first >= 0 && first + {2 * math.width} <= end;
   if (one && i >= 0 && i + {math.width} <= width) return {whole};
-  const {index} lane = i + ({index})({lanes}) * step;
-  const {index} inside = lane >= 0 & lane < width;
-  if (one) return select(({math.vector})0, {whole}, {mask}(inside));
-  if (two) return select(({math.vector})0, ({math.vector})({first}.even, {second}.even), {mask}(inside));
+  const {index} lane = i + MAKE_{index}({lanes}) * step;
+  const {index} inside = (lane >= 0) & (lane < width);
+  const {math.vector} none = {math.splat("0")};
+  if (one) return SELECT({mask}, {whole}, none);
+  if (two) return SELECT({mask}, EVEN_{math.vector}({first}, {second}), none);
   {math.scalar} out[{math.width}];
   for (int l = 0; l < {math.width}; ++l)
     out[l] = (uint)(i + l * step) < (uint)width ? {math.load("S", "first + (long)l * step")} : 0;
-  return vload{math.width}(0, out);
+  return *({math.vector}u*)out;
 }}"""
 
 
@@ -455,7 +451,7 @@ for (int row = GROUP_ID(1) * block_rows; row < row_end; ++row) {{
     for (int start = 0; start < length; start += {math.width}) {{
       // The last vector moves back over the one before it rather than stick out.
       const int x = start + {math.width} > length ? max(0, length - {math.width}) : start;
-      {math.vector} sum = {math.load("E", "target_channel") if bias else "0"};
+      {math.vector} sum = {math.splat(math.load("E", "target_channel") if bias else "0")};
       for (int c = 0; c < channels; ++c) {{
         const long plane = ((image * groups + group) * channels + c) * source_pixels;
         {math.const_pointer} w = F + {weight};
@@ -467,7 +463,7 @@ for (int row = GROUP_ID(1) * block_rows; row < row_end; ++row) {{
             for (int kx = 0; kx < taps_x; ++kx) {{
               {meets}
               const {math.vector} value = tg_patch(S, at, {place}, {step}, source_x, end);
-              sum = {math.multiply_add(f"({math.vector}){tap}", "value", "sum")};
+              sum = {math.multiply_add(math.splat(tap), "value", "sum")};
             }}
           }}
       }}
@@ -518,7 +514,7 @@ const int from = GROUP_ID(1) * part_images, to = min(batch, from + part_images);
 const long source_pixels = (long)source_z * source_y * source_x, end = source_pixels * channels * groups * batch;
 const long result_pixels = (long)target_z * target_y * target_x, result_end = result_pixels * N * groups * batch;
 {math.vector} sums[{_MOST_DIRECT_TAPS}];
-for (int tap = 0; tap < taps; ++tap) sums[tap] = 0;
+for (int tap = 0; tap < taps; ++tap) sums[tap] = {math.splat("0")};
 for (int image = from; image < to; ++image) {{
   const long plane = (((long)image * groups + group) * channels + c) * source_pixels;
   long result_at = ((long)image * groups * N + result_channel) * result_pixels;

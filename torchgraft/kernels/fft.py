@@ -270,19 +270,17 @@ _EXCHANGE = "if (backward) { SPACE V* swap = ar; ar = ai; ai = swap; }"
 _READ_ACROSS = {
     "complex": """const GLOBAL T* s = source + 2 * (source_place[0] + j * jump);
 const V s0 = LOAD(s, 0), s1 = LOAD(s, WIDTH);
-V vr = (V)(s0.even, s1.even), vi = (V)(s0.odd, s1.odd);""",
-    "real": "V vr = LOAD(source, source_place[0] + j * jump), vi = 0;",
+V vr = EVEN(s0, s1), vi = ODD(s0, s1);""",
+    "real": "V vr = LOAD(source, source_place[0] + j * jump), vi = SPLAT(0);",
     "hermitian": """const long mirrored = from <= full - from ? from : full - from;
 const GLOBAL T* s = source + 2 * (source_base[0] + mirrored * source_stride);
 const V s0 = LOAD(s, 0), s1 = LOAD(s, WIDTH);
-V vr = (V)(s0.even, s1.even), vi = (V)(s0.odd, s1.odd);
-vi = mirrored == 0 || 2 * mirrored == full ? (V)0 : from == mirrored ? vi : -vi;""",
+V vr = EVEN(s0, s1), vi = ODD(s0, s1);
+vi = mirrored == 0 || 2 * mirrored == full ? SPLAT(0) : from == mirrored ? vi : -vi;""",
 }
 _WRITE_ACROSS = {
     "complex": """GLOBAL T* t = target + 2 * (target_place[0] + j * jump);
-V t0, t1;
-t0.even = vr.lo; t0.odd = vi.lo; t1.even = vr.hi; t1.odd = vi.hi;
-STORE(t, 0, t0); STORE(t, WIDTH, t1);""",
+STORE(t, 0, ZIP_LOW(vr, vi)); STORE(t, WIDTH, ZIP_HIGH(vr, vi));""",
     "real": "STORE(target, target_place[0] + j * jump, vr);",
 }
 
@@ -290,10 +288,10 @@ STORE(t, 0, t0); STORE(t, WIDTH, t1);""",
 def _times_across(factors: str, side: str) -> str:
     return f"""if ({factors}) {{
   const GLOBAL T* w = {factors} + 2 * from;
-  V wr = w[0], wi = w[1];
+  V wr = SPLAT(w[0]), wi = SPLAT(w[1]);
   if ({side}_next) {{
     const V w0 = LOAD(w, 0), w1 = LOAD(w, WIDTH);
-    wr = (V)(w0.even, w1.even); wi = (V)(w0.odd, w1.odd);
+    wr = EVEN(w0, w1); wi = ODD(w0, w1);
   }}
   const V turned = vr * wr - vi * wi;
   vi = vr * wi + vi * wr; vr = turned;
@@ -321,7 +319,7 @@ def _lanes(side: str, factors: str, one: str, plain: str, many: str) -> str:
   for (int block = 0; block < n; block += 8)
     for (int l = 0; l < count; ++l) {{
       if (block + 8 <= n && !{factors} && {side}_from[l] + (block + 7) * {side}_step < {side}_length) {{
-        _Pragma("unroll") for (int k = 0; k < 8; ++k) {{ const int j = block + k; {plain} }}
+        UNROLL for (int k = 0; k < 8; ++k) {{ const int j = block + k; {plain} }}
       }} else {{
         for (int j = block; j < min(n, block + 8); ++j) {{ {one} }}
       }}
@@ -450,6 +448,8 @@ def line_kernel(type_: str, source: Source, target: Target, rank: int, form: str
         "WIDTH": str(width),
         "LOAD": f"load_{type_}x{width}",
         "STORE": f"store_{type_}x{width}",
+        "SPLAT": f"SPLAT_{vector}" if width > 1 else "",
+        **{word: f"{word}_{vector}" for word in ("EVEN", "ODD", "ZIP_LOW", "ZIP_HIGH")},
     }
     helpers = "".join(f"#define {name} {text}\n" for name, text in words.items()) + stages
     body = _cpu_body(source, target, rank) if form == "cpu" else _gpu_body(source, target, rank, type_, local)

@@ -25,6 +25,7 @@ from typing import Literal
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME
+from torchgraft.codegen.vectors import shuffle
 
 # Which stride of an operand is one: along k, along the other dimension ("outer": rows of A, columns of B), or neither.
 Unit = Literal["k", "outer", "none"]
@@ -82,7 +83,7 @@ class Arithmetic:
         width = width or self.width
         if self.is_float:
             return f"load_{self.storage}x{width}({pointer}, {index})"
-        return f"convert_{self.scalar}{width}(vload{width}(0, ({pointer}) + ({index})))"
+        return f"CONVERT_{self.scalar}{width}(load_{self._bytes}x{width}({pointer}, {index}))"
 
     def store(self, pointer: str, index: str, value: str) -> str:
         return f"store_{self.storage}({pointer}, {index}, {value})"
@@ -90,8 +91,16 @@ class Arithmetic:
     def store_vector(self, pointer: str, index: str, value: str) -> str:
         if self.is_float:
             return f"store_{self.storage}x{self.width}({pointer}, {index}, {value})"
-        storage = BY_NAME[self.storage].storage
-        return f"vstore{self.width}(convert_{storage}{self.width}({value}), 0, ({pointer}) + ({index}))"
+        converted = f"CONVERT_{BY_NAME[self.storage].storage}{self.width}({value})"
+        return f"store_{self._bytes}x{self.width}({pointer}, {index}, {converted})"
+
+    @property
+    def _bytes(self) -> str:
+        """What vectors of integers are loaded and stored as: truths are bytes."""
+        return "u8" if self.storage == "b8" else self.storage
+
+    def splat(self, value: str) -> str:
+        return f"SPLAT_{self.vector}({value})"
 
     def multiply_add(self, a: str, b: str, c: str) -> str:
         """a*b + c for vectors or scalars, real."""
@@ -154,7 +163,7 @@ def plain_loops(body: str) -> str:
     """The body with its loops marked to be left as they are: they are in vectors already, and what the compiler makes
     of their ends takes it longer than all the rest.
     """
-    return body.replace("for (", '_Pragma("clang loop vectorize(disable) unroll(disable)") for (')
+    return body.replace("for (", "PLAIN for (")
 
 
 def transpose_registers(width: int, vector: str) -> str:
@@ -174,23 +183,16 @@ def transpose_registers(width: int, vector: str) -> str:
 
 
 def shuffle_helpers(width: int, vector: str) -> str:
-    """Macros tg_low_h and tg_high_h: of two vectors, the low or the high halves of all pairs of h lanes, in turn.
-
-    clang knows an instruction for a shuffle; elsewhere it is spelled lane by lane, and takes the compiler longer.
-    """
-    lanes = "0123456789abcdef"
-    native, spelled = [], []
+    """Macros tg_low_h and tg_high_h: of two vectors, the low or the high halves of all pairs of h lanes, in turn."""
+    macros = []
     half = 1
     while half < width:
         low = [width + e - half if e & half else e for e in range(width)]
         high = [width + e if e & half else e + half for e in range(width)]
         for name, picks in (("low", low), ("high", high)):
-            macro = f"#define tg_{name}_{half}(a, b)"
-            native.append(f"{macro} __builtin_shufflevector(a, b, {', '.join(map(str, picks))})")
-            elements = ", ".join(f"{'b' if e >= width else 'a'}.s{lanes[e % width]}" for e in picks)
-            spelled.append(f"{macro} ({vector})({elements})")
+            macros.append(f"#define tg_{name}_{half}(a, b) {shuffle(vector, 'a', 'b', picks)}")
         half *= 2
-    return "\n".join(["#ifdef __clang__", *native, "#else", *spelled, "#endif"])
+    return "\n".join(macros)
 
 
 # --- The CPU form's pieces. Names they share: the block's A, B, C, `rows` and `columns` left from the block's origin,
@@ -293,7 +295,7 @@ for (int i = 0; i < {tile.rows}; ++i) {{
             piece = 1 << (min(16, tile.rows - done).bit_length() - 1)
             if piece >= 4:
                 load = math.load_vector("a", str(done), piece)
-                pieces.append(f"vstore{piece}({load}, 0, to + {done});")
+                pieces.append(f"*({math.scalar}{piece}u*)(to + {done}) = {load};")
             else:
                 pieces += [f"to[{done + i}] = {math.load('a', str(done + i))};" for i in range(piece)]
             done += piece
@@ -362,10 +364,11 @@ def multiply_tile(math: Arithmetic, tile: Tile, unit: Unit, in_rows: bool = Fals
             for v in range(n):
                 updates += [f"{row[v]} = fma(-im, b{n + v}, {row[v]});", f"{row[n + v]} = fma(im, b{v}, {row[n + v]});"]
             names_a = (
-                f"const {math.vector} re = {a_element(math, tile, unit, i)}, im = {a_element(math, tile, unit, i, 1)};"
+                f"const {math.vector} re = {math.splat(a_element(math, tile, unit, i))}, "
+                f"im = {math.splat(a_element(math, tile, unit, i, 1))};"
             )
         else:
-            names_a = f"const {math.vector} a = {a_element(math, tile, unit, i)};"
+            names_a = f"const {math.vector} a = {math.splat(a_element(math, tile, unit, i))};"
             updates = [f"{name} = {math.multiply_add('a', f'b{v}', name)};" for v, name in enumerate(row)]
         rows.append(f"{{ {names_a} {' '.join(updates)} }}")
     return f"""
@@ -373,7 +376,7 @@ def multiply_tile(math: Arithmetic, tile: Tile, unit: Unit, in_rows: bool = Fals
 {{
   const {math.vector}* b = panels + (n / {math.width}) * {panel_step};
   {math.vector} {", ".join(everything)};
-  {" ".join(f"{name} = 0;" for name in everything)}
+  {" ".join(f"{name} = {math.splat('0')};" for name in everything)}
   for (int k = 0; k < kc; ++k, b += {k_step}) {{
     {loads}
     {chr(10).join(rows)}
@@ -389,12 +392,12 @@ def finish_scalar(math: Arithmetic, addend: Addend, value: str, d_index: str, c_
     add = ""
     if math.is_complex:
         value = (
-            f"({math.scalar}2)({value}.x * alpha.x - {value}.y * alpha.y, {value}.x * alpha.y + {value}.y * alpha.x)"
+            f"MAKE_{math.scalar}2({value}.x * alpha.x - {value}.y * alpha.y, {value}.x * alpha.y + {value}.y * alpha.x)"
         )
         if addend != "none":
             add = f"""if (beta.x != 0 || beta.y != 0) {{
               const {math.scalar}2 e = load_{math.storage}(d, {d_index});
-              r += ({math.scalar}2)(e.x * beta.x - e.y * beta.y, e.x * beta.y + e.y * beta.x); }}"""
+              r += MAKE_{math.scalar}2(e.x * beta.x - e.y * beta.y, e.x * beta.y + e.y * beta.x); }}"""
         return f"{{ {math.scalar}2 r = {value}; {add} {math.store('c', c_index, 'r')}; }}"
     if addend != "none":
         add = f"if (beta != 0) r += beta * {math.load('d', d_index)};"
@@ -413,7 +416,7 @@ for (int i = 0; i < min({tile.rows}, rows - m); ++i) {{
   {d}
   const {math.scalar}* from = (const {math.scalar}*)(sums + i * {2 * tile.vectors});
   for (int j = 0; j < min({panel}, columns - n); ++j) {{
-    const {math.scalar}2 value = ({math.scalar}2)(from[j], from[j + {panel}]);
+    const {math.scalar}2 value = MAKE_{math.scalar}2(from[j], from[j + {panel}]);
     {edge}
   }}
 }}"""
@@ -456,9 +459,9 @@ def block_loop(
     return f"""
 {math.vector} panels[{tile.depth * (row_vectors(math, tile) if in_rows else per_row)}];
 {math.vector} accumulators[{tile.max_rows * per_row}];
-{math.scalar} a_tiles[{elements}] __attribute__((aligned(64)));
+{math.scalar} a_tiles[{elements}] ALIGN(64);
 const int tile_pitch = {0 if fill_tile else tile_pitch};
-for (int kb = 0;; kb += {tile.depth}) {{
+for (int kb = 0; kb < max(1, K); kb += {tile.depth}) {{
   const int kc = min({tile.depth}, K - kb);
   const bool last = kb + {tile.depth} >= K;
   {fill_panels}
@@ -470,7 +473,6 @@ for (int kb = 0;; kb += {tile.depth}) {{
       if (last) {{ {finish} }}
     }}
   }}
-  if (last) break;
 }}"""
 
 
@@ -553,11 +555,13 @@ def block_shape(math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int
 def _horizontal_sum(math: Arithmetic, vector: str) -> str:
     """Folds a vector to a scalar by halves."""
     steps, width, name = [], math.width, vector
-    while width > 2:
+    while width > 4:
         width //= 2
-        steps.append(f"const {math.scalar}{width} {vector}_{width} = {name}.lo + {name}.hi;")
+        half = f"{math.scalar}{width}"
+        steps.append(f"const {half} {vector}_{width} = LOW_{half}({name}) + HIGH_{half}({name});")
         name = f"{vector}_{width}"
-    return " ".join(steps) + f" {math.scalar} {vector}_sum = {name}.x + {name}.y;"
+    even, odd = (f"(LANE({name}, {lane}) + LANE({name}, {lane + 2}))" for lane in (0, 1))
+    return " ".join(steps) + f" {math.scalar} {vector}_sum = {even} + {odd};"
 
 
 @cache
@@ -574,7 +578,7 @@ const int begin = GROUP_ID(0) * block_columns, end = min(N, begin + block_column
 {" ".join(f"{math.const_pointer} a{i} = A + min({i}, M - 1) * a_rs;" for i in range(rows))}
 for (int n = begin; n < end; n += {together}) {{
   {" ".join(f"{math.const_pointer} b{j} = B + min(n + {j}, N - 1) * b_cs;" for j in range(together))}
-  {math.vector} {", ".join(f"s{i}_{j} = 0" for i, j in pairs)};
+  {math.vector} {", ".join(f"s{i}_{j} = {math.splat('0')}" for i, j in pairs)};
   int k = 0;
   for (; k + {math.width} <= K; k += {math.width}) {{
     {" ".join(f"const {math.vector} u{i} = {math.load_vector(f'a{i}', 'k')};" for i in range(rows))}
@@ -625,7 +629,7 @@ def axpy_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width
             updates += f"{math.vector} s{i} = *({math.vector}*)(sums + {i * pitch} + n);"
             singles += f"{math.scalar} s{i} = sums[{i * pitch} + n];"
             for t in range(count):
-                updates += f"s{i} = {math.multiply_add(f'({math.vector})a{i}_{t}', f'v{t}', f's{i}')};"
+                updates += f"s{i} = {math.multiply_add(math.splat(f'a{i}_{t}'), f'v{t}', f's{i}')};"
                 singles += f"s{i} += a{i}_{t} * {math.load(f'b{t}', 'n')};"
             updates += f"*({math.vector}*)(sums + {i * pitch} + n) = s{i};"
             singles += f"sums[{i * pitch} + n] = s{i};"
@@ -638,7 +642,7 @@ def axpy_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width
 
     body = f"""{_begin(addend, 1)}
 const int begin = GROUP_ID(0) * block_columns, columns = min(block_columns, N - begin);
-{math.scalar} sums[{rows * pitch}] __attribute__((aligned(64)));
+{math.scalar} sums[{rows * pitch}] ALIGN(64);
 for (int i = 0; i < {rows}; ++i)
   for (int n = 0; n < columns; ++n) sums[i * {pitch} + n] = 0;
 int k = 0;
@@ -670,7 +674,7 @@ def tile_loop(math: Arithmetic, unit_a: Unit, unit_b: Unit, fetch_a: str, fetch_
         finish: statements that store `sums[i][j]` to (m, n).
     """
     value = f"{math.scalar}2" if math.is_complex else math.scalar
-    zero = f"({value})(0)"
+    zero = f"({value})0"
 
     def fill(name: str, outer: str, limit: str, unit: Unit, fetch: str) -> str:
         if unit == "k":
@@ -796,7 +800,7 @@ def fold_kernel(storage: str, addend: Addend) -> Kernel:
     body = f"""
 const long index = GLOBAL_ID(0), count = (long)M * N;
 if (index >= count) return;
-{value} sum = ({value})(0);
+{value} sum = 0;
 for (int part = 0; part < parts; ++part) sum += P[part * count + index];
 {math.pointer} c = C + index / N * c_rs + index % N * c_cs;
 {"" if addend == "none" else f"{math.const_pointer} d = D + index / N * d_rs + index % N * d_cs;"}

@@ -143,34 +143,35 @@ def row_kernel(storage: str, kind: Kind, simd_width: int = 16) -> Kernel:
     windows = "\n".join(_window(a, f"t{a}", False) for a in ("z", "y"))
     if kind == "max":
         begin = f"""
-    {math.vector} best = {_LOWEST[storage]};
-    const {lanes} first = corner + (corner < 0 ? (dilation_x - 1 - corner) / dilation_x * dilation_x : 0);
+    {math.vector} best = SPLAT_{math.vector}({_LOWEST[storage]});
+    const {lanes} none = SPLAT_{lanes}(0), up = (dilation_x - 1 - corner) / dilation_x * dilation_x;
+    const {lanes} first = corner + SELECT(corner < 0, up, none);
     {lanes} best_at = first + (start_z * source_y + start_y) * source_x;"""
         nan = "| (value != value)" if math.is_float else ""
         step = f"""
           const {lanes} lane = corner + kx * dilation_x;
           const {lanes} better = (lane >= 0) & (lane < source_x) & ((value > best) {nan});
-          best = select(best, value, better);
-          best_at = select(best_at, lane + (z * source_y + y) * source_x, better);"""
+          best = SELECT(better, value, best);
+          best_at = SELECT(better, lane + (z * source_y + y) * source_x, best_at);"""
         end = f"""
     for (int l = 0; l < count; ++l) i[x + l] = (({lane}*)&best_at)[l];"""
         result = "best"
         rows = "GLOBAL long* i = I + row_at;"
     else:
-        begin = f"{math.vector} sum = 0;"
+        begin = f"{math.vector} sum = SPLAT_{math.vector}(0);"
         step = "sum += value;"
         end = ""
         result = "sum"
-        convert = f"convert_{math.vector}"
         end = f"""
     const int high = include_padding ? (min(corner_z + taps_z, source_z + padding_z) - corner_z) *
                      (min(corner_y + taps_y, source_y + padding_y) - corner_y) : (end_z - start_z) * (end_y - start_y);
-    const {lanes} zero = 0, last = corner + taps_x;
-    const {lanes} from = max(corner, zero), to = min(last, ({lanes})source_x);
-    const {lanes} wide = include_padding ? min(last, ({lanes})(source_x + padding_x)) - corner : to - from;
-    const {lanes} inside = (to > from) & ({lanes})(start_z < end_z && start_y < end_y ? -1 : 0);
-    const {lanes} by = divisor != 0 ? ({lanes})divisor : max(wide * high, ({lanes})1);
-    sum = select(({math.vector})0, sum / {convert}(by), inside);"""
+    const {lanes} last = corner + taps_x;
+    const {lanes} from = max(corner, SPLAT_{lanes}(0)), to = min(last, SPLAT_{lanes}(source_x));
+    const {lanes} padded = min(last, SPLAT_{lanes}(source_x + padding_x)) - corner;
+    const {lanes} wide = include_padding ? padded : to - from;
+    const {lanes} by = divisor != 0 ? SPLAT_{lanes}(divisor) : max(wide * high, SPLAT_{lanes}(1));
+    const {math.vector} none = SPLAT_{math.vector}(0);
+    sum = start_z < end_z && start_y < end_y ? SELECT(to > from, sum / CONVERT_{math.vector}(by), none) : none;"""
         rows = ""
     numbers = ", ".join(str(n) for n in range(math.width))
     body = f"""
@@ -188,7 +189,7 @@ for (int row = GROUP_ID(1) * block_rows; row < row_end; ++row) {{
     const int x = start + {math.width} > target_x ? max(0, target_x - {math.width}) : start;
     const int count = min({math.width}, target_x - x);
     const int corner_x = x * stride_x - padding_x;
-    const {lanes} corner = corner_x + ({lanes})({numbers}) * stride_x;
+    const {lanes} corner = corner_x + MAKE_{lanes}({numbers}) * stride_x;
     {begin}
     for (int z = start_z; z < end_z; z += dilation_z)
       for (int y = start_y; y < end_y; y += dilation_y) {{
@@ -217,8 +218,8 @@ for (int row = GROUP_ID(1) * block_rows; row < row_end; ++row) {{
 # Rounds to a storage type whose numbers are kept as float, by the bits that it lacks. Torch computes windows in it.
 _ROUND = """
 inline float tg_round(float x) {{
-  const uint u = as_uint(x);
-  return as_float((u + ((1u << {bits}) / 2 - 1) + (u >> {bits} & 1)) & ~((1u << {bits}) - 1));
+  const uint u = AS_uint(x);
+  return AS_float((u + ((1u << {bits}) / 2 - 1) + (u >> {bits} & 1)) & ~((1u << {bits}) - 1));
 }}"""
 _MISSING_BITS = {"f16": 13, "bf16": 16}
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.pointwise import Input, Number, convert, expression
 from torchgraft.codegen.types import BY_NAME, value_ctype
-from torchgraft.kernels.philox import COUNTERS
+from torchgraft.functions.philox import COUNTERS
 
 WORDS = 4 * COUNTERS
 GPU_LOCAL = 256
@@ -114,7 +114,7 @@ def _cpu_body(draw: Draw) -> str:
 def _gpu_body(draw: Draw) -> str:
     parts = []
     for unit in range(4 // draw.words):
-        words = "\n".join(f"uint w{k} = tg_drawn.s{unit * draw.words + k};" for k in range(draw.words))
+        words = "\n".join(f"uint w{k} = LANE(tg_drawn, {unit * draw.words + k});" for k in range(draw.words))
         base = f"tg_i + {unit * draw.values}"
         part = f"if ({base} + {draw.values - 1} < tg_n) {{\n{words}\n{_unit(draw, base, draw.values)}\n}}"
         if draw.values == 2:
@@ -295,7 +295,7 @@ def integers(storage: str, words: int, whole: bool) -> Draw:
     elif whole:
         text = "long x = (long)((ulong)base + (((ulong)w1 << 32) | w0));"
     else:
-        text = "long x = (long)((ulong)base + mul_hi(((ulong)w1 << 32) | w0, span));"
+        text = "long x = (long)((ulong)base + MUL_HIGH_ulong(((ulong)w1 << 32) | w0, span));"
     return Draw("random", words, 1, numbers, (), "", text, ((storage, "i64", ("x",)),))
 
 
@@ -314,7 +314,7 @@ def permutation(storage: str) -> Kernel:
   for (long i = 0; i < n; ++i) {{
     int k = 2 * (int)(i % {WORDS // 2});
     if (k == 0) tg_philox_block(words, seed, offset + (ulong)(i / 2));
-    long j = i + (long)mul_hi(((ulong)words[k + 1] << 32) | words[k], (ulong)(n - i));
+    long j = i + (long)MUL_HIGH_ulong(((ulong)words[k + 1] << 32) | words[k], (ulong)(n - i));
     {BY_NAME[storage].storage} kept = out[i];
     out[i] = out[j];
     out[j] = kept;
@@ -338,9 +338,9 @@ def multinomial_with_replacement(storage: str, total: str) -> Kernel:
     ctype = value_ctype(total)
     value = convert("load_S(weights, row * n + i)".replace("_S", f"_{storage}"), storage, total)
     fraction = (
-        "((ulong)drawn.s0 << 21 | drawn.s1 >> 11) * 1.1102230246251565e-16"
+        "((ulong)LANE(drawn, 0) << 21 | LANE(drawn, 1) >> 11) * 1.1102230246251565e-16"
         if total == "f64"
-        else "(drawn.s0 >> 8) * 5.9604644775390625e-8f"
+        else "(LANE(drawn, 0) >> 8) * 5.9604644775390625e-8f"
     )
     body = f"""\
   long row = GLOBAL_ID(0), last = 0;

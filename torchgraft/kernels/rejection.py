@@ -25,14 +25,18 @@ _LOG = {"f32": "tg_log_f32", "f64": "tg_log_positive_f64"}
 
 def _two_uniforms(compute: str) -> str:
     """Statements for u and v of attempt `k`."""
-    first, second = ("w.s0", "w.s1") if compute == "f32" else ("w.s0, w.s1", "w.s2, w.s3")
-    u, v = (_OPEN[compute].format(*part.split(", ")) for part in (first, second))
+    words = ("0", "1") if compute == "f32" else ("01", "23")
+    u, v = (_OPEN[compute].format(*(f"LANE(w, {lane})" for lane in lanes)) for lanes in words)
     return f"uint4 w = tg_philox(seed, counter, k);\n      T u = {u} - 0.5, v = {v};"
 
 
 def _sum_of_waits(compute: str, start: str, step: str, goes_on: str) -> str:
     """Statements that count how many uniform numbers `u` it takes until the condition fails."""
-    u = "((T)w.s0 + (T)0.5) * (T)2.3283064365386963e-10" if compute == "f64" else _OPEN["f32"].format("w.s0")
+    u = (
+        "((T)LANE(w, 0) + (T)0.5) * (T)2.3283064365386963e-10"
+        if compute == "f64"
+        else _OPEN["f32"].format("LANE(w, 0)")
+    )
     return f"""\
     {start}
     uint4 w;
@@ -46,7 +50,7 @@ def _sum_of_waits(compute: str, start: str, step: str, goes_on: str) -> str:
       }}
       T u = {u};
       {step}
-      w = w.s1230;
+      w = SHUFFLE_uint4(w, w, 1, 2, 3, 0);
       --left;
       x += 1;
     }} while ({goes_on});"""
@@ -58,14 +62,15 @@ def _gamma(compute: str) -> str:
         draw = f"""\
       uint4 w = tg_philox(seed, counter, k);
       float z, other;
-      tg_normal_pair_f32(w.s0, w.s1, &z, &other);
-      T u = {_OPEN["f32"].format("w.s2")}, boost = {_OPEN["f32"].format("w.s3")};"""
+      tg_normal_pair_f32(LANE(w, 0), LANE(w, 1), &z, &other);
+      T u = {_OPEN["f32"].format("LANE(w, 2)")}, boost = {_OPEN["f32"].format("LANE(w, 3)")};"""
     else:
         draw = f"""\
       uint4 w = tg_philox(seed, counter, 2 * k), y = tg_philox(seed, counter, 2 * k + 1);
       double z, other;
-      tg_normal_pair_f64(((ulong)w.s0 << 32) | w.s1, ((ulong)w.s2 << 32) | w.s3, &z, &other);
-      T u = {_OPEN["f64"].format("y.s0", "y.s1")}, boost = {_OPEN["f64"].format("y.s2", "y.s3")};"""
+      tg_normal_pair_f64(((ulong)LANE(w, 0) << 32) | LANE(w, 1), ((ulong)LANE(w, 2) << 32) | LANE(w, 3), &z, &other);
+      T u = {_OPEN["f64"].format("LANE(y, 0)", "LANE(y, 1)")};
+      T boost = {_OPEN["f64"].format("LANE(y, 2)", "LANE(y, 3)")};"""
     return f"""\
   T x = NAN;
   if (alpha >= 0) {{

@@ -10,6 +10,7 @@ import functools
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.vectors import shuffle
 
 WIDTH = 256
 
@@ -45,7 +46,7 @@ def _load(in_type: str, acc: str, pointer: str, index: str) -> str:
 
 # Prefix sums of sixteen lanes in four steps.
 _PREFIX = "\n      ".join(
-    "v += (float16)(" + ", ".join("0.0f" if lane < step else f"v.s{lane - step:x}" for lane in range(16)) + ");"
+    f"v += {shuffle('float16', 'none', 'v', [16 + lane - step if lane >= step else 0 for lane in range(16)])};"
     for step in (1, 2, 4, 8)
 )
 
@@ -60,9 +61,10 @@ def row_kernel(in_type: str, out_type: str, how: str, wide: bool) -> Kernel:
     if how == "sum" and in_type in _VECTOR_TYPES and out_type in _VECTOR_TYPES:
         vectors = f"""for (; c + 16 <= size; c += 16) {{
       float16 v = load_{in_type}x16(x, c);
+      const float16 none = SPLAT_float16(0);
       {_PREFIX}
       store_{out_type}x16(y, c, v + (float)sum);
-      sum += v.sf;
+      sum += LANE(v, f);
     }}"""
     body = f"""
   const long row_end = (GROUP_ID(0) + 1) * chunk < rows ? (GROUP_ID(0) + 1) * chunk : rows;

@@ -32,10 +32,10 @@ def passes(type_: str) -> int:
 def _key(type_: str, descending: bool) -> str:
     """The function `sort_key`, which gives the key of a value."""
     if type_ in ("f32", "f16", "bf16"):
-        body = "uint u = as_uint(v == 0 ? 0.0f : v); uint k = v != v ? ~0u : u >> 31 ? ~u : u | 0x80000000u;"
+        body = "uint u = AS_uint(v == 0 ? 0.0f : v); uint k = v != v ? ~0u : u >> 31 ? ~u : u | 0x80000000u;"
         value, key = "float", "uint"
     elif type_ == "f64":
-        body = "ulong u = as_ulong(v == 0 ? 0.0 : v); ulong k = v != v ? ~0ul : u >> 63 ? ~u : u | (1ul << 63);"
+        body = "ulong u = AS_ulong(v == 0 ? 0.0 : v); ulong k = v != v ? ~0ul : u >> 63 ? ~u : u | (1ul << 63);"
         value, key = "double", "ulong"
     elif type_ == "i64":
         body, value, key = "ulong k = (ulong)v ^ (1ul << 63);", "long", "ulong"

@@ -19,6 +19,7 @@ from functools import cache
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME
+from torchgraft.codegen.vectors import VECTORS
 from torchgraft.kernels.matmul import Arithmetic, arithmetic
 
 GROUP = 64
@@ -301,7 +302,8 @@ def _sum(image: Image, type_: str, value: str, size: str, transposed: bool, dept
         weigh = f"const {BY_NAME[image.weights].storage} w{axis} = {weight};\n  if (w{axis} == 0) continue;"
     term = value if depth == 0 else f"sum_{AXES[depth - 1]}"
     within = "" if depth == 0 else _sum(image, type_, value, size, transposed, depth - 1, axis)
-    return f"""{type_} sum_{axis} = {image.begin};
+    begin = f"SPLAT_{type_}({image.begin})" if type_ in VECTORS else image.begin
+    return f"""{type_} sum_{axis} = {begin};
 {loop} {{
   {weigh}
   const long {axis} = {parent} * {size}_{axis} + {pixel};

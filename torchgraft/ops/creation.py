@@ -202,9 +202,9 @@ def _pair(p: PlanBuilder, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, t
 
 @planner("complex")
 def _complex(p: PlanBuilder, out: torch.Tensor, real: torch.Tensor, imag: torch.Tensor) -> None:
-    _pair(p, out, real, imag, "({pair})(a, b)", 1)
+    _pair(p, out, real, imag, "MAKE_{pair}(a, b)", 1)
 
 
 @planner("polar")
 def _polar(p: PlanBuilder, out: torch.Tensor, abs: torch.Tensor, angle: torch.Tensor) -> None:
-    _pair(p, out, abs, angle, "({pair})(a * @cos(b), a * @sin(b))", 8)
+    _pair(p, out, abs, angle, "MAKE_{pair}(a * @cos(b), a * @sin(b))", 8)

@@ -148,7 +148,7 @@ for _name in ("lerp.Scalar", "lerp.Tensor"):
     row(
         _name,
         "@abs(weight) < 0.5 ? self + weight * (end - self) : end - (end - self) * (1 - weight)",
-        complex="@abs(weight) < 0.5 ? self + @mul(weight, end - self) : end - @mul(end - self, (T)(1, 0) - weight)",
+        complex="@abs(weight) < 0.5 ? self + @mul(weight, end - self) : end - @mul(end - self, MAKE_T(1, 0) - weight)",
         cost=2,
         types="float",
         exact_out=_name == "lerp.Tensor",
@@ -257,9 +257,10 @@ row(
 # The product with a power of two that does not fit would make NaN of 0 and infinity.
 row(
     "ldexp.Tensor",
-    "isfinite(other) && other == @trunc(other) ? ldexp(self, convert_int_sat(other)) : self * exp2(other)",
+    "isfinite(other) && other == @trunc(other) ? ldexp(self, (int)clamp(other, (T)-9999, (T)9999))"
+    " : self * exp2(other)",
     kind=INT_TO_FLOAT,
-    complex="@mul(self, @pow((T)(2, 0), other))",
+    complex="@mul(self, @pow(MAKE_T(2, 0), other))",
     cost=16,
 )
 
@@ -430,7 +431,8 @@ row(
     "sinc",
     "self == 0 ? (T)1 : @sin((T)3.141592653589793 * self) / ((T)3.141592653589793 * self)",
     kind=INT_TO_FLOAT,
-    complex="self.x == 0 && self.y == 0 ? (T)(1, 0) : @div(@sin(self * 3.141592653589793), self * 3.141592653589793)",
+    complex="self.x == 0 && self.y == 0 ? MAKE_T(1, 0)"
+    " : @div(@sin(self * 3.141592653589793), self * 3.141592653589793)",
     cost=8,
 )
 
@@ -614,13 +616,13 @@ row("threshold_backward", "self <= threshold ? (T)0 : grad_output", types="numbe
 row(
     "sigmoid_backward",
     "grad_output * (1 - output) * output",
-    complex="@mul(grad_output, @conj(@mul((T)(1, 0) - output, output)))",
+    complex="@mul(grad_output, @conj(@mul(MAKE_T(1, 0) - output, output)))",
     types="float",
 )
 row(
     "tanh_backward",
     "grad_output * (1 - output * output)",
-    complex="@mul(grad_output, @conj((T)(1, 0) - @mul(output, output)))",
+    complex="@mul(grad_output, @conj(MAKE_T(1, 0) - @mul(output, output)))",
     types="float",
 )
 row("silu_backward", "@silu_backward(grad_output, self)", cost=4, types="float")
@@ -684,4 +686,4 @@ row("log_sigmoid_backward", "grad_output * @sigmoid(-self)", cost=4, types="floa
 # ---- fills ----
 
 row("fill_.Scalar fill_.Tensor", "value", complex="value")
-row("zero_", "0", complex="(T)(0, 0)")
+row("zero_", "0", complex="MAKE_T(0, 0)")

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type, pointwise
+from torchgraft.functions.philox import COUNTERS
 from torchgraft.kernels import random as kernels
 from torchgraft.kernels import rejection
-from torchgraft.kernels.philox import COUNTERS
 from torchgraft.kernels.random import Draw
 from torchgraft.ops.table import row
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner

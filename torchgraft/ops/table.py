@@ -13,7 +13,7 @@ from torch._prims_common import compute_elementwise_output_strides, elementwise_
 
 from torchgraft.codegen import ElementType, UnsupportedDtype, element_type, pointwise
 from torchgraft.codegen.types import BY_NAME, value_ctype
-from torchgraft.kernels import HELPERS
+from torchgraft.functions import HELPERS
 from torchgraft.kernels.reduce import Reduction
 from torchgraft.ops.reductions import plan_reduction, reduced_dims
 from torchgraft.plans.builder import PlanBuilder

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from torchgraft.codegen import Kernel, Pointer, Value
-from torchgraft.codegen.dialect import dialect
+from torchgraft.codegen.dialects import dialect
 from torchgraft.driver import Capability, CompileError, DeviceKind, Driver, InvalidArgument
 from torchgraft.testing.protocol.bench import MIB, Bench, assert_same, floats, noise, opened, packed, provides
 

@@ -7,6 +7,25 @@ COUNTERS = 64
 
 HELPERS: dict[str, str] = {}
 
+# Philox 4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011).
+HELPERS["tg_philox"] = """\
+inline uint4 tg_philox(ulong seed, ulong counter_low, ulong counter_high) {
+  uint k0 = (uint)seed, k1 = (uint)(seed >> 32);
+  uint c0 = (uint)counter_low, c1 = (uint)(counter_low >> 32), c2 = (uint)counter_high, c3 = (uint)(counter_high >> 32);
+  UNROLL
+  for (int round = 0; round < 10; ++round) {
+    ulong p0 = (ulong)0xD2511F53u * c0, p1 = (ulong)0xCD9E8D57u * c2;
+    uint n0 = (uint)(p1 >> 32) ^ c1 ^ k0, n2 = (uint)(p0 >> 32) ^ c3 ^ k1;
+    c1 = (uint)p1;
+    c3 = (uint)p0;
+    c0 = n0;
+    c2 = n2;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return MAKE_uint4(c0, c1, c2, c3);
+}"""
+
 # Words are kept in the lower halves of 64-bit lanes: there the product of two words is one instruction, and what is
 # left in the upper halves does no harm.
 HELPERS["TG_PHILOX_ROUNDS"] = """\
@@ -70,16 +89,16 @@ TG_FUNCTION void tg_normal_pair_f32(uint w, uint v, float* x, float* y) {
   TG_SIN_COS(r, sine, cosine)
   uint quarter = v >> 30;
   float a = (quarter & 1) != 0 ? sine : cosine, b = (quarter & 1) != 0 ? cosine : sine;
-  *x = as_float(as_uint(radius * a) ^ ((quarter & 2) << 30));
-  *y = as_float(as_uint(radius * b) ^ (((quarter + 1) & 2) << 30));
+  *x = AS_float(AS_uint(radius * a) ^ ((quarter & 2) << 30));
+  *y = AS_float(AS_uint(radius * b) ^ (((quarter + 1) & 2) << 30));
 }"""
 
-# Free of calls, as the float32 functions of kernels.math: log by the series of atanh, sine and cosine by Taylor's.
+# Free of calls, as the float32 functions of functions.math: log by the series of atanh, sine and cosine by Taylor's.
 HELPERS["tg_log_positive_f64"] = """\
 TG_FUNCTION double tg_log_positive_f64(double x) {
-  long bits = as_long(x);
+  long bits = AS_long(x);
   long exponent = (bits - 0x3fe6a09e667f3bcdL) >> 52;
-  double m = as_double(bits - (exponent << 52));
+  double m = AS_double(bits - (exponent << 52));
   double s = (m - 1.0) / (m + 1.0), q = s * s;
   double p = 1.0 / 21.0;
   p = fma(p, q, 1.0 / 19.0);
@@ -120,14 +139,14 @@ TG_FUNCTION void tg_normal_pair_f64(ulong w, ulong v, double* x, double* y) {
   cosine = fma(cosine, q, 1.0);
   ulong quarter = v >> 62;
   double a = (quarter & 1) != 0 ? sine : cosine, b = (quarter & 1) != 0 ? cosine : sine;
-  *x = as_double(as_ulong(radius * a) ^ ((quarter & 2) << 62));
-  *y = as_double(as_ulong(radius * b) ^ (((quarter + 1) & 2) << 62));
+  *x = AS_double(AS_ulong(radius * a) ^ ((quarter & 2) << 62));
+  *y = AS_double(AS_ulong(radius * b) ^ (((quarter + 1) & 2) << 62));
 }"""
 
 # To the nearest number with so many fewer bits; a storage type's rounding, done where the value is still to be
 # compared.
 HELPERS["tg_round_bits"] = """\
 TG_FUNCTION float tg_round_bits(float x, int drop) {
-  uint u = as_uint(x);
-  return as_float((u + ((1u << (drop - 1)) - 1) + ((u >> drop) & 1)) & ~((1u << drop) - 1));
+  uint u = AS_uint(x);
+  return AS_float((u + ((1u << (drop - 1)) - 1) + ((u >> drop) & 1)) & ~((1u << drop) - 1));
 }"""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchgraft.kernels.math import in_both_precisions
+from torchgraft.functions.math import in_both_precisions
 
 HELPERS: dict[str, str] = {}
 
@@ -21,7 +21,7 @@ def _define(name: str, params: str, body: str) -> None:
     names = [param.split()[-1] for param in params.split(",")]
     HELPERS[f"tg_{name}_f64"] = texts[f"tg_{name}_f64"]
     HELPERS[f"tg_{name}_f32"] = f"""\
-#ifdef cl_khr_fp64
+#ifdef HAS_F64
 TG_FUNCTION float tg_{name}_f32({params.replace("T ", "float ")}) {{ return (float)tg_{name}_f64({", ".join(names)}); }}
 #else
 {single}#endif

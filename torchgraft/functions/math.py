@@ -50,7 +50,6 @@ def _same(name: str, params: str, body: str) -> None:
     HELPERS.update(in_both_precisions(name, params, body))
 
 
-_define("TG_FUNCTION", "#define TG_FUNCTION static inline __attribute__((always_inline))")
 _define(
     "TG_OWN_MATH",
     """
@@ -65,11 +64,11 @@ _define(
     "tg_copysign_f32",
     """
 TG_FUNCTION float tg_copysign_f32(float magnitude, float sign) {
-  return as_float((as_uint(magnitude) & 0x7fffffffu) | (as_uint(sign) & 0x80000000u));
+  return AS_float((AS_uint(magnitude) & 0x7fffffffu) | (AS_uint(sign) & 0x80000000u));
 }""",
 )
 _define("tg_copysign_f64", "TG_FUNCTION double tg_copysign_f64(double m, double s) { return copysign(m, s); }")
-_define("tg_abs_f32", "TG_FUNCTION float tg_abs_f32(float x) { return as_float(as_uint(x) & 0x7fffffffu); }")
+_define("tg_abs_f32", "TG_FUNCTION float tg_abs_f32(float x) { return AS_float(AS_uint(x) & 0x7fffffffu); }")
 _define("tg_abs_f64", "TG_FUNCTION double tg_abs_f64(double x) { return fabs(x); }")
 
 # Exponentials ------------------------------------------------------------------------------------------------------
@@ -81,7 +80,7 @@ _define(
     """
 TG_FUNCTION float tg_exp2_parts_f32(float p, int n) {
   int half_n = n >> 1;
-  return p * as_float((half_n << 23) + 0x3f800000) * as_float(((n - half_n) << 23) + 0x3f800000);
+  return p * AS_float((half_n << 23) + 0x3f800000) * AS_float(((n - half_n) << 23) + 0x3f800000);
 }""",
 )
 # exp(x + low) 2^scale for a small correction `low`
@@ -101,7 +100,7 @@ TG_FUNCTION float tg_exp_scaled_f32(float x, float low, int scale) {
   p = fma(p, r, 0.166665196f);
   p = fma(p, r, 0.5f);
   p = fma(p, r * r, r) + 1.0f;
-  return tg_exp2_parts_f32(p, as_int(shifted) + scale);
+  return tg_exp2_parts_f32(p, AS_int(shifted) + scale);
 }""",
 )
 _own("exp", "float x", " return tg_exp_scaled_f32(x, 0.0f, 0); ", "exp(x)")
@@ -123,7 +122,7 @@ TG_FUNCTION float tg_exp2_sum_f32(float x, float low) {
   p = fma(p, r, 0.240226507f);
   p = fma(p, r, 0.693147182f);
   p = fma(p, r, 1.0f);
-  return tg_exp2_parts_f32(p, as_int(shifted));
+  return tg_exp2_parts_f32(p, AS_int(shifted));
 }""",
 )
 _own("exp2", "float x", " return tg_exp2_sum_f32(x, 0.0f); ", "exp2(x)")
@@ -144,7 +143,7 @@ _own(
   p = fma(p, r, 0.166666672f);
   p = fma(p, r, 0.5f);
   p = fma(p, r * r, r);
-  float s = as_float((as_int(shifted) << 23) + 0x3f000000);
+  float s = AS_float((AS_int(shifted) << 23) + 0x3f000000);
   float y = fma(p, s, s - 0.5f) * 2.0f;
   return x == 0.0f ? x : y;
 """,
@@ -156,9 +155,9 @@ _own(
 # The head of every logarithm: x = 2^e (1 + f), f in [sqrt(1/2) - 1, sqrt(2) - 1]; subnormal numbers are scaled first.
 _LOG_SPLIT = """
   float scaled = x < 1.17549435e-38f ? x * 8388608.0f : x;
-  int bits = as_int(scaled);
+  int bits = AS_int(scaled);
   int exponent = (bits - 0x3f3504f3) >> 23;
-  float f = as_float(bits - (exponent << 23)) - 1.0f;
+  float f = AS_float(bits - (exponent << 23)) - 1.0f;
   float e = (float)exponent - (x < 1.17549435e-38f ? 23.0f : 0.0f);
 """
 # y = log(1 + f) - f
@@ -225,11 +224,11 @@ _own(
     """
   float u = 1.0f + x;
   float lost = x >= 1.0f ? 1.0f - (u - x) : x - (u - 1.0f);
-  int bits = as_int(u);
+  int bits = AS_int(u);
   int exponent = (bits - 0x3f3504f3) >> 23;
   float e = (float)exponent;
-  float f = as_float(bits - (exponent << 23)) - 1.0f;
-  f = fma(lost, as_float((127 - (exponent > 126 ? 126 : exponent)) << 23), f);
+  float f = AS_float(bits - (exponent << 23)) - 1.0f;
+  f = fma(lost, AS_float((127 - (exponent > 126 ? 126 : exponent)) << 23), f);
 """
     + _LOG_POLYNOMIAL
     + """
@@ -265,7 +264,7 @@ _own(
     "erf",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float near = tg_erf_near_f32(x);
   float a = t > 4.0f ? 4.0f : t;
   float q = 1.3842543e-05f;
@@ -295,7 +294,7 @@ TG_FUNCTION float tg_exp_small_f32(float x) {
   p = fma(p, r, 0.166665196f);
   p = fma(p, r, 0.5f);
   p = fma(p, r * r, r) + 1.0f;
-  return p * as_float((as_int(shifted) << 23) + 0x3f800000);
+  return p * AS_float((AS_int(shifted) << 23) + 0x3f800000);
 }""",
 )
 # exp(-x^2) P(q) / (1 + 2 x), with q = (x - 2) / (x + 2); x^2 in two words.
@@ -303,7 +302,7 @@ _own(
     "erfc",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float a = t > 10.2f ? 10.2f : t;
   float d = a + 2.0f;
   float q = (a - 2.0f) / d;
@@ -337,7 +336,7 @@ _own(
     "tanh",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float s = x * x;
   float p = -0.00590017904f;
   p = fma(p, s, 0.0208003167f);
@@ -355,7 +354,7 @@ _own(
     "sinh",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float m = tg_expm1_f32(t > 20.0f ? 20.0f : t);
   float near = 0.5f * (m + m / (m + 1.0f));
   return tg_copysign_f32(t > 20.0f ? tg_exp_scaled_f32(t, 0.0f, -1) : near, x);
@@ -366,7 +365,7 @@ _own(
     "cosh",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float e = tg_exp_small_f32(t > 20.0f ? 20.0f : t);
   float near = fma(0.5f, e, 0.5f / e);
   return t > 20.0f ? tg_exp_scaled_f32(t, 0.0f, -1) : near;
@@ -377,7 +376,7 @@ _own(
     "asinh",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float a = t > 1e9f ? 1e9f : t;
   float s = a * a;
   float near = tg_log1p_f32(a + s / (1.0f + sqrt(s + 1.0f)));
@@ -402,7 +401,7 @@ _own(
     "atanh",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   return tg_copysign_f32(0.5f * tg_log1p_f32(2.0f * t / (1.0f - t)), x) + (t > 1.0f ? NAN : 0.0f);
 """,
     "atanh(x)",
@@ -417,9 +416,9 @@ _own(
 _define(
     "TG_REDUCE",
     """
-#ifdef cl_khr_fp64
+#ifdef HAS_F64
 #define TG_REDUCE(x, r, n) \\
-  float size = as_float(as_uint(x) & 0x7fffffffu); \\
+  float size = AS_float(AS_uint(x) & 0x7fffffffu); \\
   int far = size >= 0x1p51f, very_far = size >= 0x1p77f, farthest = size >= 0x1p103f; \\
   float unit = farthest ? 0x1p-80f : very_far ? 0x1p-54f : far ? 0x1p-28f : 1.0f; \\
   double high = farthest ? -0.6569525476390906 : very_far ? 1.2910009524680295 \\
@@ -431,7 +430,7 @@ _define(
   double turns = shifted - 6755399441055744.0; \\
   double rest = fma(wide_x, low, fma(wide_x, high, -turns)); \\
   float r = (float)(rest * 1.5707963267948966); \\
-  int n = (int)as_long(shifted);
+  int n = (int)AS_long(shifted);
 #else
 #define TG_REDUCE(x, r, n) \\
   float shifted = fma(x, 0.636619747f, 12582912.0f); \\
@@ -441,7 +440,7 @@ _define(
   r = fma(turns, -5.39030253e-15f, r); \\
   r = r > 1.0f ? 0.0f : r; \\
   r = r < -1.0f ? 0.0f : r; \\
-  int n = as_int(shifted);
+  int n = AS_int(shifted);
 #endif""",
 )
 _define(
@@ -462,7 +461,7 @@ _own(
   TG_REDUCE(x, r, n)
   TG_SIN_COS(r, sine, cosine)
   float y = (n & 1) != 0 ? cosine : sine;
-  y = as_float(as_uint(y) ^ ((uint)(n & 2) << 30));
+  y = AS_float(AS_uint(y) ^ ((uint)(n & 2) << 30));
   return x == 0.0f ? x : y;
 """,
     "sin(x)",
@@ -474,7 +473,7 @@ _own(
   TG_REDUCE(x, r, n)
   TG_SIN_COS(r, sine, cosine)
   float y = (n & 1) != 0 ? sine : cosine;
-  return as_float(as_uint(y) ^ ((uint)((n + 1) & 2) << 30));
+  return AS_float(AS_uint(y) ^ ((uint)((n + 1) & 2) << 30));
 """,
     "cos(x)",
 )
@@ -506,7 +505,7 @@ _own(
     "asin",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float s = t > 0.5f ? fma(-0.5f, t, 0.5f) : t * t;
   float y = tg_asin_core_f32(t > 0.5f ? sqrt(s) : t, s);
   y = t > 0.5f ? 1.57079637f - fma(2.0f, y, 4.37113883e-8f) : y;
@@ -518,7 +517,7 @@ _own(
     "acos",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float s = t > 0.5f ? fma(-0.5f, t, 0.5f) : t * t;
   float y = tg_asin_core_f32(t > 0.5f ? sqrt(s) : x, s);
   float outer = 2.0f * y;
@@ -550,7 +549,7 @@ _own(
     "atan",
     "float x",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float y = tg_atan_core_f32(t > 1.0f ? 1.0f / t : t);
   y = t > 1.0f ? 1.57079637f - y : y;
   return tg_copysign_f32(y, x);
@@ -561,8 +560,8 @@ _own(
     "atan2",
     "float y, float x",
     """
-  float a = as_float(as_uint(x) & 0x7fffffffu);
-  float b = as_float(as_uint(y) & 0x7fffffffu);
+  float a = AS_float(AS_uint(x) & 0x7fffffffu);
+  float b = AS_float(AS_uint(y) & 0x7fffffffu);
   float low = a < b ? a : b;
   float high = a < b ? b : a;
   float ratio = low / high;
@@ -570,7 +569,7 @@ _own(
   ratio = low > 3.40282347e38f ? 1.0f : ratio;
   float r = tg_atan_core_f32(ratio);
   r = b > a ? 1.57079637f - r : r;
-  r = as_int(x) < 0 ? 3.14159274f - r : r;
+  r = AS_int(x) < 0 ? 3.14159274f - r : r;
   r = tg_copysign_f32(r, y);
   return x != x || y != y ? NAN : r;
 """,
@@ -585,11 +584,11 @@ _own(
     "pow",
     "float x, float y",
     """
-  float t = as_float(as_uint(x) & 0x7fffffffu);
+  float t = AS_float(AS_uint(x) & 0x7fffffffu);
   float scaled = t < 1.17549435e-38f ? t * 8388608.0f : t;
-  int bits = as_int(scaled);
+  int bits = AS_int(scaled);
   int exponent = (bits - 0x3f3504f3) >> 23;
-  float m = as_float(bits - (exponent << 23));
+  float m = AS_float(bits - (exponent << 23));
   float e = (float)exponent - (t < 1.17549435e-38f ? 23.0f : 0.0f);
   float u = m - 1.0f;
   float v = m + 1.0f;
@@ -621,7 +620,7 @@ _own(
   limited = limited < -300.0f ? -300.0f : limited;
   float r = tg_exp2_sum_f32(limited, limited == product ? product_low : 0.0f);
   // Parity of y: numbers from 2^24 on are even.
-  float y_abs = as_float(as_uint(y) & 0x7fffffffu);
+  float y_abs = AS_float(AS_uint(y) & 0x7fffffffu);
   float y_part = y_abs > 16777216.0f ? 0.0f : y_abs;
   int y_int = (int)y_part;
   int is_integer = (float)y_int == y_part;
@@ -636,7 +635,7 @@ _own(
   r = y_abs > 3.40282347e38f ? far : r;
   float negative = odd ? -r : r;
   float undefined = is_integer || t > 3.40282347e38f || t == 0.0f ? negative : NAN;
-  r = as_int(x) < 0 ? undefined : r;
+  r = AS_int(x) < 0 ? undefined : r;
   r = x != x || y != y ? NAN : r;
   r = x == 1.0f ? 1.0f : r;
   return y == 0.0f ? 1.0f : r;
@@ -647,8 +646,8 @@ _own(
     "hypot",
     "float x, float y",
     """
-  float a = as_float(as_uint(x) & 0x7fffffffu);
-  float b = as_float(as_uint(y) & 0x7fffffffu);
+  float a = AS_float(AS_uint(x) & 0x7fffffffu);
+  float b = AS_float(AS_uint(y) & 0x7fffffffu);
   float low = a < b ? a : b;
   float high = a < b ? b : a;
   float scale = high > 1e18f ? 1e-20f : (high < 1e-18f ? 1e25f : 1.0f);
@@ -662,143 +661,6 @@ _own(
     "hypot(x, y)",
 )
 _same("rsqrt", "T x", " return 1.0F / sqrt(x); ")
-
-# Functions of neural networks ----------------------------------------------------------------------------------------
-
-# exp(-x) without the care for subnormal results, which disappear beside 1.
-_define(
-    "tg_exp_beside_one_f32",
-    """
-TG_FUNCTION float tg_exp_beside_one_f32(float x) {
-  float limited = x > 88.0f ? 88.0f : x;
-  limited = limited < -87.0f ? -87.0f : limited;
-  float e = tg_exp_small_f32(limited);
-  return x > 88.0f ? INFINITY : e;
-}""",
-)
-_define("tg_exp_beside_one_f64", "TG_FUNCTION double tg_exp_beside_one_f64(double x) { return exp(x); }")
-_same("sigmoid", "T x", " return 1.0F / (1.0F + tg_exp_beside_one_S(-x)); ")
-_same("silu", "T x", " return x / (1.0F + tg_exp_beside_one_S(-x)); ")
-# The normal distribution's cumulative function: erfc(a / sqrt 2) / 2 for a = |x|, as the exponential of a polynomial.
-# It is off by less than 1e-7 everywhere, and 0 below -6.
-_define(
-    "tg_normal_cdf_f32",
-    """
-TG_FUNCTION float tg_normal_cdf_f32(float x) {
-  float a = as_float(as_uint(x) & 0x7fffffffu);
-  a = a > 6.0f ? 6.0f : a;
-  float q = -1.48159742e-07f;
-  q = fma(q, a, 3.42893009e-06f);
-  q = fma(q, a, -3.18449893e-05f);
-  q = fma(q, a, 0.000130391432f);
-  q = fma(q, a, 0.000115048308f);
-  q = fma(q, a, -0.00493845437f);
-  q = fma(q, a, 0.036422316f);
-  q = fma(q, a, 0.318287134f);
-  q = fma(q, a, 0.79788655f);
-  float half_tail = 0.5f * tg_exp_small_f32(-q * a);
-  half_tail = a == 6.0f ? 0.0f : half_tail;
-  return x > 0.0f ? 1.0f - half_tail : half_tail;
-}""",
-)
-_define(
-    "tg_normal_cdf_f64",
-    "TG_FUNCTION double tg_normal_cdf_f64(double x) { return 0.5 * erfc(x * -0.70710678118654752); }",
-)
-_same("gelu", "T x", " return x * tg_normal_cdf_S(x); ")
-_same(
-    "gelu_tanh",
-    "T x",
-    """
-  T inner = 0.79788456080286536F * (x + 0.044715F * x * x * x);
-  return 0.5F * x * (1.0F + tg_tanh_S(inner));
-""",
-)
-_same(
-    "gelu_backward",
-    "T grad, T x",
-    """
-  T cdf = tg_normal_cdf_S(x);
-  T pdf = 0.39894228040143268F * tg_exp_S(-0.5F * x * x);
-  return grad * (cdf + x * pdf);
-""",
-)
-_same(
-    "gelu_tanh_backward",
-    "T grad, T x",
-    """
-  T inner = 0.79788456080286536F * (x + 0.044715F * x * x * x);
-  T t = tg_tanh_S(inner);
-  T slope = 0.79788456080286536F * (1.0F + 3.0F * 0.044715F * x * x);
-  return grad * (0.5F * (1.0F + t) + 0.5F * x * (1.0F - t * t) * slope);
-""",
-)
-_same(
-    "silu_backward",
-    "T grad, T x",
-    """
-  T s = tg_sigmoid_S(x);
-  return grad * s * (1.0F + x * (1.0F - s));
-""",
-)
-_same(
-    "log_sigmoid",
-    "T x",
-    """
-  return (x < 0.0F ? x : 0.0F) - tg_log1p_S(tg_exp_S(-tg_abs_S(x))) + (x != x ? x : 0.0F);
-""",
-)
-_same(
-    "softplus",
-    "T x, T beta, T threshold",
-    """
-  T scaled = x * beta;
-  T soft = tg_log1p_S(tg_exp_S(scaled)) / beta;
-  return scaled > threshold ? x : soft;
-""",
-)
-# tanh(log(1 + e^x)) = (n^2 + 2 n) / (n^2 + 2 n + 2) with n = e^x
-_same(
-    "mish",
-    "T x",
-    """
-  T n = tg_exp_S(x > 20.0F ? 20.0F : x);
-  T q = n * (n + 2.0F);
-  return x * (q / (q + 2.0F));
-""",
-)
-_same(
-    "mish_backward",
-    "T grad, T x",
-    """
-  T n = tg_exp_S(x > 20.0F ? 20.0F : x);
-  T q = n * (n + 2.0F);
-  T t = q / (q + 2.0F);
-  return grad * (t + x * tg_sigmoid_S(x) * (1.0F - t * t));
-""",
-)
-_same(
-    "logaddexp",
-    "T x, T y",
-    """
-  T high = x > y ? x : y;
-  T gap = tg_abs_S(x - y);
-  T sum = high + tg_log1p_S(tg_exp_S(-gap));
-  sum = x == y ? high + 0.69314718055994531F : sum;
-  return x != x || y != y ? x + y : sum;
-""",
-)
-_same(
-    "logaddexp2",
-    "T x, T y",
-    """
-  T high = x > y ? x : y;
-  T gap = tg_abs_S(x - y);
-  T sum = high + tg_log1p_S(tg_exp2_S(-gap)) * 1.4426950408889634F;
-  sum = x == y ? high + 1.0F : sum;
-  return x != x || y != y ? x + y : sum;
-""",
-)
 
 # Functions without a vectorising form --------------------------------------------------------------------------------
 
@@ -889,276 +751,3 @@ for _name in (
 for _name, _params in (("pow", "x, y"), ("atan2", "y, x"), ("hypot", "x, y")):
     _typed = ", ".join(f"double {p}" for p in _params.split(", "))
     _define(f"tg_{_name}_f64", f"TG_FUNCTION double tg_{_name}_f64({_typed}) {{ return {_name}({_params}); }}")
-
-
-# Complex numbers -----------------------------------------------------------------------------------------------------
-
-
-def _complex(name: str, params: str, body: str, result: str = "C") -> None:
-    """Defines a complex function. In `body` C is the complex type, a vector of two; T and S are of its parts."""
-    for ctype, suffix, cname in (("float", "f32", "c64"), ("double", "f64", "c128")):
-        text = f"TG_FUNCTION {result} tg_{name}_Z({params}) {{{body}}}"
-        text = re.sub(r"\bC\b", ctype + "2", re.sub(r"\bT\b", ctype, text))
-        text = text.replace("_S(", f"_{suffix}(").replace("_Z(", f"_{cname}(")
-        text = re.sub(r"(?<=[\d.])F\b", "f" if suffix == "f32" else "", text)
-        _define(f"tg_{name}_{cname}", text)
-
-
-_complex("mul", "C a, C b", " return (C)(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x); ")
-# Scaled by the larger part of the divisor, so that neither overflows.
-_complex(
-    "div",
-    "C a, C b",
-    """
-  T x = tg_abs_S(b.x), y = tg_abs_S(b.y);
-  T scale = 1.0F / (x > y ? x : y);
-  if (x == 0.0F && y == 0.0F) return (C)(a.x / x, a.y / x);
-  if ((x == INFINITY || y == INFINITY) && tg_abs_S(a.x) < INFINITY && tg_abs_S(a.y) < INFINITY) {
-    T u = x == INFINITY ? tg_copysign_S(1.0F, b.x) : 0.0F, v = y == INFINITY ? tg_copysign_S(1.0F, b.y) : 0.0F;
-    return (C)(0.0F * (a.x * u + a.y * v), 0.0F * (a.y * u - a.x * v));
-  }
-  C s = b * scale;
-  T norm = s.x * s.x + s.y * s.y;
-  return (C)((a.x * s.x + a.y * s.y) / norm, (a.y * s.x - a.x * s.y) / norm) * scale;
-""",
-)
-_complex("reciprocal", "C a", " return tg_div_Z((C)(1.0F, 0.0F), a); ")
-_complex("abs", "C a", " return tg_hypot_S(a.x, a.y); ", "T")
-_complex("angle", "C a", " return tg_atan2_S(a.y, a.x); ", "T")
-_complex("conj", "C a", " return (C)(a.x, -a.y); ")
-_complex(
-    "sgn",
-    "C a",
-    """
-  T r = tg_abs_Z(a);
-  return r == 0.0F ? (C)(0.0F, 0.0F) : a / r;
-""",
-)
-_complex(
-    "exp",
-    "C a",
-    """
-  T e = tg_exp_S(a.x);
-  if (a.y == 0.0F) return (C)(e, a.y);
-  if (a.x == -INFINITY) return (C)(0.0F, 0.0F);
-  T s = tg_sin_S(a.y), c = tg_cos_S(a.y);
-  if (a.x == INFINITY && s != s) return (C)(e, NAN);
-  return (C)(e * c, e * s);
-""",
-)
-_complex("exp2", "C a", " return tg_exp_Z(a * 0.69314718055994531F); ")
-# e^x cos y - 1 without cancellation near 0
-_complex(
-    "expm1",
-    "C a",
-    """
-  T m = tg_expm1_S(a.x);
-  T h = tg_sin_S(0.5F * a.y);
-  T e = m + 1.0F;
-  if (e == INFINITY) return tg_exp_Z(a);
-  return (C)(m - 2.0F * h * h * e, a.y == 0.0F ? a.y : e * tg_sin_S(a.y));
-""",
-)
-# log |a|, near |a| = 1 from |a|^2 - 1, which loses nothing there
-_complex(
-    "log",
-    "C a",
-    """
-  T x = tg_abs_S(a.x), y = tg_abs_S(a.y);
-  T high = x > y ? x : y, low = x > y ? y : x;
-  T r;
-  if (high > 0.5F && high < 1.5F) r = 0.5F * tg_log1p_S(fma(high - 1.0F, high + 1.0F, low * low));
-  else r = tg_log_S(tg_abs_Z(a));
-  return (C)(r, tg_atan2_S(a.y, a.x));
-""",
-)
-_complex("log2", "C a", " return tg_log_Z(a) * 1.4426950408889634F; ")
-_complex("log10", "C a", " return tg_log_Z(a) * 0.43429448190325183F; ")
-_complex(
-    "log1p",
-    "C a",
-    """
-  T x = a.x;
-  T r;
-  if (tg_abs_S(x) < 0.5F && tg_abs_S(a.y) < 0.5F) r = 0.5F * tg_log1p_S(x * (2.0F + x) + a.y * a.y);
-  else r = tg_log_S(tg_hypot_S(1.0F + x, a.y));
-  return (C)(r, tg_atan2_S(a.y, 1.0F + x));
-""",
-)
-_complex(
-    "sqrt",
-    "C a",
-    """
-  if (a.x == 0.0F && a.y == 0.0F) return (C)(0.0F, a.y);
-  if (tg_abs_S(a.y) == INFINITY) return (C)(INFINITY, a.y);
-  if (a.x == INFINITY) return (C)(a.x, a.y != a.y ? a.y : tg_copysign_S(0.0F, a.y));
-  if (a.x == -INFINITY) return (C)(a.y != a.y ? a.y : 0.0F, tg_copysign_S(INFINITY, a.y));
-  // Halved first, since |a| + |x| may overflow.
-  T t = sqrt(0.25F * tg_abs_S(a.x) + 0.25F * tg_abs_Z(a)) * 1.41421356237309505F;
-  T other = 0.5F * tg_abs_S(a.y) / t;
-  return a.x >= 0.0F ? (C)(t, tg_copysign_S(other, a.y)) : (C)(other, tg_copysign_S(t, a.y));
-""",
-)
-# The larger real part goes before the exponential; both -inf or +inf need care, as they have no difference.
-_complex(
-    "logaddexp",
-    "C a, C b",
-    """
-  C low = a.x < b.x ? a : b, high = a.x < b.x ? b : a;
-  if (a.x != a.x || a.y != a.y || b.x != b.x || b.y != b.y) return (C)(NAN, NAN);
-  if (low.x == high.x && tg_abs_S(low.x) == INFINITY)
-    return low.x < 0.0F ? low : tg_log_Z(tg_exp_Z(low) + tg_exp_Z(high));
-  return high + tg_log1p_Z(tg_exp_Z(low - high));
-""",
-)
-_complex("rsqrt", "C a", " return tg_reciprocal_Z(tg_sqrt_Z(a)); ")
-# In which corner of the plane an infinite number lies: each part 1 or 0, with its sign. Infinite and missing parts are
-# treated here as by C11, annex G.
-_complex(
-    "corner",
-    "C a",
-    """
-  return (C)(tg_copysign_S(tg_abs_S(a.x) == INFINITY ? 1.0F : 0.0F, a.x),
-             tg_copysign_S(tg_abs_S(a.y) == INFINITY ? 1.0F : 0.0F, a.y));
-""",
-)
-_complex("infinite", "C a", " return tg_abs_S(a.x) == INFINITY || tg_abs_S(a.y) == INFINITY; ", "int")
-# C's product (C11 G.5.1): of an infinite factor it is infinite, whatever of it is NaN.
-_complex(
-    "mul_infinite",
-    "C a, C b",
-    """
-  C p = tg_mul_Z(a, b);
-  if (p.x == p.x || p.y == p.y) return p;
-  int over = tg_abs_S(a.x * b.x) == INFINITY || tg_abs_S(a.y * b.y) == INFINITY
-      || tg_abs_S(a.x * b.y) == INFINITY || tg_abs_S(a.y * b.x) == INFINITY;
-  if (!tg_infinite_Z(a) && !tg_infinite_Z(b) && !over) return p;
-  if (tg_infinite_Z(a)) a = tg_corner_Z(a);
-  if (tg_infinite_Z(b)) b = tg_corner_Z(b);
-  a = (C)(a.x != a.x ? tg_copysign_S(0.0F, a.x) : a.x, a.y != a.y ? tg_copysign_S(0.0F, a.y) : a.y);
-  b = (C)(b.x != b.x ? tg_copysign_S(0.0F, b.x) : b.x, b.y != b.y ? tg_copysign_S(0.0F, b.y) : b.y);
-  return tg_mul_Z(a, b) * (T)INFINITY;
-""",
-)
-_complex(
-    "pow",
-    "C a, C b",
-    """
-  if (b.x == 0.0F && b.y == 0.0F) return (C)(1.0F, 0.0F);
-  if (a.x == 0.0F && a.y == 0.0F && b.y == 0.0F) return b.x > 0.0F ? (C)(0.0F, 0.0F) : (C)(INFINITY, NAN);
-  C p = tg_mul_infinite_Z(b, tg_log_Z(a));
-  if (p.x == -INFINITY) return (C)(0.0F, 0.0F);
-  if (p.x == INFINITY) return p.y - p.y == 0.0F ? tg_exp_Z(p) : (C)(INFINITY, NAN);
-  return tg_exp_Z(p);
-""",
-)
-_complex(
-    "sinh",
-    "C a",
-    """
-  if (a.y == 0.0F) return (C)(tg_sinh_S(a.x), a.y);
-  if (a.y - a.y != 0.0F && (a.x == 0.0F || tg_abs_S(a.x) == INFINITY)) return (C)(a.x, NAN);
-  return (C)(tg_sinh_S(a.x) * tg_cos_S(a.y), tg_cosh_S(a.x) * tg_sin_S(a.y));
-""",
-)
-_complex(
-    "cosh",
-    "C a",
-    """
-  if (a.y == 0.0F) return (C)(tg_cosh_S(a.x), a.x == 0.0F ? 0.0F : tg_copysign_S(0.0F, a.x) * a.y);
-  if (a.y - a.y != 0.0F && a.x == 0.0F) return (C)(NAN, 0.0F);
-  if (a.y - a.y != 0.0F && tg_abs_S(a.x) == INFINITY) return (C)(INFINITY, NAN);
-  return (C)(tg_cosh_S(a.x) * tg_cos_S(a.y), tg_sinh_S(a.x) * tg_sin_S(a.y));
-""",
-)
-# With t = tan y and s = sinh x: (cosh x sinh x (1 + t^2) + i t) / (1 + s^2 (1 + t^2))
-_complex(
-    "tanh",
-    "C a",
-    """
-  if (a.y == 0.0F) return (C)(tg_tanh_S(a.x), a.y);
-  if (a.y - a.y != 0.0F && tg_abs_S(a.x) < INFINITY) return (C)(a.x == 0.0F ? a.x : NAN, NAN);
-  if (tg_abs_S(a.x) > 11.0F + (sizeof(T) == 8 ? 11.0F : 0.0F)) {
-    T e = 4.0F * tg_exp_S(-2.0F * tg_abs_S(a.x));
-    T y = tg_abs_S(a.y) < INFINITY ? e * tg_sin_S(a.y) * tg_cos_S(a.y) : 0.0F;
-    return (C)(tg_copysign_S(1.0F, a.x), tg_copysign_S(y, a.y));
-  }
-  T t = tg_tan_S(a.y), s = tg_sinh_S(a.x), c = tg_cosh_S(a.x);
-  T beta = 1.0F + t * t;
-  if (beta == INFINITY) return (C)(c / s, 1.0F / t);
-  T d = 1.0F + beta * s * s;
-  return (C)(beta * c * s / d, t / d);
-""",
-)
-_complex("sin", "C a", " C r = tg_sinh_Z((C)(-a.y, a.x)); return (C)(r.y, -r.x); ")
-_complex("cos", "C a", " return tg_cosh_Z((C)(-a.y, a.x)); ")
-_complex("tan", "C a", " C r = tg_tanh_Z((C)(-a.y, a.x)); return (C)(r.y, -r.x); ")
-_complex(
-    "sigmoid",
-    "C a",
-    """
-  C e = tg_exp_Z(-a);
-  return tg_reciprocal_Z((C)(1.0F + e.x, e.y));
-""",
-)
-_complex("silu", "C a", " return tg_mul_Z(a, tg_sigmoid_Z(a)); ")
-# Kahan's formulas: products of square roots of 1 - a and 1 + a, exact on the branch cuts.
-_complex("asinh", "C a", " C r = tg_asin_Z((C)(-a.y, a.x)); return (C)(r.y, -r.x); ")
-_complex(
-    "asin",
-    "C a",
-    """
-  if (tg_infinite_Z(a)) {
-    C k = tg_corner_Z(a);
-    T re = a.x != a.x || a.y != a.y ? NAN : tg_atan2_S(k.x, tg_abs_S(k.y));
-    return (C)(re, tg_copysign_S(INFINITY, a.y));
-  }
-  if (a.x == 0.0F && a.y != a.y) return a;
-  C p = tg_sqrt_Z((C)(1.0F + a.x, a.y)), m = tg_sqrt_Z((C)(1.0F - a.x, -a.y));
-  T re = tg_atan2_S(a.x, p.x * m.x - p.y * m.y);
-  return (C)(re, tg_asinh_S(m.x * p.y - m.y * p.x));
-""",
-)
-_complex(
-    "acos",
-    "C a",
-    """
-  if (tg_infinite_Z(a)) {
-    C k = tg_corner_Z(a);
-    T re = a.x != a.x || a.y != a.y ? NAN : tg_atan2_S(tg_abs_S(k.y), k.x);
-    return (C)(re, -tg_copysign_S(INFINITY, a.y));
-  }
-  if (a.x == 0.0F && a.y != a.y) return (C)(1.57079632679489662F, a.y);
-  C p = tg_sqrt_Z((C)(1.0F + a.x, a.y)), m = tg_sqrt_Z((C)(1.0F - a.x, -a.y));
-  return (C)(2.0F * tg_atan2_S(m.x, p.x), tg_asinh_S(p.x * m.y - p.y * m.x));
-""",
-)
-_complex(
-    "acosh",
-    "C a",
-    """
-  if (tg_infinite_Z(a)) {
-    C k = tg_corner_Z(a);
-    return (C)(INFINITY, a.x != a.x || a.y != a.y ? NAN : tg_atan2_S(k.y, k.x));
-  }
-  if (a.x == 0.0F && a.y != a.y) return (C)(a.y, 1.57079632679489662F);
-  C p = tg_sqrt_Z((C)(a.x + 1.0F, a.y)), m = tg_sqrt_Z((C)(a.x - 1.0F, a.y));
-  return (C)(tg_asinh_S(p.x * m.x + p.y * m.y), 2.0F * tg_atan2_S(m.y, p.x));
-""",
-)
-_complex(
-    "atanh",
-    "C a",
-    """
-  T x = tg_abs_S(a.x), y = a.y, d = 1.0F - x;
-  if (x != x) return tg_abs_S(y) == INFINITY ? (C)(0.0F, tg_copysign_S(1.57079632679489662F, y)) : (C)(NAN, NAN);
-  if (y != y) return x == 0.0F || x == INFINITY ? (C)(tg_copysign_S(0.0F, a.x), NAN) : (C)(NAN, NAN);
-  if (x > 1e8F || tg_abs_S(y) > 1e8F) {
-    C r = tg_reciprocal_Z(a);
-    return (C)(r.x, tg_copysign_S(1.57079632679489662F, y));
-  }
-  T re = 0.25F * tg_log1p_S(4.0F * x / (d * d + y * y));
-  return (C)(tg_copysign_S(re, a.x), 0.5F * tg_atan2_S(2.0F * y, d * (1.0F + x) - y * y));
-""",
-)
-_complex("atan", "C a", " C r = tg_atanh_Z((C)(-a.y, a.x)); return (C)(r.y, -r.x); ")

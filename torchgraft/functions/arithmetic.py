@@ -84,17 +84,17 @@ HELPERS["tg_narrow_f32"] = "#define tg_narrow_f32(x) (x)\n"
 HELPERS["tg_narrow_f64"] = "#define tg_narrow_f64(x) (x)\n"
 HELPERS["tg_narrow_bf16"] = """\
 inline float tg_narrow_bf16(float x) {
-  uint u = as_uint(x);
-  return x != x ? x : as_float((u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u);
+  uint u = AS_uint(x);
+  return x != x ? x : AS_float((u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u);
 }"""
 # Adding and taking away 1.5 * 2^23 units of the last place leaves none below it; the least unit is 2^-24.
 HELPERS["tg_narrow_f16"] = """\
 inline float tg_narrow_f16(float x) {
-  uint bits = as_uint(x) & 0x7fffffffu;
+  uint bits = AS_uint(x) & 0x7fffffffu;
   uint exponent = bits >> 23;
-  float magic = 1.5f * as_float(((exponent < 113u ? 113u : exponent) + 13u) << 23);
-  float narrow = as_float(as_uint((as_float(bits) + magic) - magic) | (as_uint(x) & 0x80000000u));
-  return bits < 0x477ff000u ? narrow : bits > 0x7f800000u ? x : as_float((as_uint(x) & 0x80000000u) | 0x7f800000u);
+  float magic = 1.5f * AS_float(((exponent < 113u ? 113u : exponent) + 13u) << 23);
+  float narrow = AS_float(AS_uint((AS_float(bits) + magic) - magic) | (AS_uint(x) & 0x80000000u));
+  return bits < 0x477ff000u ? narrow : bits > 0x7f800000u ? x : AS_float((AS_uint(x) & 0x80000000u) | 0x7f800000u);
 }"""
 
 _FLOAT_REMAINDER = """\

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from torchgraft.kernels.math import in_both_precisions
-from torchgraft.kernels.series import CHEBYSHEV, TEMME
+from torchgraft.functions.math import in_both_precisions
+from torchgraft.functions.series import CHEBYSHEV, TEMME
 
 HELPERS: dict[str, str] = {}
 
@@ -377,7 +377,7 @@ _same(
 )
 # Sums of both signs cancel: as on torch's CPU they are kept in double precision, where the device has it.
 HELPERS["tg_zeta_f32"] = f"""\
-#ifdef cl_khr_fp64
+#ifdef HAS_F64
 TG_FUNCTION float tg_zeta_f32(float x, float q) {{
   return q > 0.0f && x > 1.0f ? tg_zeta_right_f32(x, q) : (float)tg_zeta_f64(x, q);
 }}
@@ -627,9 +627,9 @@ TG_FUNCTION {_ctype} tg_nextafter_{_suffix}({_ctype} x, {_ctype} y) {{ return ne
 # The 16-bit types live in float32: bfloat16 is its upper half; float16 steps by 2^-11 of the power of two above.
 HELPERS["tg_nextafter_bf16"] = """\
 TG_FUNCTION float tg_nextafter_bf16(float x, float y) {
-  int bits = as_int(x);
+  int bits = AS_int(x);
   int away = (x < y) == (bits >= 0) ? 0x10000 : -0x10000;
-  float next = x == 0.0f ? tg_copysign_f32(as_float(0x10000), y) : as_float(bits + away);
+  float next = x == 0.0f ? tg_copysign_f32(AS_float(0x10000), y) : AS_float(bits + away);
   return x != x || y != y ? NAN : x == y ? y : next;
 }
 """
@@ -637,10 +637,10 @@ HELPERS["tg_nextafter_f16"] = """\
 TG_FUNCTION float tg_nextafter_f16(float x, float y) {
   float a = tg_abs_f32(x);
   int away = (x < y) == (x > 0.0f);
-  int exponent = as_int(a) >> 23;
-  exponent -= !away && (as_int(a) & 0x7fffff) == 0;
+  int exponent = AS_int(a) >> 23;
+  exponent -= !away && (AS_int(a) & 0x7fffff) == 0;
   exponent = exponent < 113 ? 113 : exponent;
-  float unit = as_float((exponent - 10) << 23);
+  float unit = AS_float((exponent - 10) << 23);
   float next = x == 0.0f ? tg_copysign_f32(unit, y) : tg_copysign_f32(away ? a + unit : a - unit, x);
   next = a == INFINITY ? tg_copysign_f32(65504.0f, x) : next;
   return x != x || y != y ? NAN : x == y ? y : next;

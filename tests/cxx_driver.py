@@ -1,0 +1,75 @@
+"""A driver whose kernels are C++, compiled by g++ (or what CXX names) and called through ctypes: the dialect's test.
+
+As a script it registers the device "cxx", so that the conformance run can import it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import shlex
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from numpy_driver import NumpyDriver
+
+from torchgraft.driver import Capability, CompileError, DeviceProperties
+
+COMPILER = os.environ.get("CXX", "g++")
+
+
+class CxxDriver(NumpyDriver):
+    """The host's processor, one thread of it."""
+
+    name = "cxx"
+    has_compiler = True
+
+    def __init__(self, options: str = "", simd_width: int = 0) -> None:
+        super().__init__(devices=1, memory=4 << 30, unified=True)
+        self.capabilities |= Capability.COMPILER
+        self.options, self.simd_width = options, simd_width
+        self.folder = tempfile.TemporaryDirectory()
+        self.modules = 0
+
+    def device_properties(self, device: int) -> DeviceProperties:
+        known = super().device_properties(device)
+        return replace(known, dialect="c++", simd_width=self.simd_width or 16, driver_version=f"{COMPILER} {self.options}")
+
+    def module_compile(self, device: int, source: str, options: str) -> bytes:
+        self.modules += 1
+        library = Path(self.folder.name, f"{self.modules}.so")
+        command = [*shlex.split(COMPILER), *options.split(), *self.options.split(), "-x", "c++", "-", "-o", str(library)]
+        done = subprocess.run(command, input=source.encode(), capture_output=True, check=False)
+        if done.returncode:
+            raise CompileError(done.stderr.decode(errors="replace"))
+        return library.read_bytes()
+
+    def module_load(self, device: int, binary: bytes) -> bytes:
+        return binary
+
+    def module_binary(self, module: bytes) -> bytes:
+        return module
+
+    def kernel_create(self, module: bytes, name: str) -> Any:
+        self.modules += 1
+        library = Path(self.folder.name, f"{self.modules}.so")
+        library.write_bytes(module)
+        return getattr(ctypes.CDLL(str(library)), name)
+
+    def launch(
+        self,
+        device: int,
+        stream: Any,
+        kernel: Any,
+        groups: tuple[int, ...],
+        local: tuple[int, ...],
+        args: list[int | bytes],
+    ) -> None:
+        values = [ctypes.c_void_p(a) if isinstance(a, int) else ctypes.create_string_buffer(a, len(a)) for a in args]
+        pointers = (ctypes.c_void_p * len(args))(*(ctypes.addressof(value) for value in values))
+        counts = (ctypes.c_ulonglong * 3)(*groups, *(1 for _ in range(3 - len(groups))))
+        kernel(pointers, counts, ctypes.c_ulonglong(0), ctypes.c_ulonglong(math.prod(groups)))

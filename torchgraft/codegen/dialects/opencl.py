@@ -1,0 +1,134 @@
+"""The dialect of OpenCL C."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torchgraft.codegen.dialect import Dialect
+from torchgraft.codegen.types import BY_NAME
+from torchgraft.codegen.vectors import LOADED, PAIRS, SIZES, VECTORS, WIDTHS, parameters
+
+# Types as large as another's lanes: of the numbers of lanes that `shuffle2` takes.
+_UNSIGNED = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
+
+
+def _vectors() -> dict[str, str]:
+    """What makes and takes apart vectors and pairs."""
+    words = {}
+    for vector, (lane, width) in {**VECTORS, **{pair: (part, 2) for pair, part in PAIRS.items()}}.items():
+        names = parameters(width)
+        words[f"MAKE_{vector}"] = f"#define MAKE_{vector}({names}) (({vector})({names}))"
+        words[f"SPLAT_{vector}"] = f"#define SPLAT_{vector}(x) (({vector})(x))"
+        words[f"CONVERT_{vector}"] = f"#define CONVERT_{vector}(v) convert_{vector}(v)"
+        words[f"AS_{vector}"] = f"#define AS_{vector}(v) as_{vector}(v)"
+        words[f"{vector}u"] = f"typedef {vector} {vector}u __attribute__((aligned({SIZES[lane]})));"
+        if width != 2:
+            words[f"SHUFFLE_{vector}"] = (
+                # clang has an instruction for it, and takes longer over the function.
+                "#ifdef __clang__\n"
+                f"#define SHUFFLE_{vector}(v, w, {names}) __builtin_shufflevector(v, w, {names})\n"
+                "#else\n"
+                f"#define SHUFFLE_{vector}(v, w, {names}) shuffle2(v, w, ({_UNSIGNED[SIZES[lane]]}{width})({names}))\n"
+                "#endif"
+            )
+    words |= {f"AS_{lane}": f"#define AS_{lane}(x) as_{lane}(x)" for lane in SIZES}
+    words["LANE"] = "#define LANE(v, k) ((v).s##k)"
+    words["SELECT"] = "#define SELECT(mask, a, b) ((mask) ? (a) : (b))"
+    return words
+
+
+def _accesses() -> dict[str, str]:
+    """Loads and stores of every element type, single and in vectors."""
+    words = {}
+    for name in BY_NAME:
+        words[f"load_{name}"] = f"#define load_{name}(p, i) ((p)[i])"
+        words[f"store_{name}"] = f"#define store_{name}(p, i, v) ((p)[i] = (v))"
+    words["load_b8"] = "#define load_b8(p, i) ((uchar)((p)[i] != 0))"
+    words["store_b8"] = "#define store_b8(p, i, v) ((p)[i] = (uchar)((v) != 0))"
+    words["load_f16"] = words["store_f16"] = _F16_ACCESS
+    words["load_bf16"] = "#define load_bf16(p, i) as_float((uint)(p)[i] << 16)"
+    words["store_bf16"] = _BF16_STORE
+    for name, lane in LOADED.items():
+        for width in WIDTHS:
+            load, store = f"load_{name}x{width}", f"store_{name}x{width}"
+            vector = f"{lane}{width}"
+            if name == "f16":
+                words[load] = f"#define {load}(p, i) vload_half{width}(0, (p) + (i))"
+                words[store] = f"#define {store}(p, i, v) vstore_half{width}_rte(v, 0, (p) + (i))"
+            elif name == "bf16":
+                words[load] = f"#define {load}(p, i) as_{vector}(convert_uint{width}(vload{width}(0, (p) + (i))) << 16)"
+                words[store] = _BF16_STORE_VECTOR.format(n=width)
+            elif BY_NAME[name].is_float:
+                # An unaligned vector type compiles to one instruction where vloadN may not.
+                words[load] = f"#define {load}(p, i) (*(const GLOBAL {vector}u*)((p) + (i)))"
+                words[store] = f"#define {store}(p, i, v) (*(GLOBAL {vector}u*)((p) + (i)) = (v))"
+            else:
+                words[load] = f"#define {load}(p, i) vload{width}(0, (p) + (i))"
+                words[store] = f"#define {store}(p, i, v) vstore{width}(v, 0, (p) + (i))"
+    return words
+
+
+# Where clang has the conversion instructions its own half type vectorises; vload_half and vstore_half do not.
+_F16_ACCESS = """\
+#if defined(__clang__) && defined(__F16C__)
+#define load_f16(p, i) ((float)((const GLOBAL _Float16*)(p))[i])
+#define store_f16(p, i, v) (((GLOBAL _Float16*)(p))[i] = (_Float16)(v))
+#else
+#define load_f16(p, i) vload_half(i, p)
+#define store_f16(p, i, v) vstore_half_rte(v, i, p)
+#endif"""
+
+# Rounds to nearest even; a NaN stays one.
+_BF16_STORE = """\
+inline ushort tg_to_bf16(float v) {
+  uint u = as_uint(v);
+  return v != v ? (ushort)0x7fc0 : (ushort)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+#define store_bf16(p, i, v) ((p)[i] = tg_to_bf16(v))"""
+
+_BF16_STORE_VECTOR = """\
+inline ushort{n} tg_to_bf16x{n}(float{n} v) {{
+  uint{n} u = as_uint{n}(v);
+  uint{n} rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  return convert_ushort{n}(select(rounded, (uint{n})0x7fc0, v != v));
+}}
+#define store_bf16x{n}(p, i, v) vstore{n}(tg_to_bf16x{n}(v), 0, (p) + (i))"""
+
+
+class OpenCL(Dialect):
+    """OpenCL C 1.2 and later."""
+
+    name = "opencl-c"
+    kernel_prefix = "__kernel"
+    kernel_words = ("__kernel", "kernel")
+    global_prefix = "__global"
+    group_size_attribute = "__attribute__((reqd_work_group_size({x}, {y}, {z})))"
+    options = "-cl-std=CL1.2 -w"
+    # The iterations are independent, and wide vectors pay where the compiler would choose half of one. (PoCL warns on
+    # stderr of loops that its front end leaves to be vectorised later.)
+    vectorize = '_Pragma("clang loop vectorize(assume_safety) vectorize_width({lanes})")'
+    prelude = """\
+#if defined(cl_khr_fp64)
+#pragma OPENCL EXTENSION cl_khr_fp64 : enable
+#define HAS_F64
+#endif
+#define GLOBAL __global
+#define LOCAL __local
+#define BARRIER barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
+#define GLOBAL_ID(d) get_global_id(d)
+#define GROUP_ID(d) get_group_id(d)
+#define LOCAL_ID(d) get_local_id(d)
+#define LOCAL_SIZE(d) get_local_size(d)
+#define NUM_GROUPS(d) get_num_groups(d)
+"""
+    definitions: ClassVar[dict[str, str]] = {
+        **_vectors(),
+        **_accesses(),
+        "TG_FUNCTION": "#define TG_FUNCTION static inline __attribute__((always_inline))",
+        "ALIGN": "#define ALIGN(n) __attribute__((aligned(n)))",
+        "PLAIN": '#define PLAIN _Pragma("clang loop vectorize(disable) unroll(disable)")',
+        "UNROLL": '#define UNROLL _Pragma("unroll")',
+        "MUL_HIGH_ulong": "#define MUL_HIGH_ulong(a, b) mul_hi((ulong)(a), (ulong)(b))",
+        "ATOMIC_CAS_int": "#define ATOMIC_CAS_int(p, expected, value) "
+        "atomic_cmpxchg((volatile GLOBAL int*)(p), expected, value)",
+    }

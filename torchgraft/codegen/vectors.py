@@ -1,0 +1,56 @@
+"""The vectors of the kernel language: their types, and those words that any dialect with shuffles has for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SIZES = {
+    **dict.fromkeys(("char", "uchar"), 1),
+    **dict.fromkeys(("short", "ushort"), 2),
+    **dict.fromkeys(("int", "uint", "float"), 4),
+    **dict.fromkeys(("long", "ulong", "double"), 8),
+}
+"""The types of lanes -> bytes of one."""
+WIDTHS = (4, 8, 16)
+"""How many lanes a vector has."""
+VECTORS = {f"{lane}{width}": (lane, width) for lane in SIZES for width in WIDTHS}
+"""The names of all vector types -> type and number of lanes."""
+PAIRS = {"float2": "float", "double2": "double"}
+"""The names of the types of pairs -> that of their members."""
+LOADED = {"f64": "double", "f32": "float", "f16": "float", "bf16": "float"} | {
+    "i64": "long",
+    "i32": "int",
+    "i16": "short",
+    "i8": "char",
+    "u8": "uchar",
+}
+"""The element types that are loaded in vectors -> the type of the lanes."""
+
+
+def shuffle(vector: str, a: str, b: str, lanes: Sequence[int]) -> str:
+    """A vector of the given lanes of `a` followed by `b`."""
+    return f"SHUFFLE_{vector}({a}, {b}, {', '.join(map(str, lanes))})"
+
+
+def composed_words() -> dict[str, str]:
+    """The words that are shuffles: name -> text."""
+    words = {}
+    for vector, (lane, width) in VECTORS.items():
+        half = width // 2
+        pairs = {
+            "EVEN": range(0, 2 * width, 2),
+            "ODD": range(1, 2 * width, 2),
+            "ZIP_LOW": [i // 2 + i % 2 * width for i in range(width)],
+            "ZIP_HIGH": [half + i // 2 + i % 2 * width for i in range(width)],
+        }
+        for name, lanes in pairs.items():
+            words[f"{name}_{vector}"] = f"#define {name}_{vector}(a, b) {shuffle(vector, 'a', 'b', lanes)}"
+        if f"{lane}{2 * width}" in VECTORS:
+            words[f"LOW_{vector}"] = f"#define LOW_{vector}(v) {shuffle(vector, 'v', 'v', range(width))}"
+            words[f"HIGH_{vector}"] = f"#define HIGH_{vector}(v) {shuffle(vector, 'v', 'v', range(width, 2 * width))}"
+    return words
+
+
+def parameters(count: int) -> str:
+    """Names for a macro's parameters: a, b, ..."""
+    return ", ".join("abcdefghijklmnop"[:count])
