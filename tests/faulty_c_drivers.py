@@ -49,8 +49,8 @@ FAULTS = {
     ),
     "PatternsOfEightBytes": Fault(
         "driver.c",
-        "memcpy(out + i, pattern, pattern_bytes);",
-        "memcpy(out + i, pattern, pattern_bytes < 8 ? pattern_bytes : 8);",
+        "uint64_t done = pattern_bytes, piece;",
+        "uint64_t done = pattern_bytes < 8 ? pattern_bytes : 8, piece;",
         ("fill",),
     ),
     "FreedMemoryIsUsed": Fault(

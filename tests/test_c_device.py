@@ -105,7 +105,8 @@ class TestTheLoader:
 
 def test_what_it_computes(script: Script) -> None:
     """Natively, in the dtypes that matter, beside the CPU; kernels of every kind."""
-    script("""
+    script(
+        """
         import c_driver, torch, torchgraft
         import torch.nn.functional as F
 
@@ -132,11 +133,14 @@ def test_what_it_computes(script: Script) -> None:
             for function in each:
                 torch.testing.assert_close(function(x.to("cxx")).cpu(), function(x), rtol=rtol, atol=atol)
         assert torchgraft.fallback_report().calls == 0
-    """)
+    """,
+        timeout=600,
+    )
 
 
 def test_a_model_trains_on_it(script: Script) -> None:
-    script("""
+    script(
+        """
         import c_driver, torch, torchgraft
 
         torchgraft.register("cxx", [torchgraft.SharedLibrary(c_driver.library())])
@@ -160,7 +164,9 @@ def test_a_model_trains_on_it(script: Script) -> None:
         on_device, on_cpu = train("cxx"), train("cpu")
         assert on_cpu[-1] < on_cpu[0] / 2
         torch.testing.assert_close(on_device, on_cpu, rtol=1e-3, atol=1e-4)
-    """)
+    """,
+        timeout=600,
+    )
 
 
 def failing_checks(report: Path) -> dict[str, set[str]]:

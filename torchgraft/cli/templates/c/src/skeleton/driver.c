@@ -24,6 +24,7 @@ enum {
   DEVICES = 1,    /* two work as well; the tests then copy between them, too */
   ALIGNMENT = 64, /* bytes */
   MAX_PATTERN = 16,
+  FILL_PIECE = 1 << 14,  /* bytes: a power of two that stays in the cache */
   MAX_WORK_GROUP = 1024, /* work-items: loops in the kernel, so that there is no limit of the device's own */
 };
 static const uint64_t TOTAL_MEMORY = 4ull << 30; /* bytes of each device */
@@ -204,12 +205,18 @@ static tg_status fill(void* context, int32_t device, tg_stream stream, void* des
   UNUSED(stream);
   tg_status status = check_device(device);
   if (status != TG_OK) return status;
-  if (pattern_bytes == 0 || pattern_bytes > MAX_PATTERN || bytes % pattern_bytes != 0) {
+  int known = pattern_bytes != 0 && pattern_bytes <= MAX_PATTERN && (pattern_bytes & (pattern_bytes - 1)) == 0;
+  if (!known || bytes % pattern_bytes != 0) {
     return fail(TG_ERROR_INVALID, "%llu bytes cannot be filled with a pattern of %u", (unsigned long long)bytes,
                 (unsigned)pattern_bytes);
   }
   char* out = destination;
-  for (uint64_t i = 0; i < bytes; i += pattern_bytes) memcpy(out + i, pattern, pattern_bytes);
+  memcpy(out, pattern, bytes < pattern_bytes ? bytes : pattern_bytes);
+  for (uint64_t done = pattern_bytes, piece; done < bytes; done += piece) { /* what is there already, twice as much */
+    piece = done < FILL_PIECE ? done : FILL_PIECE;
+    if (piece > bytes - done) piece = bytes - done;
+    memcpy(out + done, out, piece);
+  }
   return TG_OK;
 }
 
