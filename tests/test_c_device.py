@@ -124,8 +124,10 @@ def test_what_it_computes(script: Script) -> None:
             lambda x: torch.where(x != 0, x, x + 1), lambda x: torch.cat([x, x[:3]]),
             lambda x: x[torch.arange(5, 0, -1)], lambda x: x @ x.t().contiguous(),
         ]
+        complex_ = [torch.exp, torch.angle, lambda x: x[:9].prod(0), lambda x: x[:9].cumprod(0),
+                    lambda x: x.logcumsumexp(0), *numbers]
         functions = {torch.float32: real + numbers, torch.float16: real + numbers, torch.bfloat16: real + numbers,
-                     torch.int64: numbers, torch.complex64: [torch.exp, torch.angle, *numbers],
+                     torch.int64: numbers, torch.complex64: complex_,
                      torch.bool: [lambda x: ~x, lambda x: x.any(0), lambda x: x.nonzero(), lambda x: x.sum()]}
         for dtype, each in functions.items():
             x = (torch.randn(37, 65, dtype=torch.complex64 if dtype.is_complex else torch.float32) * 3).to(dtype)
