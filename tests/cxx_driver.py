@@ -37,23 +37,12 @@ class CxxDriver(NumpyDriver):
 
     def device_properties(self, device: int) -> DeviceProperties:
         known = super().device_properties(device)
-        return replace(
-            known, dialect="c++", simd_width=self.simd_width or 16, driver_version=f"{COMPILER} {self.options}"
-        )
+        return replace(known, dialect="c++", simd_width=self.simd_width or 16, driver_version=f"{COMPILER} {self.options}")
 
     def module_compile(self, device: int, source: str, options: str) -> bytes:
         self.modules += 1
         library = Path(self.folder.name, f"{self.modules}.so")
-        command = [
-            *shlex.split(COMPILER),
-            *options.split(),
-            *self.options.split(),
-            "-x",
-            "c++",
-            "-",
-            "-o",
-            str(library),
-        ]
+        command = [*shlex.split(COMPILER), *options.split(), *self.options.split(), "-x", "c++", "-", "-o", str(library)]
         done = subprocess.run(command, input=source.encode(), capture_output=True, check=False)
         if done.returncode:
             raise CompileError(done.stderr.decode(errors="replace"))
