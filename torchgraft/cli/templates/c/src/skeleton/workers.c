@@ -28,10 +28,18 @@ static job* jobs;
 static pthread_once_t started = PTHREAD_ONCE_INIT;
 static uint32_t threads = 1; /* the calling one among them */
 
-uint32_t worker_count(void) {
+static pthread_once_t counted = PTHREAD_ONCE_INIT;
+static uint32_t cores = 1;
+
+static void count_cores(void) {
   cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 1;
-  return (uint32_t)CPU_COUNT(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) == 0) cores = (uint32_t)CPU_COUNT(&allowed);
+}
+
+/* As many as this process may use when it asks first: a device's properties do not change. */
+uint32_t worker_count(void) {
+  pthread_once(&counted, count_cores);
+  return cores;
 }
 
 /* Takes ranges of groups until none is left. */
