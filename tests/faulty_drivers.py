@@ -106,7 +106,7 @@ class Sound(NumpyDriver):
         self.pinned: dict[int, Any] = {}
 
     def device_properties(self, device: int) -> DeviceProperties:
-        return replace(super().device_properties(device), dialect="opencl-c")
+        return replace(super().device_properties(device), dialect="opencl-c", max_work_group_size=64)
 
     def device_synchronize(self, device: int) -> None:
         for each in list(self.streams):

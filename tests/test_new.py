@@ -19,12 +19,8 @@ from torchgraft.cli import main
 ROOT = Path(torchgraft.__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 # What a device on host memory has no use for; whatever else is skipped would be an omission.
-REASONS = {
-    "the device does not claim COMPILER",
-    "one device only",
-    "the driver does not time single commands",
-    "the driver's waits have no limit",
-}
+REASONS = {"one device only", "the driver does not time single commands", "the driver's waits have no limit"}
+NO_KERNELS = {"the device does not claim COMPILER"}
 
 
 @dataclass
@@ -82,7 +78,8 @@ def test_its_own_tests_pass(package: Package) -> None:
     printed = passes(package.run(sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"))
     tests = int(re.findall(r"(\d+) passed", printed)[0])
     assert tests > 100
-    assert set(re.findall(r"^SKIPPED \[\d+\] \S+: (.*)$", printed, re.MULTILINE)) == REASONS
+    skipped = set(re.findall(r"^SKIPPED \[\d+\] \S+: (.*)$", printed, re.MULTILINE))
+    assert skipped == (REASONS | NO_KERNELS if package.driver == "python" else REASONS)
 
 
 def test_more_devices(packages: dict[str, Package], tmp_path: Path) -> None:
@@ -222,3 +219,19 @@ def test_next_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     told = capsys.readouterr().out
     for line in ("pip install ./foo", "pytest ./foo", 'torch.ones(3, device="foo")', "foo/src/foo/driver.c"):
         assert line in told
+    assert "kernels in C++" in told
+
+
+def test_the_marked_places_are_in_a_driver_in_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where an author puts a compiler and a loader: what is printed, the README and the files agree."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "foo", "--driver", "c"]) == 0
+    told, readme = capsys.readouterr().out, Path("foo/README.md").read_text()
+    for file, mark in {"compiler.c": "YOUR COMPILER HERE", "loader.c": "YOUR LOADER HERE"}.items():
+        for text in (told, readme):
+            assert file in text
+            assert mark in text
+        marked = [path.name for path in Path("foo/src/foo").iterdir() if mark in path.read_text()]
+        assert marked == [file]

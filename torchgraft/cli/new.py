@@ -1,5 +1,6 @@
 """Writes a package that brings a new device into PyTorch. It installs, imports and passes its tests at once, on memory
-of the host; filling in its driver is all that is left to do."""
+of the host; filling in its driver is all that is left to do. With --driver c the device has kernels too, which the
+system's C++ compiler makes."""
 
 from __future__ import annotations
 
@@ -23,12 +24,16 @@ LAYERS = {"python": ["python"], "c": ["python", "c"]}
 RENAMED = {"dot-github": ".github", "dot-gitignore": ".gitignore"}
 
 NEXT_STEPS = """\
-Wrote {folder}: the device '{name}', with a driver in {language} on memory of the host.
+Wrote {folder}: the device '{name}', with a driver in {language} on memory of the host{kernels}.
 
     pip install {folder}     # then `import torch` is enough: torch.ones(3, device="{name}")
     pytest {folder}          # the rules of drivers, and the device as torch sees it
 
 What is left to do is {driver}; each of its functions says what it must do.
+"""
+KERNEL_STEPS = """\
+A device of your own has its compiler in compiler.c and its loader in loader.c beside it, where they are marked:
+YOUR COMPILER HERE, YOUR LOADER HERE.
 """
 
 
@@ -47,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--driver",
         choices=sorted(LAYERS),
         default="python",
-        help="the driver's language: python (the default) to begin with, or C11, which is quicker",
+        help="the driver's language: python (the default) to begin with, or C11, which is quicker and has kernels",
     )
     parser.add_argument(
         "--directory",
@@ -69,7 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
     language, suffix = {"python": ("Python", "py"), "c": ("C", "c")}[arguments.driver]
     shown = folder if folder.is_absolute() else f"./{folder}"
     driver = folder / "src" / name / f"driver.{suffix}"
-    print(NEXT_STEPS.format(folder=shown, name=name, language=language, driver=driver), end="")
+    kernels = " and kernels in C++" if arguments.driver == "c" else ""
+    print(NEXT_STEPS.format(folder=shown, name=name, language=language, kernels=kernels, driver=driver), end="")
+    if arguments.driver == "c":
+        print(KERNEL_STEPS, end="")
     return 0
 
 

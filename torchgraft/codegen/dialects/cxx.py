@@ -92,15 +92,17 @@ def _functions() -> dict[str, str]:
             "{T} x",
             "x",
         ),
-        ("fmod copysign pow hypot atan2", "{T} x, {T} y", "x, y"),
+        ("fmod copysign pow hypot atan2 nextafter", "{T} x, {T} y", "x, y"),
         ("fma", "{T} x, {T} y, {T} z", "x, y, z"),
         ("ldexp", "{T} x, int y", "x, y"),
+        ("frexp", "{T} x, int* y", "x, y"),
     ):
         for name in names.split():
             words[name] = "\n".join(
                 _function(T, name, params.format(T=T), f"__builtin_{name}{suffix}({arguments})")
                 for T, suffix in _FLOATS
             )
+    words["ilogb"] = "\n".join(_function("int", "ilogb", f"{T} x", f"__builtin_ilogb{s}(x)") for T, s in _FLOATS)
     for name, params, value in (
         # The compiler's own are calls, since they keep NaN out.
         ("fmin", "{T} a, {T} b", "a < b || b != b ? a : b"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -430,10 +432,11 @@ class DriverProtocol:
 
     def test_a_kernel(self, bench: Bench) -> None:
         """Pointers into allocations, scalars, more work-items than work."""
-        kernel = self._compiled(bench, SAXPY)
+        saxpy = fitting(bench, SAXPY)
+        kernel = self._compiled(bench, saxpy)
         block = bench.allocate(4000, packed(*range(1000)))
         bench.driver.launch(
-            bench.device, bench.stream, kernel, (3,), SAXPY.local,
+            bench.device, bench.stream, kernel, (48 // saxpy.local[0],), saxpy.local,
             [block + 4 * 10, block + 4 * 500, struct.pack("f", 0.5), struct.pack("i", 40)],
         )  # fmt: skip
         values = floats(bench.read(block, 4000))
@@ -450,15 +453,14 @@ class DriverProtocol:
         bench.driver.launch(bench.device, bench.stream, kernel, (1,), (1,), [*args, struct.pack("f", 2.5)])
         assert struct.unpack("6q", bench.read(address, 48)) == (*values, 25)
 
-    @pytest.mark.parametrize("groups", [(5,), (3, 2), (2, 3, 4)], ids=str)
+    @pytest.mark.parametrize("groups", [(5,), (3, 2), (2, 3, 4), (10_007,)], ids=str)
     def test_launches_of_one_two_and_three_dimensions(self, bench: Bench, groups: tuple[int, ...]) -> None:
-        local = (4, 2, 1)[: len(groups)]
-        kernel = self._compiled(bench, COUNT[len(groups)])
-        items = 1
-        for g, l in zip(groups, local, strict=True):  # noqa: E741
-            items *= g * l
+        """Each work-item of each group runs, and once."""
+        count = fitting(bench, COUNT[len(groups)])
+        kernel = self._compiled(bench, count)
+        items = math.prod(groups) * math.prod(count.local)
         address = bench.allocate(4 * items, bytes(4 * items))
-        bench.driver.launch(bench.device, bench.stream, kernel, groups, local, [address])
+        bench.driver.launch(bench.device, bench.stream, kernel, groups, count.local, [address])
         assert struct.unpack(f"{items}i", bench.read(address, 4 * items)) == tuple(range(1, items + 1))
 
     def test_a_pointer_may_be_null(self, bench: Bench) -> None:
@@ -468,12 +470,13 @@ class DriverProtocol:
         assert floats(bench.read(address, 4)) == [3]
 
     def test_launches_and_copies_keep_the_order(self, bench: Bench) -> None:
-        kernel = self._compiled(bench, SAXPY)
+        saxpy = fitting(bench, SAXPY)
+        kernel = self._compiled(bench, saxpy)
         x, y = bench.allocate(64, packed(*[1] * 16)), bench.allocate(64, packed(*[0] * 16))
         into = [bench.host(64) for _ in range(20)]
         for buffer in into:
             args: list[int | bytes] = [x, y, struct.pack("f", 1), struct.pack("i", 16)]
-            bench.driver.launch(bench.device, bench.stream, kernel, (1,), SAXPY.local, args)
+            bench.driver.launch(bench.device, bench.stream, kernel, (16 // saxpy.local[0],), saxpy.local, args)
             bench.submit_read(buffer, y, 64)
         bench.synchronize()
         assert [floats(buffer.content)[0] for buffer in into] == [step + 1 for step in range(20)]
@@ -488,7 +491,7 @@ class DriverProtocol:
         self.test_a_kernel(bench)
 
     def test_no_such_kernel(self, bench: Bench) -> None:
-        module = self._module(bench, SAXPY)
+        module = self._module(bench, fitting(bench, SAXPY))
         with pytest.raises((InvalidArgument, RuntimeError, LookupError)) as error:
             bench.driver.kernel_create(module, "nonesuch")
         assert "nonesuch" in str(error.value)
@@ -528,7 +531,8 @@ class DriverProtocol:
 
     def test_threads_that_share_a_kernel(self, bench: Bench) -> None:
         """A launch never sees the arguments of another thread's."""
-        kernel = self._compiled(bench, SAXPY)
+        saxpy = fitting(bench, SAXPY)
+        kernel = self._compiled(bench, saxpy)
 
         def work(number: int) -> None:
             stream = bench.driver.stream_create(bench.device, 0)
@@ -537,7 +541,7 @@ class DriverProtocol:
             bench.write(y, packed(*[0.0] * 16), stream)
             for _ in range(100):
                 args: list[int | bytes] = [x, y, struct.pack("f", number), struct.pack("i", 16)]
-                bench.driver.launch(bench.device, stream, kernel, (1,), SAXPY.local, args)
+                bench.driver.launch(bench.device, stream, kernel, (16 // saxpy.local[0],), saxpy.local, args)
             assert floats(bench.read(y, 64, stream)) == [100.0 * number * number] * 16
             for address in (x, y):
                 bench.driver.deallocate(bench.device, address)
@@ -616,3 +620,10 @@ def _count(dims: int) -> Kernel:
 
 
 COUNT = {dims: _count(dims) for dims in (1, 2, 3)}
+
+
+def fitting(bench: Bench, kernel: Kernel) -> Kernel:
+    """The kernel with work-groups that the device has: a language for host threads has groups of one."""
+    if math.prod(kernel.local) <= bench.properties.max_work_group_size:
+        return kernel
+    return replace(kernel, local=(1,) * kernel.dims)

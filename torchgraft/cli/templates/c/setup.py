@@ -29,9 +29,11 @@ class AnyPython(bdist_wheel):
 
 driver = Extension(
     "skeleton.libskeleton",
-    ["src/skeleton/driver.c"],
+    [f"src/skeleton/{name}.c" for name in ("driver", "compiler", "loader", "kernels", "workers")],
     include_dirs=["include"],
-    depends=["include/torchgraft/driver.h"],
-    extra_compile_args=["-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden"],
+    depends=["include/torchgraft/driver.h", "src/skeleton/internal.h"],
+    extra_compile_args=["-std=c11", "-Wall", "-Wextra", "-pthread", "-fvisibility=hidden"],
+    extra_link_args=["-pthread"],
+    libraries=["dl"],
 )
 setup(ext_modules=[driver], cmdclass={"build_ext": BuildDriver, "bdist_wheel": AnyPython})

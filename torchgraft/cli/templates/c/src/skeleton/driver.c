@@ -1,15 +1,14 @@
 /* The driver of skeleton devices: filling it in is all that is left to do.
  *
- * It works as it is, on memory of the host. Replace the bodies, a function at a time; `pytest` keeps telling which
- * rules hold. The contract is include/torchgraft/driver.h. In short:
+ * It works as it is, on memory and cores of the host. Replace the bodies, a function at a time; `pytest` keeps telling
+ * which rules hold. Kernels have files of their own: compiler.c and loader.c are the places for yours, kernels.c gives
+ * what they make to torchgraft, workers.c runs it. The contract is include/torchgraft/driver.h. In short:
  *
  *  - Functions are called from any thread, without the Python GIL; the driver does its own locking.
  *  - Addresses are numbers, and any address inside an allocation is as good as its start.
  *  - A function returns TG_OK, or a status with a message for last_error. A failed call changes nothing.
  */
 #define _POSIX_C_SOURCE 200809L
-
-#include "torchgraft/driver.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -19,21 +18,24 @@
 #include <string.h>
 #include <time.h>
 
-#define UNUSED(argument) ((void)(argument))
+#include "internal.h"
 
 enum {
   DEVICES = 1,    /* two work as well; the tests then copy between them, too */
   ALIGNMENT = 64, /* bytes */
   MAX_PATTERN = 16,
+  FILL_PIECE = 1 << 14,  /* bytes: a power of two that stays in the cache */
+  MAX_WORK_GROUP = 1024, /* work-items: loops in the kernel, so that there is no limit of the device's own */
 };
 static const uint64_t TOTAL_MEMORY = 4ull << 30; /* bytes of each device */
+static const uint64_t LOCAL_MEMORY = 256 << 10;  /* bytes of a work-group: on the stack of its thread */
 
 /* ---- Errors ---- */
 
 /* Each thread has its own message. */
-static _Thread_local char message[256];
+static _Thread_local char message[512];
 
-static tg_status fail(tg_status status, const char* format, ...) {
+tg_status fail(tg_status status, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(message, sizeof(message), format, arguments);
@@ -50,7 +52,7 @@ static const char* last_error(void* context) {
 
 static atomic_uint_fast64_t used[DEVICES]; /* bytes */
 
-static tg_status check_device(int32_t device) {
+tg_status check_device(int32_t device) {
   if (device >= 0 && device < DEVICES) return TG_OK;
   return fail(TG_ERROR_INVALID, "there is no device %d; there are %d", (int)device, (int)DEVICES);
 }
@@ -59,12 +61,14 @@ static tg_status check_device(int32_t device) {
  * may then say why. */
 static tg_status device_count(void* context, int32_t* count) {
   UNUSED(context);
+  compiler();
   *count = DEVICES;
   return TG_OK;
 }
 
-/* What is known of a device: always the same. The capabilities are promises, see torchgraft/driver.h. A caller built
- * with an older header has a shorter structure, hence the copy of no more than fits. */
+/* What is known of a device: always the same. The capabilities are promises, see torchgraft/driver.h. Without a
+ * compiler ops run on the CPU. A caller built with an older header has a shorter structure, hence the copy of no more
+ * than fits. */
 static tg_status device_properties(void* context, int32_t device, tg_device_properties* out) {
   UNUSED(context);
   tg_status status = check_device(device);
@@ -75,13 +79,18 @@ static tg_status device_properties(void* context, int32_t device, tg_device_prop
       .capabilities = TG_CAP_UNIFIED_MEMORY | TG_CAP_EVENT_TIMING,
       .total_memory = TOTAL_MEMORY,
       .max_allocation = TOTAL_MEMORY,
-      .compute_units = 1,
-      .max_work_group_size = 1,
-      .simd_width = 1,
+      .local_memory = LOCAL_MEMORY,
+      .compute_units = worker_count(),
+      .max_work_group_size = MAX_WORK_GROUP,
+      .simd_width = compiler()->simd_width,
       .address_align = ALIGNMENT,
       .name = "Skeleton on host memory",
-      .driver_version = "0.1.0",
   };
+  if (compiler()->present) {
+    properties.capabilities |= TG_CAP_COMPILER | TG_CAP_FLOAT64;
+    strcpy(properties.dialect, "c++");
+  }
+  snprintf(properties.driver_version, sizeof(properties.driver_version), "0.1.0, %s", compiler()->description);
   size_t size = out->struct_size < sizeof(properties) ? out->struct_size : sizeof(properties);
   memcpy(out, &properties, size);
   return TG_OK;
@@ -196,12 +205,18 @@ static tg_status fill(void* context, int32_t device, tg_stream stream, void* des
   UNUSED(stream);
   tg_status status = check_device(device);
   if (status != TG_OK) return status;
-  if (pattern_bytes == 0 || pattern_bytes > MAX_PATTERN || bytes % pattern_bytes != 0) {
+  int known = pattern_bytes != 0 && pattern_bytes <= MAX_PATTERN && (pattern_bytes & (pattern_bytes - 1)) == 0;
+  if (!known || bytes % pattern_bytes != 0) {
     return fail(TG_ERROR_INVALID, "%llu bytes cannot be filled with a pattern of %u", (unsigned long long)bytes,
                 (unsigned)pattern_bytes);
   }
   char* out = destination;
-  for (uint64_t i = 0; i < bytes; i += pattern_bytes) memcpy(out + i, pattern, pattern_bytes);
+  memcpy(out, pattern, bytes < pattern_bytes ? bytes : pattern_bytes);
+  for (uint64_t done = pattern_bytes, piece; done < bytes; done += piece) { /* what is there already, twice as much */
+    piece = done < FILL_PIECE ? done : FILL_PIECE;
+    if (piece > bytes - done) piece = bytes - done;
+    memcpy(out + done, out, piece);
+  }
   return TG_OK;
 }
 
@@ -321,12 +336,10 @@ static tg_status event_elapsed(void* context, int32_t device, tg_event start, tg
 
 /* ---- The table ----
  *
- * What is left out is NULL: this device has no compiler. Ops then run on the CPU; torchgraft copies there and back (or,
- * with TG_CAP_UNIFIED_MEMORY, does not) and counts it. A kernel that is a function in C needs none of this:
- * torchgraft.plans.composite makes it an op of the device. A device with a compiler for a language of which torchgraft
- * has a dialect gets some hundreds of native ops by adding module_compile, module_load, module_binary, module_destroy,
- * kernel_create, kernel_destroy and launch (all, or none), and to its properties TG_CAP_COMPILER and the dialect's
- * name. The tests of kernels in tests/test_driver.py, skipped until then, say whether they are right. */
+ * What is left out is NULL. A device whose kernels are functions and no sources leaves out module_compile, module_load,
+ * module_binary, module_destroy, kernel_create, kernel_destroy and launch (all, or none), with TG_CAP_COMPILER:
+ * torchgraft.plans.composite makes an op of a function. Any other op then runs on the CPU; torchgraft copies there and
+ * back (or, with TG_CAP_UNIFIED_MEMORY, does not) and counts it. */
 
 static const tg_driver table = {
     .abi_version = TG_DRIVER_ABI,
@@ -355,6 +368,13 @@ static const tg_driver table = {
     .event_query = event_query,
     .event_synchronize = event_synchronize,
     .event_elapsed = event_elapsed,
+    .module_compile = module_compile,
+    .module_load = module_load,
+    .module_binary = module_binary,
+    .module_destroy = module_destroy,
+    .kernel_create = kernel_create,
+    .kernel_destroy = kernel_destroy,
+    .launch = launch,
 };
 
 __attribute__((visibility("default"))) const tg_driver* torchgraft_driver(void) { return &table; }

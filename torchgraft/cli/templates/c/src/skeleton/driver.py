@@ -1,4 +1,4 @@
-"""The driver: a shared library, made of driver.c, with the interface of torchgraft/driver.h."""
+"""The driver: a shared library, made of the files in C beside this one, with the interface of torchgraft/driver.h."""
 
 from __future__ import annotations
 
