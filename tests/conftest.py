@@ -1,8 +1,9 @@
 """What all tests share: the device, random seeds that can be repeated, fallback forbidden where asked, scripts in a
 process of their own.
 
-Environment: TORCHGRAFT_TEST_DEVICE ("ocl" by default, "ocl:1", or "npy" and "cxx" for the drivers in numpy_driver.py and
-cxx_driver.py, which need TORCH_DEVICE_BACKEND_AUTOLOAD=0 too), TORCHGRAFT_TEST_SEED (default: a new one for each run).
+Environment: TORCHGRAFT_TEST_DEVICE ("ocl" by default, "ocl:1", or "npy" and "cxx" for the drivers in numpy_driver.py
+and cxx_driver.py, which need TORCH_DEVICE_BACKEND_AUTOLOAD=0 too), TORCHGRAFT_TEST_SEED (default: a new one for each
+run).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ VARIABLES = {
     "TORCHGRAFT_COMPILE_OPTIONS": "more options for the device's compiler",
     "TORCHGRAFT_MEMORY_CACHING": "0 asks the driver for each tensor's memory by itself, for tools that watch accesses",
     "TORCHGRAFT_KERNEL_FORM": "cpu or gpu: forces one form of the kernels that have two",
+    "TORCHGRAFT_SIMD_WIDTH": "how many float32 a vector register holds, in place of what the driver says",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "torch's own: 0 keeps `import torch` from registering a backend",
     "XDG_CACHE_HOME": "the folder of caches, in which torchgraft's is by default",
 }

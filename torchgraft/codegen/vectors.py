@@ -27,6 +27,12 @@ LOADED = {"f64": "double", "f32": "float", "f16": "float", "bf16": "float"} | {
 """The element types that are loaded in vectors -> the type of the lanes."""
 
 
+def vector_lanes(simd_width: int) -> int:
+    """How many float32 the vectors of kernels have on a device whose registers hold `simd_width`: as many, where there
+    are such vectors. A device that does not say (1) gets the widest, which compilers take apart."""
+    return 16 if simd_width <= 1 else min(16, max(4, simd_width))
+
+
 def shuffle(vector: str, a: str, b: str, lanes: Sequence[int]) -> str:
     """A vector of the given lanes of `a` followed by `b`."""
     return f"SHUFFLE_{vector}({a}, {b}, {', '.join(map(str, lanes))})"

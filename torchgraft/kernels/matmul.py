@@ -25,7 +25,7 @@ from typing import Literal
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.codegen.vectors import shuffle
+from torchgraft.codegen.vectors import shuffle, vector_lanes
 
 # Which stride of an operand is one: along k, along the other dimension ("outer": rows of A, columns of B), or neither.
 Unit = Literal["k", "outer", "none"]
@@ -113,7 +113,8 @@ def arithmetic(storage: str, simd_width: int = 16) -> Arithmetic:
 
     Small integers are summed in int32: sums that wrap agree in their low bits whatever the width they are kept in.
     """
-    wide = max(2, simd_width // 2)
+    simd_width = vector_lanes(simd_width)
+    wide = max(4, simd_width // 2)
     match storage:
         case "f32" | "f16" | "bf16":
             return Arithmetic(storage, "float", simd_width, "f32")

@@ -448,6 +448,7 @@ def pool_gradient_launch(
     *,
     form: str = "cpu",
     units: int = 1,
+    simd_width: int = 16,
 ) -> Launch:
     """The launch of a pooling's gradient. Pointers: the source's gradient, the target's gradient [, the indices]."""
     sizes = (planes, *source_size, *target_size)

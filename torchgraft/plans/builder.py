@@ -13,7 +13,7 @@ import torch
 
 from torchgraft import _C
 from torchgraft.codegen import pointwise
-from torchgraft.codegen.compiler import compiled
+from torchgraft.codegen.compiler import compiled, simd_width
 from torchgraft.codegen.kernel import Kernel, Pointer
 from torchgraft.codegen.types import element_type
 from torchgraft.plans.scalar import Scalar
@@ -36,6 +36,7 @@ class DeviceTraits:
     compute_units: int
     local_memory: int
     max_work_group_size: int
+    simd_width: int  # float32 elements of a vector register, a power of two
     float64: bool
     has_compiler: bool
 
@@ -52,6 +53,7 @@ def device_traits(index: int) -> DeviceTraits:
         compute_units=max(1, int(p["compute_units"])),
         local_memory=int(p["local_memory"]),
         max_work_group_size=int(p["max_work_group_size"]),
+        simd_width=simd_width(index),
         float64=bool(capabilities & 1 << 2),
         has_compiler=bool(capabilities & 1 << 1),
     )

@@ -21,8 +21,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from torchgraft import _C
+from torchgraft.codegen.compiler import KernelCompileError
+from torchgraft.codegen.dialect import UnsupportedKernel
 from torchgraft.codegen.types import UnsupportedDtype, element_type
 from torchgraft.plans.builder import PlanBuilder, Unsupported, device_traits, kernel_form
+from torchgraft.plans.refused import refused_kernel
 from torchgraft.plans.scalar import Scalar
 
 Planner = Callable[..., None]
@@ -460,8 +463,10 @@ def plan_call(
                 raise Unsupported("the device has no kernel compiler")
             p = PlanBuilder(traits, kernel_form(device), name, contiguous)
             return _Call(entry, p, arguments, reads).plan(full or partial or unclear), reads.mask
-        except (Unsupported, UnsupportedDtype) as reason:
+        except (Unsupported, UnsupportedDtype, UnsupportedKernel) as reason:
             return _C.Plan({"op": name, "fallback": str(reason)}), reads.mask
+        except KernelCompileError as error:
+            return _C.Plan({"op": name, "fallback": refused_kernel(entry.op, error)}), reads.mask
 
 
 def _eager(entry: Entry, arguments: list[Any]) -> Callable[..., Any] | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from torchgraft.codegen.dialect import Dialect
+from torchgraft.codegen.dialect import Dialect, UnsupportedKernel
 from torchgraft.codegen.kernel import Kernel
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import LOADED, PAIRS, SIZES, VECTORS, WIDTHS, parameters
@@ -319,7 +319,7 @@ typedef unsigned long ulong;
         local = (*kernel.local, 1, 1)[:3]
         several = local != (1, 1, 1)
         if several and re.search(r"\b(BARRIER|LOCAL)\b", kernel.body + kernel.helpers):
-            raise NotImplementedError(
+            raise UnsupportedKernel(
                 f"kernel {kernel.name} has groups of {' x '.join(map(str, kernel.local))} work-items that wait for "
                 "each other, which the dialect c++ does not render; use the CPU form of kernels"
             )
