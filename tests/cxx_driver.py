@@ -28,9 +28,9 @@ class CxxDriver(NumpyDriver):
     name = "cxx"
     has_compiler = True
 
-    def __init__(self, options: str = "", simd_width: int = 16) -> None:
+    def __init__(self, options: str = os.environ.get("CXXFLAGS", ""), simd_width: int = 16) -> None:
         super().__init__(devices=1, memory=4 << 30, unified=True)
-        self.capabilities |= Capability.COMPILER
+        self.capabilities |= Capability.COMPILER | Capability.FLOAT64
         self.options, self.simd_width = options, simd_width
         self.folder = tempfile.TemporaryDirectory()
         self.modules = 0

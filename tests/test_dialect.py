@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
+from typing import ClassVar
 
 import pytest
 
@@ -63,11 +65,28 @@ def test_the_library_has_no_words_of_opencl() -> None:
     assert [name for name, text in HELPERS.items() if re.search(words, text)] == []
 
 
+@pytest.mark.parametrize("folder", ["functions", "kernels", "ops", "codegen"])
+def test_no_text_has_a_literal_of_opencl(folder: str) -> None:
+    """`(float2)(a, b)` is a comma in C++, and would be wrong without a word."""
+    cast = re.compile(r"\((?:(?:float|double|u?int|u?long)\d+|\{[\w.\[\]()'\"]+\}\d*|T|C|V|element)\)\(")
+    found = []
+    for path in sorted((Path(torchgraft.__file__).parent / folder).glob("*.py")):
+        text = path.read_text()
+        for match in cast.finditer(text):
+            depth, end = 1, match.end()
+            while depth:
+                depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(text[end], 0)
+                end += 1
+                if depth == 1 and text[end] == ",":
+                    found.append(f"{path.name}: {text[match.start() : end]}")
+    assert found == []
+
+
 class TestCxx:
     def test_loads_stores_and_conversions(self, script: Script) -> None:
         script(
             DEVICE
-            + """
+            + dedent("""
             dtypes = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
                       torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128]
             for source in dtypes:
@@ -76,7 +95,7 @@ class TestCxx:
                     if source.is_complex and not target.is_complex:
                         continue
                     same(lambda x: x.to(target), x, rtol=0, atol=0)
-            """,
+            """),
             timeout=600,
         )
 
@@ -85,7 +104,7 @@ class TestCxx:
         """Every float16 and bfloat16 is read, and floats are rounded as torch does it."""
         script(
             DEVICE.replace("CxxDriver()", f"CxxDriver({options!r})")
-            + """
+            + dedent("""
             for dtype in (torch.float16, torch.bfloat16):
                 x = torch.arange(-2**15, 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
                 assert torch.equal(x.to("cxx").float().cpu().nan_to_num(123), x.float().nan_to_num(123))
@@ -95,11 +114,11 @@ class TestCxx:
                 got, expected = y.to("cxx").to(dtype).cpu(), y.to(dtype)
                 assert torch.equal(got.isnan(), expected.isnan())
                 assert torch.equal(got.nan_to_num(1).view(torch.int16), expected.nan_to_num(1).view(torch.int16))
-            """,
+            """),
             timeout=300,
         )
 
-    FAMILIES = {
+    FAMILIES: ClassVar[dict[str, str]] = {
         "matmul": "same(torch.matmul, torch.randn(37, 50), torch.randn(50, 41))\n"
         "same(torch.matmul, torch.randn(3, 300), torch.randn(70, 300).T)\n"
         "same(torch.matmul, torch.randn(9, 20, dtype=torch.complex64), torch.randn(20, 7, dtype=torch.complex64))\n"
@@ -113,8 +132,10 @@ class TestCxx:
         "same(lambda x: torch.fft.rfft(x, dim=0), torch.randn(24, 40, dtype=torch.float64))",
         "pooling": "same(lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1), torch.randn(2, 3, 20, 21))\n"
         "same(lambda x: torch.nn.functional.avg_pool2d(x, 3, 2, 1), torch.randn(2, 3, 20, 21))\n"
-        "same(lambda x: torch.nn.functional.interpolate(x, scale_factor=2.5, mode='bilinear'), torch.randn(1, 2, 9, 9))",
+        "same(lambda x: torch.nn.functional.interpolate(x, size=20, mode='bilinear'), torch.randn(1, 2, 9, 9))",
         "reductions": "same(lambda x: x.sum(1), torch.randn(30, 500))\n"
+        "same(lambda x: x.prod(1), torch.randn(30, 5, dtype=torch.complex64))\n"
+        "same(lambda x: x.cumprod(1), torch.randn(30, 5, dtype=torch.complex64))\n"
         "same(lambda x: x.cumsum(1), torch.randn(30, 500))\n"
         "same(lambda x: x.sort(-1).values, torch.randn(30, 100))\n"
         "same(lambda x: x.softmax(-1), torch.randn(30, 100))\n"
@@ -125,6 +146,7 @@ class TestCxx:
         "same(lambda a, b: a // b + a % b, torch.randint(-99, 99, (500,)), torch.randint(1, 9, (500,)))",
         "linear algebra": "a = torch.randn(3, 12, 12, dtype=torch.float64)\n"
         "same(torch.linalg.det, a)\n"
+        "same(torch.linalg.cholesky, (lambda c: c @ c.mH)(torch.randn(3, 9, 9, dtype=torch.complex128)))\n"
         "same(lambda a, b: torch.linalg.solve(a, b), a, torch.randn(3, 12, 2, dtype=torch.float64))",
     }
 
@@ -133,7 +155,7 @@ class TestCxx:
         script(DEVICE + self.FAMILIES[family], timeout=600)
 
     def test_random_numbers_are_those_of_any_device(self, script: Script, device: str) -> None:
-        import torch  # noqa: PLC0415 - the rest of the file needs none
+        import torch
 
         torch.manual_seed(5)
         here = torch.randn(9, device=device).tolist()
@@ -151,7 +173,7 @@ class TestCxx:
         """Tiles, vectors and VECTORIZE follow the device's registers."""
         printed = script(
             DEVICE + self.FAMILIES["matmul"] + "\n" + self.FAMILIES["attention"] + "\n"
-            "torchgraft.plans.show('mm', source=True)",
+            "print(torchgraft.plans.show('mm', source=True))",
             TORCHGRAFT_SIMD_WIDTH=str(width),
             timeout=600,
         )

@@ -50,7 +50,8 @@ _COMPLEX_ALGEBRA = """
 #define RE(a) ((a).x)
 #define IM(a) ((a).y)
 #define PARTS 2
-#define FROM(r) ((element)((r), 0))
+#define PAIR(u, v) MAKE_{pair}(u, v)
+#define FROM(r) PAIR(r, 0)
 #define MAGNITUDE(a) tg_abs_{type}(a)
 #define SIZE(a) (fabs((a).x) + fabs((a).y))
 #define SQUARE(a) ((a).x * (a).x + (a).y * (a).y)
@@ -128,7 +129,7 @@ inline element dot(long n, GLOBAL const element* x, GLOBAL const element* y SCRA
     u += a[2 * i] * b[2 * i] + a[2 * i + 1] * b[2 * i + 1];
     v += a[2 * i] * b[2 * i + 1] - a[2 * i + 1] * b[2 * i];
   }
-  element sum = (element)(u, v);
+  element sum = PAIR(u, v);
   TEAM_SUM(sum);
   return sum;
 }
@@ -201,7 +202,7 @@ def _level_1(type_: str, form: str) -> str:
     `reflect(n, v, tau, x SHARED)`: x -= tau v (v^H x).
     """
     is_complex = BY_NAME[type_].is_complex
-    algebra = _COMPLEX_ALGEBRA.format(type=type_) if is_complex else _REAL_ALGEBRA
+    algebra = _COMPLEX_ALGEBRA.format(type=type_, pair=BY_NAME[type_].storage) if is_complex else _REAL_ALGEBRA
     types = f"typedef {BY_NAME[type_].storage} element;\ntypedef {BY_NAME[real_type(type_)].storage} real;"
     team = _GROUP.format(team=TEAM) if form == "gpu" else _LONE
     return types + algebra + _LARGER + team + (_COMPLEX_LEVEL_1 if is_complex else _REAL_LEVEL_1) + _NORM + _REFLECTORS

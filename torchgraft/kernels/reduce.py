@@ -430,7 +430,7 @@ def product(acc: str, out: str) -> Reduction:
     if acc in ("c64", "c128"):
         return Reduction(
             f"prod_{acc}",
-            (("prod", acc, f"({value_ctype(acc)})(1, 0)"),),
+            (("prod", acc, f"MAKE_{value_ctype(acc)}(1, 0)"),),
             f"A.prod = tg_mul_{acc}(A.prod, x);",
             f"A.prod = tg_mul_{acc}(A.prod, B.prod);",
             ((out, "A.prod"),),

@@ -25,9 +25,9 @@ def _params(in_type: str, out_type: str, *values: str) -> tuple[Parameter, ...]:
 
 def _identity(acc: str, how: str) -> str:
     if how == "prod" and acc in ("c64", "c128"):
-        return f"({value_ctype(acc)})(1, 0)"
+        return f"MAKE_{value_ctype(acc)}(1, 0)"
     if how == "logsumexp":
-        return f"({value_ctype(acc)})(-INFINITY, 0)" if acc in ("c64", "c128") else "-INFINITY"
+        return f"MAKE_{value_ctype(acc)}(-INFINITY, 0)" if acc in ("c64", "c128") else "-INFINITY"
     return f"({value_ctype(acc)})({int(how == 'prod')})"
 
 

@@ -529,7 +529,7 @@ row(
     kind=Kind.NO_OPMATH,
     integer="self",
     complex=lambda nan=None, posinf=None, neginf=None, **_: (
-        f"(T)({_replaced('self.x', '.x', nan, posinf, neginf)}, {_replaced('self.y', '.x', nan, posinf, neginf)})"
+        f"MAKE_T({_replaced('self.x', '.x', nan, posinf, neginf)}, {_replaced('self.y', '.x', nan, posinf, neginf)})"
     ),
     own_meta=True,  # torch's knows no complex numbers in place
     exact_out=True,

@@ -121,6 +121,7 @@ def _functions() -> dict[str, str]:
         ("clamp", "{T} x, {T} a, {T} b", "x < a ? a : b < x ? b : x"),
     ):
         words[name] = "\n".join(_function(T, name, params.format(T=T), value) for T in numbers)
+    words["ilogb"] = "\n".join(_function("int", "ilogb", f"{T} x", f"__builtin_ilogb{s}(x)") for T, s in _FLOATS)
     words["abs"] = "\n".join(_function(T, "abs", f"{T} x", "x < 0 ? -x : x") for T in ("int", "long"))
     return words
 
