@@ -28,33 +28,23 @@ class CxxDriver(NumpyDriver):
     name = "cxx"
     has_compiler = True
 
-    def __init__(self, options: str = "", simd_width: int = 0) -> None:
+    def __init__(self, options: str = os.environ.get("CXXFLAGS", ""), simd_width: int = 16) -> None:
         super().__init__(devices=1, memory=4 << 30, unified=True)
-        self.capabilities |= Capability.COMPILER
+        self.capabilities |= Capability.COMPILER | Capability.FLOAT64
         self.options, self.simd_width = options, simd_width
         self.folder = tempfile.TemporaryDirectory()
         self.modules = 0
 
     def device_properties(self, device: int) -> DeviceProperties:
         known = super().device_properties(device)
-        return replace(
-            known, dialect="c++", simd_width=self.simd_width or 16, driver_version=f"{COMPILER} {self.options}"
-        )
+        version = f"{COMPILER} {self.options}"
+        return replace(known, dialect="c++", simd_width=self.simd_width, driver_version=version)
 
     def module_compile(self, device: int, source: str, options: str) -> bytes:
         self.modules += 1
         library = Path(self.folder.name, f"{self.modules}.so")
-        command = [
-            *shlex.split(COMPILER),
-            *options.split(),
-            *self.options.split(),
-            "-x",
-            "c++",
-            "-",
-            "-o",
-            str(library),
-        ]
-        done = subprocess.run(command, input=source.encode(), capture_output=True, check=False)
+        words = " ".join([COMPILER, options, self.options, "-x c++ - -o", shlex.quote(str(library))])
+        done = subprocess.run(shlex.split(words), input=source.encode(), capture_output=True, check=False)
         if done.returncode:
             raise CompileError(done.stderr.decode(errors="replace"))
         return library.read_bytes()

@@ -34,11 +34,14 @@ if TYPE_CHECKING or _core_error is None:
 
 if TYPE_CHECKING:
     from torchgraft import autocast, autograd, ops, plans, serialization
+    from torchgraft.codegen.dialect import Dialect
+    from torchgraft.codegen.dialects import register_dialect
     from torchgraft.raw_kernel import host_view, kernel
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Dialect",
     "Driver",
     "RegistrationError",
     "SharedLibrary",
@@ -54,6 +57,7 @@ __all__ = [
     "ops",
     "plans",
     "register",
+    "register_dialect",
     "reset_fallback_report",
     "serialization",
 ]
@@ -61,12 +65,14 @@ __all__ = [
 # What is needed to add ops has to import parts of torch that are slow, so it waits until it is wanted: modules, and
 # names with the module that has them.
 _LATE = {
+    "Dialect": "codegen.dialect",
     "autocast": "",
     "autograd": "",
     "host_view": "raw_kernel",
     "kernel": "raw_kernel",
     "ops": "",
     "plans": "",
+    "register_dialect": "codegen.dialects",
     "serialization": "",
 }
 

@@ -29,7 +29,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torchgraft.codegen.dialect import Dialect
 
 __all__ = [
     "Capability",
@@ -109,6 +112,7 @@ class SharedLibrary:
 
     path: str | PathLike[str]
     symbol: str = "torchgraft_driver"
+    kernel_dialect: Dialect | None = None  #: of its devices' language, where torchgraft has none
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -127,6 +131,8 @@ class Driver:
     name: str = "python"
     #: Whether the methods under "Kernels" are there; properties then carry `Capability.COMPILER`.
     has_compiler: bool = False
+    #: A dialect of the driver's own, for devices whose properties name it; registered with the driver.
+    kernel_dialect: Dialect | None = None
 
     # Devices
 

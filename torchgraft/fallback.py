@@ -206,7 +206,8 @@ def _place() -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _warn(message: str) -> None:
+def warn_user(message: str) -> None:
+    """Warns at the user's line."""
     frame = _user_frame()
     if frame is None:
         warnings.warn(message, UserWarning, stacklevel=1)
@@ -215,7 +216,7 @@ def _warn(message: str) -> None:
 
 
 def _set_up() -> None:
-    _C.fallback_set_hooks(_place, _warn)
+    _C.fallback_set_hooks(_place, warn_user)
     chosen = os.environ.get("TORCHGRAFT_FALLBACK", "warn").strip().lower() or "warn"
     if chosen in _MODES:
         fallback.set_mode(chosen)  # type: ignore[arg-type]

@@ -257,6 +257,10 @@ def _check_drivers(name: str, drivers: Sequence[Driver | SharedLibrary]) -> None
 
 def _load(driver: Driver | SharedLibrary) -> Callable[[], None]:
     """What adds the driver to the core; loading it, which may fail, is done now."""
+    if driver.kernel_dialect is not None:
+        from torchgraft.codegen.dialects import register_dialect  # only where there is one: kernels come later
+
+        register_dialect(driver.kernel_dialect)
     if isinstance(driver, Driver):
         return lambda: _C.add_python_driver(driver)
     table = _C.load_driver(fspath(driver.path), driver.symbol)

@@ -32,7 +32,9 @@ py::object compile_module(c10::DeviceIndex device, const std::string& source, co
     py::gil_scoped_release release;
     module = Module::compile(get_device(device), source, options, &log);
   }
-  return py::make_tuple(module == nullptr ? py::none() : py::cast(module), log);
+  // Compilers quote sources and names of files, and speak the user's language in its encoding.
+  const auto text = py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(log.data(), Py_ssize_t(log.size()), "replace"));
+  return py::make_tuple(module == nullptr ? py::none() : py::cast(module), text);
 }
 
 py::object load_module(c10::DeviceIndex device, const std::string& binary) {

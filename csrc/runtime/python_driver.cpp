@@ -24,10 +24,22 @@ tg_status fail(tg_status status, std::string message) {
   return status;
 }
 
+// An object's text as UTF-8. What was decoded with "surrogateescape", as a compiler's words may be, becomes the bytes
+// that it was, or question marks where only UTF-8 will do.
+std::string text_of(const py::object& value, bool as_it_was = false) {
+  const py::str text(value);
+  PyObject* bytes = as_it_was ? PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogateescape") : nullptr;
+  if (bytes == nullptr) {
+    PyErr_Clear();
+    bytes = PyUnicode_AsEncodedString(text.ptr(), "utf-8", "replace");
+  }
+  return py::reinterpret_steal<py::bytes>(bytes);
+}
+
 // "ValueError: no such thing (in allocate, my_driver.py:12)"
 std::string describe(const py::error_already_set& error) {
   std::string text = py::str(error.type().attr("__name__"));
-  if (std::string message = py::str(error.value()); !message.empty()) text += ": " + message;
+  if (std::string message = text_of(error.value()); !message.empty()) text += ": " + message;
   if (py::object trace = error.trace(); trace && !trace.is_none()) {
     while (!trace.attr("tb_next").is_none()) trace = trace.attr("tb_next");
     py::object code = trace.attr("tb_frame").attr("f_code");
@@ -48,7 +60,7 @@ tg_status translate(py::error_already_set& error) {
   }
   if (!py::hasattr(error.type(), "torchgraft_status")) return TG_ERROR;
   auto status = static_cast<tg_status>(error.type().attr("torchgraft_status").cast<int>());
-  if (status == TG_ERROR_COMPILE) compile_log = py::str(error.value());
+  if (status == TG_ERROR_COMPILE) compile_log = text_of(error.value(), true);
   return status;
 }
 

@@ -14,6 +14,7 @@ from torchgraft.codegen.cache import KernelCache
 from torchgraft.codegen.dialect import Dialect
 from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel
+from torchgraft.codegen.vectors import vector_lanes
 
 _CAP_BASE_OFFSET_POINTERS = 1 << 6
 
@@ -24,12 +25,13 @@ class KernelCompileError(RuntimeError):
 
     Attributes:
         kernel: the kernel's name.
+        device: the device and its driver's version.
         log: what the compiler said.
         source: the whole text that it was given.
     """
 
     def __init__(self, kernel: str, device: str, log: str, source: str) -> None:
-        self.kernel, self.log, self.source = kernel, log, source
+        self.kernel, self.device, self.log, self.source = kernel, device, log, source
         numbered = "\n".join(f"{n:5d}  {line}" for n, line in enumerate(source.splitlines(), 1))
         super().__init__(f"kernel {kernel} does not compile on {device}:\n{log.strip()}\n\nsource:\n{numbered}")
 
@@ -79,6 +81,7 @@ def compiled(kernel: Kernel, device: int) -> _C.Kernel:
     Raises:
         KernelCompileError: the device's compiler refused it.
         NotImplementedError: the device has no compiler, or none of a known dialect.
+        UnsupportedKernel: the dialect cannot express it.
     """
     key = (device, kernel)
     known = _kernels.get(key)
@@ -130,6 +133,22 @@ def has_base_offset_pointers(device: int) -> bool:
     return bool(int(str(_properties(device)["capabilities"])) & _CAP_BASE_OFFSET_POINTERS)
 
 
+@functools.cache
+def simd_width(device: int) -> int:
+    """How many float32 a device's vector register holds: what the driver says, down to a power of two, or what
+    TORCHGRAFT_SIMD_WIDTH says instead.
+
+    Raises:
+        ValueError: that is no power of two.
+    """
+    forced = os.environ.get("TORCHGRAFT_SIMD_WIDTH", "")
+    if not forced:
+        return 1 << max(1, int(str(_properties(device)["simd_width"]))).bit_length() - 1
+    if not forced.isdecimal() or int(forced).bit_count() != 1:
+        raise ValueError(f"TORCHGRAFT_SIMD_WIDTH is a power of two, not {forced!r}")
+    return int(forced)
+
+
 @contextlib.contextmanager
 def _turn(key: object) -> Iterator[None]:
     """Lets one thread at a time make what has this key."""
@@ -172,7 +191,7 @@ def _with_users(options: str) -> str:
 
 def _make(kernel: Kernel, device: int) -> _C.Kernel:
     language = device_dialect(device)
-    source = language.render(kernel, has_base_offset_pointers(device))
+    source = language.render(kernel, has_base_offset_pointers(device), vector_lanes(simd_width(device)))
     return _build(_Job(source, kernel.name, device, _with_users(language.options), kernel.local)).kernel
 
 

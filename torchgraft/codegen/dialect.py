@@ -15,7 +15,12 @@ from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.codegen.vectors import composed_words
 from torchgraft.functions import HELPERS
 
-__all__ = ["Dialect"]
+__all__ = ["Dialect", "UnsupportedKernel"]
+
+
+class UnsupportedKernel(NotImplementedError):
+    """A language cannot express a kernel: the op goes to the fallback."""
+
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -54,7 +59,7 @@ class Dialect:
             simd_width: float32 lanes of the device's registers.
 
         Raises:
-            NotImplementedError: the language cannot express it.
+            UnsupportedKernel: the language cannot express it.
         """
         text = "\n".join([kernel.helpers, self.function(kernel, base_offset)])
         vectorize = self.vectorize.replace("{lanes}", str(simd_width))
@@ -93,8 +98,8 @@ class Dialect:
 
     def pointer(self, param: Pointer) -> str:
         """The type of a pointer parameter."""
-        const = "const " if param.const else ""
-        return f"{self.global_prefix} {const}{BY_NAME[param.type].storage}*"
+        const = "const" if param.const else ""
+        return " ".join(filter(None, [self.global_prefix, const, f"{BY_NAME[param.type].storage}*"]))
 
     def _definition(self, word: str) -> str | None:
         """What a word needs in front of the kernel: the dialect's own meaning of it, or the library's."""

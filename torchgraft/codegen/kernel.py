@@ -84,3 +84,12 @@ class Kernel:
     @property
     def dims(self) -> int:
         return len(self.local)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel, its groups in each dimension and its arguments in the order of its parameters."""
+
+    kernel: Kernel
+    groups: tuple[int, ...]
+    args: tuple[object, ...]

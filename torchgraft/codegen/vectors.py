@@ -27,9 +27,44 @@ LOADED = {"f64": "double", "f32": "float", "f16": "float", "bf16": "float"} | {
 """The element types that are loaded in vectors -> the type of the lanes."""
 
 
+def vector_lanes(simd_width: int) -> int:
+    """How many float32 the vectors of kernels have on a device whose registers hold `simd_width`: as many, where there
+    are such vectors. A device that does not say (1) gets the widest, which compilers take apart."""
+    return 16 if simd_width <= 1 else min(16, max(4, simd_width))
+
+
 def shuffle(vector: str, a: str, b: str, lanes: Sequence[int]) -> str:
     """A vector of the given lanes of `a` followed by `b`."""
     return f"SHUFFLE_{vector}({a}, {b}, {', '.join(map(str, lanes))})"
+
+
+def transpose_registers(width: int, vector: str) -> str:
+    """Statements that transpose the square matrix of the vectors r0, r1, ...: log2(width) rounds of exchanges of
+    halves.
+
+    Needs `shuffle_helpers`.
+    """
+    lines = []
+    half = 1
+    while half < width:
+        for i in (i for i in range(width) if not i & half):
+            low, high = f"tg_low_{half}(r{i}, r{i + half})", f"tg_high_{half}(r{i}, r{i + half})"
+            lines.append(f"{{ const {vector} low = {low}; r{i + half} = {high}; r{i} = low; }}")
+        half *= 2
+    return "\n".join(lines)
+
+
+def shuffle_helpers(width: int, vector: str) -> str:
+    """Macros tg_low_h and tg_high_h: of two vectors, the low or the high halves of all pairs of h lanes, in turn."""
+    macros = []
+    half = 1
+    while half < width:
+        low = [width + e - half if e & half else e for e in range(width)]
+        high = [width + e if e & half else e + half for e in range(width)]
+        for name, picks in (("low", low), ("high", high)):
+            macros.append(f"#define tg_{name}_{half}(a, b) {shuffle(vector, 'a', 'b', picks)}")
+        half *= 2
+    return "\n".join(macros)
 
 
 def composed_words() -> dict[str, str]:

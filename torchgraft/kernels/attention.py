@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.vectors import vector_lanes
 
 BLOCK = 64
 """Keys of a block on a CPU."""
@@ -37,6 +38,7 @@ class Variant:
         causal: a query sees the keys up to its own number.
         dropout: weights are dropped.
         bias_gradient: the gradient of the scores is written out.
+        simd_width: float32 elements of the device's vector registers.
     """
 
     storage: str
@@ -46,6 +48,7 @@ class Variant:
     causal: bool
     dropout: bool
     bias_gradient: bool = False
+    simd_width: int = 16
 
     @property
     def compute(self) -> str:
@@ -57,8 +60,9 @@ class Variant:
 
     @property
     def width(self) -> int:
-        """Lanes of a vector of 64 bytes."""
-        return 8 if self.scalar == "double" else 16
+        """Lanes of a vector."""
+        lanes = vector_lanes(self.simd_width)
+        return max(4, lanes // 2) if self.scalar == "double" else lanes
 
     @property
     def lanes(self) -> int:
@@ -82,11 +86,6 @@ class Variant:
 
     def tag(self, name: str) -> str:
         return f"attention_{name}_{self.storage}_{self.head}"
-
-
-def lanes(storage: str) -> int:
-    """Queries (or keys) that a work-item of the CPU form takes."""
-    return Variant(storage, 1, 1, "", False, False).lanes
 
 
 # ---- CPU form: pieces ----

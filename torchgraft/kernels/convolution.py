@@ -28,14 +28,13 @@ from functools import cache
 from typing import Literal
 
 from torchgraft.codegen import ceil_div
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
+from torchgraft.codegen.kernel import Kernel, Launch, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME
+from torchgraft.codegen.vectors import shuffle_helpers
 from torchgraft.kernels.matmul import (
     A_TILE_PADDING,
     TILE_LOCAL,
-    Arithmetic,
-    Launch,
-    arithmetic,
     block_loop,
     block_shape,
     block_tile,
@@ -43,7 +42,6 @@ from torchgraft.kernels.matmul import (
     pack_transposed,
     plain_loops,
     row_vectors,
-    shuffle_helpers,
     tile_groups,
     tile_loop,
 )

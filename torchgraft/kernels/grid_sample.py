@@ -18,9 +18,9 @@ import itertools
 from dataclasses import dataclass
 from functools import cache
 
+from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.kernels.matmul import arithmetic
 
 GROUP = 64
 CPU_BLOCK = 64

@@ -50,7 +50,7 @@ _COMPLEX_ALGEBRA = """
 #define RE(a) ((a).x)
 #define IM(a) ((a).y)
 #define PARTS 2
-#define PAIR(x, y) MAKE_{storage}(x, y)
+#define PAIR(u, v) MAKE_{pair}(u, v)
 #define FROM(r) PAIR(r, 0)
 #define MAGNITUDE(a) tg_abs_{type}(a)
 #define SIZE(a) (fabs((a).x) + fabs((a).y))
@@ -202,9 +202,8 @@ def _level_1(type_: str, form: str) -> str:
     `reflect(n, v, tau, x SHARED)`: x -= tau v (v^H x).
     """
     is_complex = BY_NAME[type_].is_complex
-    storage = BY_NAME[type_].storage
-    algebra = _COMPLEX_ALGEBRA.format(type=type_, storage=storage) if is_complex else _REAL_ALGEBRA
-    types = f"typedef {storage} element;\ntypedef {BY_NAME[real_type(type_)].storage} real;"
+    algebra = _COMPLEX_ALGEBRA.format(type=type_, pair=BY_NAME[type_].storage) if is_complex else _REAL_ALGEBRA
+    types = f"typedef {BY_NAME[type_].storage} element;\ntypedef {BY_NAME[real_type(type_)].storage} real;"
     team = _GROUP.format(team=TEAM) if form == "gpu" else _LONE
     return types + algebra + _LARGER + team + (_COMPLEX_LEVEL_1 if is_complex else _REAL_LEVEL_1) + _NORM + _REFLECTORS
 

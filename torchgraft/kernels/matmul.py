@@ -23,111 +23,15 @@ from math import prod
 from typing import Literal
 
 from torchgraft.codegen import ceil_div
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
+from torchgraft.codegen.kernel import Kernel, Launch, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.codegen.vectors import shuffle
+from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 
 # Which stride of an operand is one: along k, along the other dimension ("outer": rows of A, columns of B), or neither.
 Unit = Literal["k", "outer", "none"]
 # D, the addend: absent, with unit stride along the columns, one value for each row, or anything (a transposed matrix).
 Addend = Literal["none", "row", "column", "any"]
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """How a storage type is computed with in vectors.
-
-    Attributes:
-        storage: the storage type's name.
-        scalar: the C type of one accumulator, of a complex number's parts for the complex types.
-        width: elements of the vectors used.
-        value: the type of `alpha` and `beta`, an element type's name.
-    """
-
-    storage: str
-    scalar: str
-    width: int
-    value: str
-
-    @property
-    def vector(self) -> str:
-        return f"{self.scalar}{self.width}"
-
-    @property
-    def size(self) -> int:
-        """Bytes of one scalar."""
-        return 8 if self.scalar in ("double", "long") else 4
-
-    @property
-    def is_complex(self) -> bool:
-        return self.storage in ("c64", "c128")
-
-    @property
-    def is_float(self) -> bool:
-        return self.storage in ("f16", "bf16", "f32", "f64")
-
-    @property
-    def pointer(self) -> str:
-        return f"GLOBAL {BY_NAME[self.storage].storage}*"
-
-    @property
-    def const_pointer(self) -> str:
-        return f"GLOBAL const {BY_NAME[self.storage].storage}*"
-
-    def load(self, pointer: str, index: str) -> str:
-        if self.is_complex or self.is_float:
-            return f"load_{self.storage}({pointer}, {index})"
-        return f"({self.scalar})load_{self.storage}({pointer}, {index})"
-
-    def load_vector(self, pointer: str, index: str, width: int | None = None) -> str:
-        width = width or self.width
-        if self.is_float:
-            return f"load_{self.storage}x{width}({pointer}, {index})"
-        return f"CONVERT_{self.scalar}{width}(load_{self._bytes}x{width}({pointer}, {index}))"
-
-    def store(self, pointer: str, index: str, value: str) -> str:
-        return f"store_{self.storage}({pointer}, {index}, {value})"
-
-    def store_vector(self, pointer: str, index: str, value: str) -> str:
-        if self.is_float:
-            return f"store_{self.storage}x{self.width}({pointer}, {index}, {value})"
-        converted = f"CONVERT_{BY_NAME[self.storage].storage}{self.width}({value})"
-        return f"store_{self._bytes}x{self.width}({pointer}, {index}, {converted})"
-
-    @property
-    def _bytes(self) -> str:
-        """What vectors of integers are loaded and stored as: truths are bytes."""
-        return "u8" if self.storage == "b8" else self.storage
-
-    def splat(self, value: str) -> str:
-        return f"SPLAT_{self.vector}({value})"
-
-    def multiply_add(self, a: str, b: str, c: str) -> str:
-        """a*b + c for vectors or scalars, real."""
-        return f"fma({a}, {b}, {c})" if self.is_float or self.is_complex else f"({a} * {b} + {c})"
-
-
-@cache
-def arithmetic(storage: str, simd_width: int = 16) -> Arithmetic:
-    """The arithmetic of a storage type on a device whose registers hold `simd_width` float32.
-
-    Small integers are summed in int32: sums that wrap agree in their low bits whatever the width they are kept in.
-    """
-    wide = max(2, simd_width // 2)
-    match storage:
-        case "f32" | "f16" | "bf16":
-            return Arithmetic(storage, "float", simd_width, "f32")
-        case "f64":
-            return Arithmetic(storage, "double", wide, "f64")
-        case "i32" | "i16" | "i8" | "u8" | "b8":
-            return Arithmetic(storage, "int", simd_width, "i32")
-        case "i64":
-            return Arithmetic(storage, "long", wide, "i64")
-        case "c64":
-            return Arithmetic(storage, "float", simd_width, "c64")
-        case "c128":
-            return Arithmetic(storage, "double", wide, "c128")
-    raise ValueError(f"no matrix product for elements of type {storage}")
 
 
 @dataclass(frozen=True)
@@ -164,35 +68,6 @@ def plain_loops(body: str) -> str:
     of their ends takes it longer than all the rest.
     """
     return body.replace("for (", "PLAIN for (")
-
-
-def transpose_registers(width: int, vector: str) -> str:
-    """Statements that transpose the square matrix of the vectors r0, r1, ...: log2(width) rounds of exchanges of
-    halves.
-
-    Needs `shuffle_helpers`.
-    """
-    lines = []
-    half = 1
-    while half < width:
-        for i in (i for i in range(width) if not i & half):
-            low, high = f"tg_low_{half}(r{i}, r{i + half})", f"tg_high_{half}(r{i}, r{i + half})"
-            lines.append(f"{{ const {vector} low = {low}; r{i + half} = {high}; r{i} = low; }}")
-        half *= 2
-    return "\n".join(lines)
-
-
-def shuffle_helpers(width: int, vector: str) -> str:
-    """Macros tg_low_h and tg_high_h: of two vectors, the low or the high halves of all pairs of h lanes, in turn."""
-    macros = []
-    half = 1
-    while half < width:
-        low = [width + e - half if e & half else e for e in range(width)]
-        high = [width + e if e & half else e + half for e in range(width)]
-        for name, picks in (("low", low), ("high", high)):
-            macros.append(f"#define tg_{name}_{half}(a, b) {shuffle(vector, 'a', 'b', picks)}")
-        half *= 2
-    return "\n".join(macros)
 
 
 # --- The CPU form's pieces. Names they share: the block's A, B, C, `rows` and `columns` left from the block's origin,
@@ -765,15 +640,6 @@ class Matrix:
     @property
     def transposed(self) -> Matrix:
         return Matrix(self.pointer, self.column, self.row, self.batch)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel, its groups in each dimension and its arguments in the order of its parameters."""
-
-    kernel: Kernel
-    groups: tuple[int, ...]
-    args: tuple[object, ...]
 
 
 def _unit(k_stride: int, outer_stride: int, k: int, outer: int) -> Unit:

@@ -14,9 +14,9 @@ from functools import cache
 from typing import Literal
 
 from torchgraft.codegen import ceil_div
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
+from torchgraft.codegen.kernel import Kernel, Launch, Parameter, Pointer, Value
 from torchgraft.kernels.convolution import Triple, patch_helper
-from torchgraft.kernels.matmul import Arithmetic, Launch, arithmetic
 
 Kind = Literal["max", "average"]
 
@@ -448,6 +448,7 @@ def pool_gradient_launch(
     *,
     form: str = "cpu",
     units: int = 1,
+    simd_width: int = 16,
 ) -> Launch:
     """The launch of a pooling's gradient. Pointers: the source's gradient, the target's gradient [, the indices]."""
     sizes = (planes, *source_size, *target_size)

@@ -17,10 +17,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import VECTORS
-from torchgraft.kernels.matmul import Arithmetic, arithmetic
 
 GROUP = 64
 

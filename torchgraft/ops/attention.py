@@ -73,6 +73,7 @@ class _Call:
             causal,
             dropout != 0,
             bias_gradient,
+            p.device.simd_width,
         )
         if max(head, value_head) > 256:
             raise Unsupported("heads of more than 256 elements")
@@ -96,7 +97,7 @@ class _Call:
         return [spec, *spec.stride()[:3]]
 
     def groups(self, rows: int, heads: int) -> tuple[int]:
-        block = kernels.GPU_LOCAL if self.p.form == "gpu" else kernels.lanes(self.variant.storage)
+        block = kernels.GPU_LOCAL if self.p.form == "gpu" else self.variant.lanes
         return (self.batch * heads * ceil_div(rows, block),)
 
 

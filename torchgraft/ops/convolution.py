@@ -60,7 +60,7 @@ def _storage(spec: torch.Tensor) -> str:
 
 
 def _options(p: PlanBuilder) -> dict[str, Any]:
-    return {"form": p.form, "units": p.device.compute_units}
+    return {"form": p.form, "units": p.device.compute_units, "simd_width": p.device.simd_width}
 
 
 def _forward_meta(

@@ -65,6 +65,7 @@ def plan_product(
         temporary,
         form=p.form,
         units=p.device.compute_units,
+        simd_width=p.device.simd_width,
     )
     for launch in launches:
         p.launch(launch.kernel, launch.groups, launch.args)

@@ -17,7 +17,7 @@ from torchgraft.plans import PlanBuilder, Unsupported, decomposition, planner
 
 
 def _options(p: PlanBuilder) -> dict[str, Any]:
-    return {"form": p.form, "units": p.device.compute_units}
+    return {"form": p.form, "units": p.device.compute_units, "simd_width": p.device.simd_width}
 
 
 def _spatial(spec: torch.Tensor, dims: int) -> tuple[int, Triple]:

@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from torchgraft import _C
+from torchgraft.codegen.compiler import KernelCompileError
+from torchgraft.codegen.dialect import UnsupportedKernel
 from torchgraft.codegen.types import UnsupportedDtype
 from torchgraft.plans import registry
 from torchgraft.plans.builder import PlanBuilder
@@ -30,6 +32,7 @@ from torchgraft.plans.refusals import (
     refuse_overlap,
     refuse_resized,
 )
+from torchgraft.plans.refused import refused_kernel
 from torchgraft.plans.registry import ENTRIES, Composite, Entry, no_plan, run_own_meta
 from torchgraft.plans.scalar import Scalar
 from torchgraft.plans.schema import (
@@ -122,8 +125,10 @@ def plan_call(
                 raise Unsupported("the device has no kernel compiler")
             p = PlanBuilder(traits, kernel_form(device), name, contiguous, nested=plan_nested)
             return _Call(entry, p, arguments, places, reads).plan(full or partial or unclear), reads.mask
-        except (Unsupported, UnsupportedDtype) as reason:
+        except (Unsupported, UnsupportedDtype, UnsupportedKernel) as reason:
             return _C.Plan.fallback(name, str(reason)), reads.mask
+        except KernelCompileError as error:
+            return _C.Plan.fallback(name, refused_kernel(entry.op, error)), reads.mask
 
 
 def _check_written(entry: Entry, arguments: list[Any], overlap: bool, partial: bool) -> None:

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 from torchgraft import _C
+from torchgraft.codegen.compiler import simd_width
 
 
 @dataclass(frozen=True)
@@ -36,21 +37,10 @@ def device_traits(index: int) -> DeviceTraits:
         compute_units=max(1, int(p["compute_units"])),
         local_memory=int(p["local_memory"]),
         max_work_group_size=int(p["max_work_group_size"]),
-        simd_width=_simd_width(int(p["simd_width"])),
+        simd_width=simd_width(index),
         float64=bool(capabilities & 1 << 2),
         has_compiler=bool(capabilities & 1 << 1),
     )
-
-
-def _simd_width(reported: int) -> int:
-    """How many float32 a vector register holds: what the driver says, down to a power of two, or what
-    TORCHGRAFT_SIMD_WIDTH says instead."""
-    forced = os.environ.get("TORCHGRAFT_SIMD_WIDTH", "")
-    if not forced:
-        return 1 << max(1, reported).bit_length() - 1
-    if not forced.isdecimal() or int(forced).bit_count() != 1:
-        raise ValueError(f"TORCHGRAFT_SIMD_WIDTH is a power of two, not {forced!r}")
-    return int(forced)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from torchgraft.codegen.dialect import Dialect
+from torchgraft.codegen.dialect import Dialect, UnsupportedKernel
 from torchgraft.codegen.kernel import Kernel
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import LOADED, PAIRS, SIZES, VECTORS, WIDTHS, parameters
@@ -123,6 +123,7 @@ def _functions() -> dict[str, str]:
         ("clamp", "{T} x, {T} a, {T} b", "x < a ? a : b < x ? b : x"),
     ):
         words[name] = "\n".join(_function(T, name, params.format(T=T), value) for T in numbers)
+    words["ilogb"] = "\n".join(_function("int", "ilogb", f"{T} x", f"__builtin_ilogb{s}(x)") for T, s in _FLOATS)
     words["abs"] = "\n".join(_function(T, "abs", f"{T} x", "x < 0 ? -x : x") for T in ("int", "long"))
     return words
 
@@ -321,7 +322,7 @@ typedef unsigned long ulong;
         local = (*kernel.local, 1, 1)[:3]
         several = local != (1, 1, 1)
         if several and re.search(r"\b(BARRIER|LOCAL)\b", kernel.body + kernel.helpers):
-            raise NotImplementedError(
+            raise UnsupportedKernel(
                 f"kernel {kernel.name} has groups of {' x '.join(map(str, kernel.local))} work-items that wait for "
                 "each other, which the dialect c++ does not render; use the CPU form of kernels"
             )
