@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import textwrap
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from processes import ForkServer, environment_of, run_in_new_interpreter
 
 import torchgraft
 from torchgraft.plans.builder import kernel_form
@@ -93,24 +92,26 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 Script = Callable[..., str]
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """What forks for scripts."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def script() -> Script:
+def script(fork_server: ForkServer) -> Script:
     """Runs lines of Python in a new process and returns what they print; there no backend is registered by itself.
 
-    A process has one backend, so whatever registers another, or goes wrong on purpose, happens there.
+    A process has one backend, so whatever registers another, or goes wrong on purpose, happens there. `fresh` gives it
+    an interpreter that has not imported torch, which costs two seconds; with `autoload` it always has one.
     """
 
-    def run(text: str, autoload: bool = False, timeout: float = 120, **environment: str) -> str:
-        path = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(text)],
-            env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "01"[autoload], "PYTHONPATH": path, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout,
-        )
-        assert done.returncode == 0, f"exit status {done.returncode}:\n{done.stdout}"
-        return done.stdout
+    def run(text: str, autoload: bool = False, fresh: bool = False, timeout: float = 120, **changes: str) -> str:
+        runner = run_in_new_interpreter if autoload or fresh else fork_server.run
+        status, printed = runner(textwrap.dedent(text), environment_of(autoload, **changes), timeout)
+        assert status == 0, f"exit status {status}:\n{printed}"
+        return printed
 
     return run

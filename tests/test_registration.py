@@ -465,6 +465,7 @@ def test_a_core_that_does_not_load(script: Script, first: str, autoload: bool) -
                 raise AssertionError
         """,
         autoload=autoload,
+        fresh=True,
     )
 
 
