@@ -24,6 +24,9 @@ PATTERNS = [b"a", b"ab", b"abcd", b"abcdefgh", b"abcdefghijklmnop"]
 class DriverProtocol:
     """Derive from it, and have a fixture `driver` (of the scope "module"): a `torchgraft.Driver`, not used before."""
 
+    #: The plug-in `pytest_torchgraft` runs the checks in a process that may crash.
+    torchgraft_isolated = True
+
     #: The number of the device that is checked, within the driver.
     device = 0
     #: Bytes of the copies that keep a stream busy: enough for a few milliseconds.
@@ -663,8 +666,10 @@ class DriverProtocol:
     @staticmethod
     def _in_threads(work: Callable[[int], None], threads: int) -> None:
         failures: list[BaseException] = []
+        together = threading.Barrier(threads)  # on a busy machine one might be done before the next begins
 
         def run(number: int) -> None:
+            together.wait()
             try:
                 work(number)
             except BaseException as error:
