@@ -14,10 +14,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import numpy
 import pytest
 import torch
 from processes import ForkServer, environment_of, run_in_new_interpreter
+from selection import is_everything_asked, left_out
 
 import torchgraft
 from torchgraft.plans.builder import kernel_form
@@ -26,8 +28,43 @@ TESTS = Path(__file__).parent
 SEED = int(os.environ.get("TORCHGRAFT_TEST_SEED") or random.SystemRandom().randrange(2**31))
 
 
+# How hypothesis tries random calls and programs.
+_RANDOM = hypothesis.settings(
+    deadline=None,
+    database=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+    phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+)
+hypothesis.settings.register_profile("new", _RANDOM)
+hypothesis.settings.register_profile("repeated", _RANDOM, derandomize=True)
+
+
+def random_examples(count: int, seed: int = SEED) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a test of hypothesis try so many examples: those of the seed, or with CI set the same as ever."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        chosen = hypothesis.settings(max_examples=count)(test)
+        return chosen if "CI" in os.environ else hypothesis.seed(seed)(chosen)
+
+    return decorate
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also the tests that `make test` leaves to `make test-all`")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "no_fallback: an op that falls back to the CPU fails the test")
+    config.addinivalue_line("markers", "thorough: left to `make test-all`; see selection.py")
+    config.addinivalue_line("markers", "quick(parameter=values): other values are left to `make test-all`")
+    hypothesis.settings.load_profile("repeated" if "CI" in os.environ else "new")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not is_everything_asked(config):
+        left = left_out(items)
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
 
 
 def pytest_report_header() -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
-from conftest import SEED
+from conftest import SEED, random_examples
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 
@@ -433,19 +433,12 @@ def run_program(draw: Draw, device: torch.device) -> None:
 def program_test(device: torch.device, seed: int, count: int) -> Callable[[], None]:
     """So many programs, the same for the same seed; with CI set always the same."""
 
-    @hypothesis.settings(
-        max_examples=count,
-        deadline=None,
-        derandomize="CI" in os.environ,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
-    )
+    @random_examples(count, seed)
     @hypothesis.given(data=st.data())
     def programs(data: st.DataObject) -> None:
         run_program(data.draw, device)
 
-    return programs if "CI" in os.environ else hypothesis.seed(seed)(programs)
+    return programs
 
 
 @contextlib.contextmanager
