@@ -3,13 +3,15 @@
 * What is marked `thorough`: the whole of a product of which a part is tried always, or what takes long.
 * Of a parameter that is a dtype all but `QUICK_DTYPES`, where the test has any of those: kernels are written once for
   all dtypes, and the conformance run compares every op in every one.
-* Of the parameters that the mark `quick` names all but the values it gives, by their ids: `quick(form="cpu")`.
+* Where a test has marks `quick`, what none of them fits: `quick(form="cpu")`, `quick(form="gpu", dtype=torch.float32)`.
+  A list stands for each of its values.
 
 A test that is named on the command line (`test_x.py::test_y[z]`) always runs.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import defaultdict
 from collections.abc import Iterable
@@ -20,11 +22,6 @@ import torch
 
 #: The usual one, one of 16 bits, and one for each kind of numbers.
 QUICK_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64})
-
-
-def thorough(*values: Any) -> Any:
-    """A parameter's values that are left to `make test-all`, in a list of values for `parametrize`."""
-    return pytest.param(*values, marks=pytest.mark.thorough)
 
 
 def is_everything_asked(config: pytest.Config) -> bool:
@@ -44,8 +41,7 @@ def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
         elif hasattr(item, "callspec"):
             families[item.path, item.nodeid.partition("[")[0]].append(item)
     for family in families.values():
-        chosen = _chosen(family)
-        left.update(item for item in family if not _is_chosen(item, chosen))
+        left.update(item for item in family if not _is_quick(item, _dtypes(family)))
     return left
 
 
@@ -54,18 +50,19 @@ def _parameters(item: pytest.Item) -> dict[str, Any]:
     return parameters
 
 
-def _chosen(family: list[pytest.Item]) -> dict[str, set[Any]]:
-    """For each parameter of which only some values are tried, which."""
-    chosen: dict[str, set[Any]] = defaultdict(set)
-    for item in family:
-        for name, value in _parameters(item).items():
-            if isinstance(value, torch.dtype) and value in QUICK_DTYPES:
-                chosen[name].add(value)
-    for mark in family[0].iter_markers("quick"):
-        for name, values in mark.kwargs.items():
-            chosen[name] = set(values if isinstance(values, (tuple, list)) else [values])
-    return chosen
+def _dtypes(family: list[pytest.Item]) -> set[str]:
+    """The parameters of a test of which some values are quick dtypes."""
+    parameters = itertools.chain.from_iterable(_parameters(item).items() for item in family)
+    return {name for name, value in parameters if isinstance(value, torch.dtype) and value in QUICK_DTYPES}
 
 
-def _is_chosen(item: pytest.Item, chosen: dict[str, set[Any]]) -> bool:
-    return all(value in chosen[name] for name, value in _parameters(item).items() if name in chosen)
+def _is_quick(item: pytest.Item, dtypes: set[str]) -> bool:
+    parameters = _parameters(item)
+    marks = [mark.kwargs for mark in item.iter_markers("quick")]
+    named = set().union(*marks)
+    if any(parameters[name] not in QUICK_DTYPES for name in dtypes & parameters.keys() - named):
+        return False
+    return not marks or any(
+        all(parameters[name] in (value if isinstance(value, list) else [value]) for name, value in mark.items())
+        for mark in marks
+    )

@@ -1,6 +1,6 @@
 """A driver in Python on host memory and without a compiler passes the tests of the runtime and of the fallback.
 
-Each file of tests runs again in a process in which that driver is the backend.
+Files of tests run again in a process in which that driver is the backend.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from conftest import SEED, Script
+from selection import is_everything_asked
 
 TESTS = Path(__file__).parent
 FILES = [
@@ -32,19 +34,41 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if (TESTS / file).exists()])
-def test_the_same_tests(file: str) -> None:
+# What has most to do with the driver; the others try once more what is the same for all drivers.
+QUICK = FILES[:5]
+
+
+@pytest.fixture(scope="module")
+def outcomes(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What fails in each file, all of which run in one process."""
+    files = FILES if is_everything_asked(pytestconfig) else QUICK
+    report = tmp_path_factory.mktemp("npy") / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
     # Tests that start processes of their own do there what they did already.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS / file), "-k", "not fork_"]
+    command += [*(str(TESTS / file) for file in files), "-k", "not fork_"]
     environment = {
         "TORCHGRAFT_TEST_DEVICE": "npy",
         "TORCHGRAFT_TEST_SEED": str(SEED),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     }
     done = subprocess.run(
-        command, env={**os.environ, **environment}, cwd=TESTS.parent, capture_output=True, text=True, timeout=600
+        command, env={**os.environ, **environment}, cwd=TESTS.parent, capture_output=True, text=True, timeout=1800
     )
-    assert done.returncode == 0, done.stdout[-10000:] + done.stderr[-2000:]
+    assert done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), done.stdout[-10000:] + done.stderr
+    modules = {f"tests.{file.removesuffix('.py').replace('/', '.')}.": file for file in files}
+    outcomes: dict[str, list[str]] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        where = case.attrib["classname"] + "."
+        (failures,) = (outcomes.setdefault(file, []) for module, file in modules.items() if where.startswith(module))
+        failures += [f"{where}{case.attrib['name']}: {each.text}" for each in case if each.tag in ("failure", "error")]
+    assert set(outcomes) == set(files)
+    return outcomes
+
+
+@pytest.mark.quick(file=QUICK)
+@pytest.mark.parametrize("file", FILES)
+def test_the_same_tests(outcomes: dict[str, list[str]], file: str) -> None:
+    assert "\n".join(outcomes[file])[:10000] == ""
 
 
 def test_a_model_trains_on_it(script: Script) -> None:

@@ -384,6 +384,7 @@ def test_methods_that_torch_generates(device: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["torch", "torchgraft", "torchgraft_opencl", "torchgraft.registration", "torch.nn"])
+@pytest.mark.quick(first=["torch", "torchgraft_opencl"])
 def test_any_order_of_imports(script: Script, first: str) -> None:
     script(
         f"""
