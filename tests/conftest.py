@@ -19,7 +19,7 @@ import numpy
 import pytest
 import torch
 from processes import ForkServer, environment_of, run_in_new_interpreter
-from selection import is_everything_asked, left_out
+from selection import select
 
 import torchgraft
 from torchgraft.plans.builder import kernel_form
@@ -51,6 +51,7 @@ def random_examples(count: int, seed: int = SEED) -> Callable[[Callable[..., Non
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also the tests that `make test` leaves to `make test-all`")
+    parser.addoption("--rest", action="store_true", help="only the tests that `make test` leaves to `make test-all`")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,10 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not is_everything_asked(config):
-        left = left_out(items)
-        config.hook.pytest_deselected(items=[item for item in items if item in left])
-        items[:] = [item for item in items if item not in left]
+    select(config, items)
 
 
 def pytest_report_header() -> str:

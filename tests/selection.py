@@ -6,13 +6,12 @@
 * Where a test has marks `quick`, what none of them fits: `quick(form="cpu")`, `quick(form="gpu", dtype=torch.float32)`.
   A list stands for each of its values.
 
-A test that is named on the command line (`test_x.py::test_y[z]`) always runs.
+`--all` runs everything, `--rest` what is left, and a test that is named (`test_x.py::test_y[z]`) always runs.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -24,11 +23,16 @@ import torch
 QUICK_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64})
 
 
-def is_everything_asked(config: pytest.Config) -> bool:
-    """Whether nothing is left out. Processes that tests start are told by the environment."""
-    if config.getoption("--all"):
-        os.environ["TORCHGRAFT_TEST_ALL"] = "1"
-    return "TORCHGRAFT_TEST_ALL" in os.environ or any("::" in each for each in config.args)
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Takes away from the items what is not asked for: by `make test` what is left out, by `--rest` everything else."""
+    named = any("::" in each for each in config.args)
+    served = config.getoption("torchgraft_serve", "")  # the process beside pytest's, which is told what to run
+    if config.getoption("--all") or named or served:
+        return
+    left = left_out(items)
+    deselected = [item for item in items if (item in left) != config.getoption("--rest")]
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = [item for item in items if (item in left) == config.getoption("--rest")]
 
 
 def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 import sys
@@ -45,17 +46,18 @@ def test_each_check_quotes_the_header() -> None:
 Results = dict[str, dict[str, str]]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+@pytest.fixture(scope="module", params=["core", "whole"])
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """For each class of faulty_drivers.py, what each check said; nothing, where it did not fail."""
     report = tmp_path_factory.mktemp("faults") / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "pytest_torchgraft", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, f"--junitxml={report}", "faulty_drivers.py"],
         cwd=Path(__file__).parent,
+        env={**os.environ, "TORCHGRAFT_TEST_PROTOCOL": request.param},
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=1800,
     )
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout[-5000:] + done.stderr[-5000:]
     results: Results = {}
@@ -68,6 +70,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return results
 
 
+@pytest.mark.quick(results="core")
 class TestFaults:
     """Drivers with one fault each: the check that is there for it fails, and no other kind of thing happens."""
 
