@@ -26,6 +26,7 @@ from torchgraft.plans.builder import kernel_form
 
 TESTS = Path(__file__).parent
 SEED = int(os.environ.get("TORCHGRAFT_TEST_SEED") or random.SystemRandom().randrange(2**31))
+os.environ["TORCHGRAFT_TEST_SEED"] = str(SEED)  # for the processes among which pytest-xdist shares the tests
 
 
 # How hypothesis tries random calls and programs.
@@ -66,7 +67,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_header() -> str:
-    return f"torch {torch.__version__}; TORCHGRAFT_TEST_SEED={SEED} repeats this run's random numbers"
+    return f"torch {torch.__version__}; TORCHGRAFT_TEST_SEED={SEED}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.TESTS_FAILED:
+        terminalreporter.line(f"TORCHGRAFT_TEST_SEED={SEED} repeats this run's random numbers")
 
 
 @pytest.fixture(scope="session")

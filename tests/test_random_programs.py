@@ -458,6 +458,7 @@ def test_any_program(device: str, room: int | None) -> None:
         program_test(torch.device(device), SEED, int(os.environ.get("TORCHGRAFT_TEST_PROGRAMS", "100")))()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif("TORCHGRAFT_TEST_SECONDS" not in os.environ, reason="TORCHGRAFT_TEST_SECONDS says how long")
 @pytest.mark.parametrize("room", [None, 2])
 def test_more_programs(device: str, room: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
