@@ -118,7 +118,10 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
     if _isolation not in item.config.stash:
         item.config.stash[_isolation] = Isolation(item.config, float(_option(item.config, "timeout")))
-    item.config.stash[_isolation].run(item, nextitem if _is_isolated(nextitem) else None)
+    isolation = item.config.stash[_isolation]
+    isolation.run(item, nextitem if _is_isolated(nextitem) else None)
+    if nextitem is None or nextitem.path != item.path:
+        isolation.close()
     # What tests before this one have set up here and the next does not need; pytest does it within its own protocol.
     item.session._setupstate.teardown_exact(nextitem)
     return True

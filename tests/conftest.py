@@ -55,10 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rest", action="store_true", help="only the tests that `make test` leaves to `make test-all`")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "no_fallback: an op that falls back to the CPU fails the test")
-    config.addinivalue_line("markers", "thorough: left to `make test-all`; see selection.py")
-    config.addinivalue_line("markers", "quick(parameter=values): other values are left to `make test-all`")
+def pytest_configure() -> None:
     hypothesis.settings.load_profile("repeated" if "CI" in os.environ else "new")
 
 
