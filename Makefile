@@ -4,12 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build browser demo test test-all test-second conformance conformance-quick conformance-record oclgrind lint format bench docs docs-code pictures clean
+.PHONY: help setup build browser demo test test-rest test-all test-second conformance conformance-quick conformance-record oclgrind lint format bench docs docs-code pictures clean
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
-	@echo 'make test   run the tests                                                 (ARGS="-k name": pytest options)'
-	@echo 'make test-all   the same, ten minutes of random programs, and the next two (TORCHGRAFT_TEST_SECONDS=3600)'
+	@echo 'make test   run the tests, ten minutes on two cores                       (ARGS="-k name -n 0": options of pytest)'
+	@echo 'make test-all   the same, those that it leaves out, ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), and the next two'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
 	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (half an hour)   make conformance-quick   a slice of it'
 	@echo 'make oclgrind   kernels under a tool that watches each access'
@@ -30,12 +30,20 @@ browser:
 demo: setup
 	@$(BIN)/python -m torchgraft_opencl.demo --curves build/demo.svg $(ARGS)
 
-test: setup
-	@$(BIN)/python -m pytest $(ARGS)
+# A process for each core, and a file to one of them: what a file's tests share is made once.
+JOBS ?= $(shell nproc)
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 25
 
-# Programs that nobody has tried, for so many seconds; see tests/test_random_programs.py.
-test-all: export TORCHGRAFT_TEST_SECONDS ?= 600
-test-all: test test-second conformance-quick
+test: setup
+	@$(PYTEST) $(ARGS)
+
+# What `make test` leaves out; see tests/selection.py. Programs that nobody has tried, for so many seconds; see
+# tests/test_random_programs.py.
+test-rest: export TORCHGRAFT_TEST_SECONDS ?= 600
+test-rest: test
+	@$(PYTEST) --rest $(ARGS)
+
+test-all: test test-rest test-second conformance-quick
 
 # A second, independent OpenCL: Intel's runtime for the CPU, from PyPI. It serves as the only one here, with a part of the tests.
 SECOND := from torchgraft_opencl.implementations import packaged_implementations as p; print(*p(), sep=":")
@@ -43,13 +51,12 @@ SECOND_TESTS ?= tests/test_copy.py tests/test_matmul.py tests/test_softmax.py te
 
 test-second:
 	@$(PYTHON) scripts/setup --venv $(VENV) --opencl wheels
-	@TORCHGRAFT_OPENCL_LIBRARY=$$($(BIN)/python -c '$(SECOND)') $(BIN)/python -m pytest $(SECOND_TESTS) $(ARGS)
+	@TORCHGRAFT_OPENCL_LIBRARY=$$($(BIN)/python -c '$(SECOND)') $(PYTEST) --all $(SECOND_TESTS) $(ARGS)
 
 # PyTorch's operator database on the device; what it does is kept in $(STORED), which later runs must not fall behind.
 STORED := tests/conformance/pocl.jsonl.gz
 CONFORM = $(BIN)/torchgraft conformance --device ocl --exceptions tests/conformance/exceptions-ocl.toml
 TITLE := 'The device ocl (PoCL), op by op'
-JOBS ?= $(shell nproc)
 
 # A run that was interrupted goes on; `rm build/conformance.jsonl` for a new one.
 conformance: setup

@@ -10,30 +10,67 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import textwrap
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import numpy
 import pytest
 import torch
+from processes import ForkServer, environment_of, run_in_new_interpreter
+from selection import select
 
 import torchgraft
 from torchgraft.plans.device import kernel_form
 
 TESTS = Path(__file__).parent
 SEED = int(os.environ.get("TORCHGRAFT_TEST_SEED") or random.SystemRandom().randrange(2**31))
+os.environ["TORCHGRAFT_TEST_SEED"] = str(SEED)  # for the processes among which pytest-xdist shares the tests
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "no_fallback: an op that falls back to the CPU fails the test")
+# How hypothesis tries random calls and programs.
+_RANDOM = hypothesis.settings(
+    deadline=None,
+    database=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+    phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+)
+hypothesis.settings.register_profile("new", _RANDOM)
+hypothesis.settings.register_profile("repeated", _RANDOM, derandomize=True)
+
+
+def random_examples(count: int, seed: int = SEED) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a test of hypothesis try so many examples: those of the seed, or with CI set the same as ever."""
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        chosen = hypothesis.settings(max_examples=count)(test)
+        return chosen if "CI" in os.environ else hypothesis.seed(seed)(chosen)
+
+    return decorate
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also the tests that `make test` leaves to `make test-all`")
+    parser.addoption("--rest", action="store_true", help="only the tests that `make test` leaves to `make test-all`")
+
+
+def pytest_configure() -> None:
+    hypothesis.settings.load_profile("repeated" if "CI" in os.environ else "new")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    select(config, items)
 
 
 def pytest_report_header() -> str:
-    return f"torch {torch.__version__}; TORCHGRAFT_TEST_SEED={SEED} repeats this run's random numbers"
+    return f"torch {torch.__version__}; TORCHGRAFT_TEST_SEED={SEED}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    if exitstatus == pytest.ExitCode.TESTS_FAILED:
+        terminalreporter.line(f"TORCHGRAFT_TEST_SEED={SEED} repeats this run's random numbers")
 
 
 @pytest.fixture(scope="session")
@@ -102,24 +139,26 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 Script = Callable[..., str]
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """What forks for scripts."""
+    server = ForkServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture
-def script() -> Script:
+def script(fork_server: ForkServer) -> Script:
     """Runs lines of Python in a new process and returns what they print; there no backend is registered by itself.
 
-    A process has one backend, so whatever registers another, or goes wrong on purpose, happens there.
+    A process has one backend, so whatever registers another, or goes wrong on purpose, happens there. `fresh` gives it
+    an interpreter that has not imported torch, which costs two seconds; with `autoload` it always has one.
     """
 
-    def run(text: str, autoload: bool = False, timeout: float = 120, **environment: str) -> str:
-        path = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(text)],
-            env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "01"[autoload], "PYTHONPATH": path, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout,
-        )
-        assert done.returncode == 0, f"exit status {done.returncode}:\n{done.stdout}"
-        return done.stdout
+    def run(text: str, autoload: bool = False, fresh: bool = False, timeout: float = 120, **changes: str) -> str:
+        runner = run_in_new_interpreter if autoload or fresh else fork_server.run
+        status, printed = runner(textwrap.dedent(text), environment_of(autoload, **changes), timeout)
+        assert status == 0, f"exit status {status}:\n{printed}"
+        return printed
 
     return run

@@ -225,6 +225,7 @@ class TestWithoutAFormula:
         assert not own.plain(x).requires_grad
 
 
+@pytest.mark.thorough
 def test_from_cpp(device: str, script: Script) -> None:
     """The example in C++, compiled once: what torch keeps of it is used again."""
     script(

@@ -119,6 +119,7 @@ def test_what_is_wrong_crashes_or_hangs_is_a_result(run: Path) -> None:
     assert "aten::digamma" in raw["digamma[float32]"]["fell_back"]
 
 
+@pytest.mark.thorough
 def test_an_interrupted_run_goes_on(run: Path, device: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "results.jsonl"
     whole = run.read_text()
@@ -164,6 +165,7 @@ def test_coverage(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["coverage", str(tmp_path / "none.jsonl")]) == 2
 
 
+@pytest.mark.thorough
 def test_a_stored_run_is_what_later_ones_are_measured_by(
     run: Path, device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -305,6 +307,7 @@ def test_what_torch_leaves_open_is_compared_by_what_is_defined() -> None:
     assert same((nothing,), (nothing,), gradients, Sample(nothing, (0,), {}))
 
 
+@pytest.mark.thorough
 def test_inputs_of_less_precision_than_the_result_decide_about_rounding(device: str) -> None:
     """Weights in float32 for data in float64, whose small difference is divided by."""
     result = run_case(Case("cov", torch.float64), device)

@@ -30,6 +30,7 @@ def test_both_models(device: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("amp", ["float16", "bfloat16"])
+@pytest.mark.thorough
 def test_mixed_precision(device: str, amp: str) -> None:
     """Its exit status tells that the losses are near those of float32, and that nothing fell back."""
     shortened = ("--epochs", "2", "--steps", "10", "--seed", "1", "--least-accuracy", "0.5")
@@ -40,6 +41,7 @@ def test_mixed_precision(device: str, amp: str) -> None:
     assert all(difference > 1e-5 for difference in differences)  # it really was another precision
 
 
+@pytest.mark.thorough
 def test_its_exit_status_tells_of_failure(device: str) -> None:
     done = run(
         "--device", device, "--tasks", "digits", "--epochs", "1", "--seed", "1", "--no-cpu", "--least-accuracy", "1.01"

@@ -273,6 +273,7 @@ def test_tables_go_with_their_plans(device: str, script: Script) -> None:
     """)
 
 
+@pytest.mark.thorough
 def test_kernels_for_gpus(script: Script, device: str) -> None:
     """With lines in local memory and in scratch, in one step and in two."""
     script(

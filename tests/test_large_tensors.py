@@ -78,6 +78,7 @@ ELEMENTWISE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.quick(name=["add", "copy to steps"])
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise(x: torch.Tensor, name: str) -> None:
     result = ELEMENTWISE[name](x)

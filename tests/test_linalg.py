@@ -385,6 +385,8 @@ def test_eigh(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("shape", [*SQUARE, *ANY], ids=str)
+@pytest.mark.quick(form="cpu")
+@pytest.mark.quick(form="gpu", dtype=torch.float32, shape=(2, 7, 4))
 def test_svd(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     a = torch.randn(shape, dtype=dtype)
     size = max(1, *shape[-2:]) ** 0.5

@@ -264,6 +264,7 @@ def test_from_a_spawned_process(device: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.quick(method="spawn")
 def test_arguments_of_a_process(device: str, method: str) -> None:
     context = mp.get_context(method)
     answers = context.Queue()
@@ -303,6 +304,8 @@ def test_fork_children_are_told_what_to_do(device: str) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("pin_memory", [False, True], ids=["pageable", "pinned"])
+@pytest.mark.quick(method="fork")
+@pytest.mark.quick(method="spawn", pin_memory=True)
 def test_workers_that_use_the_cpu(device: str, method: str, pin_memory: bool) -> None:
     torch.ones(1, device=device)  # it is in use when the workers start
     loader = DataLoader(

@@ -74,6 +74,7 @@ def package(request: pytest.FixtureRequest, packages: dict[str, Package]) -> Pac
     return packages[request.param]
 
 
+@pytest.mark.quick(package="c")
 def test_its_own_tests_pass(package: Package) -> None:
     printed = passes(package.run(sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"))
     tests = int(re.findall(r"(\d+) passed", printed)[0])
@@ -99,10 +100,12 @@ def test_it_is_clean(package: Package, command: list[str]) -> None:
     passes(package.run(sys.executable, "-m", "ruff", *command, "."))
 
 
+@pytest.mark.thorough
 def test_it_is_typed(package: Package) -> None:
     passes(package.run(sys.executable, "-m", "mypy", MYPYPATH=f"{package.folder / 'src'}:{ROOT}"))
 
 
+@pytest.mark.thorough
 def test_distributions(package: Package, tmp_path: Path) -> None:
     """A source distribution is enough to build the wheel from."""
     passes(package.python(f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"))

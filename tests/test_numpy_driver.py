@@ -1,6 +1,6 @@
 """A driver in Python on host memory and without a compiler passes the tests of the runtime and of the fallback.
 
-Each file of tests runs again in a process in which that driver is the backend.
+Files of tests run again in a process in which that driver is the backend.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from conftest import SEED, Script
@@ -32,19 +33,30 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if (TESTS / file).exists()])
-def test_the_same_tests(file: str) -> None:
+# What has most to do with the driver; the others try once more what is the same for all drivers.
+QUICK = FILES[:5]
+
+
+@pytest.mark.quick(files=[QUICK])
+@pytest.mark.parametrize("files", [QUICK, FILES], ids=["quick", "all"])
+def test_the_same_tests(files: list[str], tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
     # Tests that start processes of their own do there what they did already.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS / file), "-k", "not fork_"]
+    command += [*(str(TESTS / file) for file in files), "-k", "not fork_", *["--all"] * (files is FILES)]
     environment = {
         "TORCHGRAFT_TEST_DEVICE": "npy",
         "TORCHGRAFT_TEST_SEED": str(SEED),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     }
     done = subprocess.run(
-        command, env={**os.environ, **environment}, cwd=TESTS.parent, capture_output=True, text=True, timeout=600
+        command, env={**os.environ, **environment}, cwd=TESTS.parent, capture_output=True, text=True, timeout=1800
     )
     assert done.returncode == 0, done.stdout[-10000:] + done.stderr[-2000:]
+    tried = {case.attrib["classname"] for case in ElementTree.parse(report).iter("testcase")}
+    for file in files:
+        module = f"tests.{file.removesuffix('.py').replace('/', '.')}"
+        assert any(f"{name}.".startswith(f"{module}.") for name in tried), f"no test of {file} ran"
 
 
 def test_a_model_trains_on_it(script: Script) -> None:

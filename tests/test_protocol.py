@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 import sys
@@ -10,12 +11,15 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from faulty_drivers import FAULTS, Sound
+from faulty_drivers import CORE, FAULTS, AbortsWhenFull
 from numpy_driver import NumpyDriver
+from sound_driver import Sound
 
 from torchgraft import Driver
 from torchgraft.testing import table
-from torchgraft.testing.protocol import DeviceProtocol, DriverProtocol
+from torchgraft.testing.protocol import DeviceProtocol, DriverProtocol, TableProtocol
+from torchgraft.testing.protocol.isolation import RULE
+from torchgraft.testing.protocol.rules import header_text, rule_of
 
 
 @pytest.fixture(scope="module")
@@ -31,37 +35,89 @@ class TestDevice(DeviceProtocol):
     """Whichever device is under test."""
 
 
-@pytest.fixture(scope="module")
-def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """For each class of faulty_drivers.py, the checks that failed on it."""
+def test_each_check_quotes_the_header() -> None:
+    checks = {name: getattr(TableProtocol, name) for name in dir(TableProtocol) if name.startswith("test_")}
+    assert len(checks) > 50
+    header = header_text()
+    assert {name: rule_of(check) for name, check in checks.items() if rule_of(check) not in header} == {}
+    assert [name for name, check in checks.items() if not rule_of(check)] == []
+
+
+Results = dict[str, dict[str, str]]
+
+
+@pytest.fixture(scope="module", params=["core", "whole"])
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """For each class of faulty_drivers.py, what each check said; nothing, where it did not fail."""
     report = tmp_path_factory.mktemp("faults") / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "pytest_torchgraft", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, "faulty_drivers.py"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=600
+        [*command, f"--junitxml={report}", "faulty_drivers.py"],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "TORCHGRAFT_TEST_PROTOCOL": request.param},
+        capture_output=True,
+        text=True,
+        timeout=1800,
     )
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout[-5000:] + done.stderr[-5000:]
-    failed: dict[str, set[str]] = {}
+    results: Results = {}
     for case in ElementTree.parse(report).iter("testcase"):
         fault = case.attrib["classname"].rpartition(".")[2].removeprefix("Test")
-        failed.setdefault(fault, set())
-        if case.find("failure") is not None or case.find("error") is not None:
-            failed[fault].add(case.attrib["name"].partition("[")[0].removeprefix("test_"))
-    return failed
+        check = case.attrib["name"].partition("[")[0].removeprefix("test_")
+        said = [each.text or "" for kind in ("failure", "error") for each in case.iter(kind)]
+        results.setdefault(fault, {}).setdefault(check, "")
+        results[fault][check] += "\n".join(said)
+    return results
 
 
+@pytest.mark.quick(results="core")
 class TestFaults:
     """Drivers with one fault each: the check that is there for it fails, and no other kind of thing happens."""
 
-    def test_every_fault_was_tried(self, failed: dict[str, set[str]]) -> None:
-        assert set(failed) == {fault.__name__ for fault in FAULTS} | {"Sound"}
+    def test_every_fault_was_tried(self, results: Results) -> None:
+        assert set(results) == {fault.__name__ for fault in FAULTS} | {"Sound"}
 
-    def test_without_a_fault_nothing_fails(self, failed: dict[str, set[str]]) -> None:
-        assert failed["Sound"] == set()
+    def test_without_a_fault_nothing_fails(self, results: Results) -> None:
+        assert "".join(results["Sound"].values()) == ""
 
     @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-    def test_the_fault_is_found(self, failed: dict[str, set[str]], fault: type[Sound]) -> None:
+    def test_the_fault_is_found(self, results: Results, fault: type[Sound]) -> None:
         assert fault.found_by
-        assert set(fault.found_by) <= failed[fault.__name__]
+        said = results[fault.__name__]
+        assert [check for check in fault.found_by if not said[check]] == []
+
+    @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.crashes], ids=lambda fault: fault.__name__)
+    def test_a_crash_is_the_failure_of_its_check(self, results: Results, fault: type[Sound]) -> None:
+        """It says which rule was broken and where the process was; the other checks have results of their own."""
+        (check,) = fault.found_by
+        said = results[fault.__name__]
+        signal = "SIGABRT" if fault is AbortsWhenFull else "SIGSEGV"
+        assert said[check].startswith(f"the process of this check ended: {signal}\n{RULE}: ")
+        assert rule_of(getattr(DriverProtocol, f"test_{check}")) in said[check]
+        assert "Fatal Python error" in said[check] and "faulty_drivers.py" in said[check]
+        assert {each: said[each] for each in CORE} == dict.fromkeys(CORE, "")
+
+
+def test_a_hang_is_the_failure_of_its_check(tmp_path: Path) -> None:
+    (tmp_path / "test_slow.py").write_text("""
+import time
+class TestSlow:
+    torchgraft_isolated = True
+    def test_hangs(self): time.sleep(600)
+    def test_goes_on(self): pass
+    def test_says_no(self, pytestconfig): assert not hasattr(pytestconfig, "workerinput")
+def test_here(pytestconfig): assert not hasattr(pytestconfig, "workerinput")
+""")
+    command = [sys.executable, "-m", "pytest", "-p", "pytest_torchgraft", "-p", "no:cacheprovider"]
+    command += ["--torchgraft-timeout", "1", "-rA", "--tb=short"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert "2 failed, 2 passed" in done.stdout, done.stdout + done.stderr
+    assert "FAILED test_slow.py::TestSlow::test_hangs - no answer within 1 s" in done.stdout
+    assert "FAILED test_slow.py::TestSlow::test_says_no - AssertionError" in done.stdout
+    assert "PASSED test_slow.py::test_here" in done.stdout
+    command += ["--torchgraft-isolate", "no", "-k", "says_no"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")

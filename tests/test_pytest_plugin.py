@@ -49,6 +49,7 @@ def test_a_test_for_each_op_and_dtype(options: list[str], tmp_path: Path) -> Non
     assert "erfc[float32] out=: " in out
 
 
+@pytest.mark.thorough
 def test_fallback_can_be_forbidden(options: list[str], tmp_path: Path) -> None:
     only = ["--torchgraft-ops", "^digamma$", "--torchgraft-dtypes", "float32"]  # broken_ops has taken its planner away
     assert run_pytest(tmp_path, *options, *only)[0] == 0
@@ -56,6 +57,7 @@ def test_fallback_can_be_forbidden(options: list[str], tmp_path: Path) -> None:
     assert status == 1 and "running it on the CPU is not permitted" in out
 
 
+@pytest.mark.thorough
 def test_among_a_packages_own_tests(options: list[str], device: str, tmp_path: Path) -> None:
     (tmp_path / "test_ops.py").write_text("from torchgraft.testing.suite import test_op\n")
     (tmp_path / "pytest.ini").write_text(

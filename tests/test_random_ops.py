@@ -11,14 +11,13 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import hypothesis
 import pytest
 import torch
-from conftest import SEED
+from conftest import random_examples
 from hypothesis import strategies as st
 
 from torchgraft.plans import ENTRIES
@@ -201,21 +200,7 @@ def cpu_alone(call: Call, error: Exception) -> bool:
     return isinstance(error, NotImplementedError) or call.converts
 
 
-def repeatable(function: Callable[..., None]) -> Callable[..., None]:
-    """The same examples always with CI set, otherwise those of this run's seed."""
-    count = int(os.environ.get("TORCHGRAFT_TEST_EXAMPLES", "60"))
-    chosen = hypothesis.settings(
-        max_examples=count,
-        deadline=None,
-        derandomize="CI" in os.environ,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
-    )(function)
-    return chosen if "CI" in os.environ else hypothesis.seed(SEED)(chosen)
-
-
-@repeatable
+@random_examples(int(os.environ.get("TORCHGRAFT_TEST_EXAMPLES", "60")))
 @hypothesis.given(call=calls())
 def test_any_call_of_the_tables(form: str, device: str, call: Call) -> None:
     on_cpu = on_device(call.sample(), torch.device("cpu"))

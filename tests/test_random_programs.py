@@ -21,7 +21,7 @@ from typing import Any
 import hypothesis
 import pytest
 import torch
-from conftest import SEED
+from conftest import SEED, random_examples
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 
@@ -433,19 +433,12 @@ def run_program(draw: Draw, device: torch.device) -> None:
 def program_test(device: torch.device, seed: int, count: int) -> Callable[[], None]:
     """So many programs, the same for the same seed; with CI set always the same."""
 
-    @hypothesis.settings(
-        max_examples=count,
-        deadline=None,
-        derandomize="CI" in os.environ,
-        database=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
-    )
+    @random_examples(count, seed)
     @hypothesis.given(data=st.data())
     def programs(data: st.DataObject) -> None:
         run_program(data.draw, device)
 
-    return programs if "CI" in os.environ else hypothesis.seed(seed)(programs)
+    return programs
 
 
 @contextlib.contextmanager
@@ -465,6 +458,7 @@ def test_any_program(device: str, room: int | None) -> None:
         program_test(torch.device(device), SEED, int(os.environ.get("TORCHGRAFT_TEST_PROGRAMS", "100")))()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif("TORCHGRAFT_TEST_SECONDS" not in os.environ, reason="TORCHGRAFT_TEST_SECONDS says how long")
 @pytest.mark.parametrize("room", [None, 2])
 def test_more_programs(device: str, room: int | None, monkeypatch: pytest.MonkeyPatch) -> None:

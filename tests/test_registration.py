@@ -384,6 +384,7 @@ def test_methods_that_torch_generates(device: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["torch", "torchgraft", "torchgraft_opencl", "torchgraft.registration", "torch.nn"])
+@pytest.mark.quick(first=["torch", "torchgraft_opencl"])
 def test_any_order_of_imports(script: Script, first: str) -> None:
     script(
         f"""
@@ -465,6 +466,7 @@ def test_a_core_that_does_not_load(script: Script, first: str, autoload: bool) -
                 raise AssertionError
         """,
         autoload=autoload,
+        fresh=True,
     )
 
 

@@ -39,6 +39,7 @@ def critic() -> nn.Sequential:
     )
 
 
+@pytest.mark.thorough
 def test_adversaries(device: str) -> None:
     makers, judges = generator(), critic()
     real, seeds = torch.rand(6, 1, 16, 16) * 2 - 1, torch.randn(3, 6, 16, 1, 1)
@@ -65,6 +66,7 @@ def test_adversaries(device: str) -> None:
     assert_near(results[1][1], results[0][1], 1e-3)
 
 
+@pytest.mark.thorough
 def test_gradient_penalty(device: str) -> None:
     """A loss made of gradients (Gulrajani et al., arXiv:1704.00028), which needs second derivatives."""
     judge = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.SiLU(), nn.Flatten(), nn.Linear(128, 1))

@@ -14,7 +14,7 @@ import torch
 
 import torchgraft
 
-pytestmark = pytest.mark.no_fallback
+pytestmark = [pytest.mark.no_fallback, pytest.mark.thorough]
 
 EXAMPLE = Path(__file__).parents[2] / "examples/sentence_embeddings.py"
 WEIGHTS = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"

@@ -51,6 +51,7 @@ def spectral(model: nn.Module, x: torch.Tensor, wanted: torch.Tensor) -> torch.T
     return loss
 
 
+@pytest.mark.thorough
 def test_waves(device: str) -> None:
     times = torch.arange(512) / 64
     noise = 0.3 * torch.randn(2, 512)

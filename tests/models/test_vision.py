@@ -240,6 +240,7 @@ class UNet(nn.Module):
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+@pytest.mark.quick(mode="bilinear")
 def test_diffusion(device: str, mode: str) -> None:
     """A step of training that removes noise, and sampling with the learned model."""
     model = UNet(mode=mode)

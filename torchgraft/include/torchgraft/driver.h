@@ -56,6 +56,8 @@ enum {
   TG_CAP_SUBGROUPS = 1u << 7
 };
 
+/* What a device is. It never changes: it is part of the key under which kernels are kept. Each device has a name, a
+ * kind and memory; address_align is a power of two, and the counts are at least 1. */
 typedef struct tg_device_properties {
   uint32_t struct_size; /* set by the caller */
   uint32_t kind;        /* tg_device_kind */
@@ -120,11 +122,12 @@ typedef struct tg_driver {
   tg_status (*device_count)(void* context, int32_t* count);
   tg_status (*device_properties)(void* context, int32_t device, tg_device_properties* out);
   tg_status (*device_synchronize)(void* context, int32_t device); /* waits for all streams */
+  /* The free part is at most the total, and that at most the device's total_memory. */
   tg_status (*memory_info)(void* context, int32_t device, uint64_t* free_bytes, uint64_t* total_bytes);
 
   /* Memory. `bytes` is never 0. An address is an ordinary 64-bit number on which torchgraft does arithmetic; any
-   * address inside an allocation is accepted by copies, fills and launches. deallocate is called only when no submitted
-   * work uses the memory. */
+   * address inside an allocation is accepted by copies, fills and launches. An allocation overlaps no other and keeps
+   * its content until deallocate, which gives its memory back and is called only when no submitted work uses it. */
   tg_status (*allocate)(void* context, int32_t device, uint64_t bytes, void** address);
   tg_status (*deallocate)(void* context, int32_t device, void* address);
   tg_status (*host_allocate)(void* context, int32_t device, uint64_t bytes,
@@ -143,13 +146,13 @@ typedef struct tg_driver {
   tg_status (*fill)(void* context, int32_t device, tg_stream stream, void* destination, const void* pattern,
                     uint32_t pattern_bytes, uint64_t bytes);
 
-  /* Streams. Priorities: lower is more urgent, 0 the default; a hint. */
+  /* Streams. Priorities: lower is more urgent, 0 the default; a hint. Destroying one leaves the others as they are. */
   tg_status (*stream_create)(void* context, int32_t device, int32_t priority, tg_stream* out);
   tg_status (*stream_destroy)(void* context, int32_t device, tg_stream stream);
   tg_status (*stream_synchronize)(void* context, int32_t device, tg_stream stream);
   tg_status (*stream_query)(void* context, int32_t device, tg_stream stream); /* TG_OK: idle; TG_NOT_READY: busy */
 
-  /* Events. */
+  /* Events. An event has passed when the work submitted before its last recording is done, or it was never recorded. */
   tg_status (*event_create)(void* context, int32_t device, int32_t timing, tg_event* out);
   tg_status (*event_destroy)(void* context, int32_t device, tg_event event);
   tg_status (*event_record)(void* context, int32_t device, tg_event event, tg_stream stream);
@@ -161,7 +164,8 @@ typedef struct tg_driver {
   tg_status (*event_elapsed)(void* context, int32_t device, tg_event start, tg_event end, double* milliseconds);
 
   /* Kernels [optional, all or none: TG_CAP_COMPILER]. `log` receives a message owned by the driver, valid until the
-   * thread's next call, also on success (warnings); it may be set to NULL. */
+   * thread's next call, also on success (warnings); it may be set to NULL. module_load refuses what is no binary of the
+   * device. A kernel outlives the module that it was made of. */
   tg_status (*module_compile)(void* context, int32_t device, const char* source, uint64_t source_bytes,
                               const char* options, tg_module* out, const char** log);
   tg_status (*module_load)(void* context, int32_t device, const void* binary, uint64_t bytes, tg_module* out,

@@ -29,6 +29,9 @@ DTYPES = [
 class DeviceProtocol:
     """Derive from it, and have a fixture `device`: the name of a registered device, like "foo"."""
 
+    #: The plug-in `pytest_torchgraft` runs the checks in a process that may crash.
+    torchgraft_isolated = True
+
     @pytest.fixture
     def module(self, device: str) -> ModuleType:
         """`torch.<name>`."""

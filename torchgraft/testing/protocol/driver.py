@@ -18,6 +18,7 @@ from torchgraft.codegen import Kernel, Pointer, Value
 from torchgraft.codegen.dialects import dialect
 from torchgraft.driver import Capability, CompileError, DeviceKind, Driver, InvalidArgument
 from torchgraft.testing.protocol.bench import MIB, Bench, assert_same, floats, noise, opened, packed, provides
+from torchgraft.testing.protocol.rules import rule
 
 PATTERNS = [b"a", b"ab", b"abcd", b"abcdefgh", b"abcdefghijklmnop"]
 
@@ -25,12 +26,17 @@ PATTERNS = [b"a", b"ab", b"abcd", b"abcdefgh", b"abcdefghijklmnop"]
 class DriverProtocol:
     """Derive from it, and have a fixture `driver` (of the scope "module"): a `torchgraft.Driver`, not used before."""
 
+    #: The plug-in `pytest_torchgraft` runs the checks in a process that may crash.
+    torchgraft_isolated = True
+
     #: The number of the device that is checked, within the driver.
     device = 0
     #: Bytes of the copies that keep a stream busy: enough for a few milliseconds.
     busy_bytes = 16 * MIB
     #: Seconds after which work that should take milliseconds counts as lost.
     patience = 20.0
+    #: Seconds that a check of times sleeps: more than one, since seconds may be counted apart from what is left.
+    long_while = 1.05
 
     @pytest.fixture
     def count(self, driver: Driver) -> int:
@@ -47,6 +53,7 @@ class DriverProtocol:
 
     # Devices
 
+    @rule("Each device has a name, a kind and memory; address_align is a power of two, and the counts are at least 1.")
     def test_properties(self, bench: Bench) -> None:
         p = bench.properties
         assert p.name
@@ -59,10 +66,12 @@ class DriverProtocol:
         assert p.local_memory >= 0
         assert p.clock_mhz >= 0
 
+    @rule("It never changes: it is part of the key under which kernels are kept.")
     def test_properties_are_constant(self, bench: Bench) -> None:
         """They are part of the key under which compiled kernels are kept."""
         assert bench.driver.device_properties(bench.device) == bench.properties
 
+    @rule('the kernel language, e.g. "opencl-c"; empty without a compiler')
     def test_claims(self, bench: Bench) -> None:
         known = Capability(0)
         for each in Capability:
@@ -74,12 +83,14 @@ class DriverProtocol:
         else:
             assert not bench.properties.dialect, "a dialect without Capability.COMPILER"
 
+    @rule("an argument is out of range: becomes RuntimeError")
     def test_no_such_device(self, driver: Driver, count: int) -> None:
         for index in (count, -1):
             with pytest.raises(InvalidArgument) as error:
                 driver.device_properties(index)
             assert str(error.value), "an error says what was wrong"
 
+    @rule("The free part is at most the total, and that at most the device's total_memory.")
     def test_memory_info(self, bench: Bench) -> None:
         free, total = bench.driver.memory_info(bench.device)
         assert 0 <= free <= total
@@ -88,22 +99,26 @@ class DriverProtocol:
     # Memory
 
     @pytest.mark.parametrize("nbytes", [1, 3, 64, 100, 4096, MIB + 1])
+    @rule("every allocation starts at a multiple")
     def test_alignment(self, bench: Bench, nbytes: int) -> None:
         for _ in range(4):
             address = bench.allocate(nbytes)
             assert address > 0
             assert address % bench.properties.address_align == 0
 
+    @rule("An allocation overlaps no other and keeps its content until deallocate, which gives its memory back")
     def test_allocations_do_not_overlap(self, bench: Bench) -> None:
         sizes = [1, 5000, 64, 128, 1, MIB, 17] * 4
         spans = sorted((bench.allocate(nbytes), nbytes) for nbytes in sizes)
         assert all(address + nbytes <= following for (address, nbytes), (following, _) in itertools.pairwise(spans))
 
+    @rule("An allocation overlaps no other and keeps its content until deallocate, which gives its memory back")
     def test_memory_keeps_its_content(self, bench: Bench) -> None:
         contents = [noise(nbytes, seed) for seed, nbytes in enumerate([1, 77, 4096, 100_003])]
         addresses = [bench.allocate(len(content), content) for content in contents]
         assert [bench.read(a, len(c)) for a, c in zip(addresses, contents, strict=True)] == contents
 
+    @rule("An allocation overlaps no other and keeps its content until deallocate, which gives its memory back")
     def test_freed_memory_comes_back(self, bench: Bench) -> None:
         driver, device = bench.driver, bench.device
         lost = 0
@@ -116,6 +131,7 @@ class DriverProtocol:
                 return
         pytest.fail(f"16 allocations of 1 MiB were freed, and {lost} bytes are missing")
 
+    @rule("torchgraft frees its cache, tries again, then raises torch.OutOfMemoryError")
     def test_out_of_memory(self, bench: Bench) -> None:
         """`MemoryError`, so that torchgraft frees its cache and tries again."""
         limits = {1 << 60, (bench.properties.max_allocation or bench.properties.total_memory) + 1}
@@ -124,6 +140,7 @@ class DriverProtocol:
                 bench.allocate(nbytes)
             assert str(error.value), "an error says what was wrong"
 
+    @rule("A failed call changes nothing.")
     def test_a_failed_call_changes_nothing(self, bench: Bench) -> None:
         content = noise(1000)
         address = bench.allocate(1000, content)
@@ -134,6 +151,7 @@ class DriverProtocol:
         assert_same(bench.read(other, 1000), content[::-1])
         assert_same(bench.read(address, 1000), content)
 
+    @rule("pinned host memory")
     def test_pinned_memory(self, bench: Bench) -> None:
         driver, device = bench.driver, bench.device
         if not provides(driver, "host_allocate"):
@@ -150,6 +168,7 @@ class DriverProtocol:
         assert_same(ctypes.string_at(pinned, 5000), content)
         driver.host_deallocate(device, pinned)
 
+    @rule("The host may read and write device addresses whenever no submitted work uses them.")
     def test_unified_memory(self, bench: Bench) -> None:
         bench.need(Capability.UNIFIED_MEMORY)
         content = noise(3000)
@@ -161,6 +180,7 @@ class DriverProtocol:
     # Copies and fills
 
     @pytest.mark.parametrize("nbytes", [1, 3, 64, 4095, MIB + 7])
+    @rule("any address inside an allocation is accepted by copies, fills and launches")
     def test_copies_inside_allocations(self, bench: Bench, nbytes: int) -> None:
         """Addresses inside an allocation are as good as its start, and nothing beside the bytes is touched."""
         content = noise(nbytes)
@@ -171,11 +191,13 @@ class DriverProtocol:
         assert_same(bench.read(b, nbytes + 50), b"." * 11 + content + b"." * 39)
         assert_same(bench.read(b + 11, nbytes), content)
 
+    @rule("any address inside an allocation is accepted by copies, fills and launches")
     def test_copies_inside_one_allocation(self, bench: Bench) -> None:
         address = bench.allocate(3000, noise(3000))
         bench.submit_copy(address + 2001, address + 5, 900, blocking=True)
         assert_same(bench.read(address + 2001, 900), noise(3000)[5:905])
 
+    @rule("With `blocking` the call returns when the copy is done")
     def test_a_blocking_write_has_read_its_source(self, bench: Bench) -> None:
         content = noise(self.busy_bytes)
         address, source = bench.allocate(len(content)), bench.host(content)
@@ -184,12 +206,14 @@ class DriverProtocol:
         bench.synchronize()
         assert_same(bench.read(address, len(content)), content)
 
+    @rule("With `blocking` the call returns when the copy is done")
     def test_a_blocking_read_has_arrived(self, bench: Bench) -> None:
         address, content = bench.keep_busy(bench.stream)
         into = bench.host(len(content))
         bench.submit_read(into, address, len(content), blocking=True)
         assert_same(into.content, content)
 
+    @rule("a host side must stay valid (and, unless pinned, is read or written) until the stream has run the copy")
     def test_copies_have_arrived_when_the_stream_is_synchronized(self, bench: Bench) -> None:
         content = noise(self.busy_bytes)
         source, into = bench.host(content), bench.host(len(content))
@@ -201,17 +225,20 @@ class DriverProtocol:
 
     @pytest.mark.parametrize("repeats", [1, 3, 1000, 40_000])
     @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: f"{len(pattern)}_bytes")
+    @rule("Repeats a pattern of 1, 2, 4, 8 or 16 bytes; `bytes` is a multiple of it.")
     def test_fill(self, bench: Bench, pattern: bytes, repeats: int) -> None:
         nbytes = len(pattern) * repeats
         address = bench.allocate(nbytes + 32, b"." * (nbytes + 32))
         bench.fill(address + 16, pattern, nbytes)
         assert_same(bench.read(address, nbytes + 32), b"." * 16 + pattern * repeats + b"." * 16)
 
+    @rule("Repeats a pattern of 1, 2, 4, 8 or 16 bytes; `bytes` is a multiple of it.")
     def test_fill_with_zero_bytes_in_the_pattern(self, bench: Bench) -> None:
         address = bench.allocate(64, b"." * 64)
         bench.fill(address, b"\0\0\x80?", 64)
         assert floats(bench.read(address, 64)) == [1.0] * 16
 
+    @rule("Between two devices of this driver, ordered on `stream` of the destination's device")
     def test_copy_peer(self, bench: Bench, count: int) -> None:
         driver = bench.driver
         if not provides(driver, "copy_peer"):
@@ -228,6 +255,7 @@ class DriverProtocol:
 
     # Streams
 
+    @rule("Work submitted to one stream runs in the order of submission.")
     def test_a_stream_keeps_the_order(self, bench: Bench) -> None:
         nbytes = MIB
         content, chain = noise(nbytes), [bench.allocate(nbytes, bytes(nbytes)) for _ in range(8)]
@@ -243,6 +271,7 @@ class DriverProtocol:
         assert_same(into.content, content)
         assert [set(bench.read(each, nbytes)) for each in chain] == [{0xEE}] * 7 + [{0xDD}]
 
+    @rule("Destroying one leaves the others as they are.")
     def test_streams_are_objects_of_their_own(self, bench: Bench) -> None:
         content = noise(1000)
         address = bench.allocate(1000, content)
@@ -253,12 +282,14 @@ class DriverProtocol:
         bench.driver.stream_destroy(bench.device, streams[0])
 
     @pytest.mark.parametrize("priority", [-2, -1, 0, 1])
+    @rule("Priorities: lower is more urgent, 0 the default; a hint.")
     def test_priorities_are_hints(self, bench: Bench, priority: int) -> None:
         stream = bench.new_stream(priority)
         address = bench.allocate(16)
         bench.write(address, b"any priority it is"[:16], stream)
         assert_same(bench.read(address, 16, stream), b"any priority it is"[:16])
 
+    @rule("TG_OK: idle; TG_NOT_READY: busy")
     def test_a_stream_that_says_idle_has_done_its_work(self, bench: Bench) -> None:
         address, content = bench.keep_busy(bench.stream)
         into = bench.host(len(content))
@@ -266,12 +297,14 @@ class DriverProtocol:
         self._await(lambda: bench.driver.stream_query(bench.device, bench.stream), "the stream never became idle")
         assert_same(into.content, content)
 
+    @rule("TG_OK: idle; TG_NOT_READY: busy")
     def test_a_synchronized_stream_is_idle(self, bench: Bench) -> None:
         assert bench.driver.stream_query(bench.device, bench.new_stream()) is True
         bench.keep_busy(bench.stream, rounds=1)
         bench.synchronize()
         assert bench.driver.stream_query(bench.device, bench.stream) is True
 
+    @rule("waits for all streams")
     def test_device_synchronize_waits_for_all_streams(self, bench: Bench) -> None:
         streams = [bench.stream, bench.new_stream(), bench.new_stream(-1)]
         busy = [bench.keep_busy(stream) for stream in streams]
@@ -285,6 +318,7 @@ class DriverProtocol:
 
     # Events
 
+    @rule("An event has passed when the work submitted before its last recording is done, or it was never recorded.")
     def test_an_event_that_has_passed(self, bench: Bench) -> None:
         driver, device = bench.driver, bench.device
         event = bench.new_event()
@@ -297,6 +331,7 @@ class DriverProtocol:
             assert_same(into.content, content)
             assert driver.event_query(device, event) is True
 
+    @rule("An event has passed when the work submitted before its last recording is done, or it was never recorded.")
     def test_an_event_that_says_passed_has_passed(self, bench: Bench) -> None:
         event = bench.new_event()
         address, content = bench.keep_busy(bench.stream)
@@ -306,6 +341,7 @@ class DriverProtocol:
         self._await(lambda: bench.driver.event_query(bench.device, event), "the event never passed")
         assert_same(into.content, content)
 
+    @rule("event_synchronize for at most so long: TG_OK if the event has passed, TG_NOT_READY if not")
     def test_a_wait_with_a_limit(self, bench: Bench) -> None:
         driver, device = bench.driver, bench.device
         if not provides(driver, "event_synchronize_for"):
@@ -325,6 +361,7 @@ class DriverProtocol:
             assert driver.event_query(device, event) is True
 
     @pytest.mark.parametrize("timing", [False, True])
+    @rule("the stream waits, not the host")
     def test_a_stream_waits_for_an_event(self, bench: Bench, timing: bool) -> None:
         driver, device = bench.driver, bench.device
         other, event = bench.new_stream(), bench.new_event(timing)
@@ -337,6 +374,7 @@ class DriverProtocol:
             bench.synchronize(other)
             assert_same(into.content, content)
 
+    @rule("Milliseconds from one recorded timing event to another.")
     def test_elapsed_time(self, bench: Bench) -> None:
         bench.need(Capability.EVENT_TIMING)
         driver, device = bench.driver, bench.device
@@ -358,23 +396,35 @@ class DriverProtocol:
         assert whole == pytest.approx(sum(parts), abs=0.1)
         assert driver.event_elapsed(device, events[2], events[0]) == pytest.approx(-whole, abs=0.1)
 
+    @rule("Milliseconds from one recorded timing event to another.")
+    def test_elapsed_time_beyond_a_second(self, bench: Bench) -> None:
+        """Seconds are counted too, and not only what is left beside them."""
+        bench.need(Capability.EVENT_TIMING)
+        driver, device = bench.driver, bench.device
+        events = [bench.new_event(timing=True) for _ in range(2)]
+        began = time.perf_counter()
+        for event in events:
+            driver.event_record(device, event, bench.stream)
+            driver.event_synchronize(device, event)
+            time.sleep(self.long_while * (event is events[0]))
+        passed = (time.perf_counter() - began) * 1e3
+        milliseconds = driver.event_elapsed(device, *events)
+        assert (self.long_while - 0.002) * 1e3 <= milliseconds <= passed + 1
+
     # Times of single commands
 
+    @rule(
+        "When the device began and ended the command that a reached event timed, in nanoseconds of the device's clock."
+    )
     def test_times_of_a_command(self, bench: Bench) -> None:
         driver, device = bench.driver, bench.device
         if not provides(driver, "event_times"):
             pytest.skip("the driver does not time single commands")
+        destination, source = self._ends(bench)
         times = []
-        nbytes = bench.busy_bytes
-        destination, source = bench.allocate(nbytes, bytes(nbytes)), bench.allocate(nbytes, noise(nbytes))
         for _ in range(2):
-            event = bench.new_event(timing=True)
             earliest = driver.device_time(device)
-            driver.event_time_next(device, event)
-            bench.submit_copy(destination, source, nbytes)
-            driver.event_synchronize(device, event)
-            assert driver.event_query(device, event), "the event is reached when the command is done"
-            begin, end = driver.event_times(device, event)
+            begin, end = self._timed_copy(bench, destination, source)
             if (begin, end) != (0, 0):  # otherwise the host did it
                 assert earliest <= begin <= end <= driver.device_time(device)
                 times.append((begin, end))
@@ -382,12 +432,30 @@ class DriverProtocol:
         if len(times) == 2:
             assert times[1][0] - times[0][1] >= 18_000_000, "nanoseconds, and the second copy came 20 ms later"
 
+    @rule("in nanoseconds of the device's clock")
+    def test_times_beyond_a_second(self, bench: Bench) -> None:
+        """A clock that counts seconds in another unit than the rest of it looks right for a while."""
+        driver, device = bench.driver, bench.device
+        if not provides(driver, "event_times"):
+            pytest.skip("the driver does not time single commands")
+        destination, source = self._ends(bench)
+        began, clock = time.perf_counter_ns(), driver.device_time(device)
+        first = self._timed_copy(bench, destination, source)
+        time.sleep(self.long_while)
+        second = self._timed_copy(bench, destination, source)
+        ticked, passed = driver.device_time(device) - clock, time.perf_counter_ns() - began
+        slept = (self.long_while - 0.002) * 1e9
+        assert slept <= ticked <= passed + 1e6, "what the device's clock counted is not what the host's did"
+        if (0, 0) not in (first, second):  # otherwise the host did it
+            assert slept <= second[0] - first[1] <= passed + 1e6, "the second copy came later than that"
+
+    @rule("It holds for one call, whatever comes of it.")
     def test_an_event_times_one_command(self, bench: Bench) -> None:
         driver, device = bench.driver, bench.device
         if not provides(driver, "event_times"):
             pytest.skip("the driver does not time single commands")
         event, nbytes = bench.new_event(timing=True), bench.busy_bytes
-        destination, source = bench.allocate(nbytes), bench.allocate(nbytes, noise(nbytes))
+        destination, source = self._ends(bench)
         driver.event_time_next(device, event)
         bench.submit_copy(destination, source, nbytes)
         bench.synchronize()
@@ -398,6 +466,7 @@ class DriverProtocol:
 
     # Threads
 
+    @rule("It may be called from any thread, at any time, without the Python GIL; the driver does its own locking.")
     def test_threads(self, bench: Bench) -> None:
         """Each thread has a stream and memory of its own; nobody sees another's."""
 
@@ -415,6 +484,7 @@ class DriverProtocol:
 
         self._in_threads(work, 6)
 
+    @rule("It may be called from any thread, at any time, without the Python GIL; the driver does its own locking.")
     def test_threads_that_share_a_stream(self, bench: Bench) -> None:
         block = bench.allocate(6 * 4096)
 
@@ -430,6 +500,7 @@ class DriverProtocol:
 
     # Kernels
 
+    @rule("any address inside an allocation is accepted by copies, fills and launches")
     def test_a_kernel(self, bench: Bench) -> None:
         """Pointers into allocations, scalars, more work-items than work."""
         saxpy = fitting(bench, SAXPY)
@@ -444,6 +515,7 @@ class DriverProtocol:
         assert values[:500] == list(range(500))
         assert values[540:] == list(range(540, 1000))
 
+    @rule("a device address, or `size` bytes of plain data (at most 16)")
     def test_scalars_of_every_size(self, bench: Bench) -> None:
         kernel = self._compiled(bench, SCALARS)
         address = bench.allocate(48)
@@ -454,6 +526,7 @@ class DriverProtocol:
         assert struct.unpack("6q", bench.read(address, 48)) == (*values, 25)
 
     @pytest.mark.parametrize("groups", [(5,), (3, 2), (2, 3, 4), (10_007,)], ids=str)
+    @rule("number of work-groups in each dimension, never 0")
     def test_launches_of_one_two_and_three_dimensions(self, bench: Bench, groups: tuple[int, ...]) -> None:
         """Each work-item of each group runs, and once."""
         count = fitting(bench, COUNT[len(groups)])
@@ -463,12 +536,14 @@ class DriverProtocol:
         bench.driver.launch(bench.device, bench.stream, kernel, groups, count.local, [address])
         assert struct.unpack(f"{items}i", bench.read(address, 4 * items)) == tuple(range(1, items + 1))
 
+    @rule("NULL is allowed: the kernel will not use it")
     def test_a_pointer_may_be_null(self, bench: Bench) -> None:
         kernel = self._compiled(bench, MAYBE)
         address = bench.allocate(4, packed(0))
         bench.driver.launch(bench.device, bench.stream, kernel, (1,), (1,), [address, 0, struct.pack("i", 0)])
         assert floats(bench.read(address, 4)) == [3]
 
+    @rule("Work submitted to one stream runs in the order of submission.")
     def test_launches_and_copies_keep_the_order(self, bench: Bench) -> None:
         saxpy = fitting(bench, SAXPY)
         kernel = self._compiled(bench, saxpy)
@@ -481,6 +556,7 @@ class DriverProtocol:
         bench.synchronize()
         assert [floats(buffer.content)[0] for buffer in into] == [step + 1 for step in range(20)]
 
+    @rule("the kernel's source was refused; `log` says why")
     def test_a_refused_source(self, bench: Bench) -> None:
         """`CompileError` with the compiler's words, and the next source is none the worse for it."""
         bench.need(Capability.COMPILER)
@@ -490,6 +566,7 @@ class DriverProtocol:
         assert str(error.value).strip(), "the compiler's log"
         self.test_a_kernel(bench)
 
+    @rule("after a failure `last_error` gives the calling thread's message")
     def test_no_such_kernel(self, bench: Bench) -> None:
         module = self._module(bench, fitting(bench, SAXPY))
         with pytest.raises((InvalidArgument, RuntimeError, LookupError)) as error:
@@ -497,6 +574,7 @@ class DriverProtocol:
         assert "nonesuch" in str(error.value)
         bench.driver.module_destroy(module)
 
+    @rule("A kernel outlives the module that it was made of.")
     def test_a_kernel_outlives_its_module(self, bench: Bench) -> None:
         module = self._module(bench, MAYBE)
         kernel = bench.driver.kernel_create(module, MAYBE.name)
@@ -506,6 +584,7 @@ class DriverProtocol:
         assert floats(bench.read(address, 4)) == [3]
         bench.driver.kernel_destroy(kernel)
 
+    @rule("The device's binary: first call with buffer NULL sets *bytes.")
     def test_a_module_as_binary(self, bench: Bench) -> None:
         module = self._module(bench, MAYBE)
         try:
@@ -519,6 +598,7 @@ class DriverProtocol:
         bench.driver.launch(bench.device, bench.stream, kernel, (1,), (1,), [address, 0, struct.pack("i", 0)])
         assert floats(bench.read(address, 4)) == [3]
 
+    @rule("module_load refuses what is no binary of the device.")
     def test_a_damaged_binary(self, bench: Bench) -> None:
         """It is refused, by whatever error: torchgraft compiles the source then."""
         module = self._module(bench, MAYBE)
@@ -529,6 +609,7 @@ class DriverProtocol:
         with pytest.raises((RuntimeError, ValueError)):
             bench.driver.module_load(bench.device, b"not a binary" * 20)
 
+    @rule("It may be called from any thread, at any time, without the Python GIL; the driver does its own locking.")
     def test_threads_that_share_a_kernel(self, bench: Bench) -> None:
         """A launch never sees the arguments of another thread's."""
         saxpy = fitting(bench, SAXPY)
@@ -550,6 +631,22 @@ class DriverProtocol:
         self._in_threads(work, 4)
 
     # Helpers
+
+    @staticmethod
+    def _ends(bench: Bench) -> tuple[int, int]:
+        """The destination and the source of a copy that takes a while."""
+        nbytes = bench.busy_bytes
+        return bench.allocate(nbytes, bytes(nbytes)), bench.allocate(nbytes, noise(nbytes))
+
+    @staticmethod
+    def _timed_copy(bench: Bench, destination: int, source: int) -> tuple[int, int]:
+        """When the device began and ended a copy."""
+        event = bench.new_event(timing=True)
+        bench.driver.event_time_next(bench.device, event)
+        bench.submit_copy(destination, source, bench.busy_bytes)
+        bench.driver.event_synchronize(bench.device, event)
+        assert bench.driver.event_query(bench.device, event), "the event is reached when the command is done"
+        return bench.driver.event_times(bench.device, event)
 
     def _module(self, bench: Bench, kernel: Kernel) -> Any:
         bench.need(Capability.COMPILER)
@@ -573,8 +670,10 @@ class DriverProtocol:
     @staticmethod
     def _in_threads(work: Callable[[int], None], threads: int) -> None:
         failures: list[BaseException] = []
+        together = threading.Barrier(threads)  # on a busy machine one might be done before the next begins
 
         def run(number: int) -> None:
+            together.wait()
             try:
                 work(number)
             except BaseException as error:

@@ -12,6 +12,7 @@ import pytest
 from torchgraft.driver import Driver
 from torchgraft.testing.protocol.bench import Bench
 from torchgraft.testing.protocol.driver import DriverProtocol
+from torchgraft.testing.protocol.rules import rule
 from torchgraft.testing.table import HEADER, MIN_SIZE, Properties, Status, Table, TableDriver
 
 ABI_VERSION = int(re.findall(r"#define TG_DRIVER_ABI (\d+)u", HEADER.read_text())[0])
@@ -28,6 +29,7 @@ class TableProtocol(DriverProtocol):
     def driver(self, table: Table) -> Driver:
         return TableDriver(table)
 
+    @rule("A function marked [optional] may be NULL; torchgraft then does without, or says that the device cannot.")
     def test_the_table(self, table: Table) -> None:
         assert table.abi_version == ABI_VERSION
         assert table.struct_size >= MIN_SIZE
@@ -36,11 +38,13 @@ class TableProtocol(DriverProtocol):
         missing = [name for name in functions if name not in OPTIONAL and not getattr(table, name)]
         assert not missing, "members that are not optional"
 
+    @rule("Kernels [optional, all or none: TG_CAP_COMPILER].")
     def test_members_that_belong_together(self, table: Table) -> None:
         for group in (MEMORY, KERNELS, TIMES):
             present = [name for name in group if getattr(table, name)]
             assert present in ([], list(group)), "all of them, or none"
 
+    @rule("set by the caller")
     def test_properties_of_an_older_header(self, bench: Bench) -> None:
         """A caller whose structure is shorter gets no more than fits in it."""
         driver = bench.driver
@@ -54,6 +58,7 @@ class TableProtocol(DriverProtocol):
             assert given.capabilities == whole.capabilities
             assert given.name == b"untouched"
 
+    @rule("after a failure `last_error` gives the calling thread's message")
     def test_messages_belong_to_threads(self, bench: Bench, count: int) -> None:
         driver = bench.driver
         assert isinstance(driver, TableDriver)
@@ -74,6 +79,7 @@ class TableProtocol(DriverProtocol):
         assert theirs[1] not in ("", mine)
         assert driver.last_error() == mine, "another thread's failure changed this thread's message"
 
+    @rule("A failed call changes nothing.")
     def test_a_failed_call_sets_no_result(self, bench: Bench) -> None:
         driver = bench.driver
         assert isinstance(driver, TableDriver)

@@ -1,0 +1,72 @@
+"""Which tests `make test` leaves to `make test-all`.
+
+* What is marked `thorough`: the whole of a product of which a part is tried always, or what takes long.
+* Of a parameter that is a dtype all but `QUICK_DTYPES`, where the test has any of those: kernels are written once for
+  all dtypes, and the conformance run compares every op in every one.
+* Where a test has marks `quick`, what none of them fits: `quick(form="cpu")`, `quick(form="gpu", dtype=torch.float32)`.
+  A list stands for each of its values.
+
+`--all` runs everything, `--rest` what is left, and a test that is named (`test_x.py::test_y[z]`) always runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+
+#: The usual one, one of 16 bits, and one for each kind of numbers.
+QUICK_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64})
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Takes away from the items what is not asked for: by `make test` what is left out, by `--rest` everything else."""
+    named = any("::" in each for each in config.args)
+    served = config.getoption("torchgraft_serve", "")  # the process beside pytest's, which is told what to run
+    if config.getoption("--all") or named or served:
+        return
+    left = left_out(items)
+    deselected = [item for item in items if (item in left) != config.getoption("--rest")]
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = [item for item in items if (item in left) == config.getoption("--rest")]
+
+
+def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """The tests that `make test` does not run."""
+    families: dict[Any, list[pytest.Item]] = defaultdict(list)
+    left = set()
+    for item in items:
+        if item.get_closest_marker("thorough"):
+            left.add(item)
+        elif hasattr(item, "callspec"):
+            families[item.path, item.nodeid.partition("[")[0]].append(item)
+    for family in families.values():
+        left.update(item for item in family if not _is_quick(item, _dtypes(family)))
+    return left
+
+
+def _parameters(item: pytest.Item) -> dict[str, Any]:
+    parameters: dict[str, Any] = item.callspec.params  # type: ignore[attr-defined]
+    return parameters
+
+
+def _dtypes(family: list[pytest.Item]) -> set[str]:
+    """The parameters of a test of which some values are quick dtypes."""
+    parameters = itertools.chain.from_iterable(_parameters(item).items() for item in family)
+    return {name for name, value in parameters if isinstance(value, torch.dtype) and value in QUICK_DTYPES}
+
+
+def _is_quick(item: pytest.Item, dtypes: set[str]) -> bool:
+    parameters = _parameters(item)
+    marks = [mark.kwargs for mark in item.iter_markers("quick")]
+    named = set().union(*marks)
+    if any(parameters[name] not in QUICK_DTYPES for name in dtypes & parameters.keys() - named):
+        return False
+    return not marks or any(
+        all(parameters[name] in (value if isinstance(value, list) else [value]) for name, value in mark.items())
+        for mark in marks
+    )
