@@ -4,7 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build browser demo test test-rest test-all test-second conformance conformance-quick conformance-record oclgrind lint format bench docs docs-code pictures clean
+.PHONY: help setup build browser demo test test-rest test-all test-second conformance conformance-quick conformance-gpu conformance-record \
+  oclgrind asan coverage lint tidy format bench docs docs-code pictures clean
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
@@ -12,7 +13,9 @@ help:
 	@echo 'make test-all   the same, those that it leaves out, ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), and the next two'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
 	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (half an hour)   make conformance-quick   a slice of it'
-	@echo 'make oclgrind   kernels under a tool that watches each access'
+	@echo 'make conformance-gpu   every op in float32 by the form of the kernels that GPUs get'
+	@echo 'make oclgrind   kernels under a tool that watches each access            make asan   tests of the core under sanitizers'
+	@echo 'make coverage   which lines of Python and of C++ the tests run           make tidy   clang-tidy'
 	@echo 'make lint   ruff, mypy --strict and clang-format                          make format   let them rewrite'
 	@echo 'make bench  microseconds a call, GB/s and GFLOP/s beside the CPU          make clean    remove what was built'
 	@echo 'make docs   the documentation as a site, in build/docs                    make docs-code   copies the code that it quotes'
@@ -43,7 +46,7 @@ test-rest: export TORCHGRAFT_TEST_SECONDS ?= 600
 test-rest: test
 	@$(PYTEST) --rest $(ARGS)
 
-test-all: test test-rest test-second conformance-quick
+test-all: test test-rest test-second conformance-quick conformance-gpu
 
 # A second, independent OpenCL: Intel's runtime for the CPU, from PyPI. It serves as the only one here, with a part of the tests.
 SECOND := from torchgraft_opencl.implementations import packaged_implementations as p; print(*p(), sep=":")
@@ -69,6 +72,13 @@ conformance-quick: setup
 	@$(CONFORM) --results build/conformance-quick.jsonl --again --samples 2 --jobs $(JOBS) --compare $(STORED) \
 	  --quick $$(git rev-list --count HEAD 2>/dev/null || echo 0) $(ARGS)
 
+# Every op in float32 with the kernels that a GPU gets, on the device that is here: its first sample alone, since each
+# kernel is compiled. The stored run had the other form; what it could do, both must.
+conformance-gpu: setup
+	@mkdir -p build
+	@TORCHGRAFT_KERNEL_FORM=gpu $(CONFORM) --results build/conformance-gpu.jsonl --again --samples 1 --dtypes float32 \
+	  --jobs $(JOBS) --compare $(STORED) $(ARGS)
+
 # The same whole run, kept as what counts from now on, with the pages that show it.
 conformance-record: setup
 	@mkdir -p build tests/conformance
@@ -78,6 +88,28 @@ conformance-record: setup
 # The kernels of a sample of ops, or of ARGS="names", or of ARGS=all.
 oclgrind: setup
 	@scripts/oclgrind $(BIN)/python tests/oclgrind_ops.py $(ARGS)
+
+# Tests of what the core and the OpenCL driver do in memory and threads, with both under AddressSanitizer and UBSan.
+ASAN_TESTS ?= tests/test_memory.py tests/test_streams.py tests/test_plans.py tests/test_fallback.py tests/test_serialization.py \
+  tests/test_generator.py tests/test_driver_contract.py tests/test_shutdown.py opencl/tests/test_driver.py
+
+asan: setup
+	@$(PYTHON) scripts/instrumented asan --python $(BIN)/python $(ASAN_TESTS) $(ARGS)
+
+# Tools that only these two need.
+CHECKS := -r scripts/requirements-checks.txt
+
+# All tests, or COVERAGE_TESTS.
+COVERAGE_TESTS ?= tests opencl/tests
+
+coverage: setup
+	@$(BIN)/pip install -q --disable-pip-version-check $(CHECKS)
+	@$(PYTHON) scripts/instrumented coverage --python $(BIN)/python $(COVERAGE_TESTS) $(ARGS)
+
+# A few minutes; ARGS="csrc/runtime/stream.cpp" for some files.
+tidy: setup
+	@$(BIN)/pip install -q --disable-pip-version-check $(CHECKS)
+	@$(BIN)/python scripts/tidy $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,6 +18,17 @@ from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).resolve().parent
 FLAGS = "-std=c++20 -O2 -g0 -fPIC -fvisibility=hidden -Wall -Wextra -Wno-unused-parameter"
+
+
+def version() -> str:
+    """The toolkit's, in the repository; in a source distribution, that of its PKG-INFO."""
+    for path, pattern in (
+        (HERE.parent / "torchgraft/_version.py", r'^__version__ = "(.+)"$'),
+        (HERE / "PKG-INFO", r"^Version: (.+)$"),
+    ):
+        if path.exists() and (found := re.search(pattern, path.read_text(), re.MULTILINE)):
+            return found[1]
+    raise SystemExit("the version was not found: neither ../torchgraft/_version.py nor PKG-INFO says one.")
 
 
 def driver_header() -> Path:
@@ -55,4 +67,9 @@ class BuildDriver(build_ext):
 
 
 sources = sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc").rglob("*.cpp"))
-setup(ext_modules=[Extension("torchgraft_opencl.libtorchgraft_opencl", sources)], cmdclass={"build_ext": BuildDriver})
+setup(
+    version=version(),
+    install_requires=[f"torchgraft=={version()}"],
+    ext_modules=[Extension("torchgraft_opencl.libtorchgraft_opencl", sources)],
+    cmdclass={"build_ext": BuildDriver},
+)

@@ -2,7 +2,7 @@
 
 A link from a page to `../csrc/runtime/guard.cpp`, which serves those who read the page in the repository, becomes one
 to a page of the site that shows the file. `../tests/test_streams.py#test_capability` leads to the line that defines it.
-CONTRIBUTING.md becomes a page, too.
+CONTRIBUTING.md, CHANGELOG.md and SECURITY.md become pages, too.
 """
 
 from __future__ import annotations
@@ -17,13 +17,19 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parent.parent
 LANGUAGES = {".py": "python", ".pyi": "python", ".cpp": "cpp", ".h": "cpp", ".toml": "toml", ".yml": "yaml"}
 
+# Pages of the repository's own folder.
+BESIDE = ("CONTRIBUTING", "CHANGELOG", "SECURITY")
+
+_BESIDE = re.compile(rf"\]\(({'|'.join(BESIDE)})\.md\)")
 _LINK = re.compile(r"\]\(((?:\.\./)+)([^)#\s]+)(?:#([\w.]+))?\)")
 
 
 def on_files(files: Files, *, config: Any) -> Files:
     """Adds the pages that show files."""
-    contributing = (ROOT / "CONTRIBUTING.md").read_text().replace("](docs/", "](")
-    files.append(File.generated(config, "contributing.md", content=contributing))
+    for name in BESIDE:
+        content = (ROOT / f"{name}.md").read_text().replace("](docs/", "](")
+        content = _BESIDE.sub(lambda match: f"]({match[1].lower()}.md)", content)
+        files.append(File.generated(config, f"{name.lower()}.md", content=content))
     linked = set()
     for page in files.documentation_pages():
         for _, target, _ in _LINK.findall(page.content_string):

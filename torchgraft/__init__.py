@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from torchgraft._missing_core import explain_missing_core
+from torchgraft._version import __version__
 
 try:
     import torch as torch  # before the core, which needs its libraries
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from torchgraft.codegen.dialect import Dialect
     from torchgraft.codegen.dialects import register_dialect
     from torchgraft.raw_kernel import host_view, kernel
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Dialect",

@@ -19,7 +19,7 @@ struct Spare {
 };
 
 Spare& spare_events(c10::DeviceIndex device, bool timing) {
-  static auto* spares = new std::array<Spare, 2 * kMaxDevices>;
+  static auto* spares = new std::array<Spare, size_t{2} * kMaxDevices>;
   return (*spares)[2 * device + (timing ? 1 : 0)];
 }
 

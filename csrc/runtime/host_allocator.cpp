@@ -119,6 +119,7 @@ class Impl final : public at::CachingHostAllocatorImpl<c10::Stream, EventPtr> {
   void record_stream(std::optional<std::vector<EventPtr>>& events, c10::Stream stream) override {
     EventPtr event(create_event(stream.device_index(), /*timing=*/false));
     torchgraft::record_event(*event, stream);
+    if (!events) events.emplace();
     events->push_back(std::move(event));
   }
   bool query_event(EventPtr& event) override { return torchgraft::query_event(*event); }

@@ -7,6 +7,7 @@
 
 #include <limits>
 
+#include "../bindings.h"
 #include "adopted_memory.h"
 #include "allocator.h"
 #include "assertions.h"

@@ -1,5 +1,6 @@
 #include "error.h"
 
+#include <charconv>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -59,8 +60,12 @@ bool inject_faults(const std::string& specification) {
   std::stringstream entries(specification);
   for (std::string entry; std::getline(entries, entry, ',');) {
     const size_t colon = entry.find(':');
-    const long turn = colon == std::string::npos ? 1 : std::atol(entry.c_str() + colon + 1);
-    if (turn < 1) return false;
+    long turn = 1;
+    if (colon != std::string::npos) {
+      const char* const end = entry.data() + entry.size();
+      const auto [stop, error] = std::from_chars(entry.data() + colon + 1, end, turn);
+      if (error != std::errc() || stop != end || turn < 1) return false;
+    }
     turns[entry.substr(0, colon)].insert(turn);
   }
   std::lock_guard lock(faults().mutex);

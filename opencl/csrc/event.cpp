@@ -99,7 +99,7 @@ std::shared_ptr<Bell> bell_behind(tg_event_& event) {
     return device.api->clEnqueueNativeKernel(queue, ring, &argument, sizeof argument, 0, nullptr, nullptr, 0, nullptr,
                                              command);
   });
-  held.release();
+  static_cast<void>(held.release());  // the command has it now
   flush(*event.stream);
   return event.bell = bell;
 }

@@ -676,7 +676,8 @@ def test_the_nth_call_fails(load: Callable[..., Driver]) -> None:
         if address.value is not None:
             driver.call("deallocate", 0, address)
     assert statuses == [OK, OUT_OF_MEMORY, OK, OUT_OF_MEMORY, OK]
-    assert driver.library.torchgraft_opencl_fail(b"allocate:soon") == 1
+    for wrong in (b"allocate:soon", b"allocate:2nd", b"allocate:0", b"allocate:"):
+        assert driver.library.torchgraft_opencl_fail(wrong) == 1
 
 
 def test_messages_belong_to_threads(driver: Driver) -> None:

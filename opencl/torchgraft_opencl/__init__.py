@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from torchgraft._version import __version__  # they are released together, each for just the other
 from torchgraft.autoload import choose, outcome
 from torchgraft_opencl.driver import driver_library
-
-__version__ = "0.1.0"
 
 __all__ = ["NAME", "__version__", "driver_library", "register"]
 

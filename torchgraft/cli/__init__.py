@@ -12,6 +12,8 @@ import pkgutil
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from torchgraft._version import __version__
+
 __all__ = ["main"]
 
 
@@ -28,6 +30,7 @@ class Command(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line (the process's own by default) and returns its exit status."""
     parser = argparse.ArgumentParser(prog="torchgraft", description="Brings a new device into PyTorch.")
+    parser.add_argument("--version", action="version", version=f"torchgraft {__version__}")
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="command")
     for name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
         command = cast(Command, importlib.import_module(f"torchgraft.cli.{name}"))
