@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchgraft.codegen.types import BY_NAME, value_ctype
@@ -88,8 +89,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, its groups in each dimension and its arguments in the order of its parameters."""
+    """A kernel, its groups in each dimension and its arguments by the names of its parameters."""
 
     kernel: Kernel
     groups: tuple[int, ...]
-    args: tuple[object, ...]
+    arguments: Mapping[str, object]

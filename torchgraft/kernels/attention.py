@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.codegen.vectors import vector_lanes
 
@@ -344,7 +344,7 @@ def _forward_cpu(v: Variant) -> str:
     ot[2 * c] *= st[0];
     ot[2 * c + 1] *= st[1];
   }}
-  GLOBAL {BY_NAME[v.storage].storage}* out_at = out + b * osb + h * osh + q0 * oss;
+  GLOBAL {BY_NAME[v.storage].storage}* out_at = o + b * osb + h * osh + q0 * oss;
 {_unpack(v, "out_at", "ot", "oss", "nq", v.value_head)}
   st[0] = l0; st[1] = l1; st[2] = m0; st[3] = m1;
   for (int r = 0; r < nq; ++r) {{
@@ -582,7 +582,7 @@ def _forward_gpu(v: Variant) -> str:
   }}
   if (mine) {{
     const {v.scalar} by = l == 0 ? 0 : 1 / l;
-    for (int c = 0; c < {v.value_head}; ++c) store_{v.storage}(out, b * osb + h * osh + qi * oss + c, o[c] * by);
+    for (int c = 0; c < {v.value_head}; ++c) store_{v.storage}(o, b * osb + h * osh + qi * oss + c, o[c] * by);
     lse[bh * sq + qi] = l == 0 ? ({v.scalar})INFINITY : m + log(l);
   }}"""
 
@@ -675,77 +675,62 @@ def _keys_gpu(v: Variant) -> str:
 # ---- kernels ----
 
 
-def _operand(v: Variant, name: str, written: bool = False) -> list[Parameter]:
-    """A pointer, and the strides of batch, head and row."""
-    return [Pointer(name, v.storage, const=not written), *(Value(f"{name}s{part}", "i64") for part in "bhs")]
+def _operands(v: Variant, read: str, written: str = "") -> str:
+    """Declares pointers, each with its strides of batch, head and row: ``q``, ``qsb``, ``qsh``, ``qss``."""
+    strides = ", ".join(f"{name}s{part}" for name in (read + " " + written).split() for part in "bhs")
+    targets = f"{v.storage}* {', '.join(written.split())}" if written else ""
+    return f"const {v.storage}* {', '.join(read.split())}; {targets}; i64 {strides}"
 
 
-def _sizes(v: Variant) -> list[Parameter]:
-    """The parameters that all kernels end with."""
-    params: list[Parameter] = [Value(name, "i64") for name in ("heads", "group", "sq", "sk")]
-    params.append(Value("scale", v.compute))
-    if v.bias:
-        params += [Pointer("bias", v.bias, const=True), *(Value(f"bs{part}", "i64") for part in "bhqk")]
-    return params
+def _sizes(v: Variant) -> str:
+    """What all kernels take besides."""
+    bias = f"const {v.bias}* bias; i64 bsb, bsh, bsq, bsk" if v.bias else ""
+    return f"i64 heads, group, sq, sk; {v.compute} scale; {bias}"
 
 
-def _kernel(v: Variant, name: str, params: list[Parameter], body: str, form: str) -> Kernel:
-    return Kernel(v.tag(name), tuple(params), body, local=(GPU_LOCAL,) if form == "gpu" else (1,))
+def _kernel(v: Variant, name: str, declarations: str, body: str, form: str) -> Kernel:
+    local = (GPU_LOCAL,) if form == "gpu" else (1,)
+    return Kernel(v.tag(name), parameters(f"{declarations}; {_sizes(v)}"), body, local=local)
 
 
 @functools.cache
 def forward(v: Variant, form: str) -> Kernel:
-    """Arguments: q, k, v, out (each with its strides), lse [batch, heads, queries], `_sizes`; with dropout: drop,
-    seed, offset as values and where to keep the latter two.
+    """Parameters: `q`, `k`, `v`, `o` with their strides, `lse` [batch, heads, queries], `_sizes`; with dropout `drop`,
+    `seed`, `offset`, and `seed_p` and `offset_p` to keep the latter two.
     """
-    params = [*_operand(v, "q"), *_operand(v, "k"), *_operand(v, "v"), *_operand(v, "out", True)]
-    params = [Value(p.name.replace("outs", "os"), p.type) if p.name.startswith("outs") else p for p in params]
-    params += [Pointer("lse", v.compute), *_sizes(v)]
+    declarations = f"{_operands(v, 'q k v', 'o')}; {v.compute}* lse"
     body = _forward_gpu(v) if form == "gpu" else _forward_cpu(v)
     if v.dropout:
-        params += [
-            Value("drop", "f32"),
-            Value("seed", "u64"),
-            Value("offset", "u64"),
-            Pointer("seed_p", "i64"),
-            Pointer("offset_p", "i64"),
-        ]
+        declarations += "; f32 drop; u64 seed, offset; i64* seed_p, offset_p"
         once = "LOCAL_ID(0) == 0 && GROUP_ID(0) == 0" if form == "gpu" else "GROUP_ID(0) == 0"
         body = f"  if ({once}) {{ seed_p[0] = (long)seed; offset_p[0] = (long)offset; }}\n{body}"
-    return _kernel(v, "forward", params, body, form)
+    return _kernel(v, "forward", declarations, body, form)
 
 
-def _drawn(v: Variant) -> tuple[list[Parameter], str]:
+def _drawn(v: Variant) -> tuple[str, str]:
     if not v.dropout:
-        return [], ""
-    params: list[Parameter] = [
-        Value("drop", "f32"),
-        Pointer("seed_p", "i64", const=True),
-        Pointer("offset_p", "i64", const=True),
-    ]
-    return params, "  const ulong seed = (ulong)seed_p[0], offset = (ulong)offset_p[0];\n"
+        return "", ""
+    head = "  const ulong seed = (ulong)seed_p[0], offset = (ulong)offset_p[0];\n"
+    return "f32 drop; const i64* seed_p, offset_p", head
 
 
 @functools.cache
 def query_gradient(v: Variant, form: str) -> Kernel:
-    """Arguments: q, k, v, o, g (the result's gradient), dq, lse, delta [batch, heads, queries] (written), `_sizes`,
-    the scores' gradient [batch, heads, queries, keys] if wanted; with dropout: drop, and where seed and offset
-    are.
+    """Parameters: `q`, `k`, `v`, `o`, `g` (the result's gradient), `dq` with their strides, `lse`, `delta` [batch,
+    heads, queries] (written), `_sizes`, `scores_g`, the scores' gradient [batch, heads, queries, keys], if wanted; with
+    dropout `drop`, `seed_p`, `offset_p`.
     """
-    params = [p for name in "qkvog" for p in _operand(v, name)] + _operand(v, "dq", True)
-    params += [Pointer("lse", v.compute, const=True), Pointer("delta", v.compute), *_sizes(v)]
-    if v.bias_gradient:
-        params.append(Pointer("scores_g", v.compute))
-    extra, head = _drawn(v)
-    return _kernel(
-        v, "query_gradient", params + extra, head + (_queries_gpu(v) if form == "gpu" else _queries_cpu(v)), form
-    )
+    drawn, head = _drawn(v)
+    scores = f"{v.compute}* scores_g" if v.bias_gradient else ""
+    declarations = f"{_operands(v, 'q k v o g', 'dq')}; const {v.compute}* lse; {v.compute}* delta; {scores}; {drawn}"
+    body = _queries_gpu(v) if form == "gpu" else _queries_cpu(v)
+    return _kernel(v, "query_gradient", declarations, head + body, form)
 
 
 @functools.cache
 def key_gradient(v: Variant, form: str) -> Kernel:
-    """Arguments: q, k, v, g, dk, dv, lse, delta, `_sizes`; with dropout: drop, and where seed and offset are."""
-    params = [p for name in "qkvg" for p in _operand(v, name)] + _operand(v, "dk", True) + _operand(v, "dv", True)
-    params += [Pointer("lse", v.compute, const=True), Pointer("delta", v.compute, const=True), *_sizes(v)]
-    extra, head = _drawn(v)
-    return _kernel(v, "key_gradient", params + extra, head + (_keys_gpu(v) if form == "gpu" else _keys_cpu(v)), form)
+    """Parameters: `q`, `k`, `v`, `g`, `dk`, `dv` with their strides, `lse`, `delta`, `_sizes`; with dropout `drop`,
+    `seed_p`, `offset_p`."""
+    drawn, head = _drawn(v)
+    declarations = f"{_operands(v, 'q k v g', 'dk dv')}; const {v.compute}* lse, delta; {drawn}"
+    return _kernel(v, "key_gradient", declarations, head + (_keys_gpu(v) if form == "gpu" else _keys_cpu(v)), form)

@@ -29,7 +29,7 @@ from typing import Literal
 
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
-from torchgraft.codegen.kernel import Kernel, Launch, Parameter, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle_helpers
 from torchgraft.kernels.matmul import (
@@ -69,16 +69,17 @@ class Geometry:
 _AXES = ("z", "y", "x")
 
 
-def _sizes(*names: str) -> tuple[Parameter, ...]:
-    return tuple(Value(f"{name}_{axis}", "i32") for name in names for axis in _AXES)
-
-
 # Extents of the source and the target image, of the filter, and the convolution's parameters.
-_GEOMETRY = _sizes("source", "target", "taps", "stride", "padding", "dilation")
+_GEOMETRY = "i32 " + ", ".join(
+    f"{name}_{axis}" for name in ("source", "target", "taps", "stride", "padding", "dilation") for axis in _AXES
+)
 
 
-def _geometry(g: Geometry, source: Triple, target: Triple) -> tuple[int, ...]:
-    return (*source, *target, *g.taps, *g.stride, *g.padding, *g.dilation)
+def _geometry(g: Geometry, source: Triple, target: Triple) -> dict[str, object]:
+    """The arguments for `_GEOMETRY`."""
+    triples = {"source": source, "target": target, "taps": g.taps}
+    triples |= {"stride": g.stride, "padding": g.padding, "dilation": g.dilation}
+    return {f"{name}_{a}": size for name, triple in triples.items() for a, size in zip(_AXES, triple, strict=True)}
 
 
 _FIRST_PIXELS = """
@@ -274,11 +275,8 @@ int on_z[{depth}], on_y[{depth}], low[{depth}], high[{depth}];
 int channel = 0, kz = 0, ky = 0, kx = 0;
 {start}
 {block_loop(math, tile, fill_panels, fill_tile, "k" if forward else "outer", finish, in_rows=True)}"""
-    pointers = [Pointer("T", storage), Pointer("S", storage, True), Pointer("F", storage, True)]
-    if bias:
-        pointers.append(Pointer("E", storage, True))
-    sizes = tuple(Value(name, "i32") for name in ("batch", "M", "channels", "block_rows", "block_columns"))
-    params = (*pointers, *sizes, *_GEOMETRY)
+    tensors = f"{storage}* T; const {storage}* S, F{', E' if bias else ''}"
+    params = parameters(f"{tensors}; i32 batch, M, channels, block_rows, block_columns; {_GEOMETRY}")
     return Kernel(f"convolution_{direction}", params, plain_loops(body), local=(1, 1, 1))
 
 
@@ -360,11 +358,10 @@ long run_at[{tile.depth}];
 int run_column[{tile.depth} + 1], run_z[{tile.depth}], run_y[{tile.depth}], run_x[{tile.depth}];
 int runs;
 {block_loop(math, tile, fill_panels, fill_tile, "k", finish)}"""
-    pointers = (Pointer("T", result), Pointer("S", storage, True), Pointer("R", storage, True))
-    sizes = tuple(
-        Value(name, "i32") for name in ("batch", "groups", "M", "N", "channels", "block_rows", "block_columns")
+    params = parameters(
+        f"{result}* T; const {storage}* S, R; i32 batch, groups, M, N, channels, block_rows, block_columns; "
+        f"i64 part_pixels; {_GEOMETRY}"
     )
-    params = (*pointers, *sizes, Value("part_pixels", "i64"), *_GEOMETRY)
     helpers = shuffle_helpers(math.width, math.vector)
     return Kernel("convolution_weight", params, plain_loops(body), helpers=helpers, local=(1, 1, 1))
 
@@ -376,9 +373,9 @@ def fold_kernel(parts_of: str, storage: str) -> Kernel:
 const long i = GLOBAL_ID(0);
 if (i >= count) return;
 {BY_NAME[parts_of].storage} sum = 0;
-for (int part = 0; part < parts; ++part) sum += from[part * count + i];
+for (int part = 0; part < parts; ++part) sum += partial[part * count + i];
 store_{storage}(out, i, sum);"""
-    params = (Pointer("out", storage), Pointer("from", parts_of, True), Value("count", "i64"), Value("parts", "i32"))
+    params = parameters(f"{storage}* out; const {parts_of}* partial; i64 count; i32 parts")
     return Kernel("fold_parts", params, body, local=(64,))
 
 
@@ -486,10 +483,8 @@ for (int row = GROUP_ID(1) * block_rows; row < row_end; ++row) {{
 
 def _channel_params(storage: str, bias: bool) -> tuple[Parameter, ...]:
     """Target, source, filters, [bias,] sizes: M channels of the target and `channels` of the source in a group."""
-    pointers = [Pointer("T", storage), Pointer("S", storage, True), Pointer("F", storage, True)]
-    if bias:
-        pointers.append(Pointer("E", storage, True))
-    return (*pointers, *(Value(name, "i32") for name in ("batch", "groups", "M", "channels", "block_rows")), *_GEOMETRY)
+    tensors = f"{storage}* T; const {storage}* S, F{', E' if bias else ''}"
+    return parameters(f"{tensors}; i32 batch, groups, M, channels, block_rows; {_GEOMETRY}")
 
 
 # Sums of this many taps are kept side by side.
@@ -535,9 +530,7 @@ for (int tap = 0; tap < taps; ++tap) {{
   for (int l = 0; l < {math.width}; ++l) sum += ((const {math.scalar}*)&sums[tap])[l];
   store_{result}(T, place + tap, sum);
 }}"""
-    pointers = (Pointer("T", result), Pointer("S", storage, True), Pointer("R", storage, True))
-    sizes = tuple(Value(name, "i32") for name in ("batch", "groups", "N", "channels", "part_images"))
-    params = (*pointers, *sizes, *_GEOMETRY)
+    params = parameters(f"{result}* T; const {storage}* S, R; i32 batch, groups, N, channels, part_images; {_GEOMETRY}")
     return Kernel("convolution_direct_weight", params, body, helpers=patch_helper(math), local=(1, 1))
 
 
@@ -630,9 +623,9 @@ const int part = GROUP_ID(2) / groups, group = GROUP_ID(2) % groups;
 const int pixels = target_z * target_y * target_x, first = part * part_pixels;
 const int K = min((int)part_pixels, batch * pixels - first);
 {tile_loop(math, "k", "k", fetch_a, fetch_b, finish)}"""
-    pointers = (Pointer("T", result), Pointer("S", storage, True), Pointer("R", storage, True))
-    sizes = tuple(Value(name, "i32") for name in ("batch", "groups", "M", "N", "channels"))
-    params = (*pointers, *sizes, Value("part_pixels", "i64"), *_GEOMETRY)
+    params = parameters(
+        f"{result}* T; const {storage}* S, R; i32 batch, groups, M, N, channels; i64 part_pixels; {_GEOMETRY}"
+    )
     return Kernel("convolution_tile_weight", params, body, local=TILE_LOCAL)
 
 
@@ -659,8 +652,8 @@ def convolution_launch(
     source_size, target_size = (g.image, g.result) if forward else (g.result, g.image)
     channels, rows = (g.image_channels, g.result_channels) if forward else (g.result_channels, g.image_channels)
     channels, rows = channels // g.groups, rows // g.groups
-    pointers = (target, source, weight, *((bias,) if bias is not None else ()))
-    geometry = _geometry(g, source_size, target_size)
+    arguments = {"T": target, "S": source, "F": weight, **({"E": bias} if bias is not None else {})}
+    arguments |= {"batch": g.batch, "M": rows, "channels": channels, **_geometry(g, source_size, target_size)}
     math = arithmetic(storage, simd_width)
     # A tile of eight rows would be mostly empty, or its sums shorter than what it costs to prepare it.
     few = rows * channels <= 4 or (rows <= 2 and channels <= 8)
@@ -670,20 +663,19 @@ def convolution_launch(
         return Launch(
             direct_kernel(storage, direction, bias is not None, simd_width),
             (g.batch * rows * g.groups, ceil_div(lines, block_rows)),
-            (*pointers, g.batch, g.groups, rows, channels, block_rows, *geometry),
+            {**arguments, "groups": g.groups, "block_rows": block_rows},
         )
     pixels = target_size[0] * target_size[1] * target_size[2]
     if form != "cpu":
-        args = (*pointers, g.batch, g.groups, rows, channels, 0, *geometry)
+        arguments |= {"groups": g.groups, "block_rows": 0}
         if few:
             return Launch(
                 element_kernel(storage, direction, bias is not None),
                 (ceil_div(g.batch * g.groups * rows * pixels, 64),),
-                args,
+                arguments,
             )
-        return Launch(
-            tile_kernel(storage, direction, bias is not None), tile_groups(rows, g.batch * pixels, g.groups), args
-        )
+        groups = tile_groups(rows, g.batch * pixels, g.groups)
+        return Launch(tile_kernel(storage, direction, bias is not None), groups, arguments)
     phases = 1 if forward else g.stride[0] * g.stride[1] * g.stride[2]
     pixels = 1
     for extent, stride in zip(target_size, g.stride, strict=True):
@@ -697,7 +689,7 @@ def convolution_launch(
     return Launch(
         block_kernel(storage, direction, bias is not None, simd_width),
         (ceil_div(columns, block_columns), ceil_div(rows, block_rows), g.groups * phases),
-        (*pointers, g.batch, rows, channels, block_rows, block_columns, *geometry),
+        {**arguments, "block_rows": block_rows, "block_columns": block_columns},
     )
 
 
@@ -731,7 +723,8 @@ def weight_launches(
     part_pixels = max(1, ceil_div(ceil_div(pixels, parts), tile.depth)) * tile.depth
     parts = max(1, ceil_div(pixels, part_pixels))
     count = rows * columns * g.groups
-    geometry = _geometry(g, g.image, g.result)
+    arguments: dict[str, object] = {"S": image, "R": result, "batch": g.batch, "groups": g.groups}
+    arguments |= {"N": columns, "channels": channels, **_geometry(g, g.image, g.result)}
     if form == "cpu" and channels * columns <= 4 and g.taps[0] * g.taps[1] * g.taps[2] <= _MOST_DIRECT_TAPS:
         pairs = channels * columns * g.groups
         part_images = max(1, min(g.batch, g.batch * pairs // (4 * units)))
@@ -742,23 +735,22 @@ def weight_launches(
             Launch(
                 direct_weight_kernel(storage, accumulator, simd_width),
                 (pairs, parts),
-                (place, image, result, g.batch, g.groups, columns, channels, part_images, *geometry),
+                {**arguments, "T": place, "part_images": part_images},
             )
         ]
         return launches + _fold(accumulator, storage, target, place, count, parts)
     accumulator = math.value if parts > 1 else storage
     place = temporary(parts * count, accumulator) if parts > 1 else target
+    arguments |= {"T": place, "M": rows, "part_pixels": part_pixels}
     if form != "cpu":
         kernel = weight_tile_kernel(storage, accumulator)
-        args = (place, image, result, g.batch, g.groups, rows, columns, channels, part_pixels, *geometry)
-        launches = [Launch(kernel, tile_groups(rows, columns, g.groups * parts), args)]
+        launches = [Launch(kernel, tile_groups(rows, columns, g.groups * parts), arguments)]
         return launches + _fold(accumulator, storage, target, place, count, parts)
-    sizes = (g.batch, g.groups, rows, columns, channels, block_rows, block_columns, part_pixels)
     launches = [
         Launch(
             weight_kernel(storage, accumulator, narrow, simd_width),
             (ceil_div(columns, block_columns), ceil_div(rows, block_rows), g.groups * parts),
-            (place, image, result, *sizes, *geometry),
+            {**arguments, "block_rows": block_rows, "block_columns": block_columns},
         )
     ]
     return launches + _fold(accumulator, storage, target, place, count, parts)
@@ -767,4 +759,5 @@ def weight_launches(
 def _fold(parts_of: str, storage: str, target: object, place: object, count: int, parts: int) -> list[Launch]:
     if parts == 1:
         return []
-    return [Launch(fold_kernel(parts_of, storage), (ceil_div(count, 64),), (target, place, count, parts))]
+    arguments = {"out": target, "partial": place, "count": count, "parts": parts}
+    return [Launch(fold_kernel(parts_of, storage), (ceil_div(count, 64),), arguments)]

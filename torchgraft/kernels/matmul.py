@@ -16,7 +16,7 @@ the arguments, in the order of the kernel's parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from math import prod
@@ -24,7 +24,7 @@ from typing import Literal
 
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
-from torchgraft.codegen.kernel import Kernel, Launch, Parameter, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 
@@ -353,15 +353,12 @@ for (int kb = 0; kb < max(1, K); kb += {tile.depth}) {{
 
 def _operands(math: Arithmetic, result: str, addend: Addend, *sizes: str) -> tuple[Parameter, ...]:
     """C, A, B, [D,] M, N, K of all parts but the last, K of the last, `sizes`, each one's strides (row, column, batch),
-    alpha [, beta]."""
-    pointers = [Pointer("C", result), Pointer("A", math.storage, True), Pointer("B", math.storage, True)]
-    scalars = [Value("alpha", math.value)]
-    if addend != "none":
-        pointers.append(Pointer("D", math.storage, True))
-        scalars.append(Value("beta", math.value))
-    strides = [Value(f"{p.name.lower()}_{s}", "i64") for p in pointers for s in ("rs", "cs", "bs")]
-    sizes = ("M", "N", "each_K", "last_K", *sizes)
-    return (*pointers, *(Value(size, "i32") for size in sizes), *strides, *scalars)
+    alpha [, beta]"""
+    d = addend != "none"
+    strides = ", ".join(f"{name}_{s}" for name in ("abcd" if d else "abc") for s in ("rs", "cs", "bs"))
+    pointers = f"{result}* C; const {math.storage}* A, B{', D' if d else ''}"
+    numbers = f"i32 {', '.join(('M', 'N', 'each_K', 'last_K', *sizes))}; i64 {strides}"
+    return parameters(f"{pointers}; {numbers}; {math.value} alpha{', beta' if d else ''}")
 
 
 def _begin(addend: Addend, dimension: int) -> str:
@@ -671,11 +668,10 @@ for (int part = 0; part < parts; ++part) sum += P[part * count + index];
 {math.pointer} c = C + index / N * c_rs + index % N * c_cs;
 {"" if addend == "none" else f"{math.const_pointer} d = D + index / N * d_rs + index % N * d_cs;"}
 {finish_scalar(math, addend, "sum", "0", "0")}"""
-    params: list[Parameter] = [Pointer("C", storage), Pointer("P", math.value, True)]
-    params += [] if addend == "none" else [Pointer("D", storage, True)]
-    params += [Value(name, "i32") for name in ("M", "N", "parts")] + [Value("c_rs", "i64"), Value("c_cs", "i64")]
-    params += [] if addend == "none" else [Value("d_rs", "i64"), Value("d_cs", "i64")]
-    params += [Value("alpha", math.value)] + ([] if addend == "none" else [Value("beta", math.value)])
+    more = f"; const {storage}* D; i64 d_rs, d_cs; {math.value} beta" if addend != "none" else ""
+    params = parameters(
+        f"{storage}* C; const {math.value}* P; i32 M, N, parts; i64 c_rs, c_cs; {math.value} alpha{more}"
+    )
     return Kernel("matmul_fold", tuple(params), body, local=(64,))
 
 
@@ -717,7 +713,7 @@ def matmul_launches(
 
     # The kernel as a function of C's element type and D's kind, its groups within a matrix, and the sizes it takes.
     kernel: Callable[[str, Addend], Kernel]
-    more: tuple[int, ...] = ()
+    more: dict[str, int] = {}
     wanted = 2 * units
     few = 1 if m == 1 else 4
     if form != "cpu":
@@ -725,12 +721,12 @@ def matmul_launches(
         kernel = partial(_tile, storage, unit_a, unit_b)
         wanted = 4 * units
     elif m <= 4 and not math.is_complex and unit_b == "k" and a.column == 1 and k >= math.width:
-        more = (max(8, min(64, -(-n // (4 * units) // 8 * 8))),)
-        groups = (-(-n // more[0]),)
+        columns = max(8, min(64, -(-n // (4 * units) // 8 * 8)))
+        more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
         kernel = partial(_dot, storage, few, simd_width)
     elif m <= 4 and not math.is_complex and unit_b == "outer":
-        more = (min(axpy_columns(few), max(64, -(-n // (2 * units) // 64 * 64))),)
-        groups = (-(-n // more[0]),)
+        columns = min(axpy_columns(few), max(64, -(-n // (2 * units) // 64 * 64)))
+        more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
         kernel = partial(_axpy, storage, few, simd_width)
     else:
         if math.is_complex:
@@ -738,37 +734,50 @@ def matmul_launches(
             addend = "none" if d is None else "any"
         narrow = n <= math.width
         rows, columns = block_shape(math, block_tile(math, narrow), m, n, k, batch, units)
-        more = (rows, columns)
+        more = {"block_rows": rows, "block_columns": columns}
         groups = (ceil_div(n, columns), ceil_div(m, rows))
         kernel = partial(_block, storage, unit_a, unit_b, narrow, simd_width)
 
     parts = _parts(prod(groups), k, wanted) if batch == 1 and units > 1 else 1
+    sums = {"alpha": alpha, **({"beta": beta} if d else {})}
+    sized = {"M": m, "N": n, **more}
     if parts == 1:
-        operands = [c, a, b] + ([d] if d else [])
-        return [
-            Launch(
-                kernel(storage, addend),
-                (*groups, batch),
-                (
-                    *(x.pointer for x in operands),
-                    *(m, n, k, k, *more),
-                    *(stride for x in operands for stride in (x.row, x.column, x.batch)),
-                    alpha,
-                    *((beta,) if d else ()),
-                ),
-            )
-        ]
+        operands = {"C": c, "A": a, "B": b, **({"D": d} if d else {})}
+        arguments = {**_matrices(operands), **sized, "each_K": k, "last_K": k, **sums}
+        return [Launch(kernel(storage, addend), (*groups, batch), arguments)]
     # Too few blocks, of long sums: every group sums a part.
     each = ceil_div(k, parts)
     parts = ceil_div(k, each)
     place = temporary(parts * m * n, math.value)
-    strides = (n, 1, m * n, a.row, a.column, each * a.column, b.row, b.column, each * b.row)
-    one = 1.0 if math.is_float else 1
-    args = (place, a.pointer, b.pointer, m, n, each, k - (parts - 1) * each, *more, *strides, one)
-    product = Launch(kernel(math.value, "none"), (*groups, parts), args)
-    fold_args: tuple[object, ...] = (c.pointer, place, *((d.pointer,) if d else ()), m, n, parts, c.row, c.column)
-    fold_args += (d.row, d.column, alpha, beta) if d else (alpha,)
-    return [product, Launch(fold_kernel(storage, "any" if d else "none"), (ceil_div(m * n, 64),), fold_args)]
+    matrices = {
+        "C": Matrix(place, n, 1, m * n),
+        "A": Matrix(a.pointer, a.row, a.column, each * a.column),
+        "B": Matrix(b.pointer, b.row, b.column, each * b.row),
+    }
+    of_parts = {"each_K": each, "last_K": k - (parts - 1) * each, "alpha": 1.0 if math.is_float else 1}
+    product = Launch(kernel(math.value, "none"), (*groups, parts), {**_matrices(matrices), **sized, **of_parts})
+    whole: dict[str, object] = {
+        "C": c.pointer,
+        "P": place,
+        "M": m,
+        "N": n,
+        "parts": parts,
+        "c_rs": c.row,
+        "c_cs": c.column,
+    }
+    if d:
+        whole |= {"D": d.pointer, "d_rs": d.row, "d_cs": d.column}
+    fold = fold_kernel(storage, "any" if d else "none")
+    return [product, Launch(fold, (ceil_div(m * n, 64),), {**whole, **sums})]
+
+
+def _matrices(matrices: Mapping[str, Matrix]) -> dict[str, object]:
+    """The arguments for matrices: each one's pointer and strides."""
+    out: dict[str, object] = {}
+    for name, x in matrices.items():
+        out[name] = x.pointer
+        out |= zip((f"{name.lower()}_{s}" for s in ("rs", "cs", "bs")), (x.row, x.column, x.batch), strict=True)
+    return out
 
 
 def _tile(storage: str, unit_a: Unit, unit_b: Unit, result: str, addend: Addend) -> Kernel:

@@ -77,11 +77,11 @@ class _Call:
         )
         if max(head, value_head) > 256:
             raise Unsupported("heads of more than 256 elements")
-        self.common: list[Any] = [self.heads, self.heads // key_heads, self.queries, self.keys]
-        self.common.append(1 / math.sqrt(head) if scale is None else scale)
+        self.common: dict[str, Any] = {"heads": self.heads, "group": self.heads // key_heads}
+        self.common |= {"sq": self.queries, "sk": self.keys, "scale": 1 / math.sqrt(head) if scale is None else scale}
         if bias is not None:
             wide = bias.expand(self.batch, self.heads, self.queries, self.keys)
-            self.common += [wide, *wide.stride()]
+            self.common |= {"bias": wide, **{f"bs{d}": s for d, s in zip("bhqk", wide.stride(), strict=True)}}
 
     @staticmethod
     def four(spec: torch.Tensor) -> torch.Tensor:
@@ -93,8 +93,12 @@ class _Call:
         return spec if spec.stride(-1) == 1 or spec.shape[-1] == 1 else self.p.contiguous(spec)
 
     @staticmethod
-    def strided(spec: torch.Tensor) -> list[Any]:
-        return [spec, *spec.stride()[:3]]
+    def strided(**specs: torch.Tensor) -> dict[str, Any]:
+        """Operands with their strides, as arguments."""
+        out: dict[str, Any] = dict(specs)
+        for name, spec in specs.items():
+            out |= {f"{name}s{d}": s for d, s in zip("bhs", spec.stride(), strict=False)}
+        return out
 
     def groups(self, rows: int, heads: int) -> tuple[int]:
         block = kernels.GPU_LOCAL if self.p.form == "gpu" else self.variant.lanes
@@ -118,18 +122,12 @@ def _attention(
     out, lse, seed, offset = outs[0], outs[1], outs[6], outs[7]
     call = _Call(p, query, key, value, attn_bias, dropout_p, is_causal, scale)
     target = call.rows(out) if out.stride(-1) == 1 or out.shape[-1] == 1 else p.empty(call.four(out).shape, out.dtype)
-    args = [
-        *call.strided(call.query),
-        *call.strided(call.key),
-        *call.strided(call.value),
-        *call.strided(target),
-        lse,
-        *call.common,
-    ]
+    arguments = {**call.strided(q=call.query, k=call.key, v=call.value, o=target), "lse": lse, **call.common}
     if call.variant.dropout:
         reserved = p.philox(call.batch * call.heads * call.queries * ceil_div(call.keys, 4))
-        args += [dropout_p, reserved.seed, reserved.offset, seed, offset]
-    p.launch(kernels.forward(call.variant, p.form), call.groups(call.queries, call.heads), args)
+        arguments |= {"drop": dropout_p, "seed": reserved.seed, "offset": reserved.offset}
+        arguments |= {"seed_p": seed, "offset_p": offset}
+    p.launch(kernels.forward(call.variant, p.form), call.groups(call.queries, call.heads), **arguments)
 
 
 def _meta_backward(
@@ -179,7 +177,9 @@ def _attention_backward(
     q, k, v = call.query, call.key, call.value
     grad = call.rows(grad_out)
     delta = p.empty(logsumexp.shape, call.statistics)
-    drawn = [dropout_p, philox_seed, philox_offset] if call.variant.dropout else []
+    common: dict[str, Any] = {"lse": logsumexp, "delta": delta, **call.common}
+    if call.variant.dropout:
+        common |= {"drop": dropout_p, "seed_p": philox_seed, "offset_p": philox_offset}
 
     def target(spec: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
         if spec is not None and (spec.stride(-1) == 1 or spec.shape[-1] == 1):
@@ -191,28 +191,22 @@ def _attention_backward(
             p.copy(call.four(spec), by)
 
     dq = target(grad_query, q)
-    scores = []
+    scores = {}
     if grad_bias is not None:
-        scores = [p.empty((call.batch, call.heads, call.queries, call.keys), call.statistics)]
-    first = [x for t in (q, k, v, call.rows(out), grad, dq) for x in call.strided(t)]
-    p.launch(
-        kernels.query_gradient(call.variant, p.form),
-        call.groups(call.queries, call.heads),
-        [*first, logsumexp, delta, *call.common, *scores, *drawn],
-    )
+        scores["scores_g"] = p.empty((call.batch, call.heads, call.queries, call.keys), call.statistics)
+    operands = call.strided(q=q, k=k, v=v, o=call.rows(out), g=grad, dq=dq)
+    groups = call.groups(call.queries, call.heads)
+    p.launch(kernels.query_gradient(call.variant, p.form), groups, **operands, **common, **scores)
     deliver(grad_query, dq)
     if grad_key is not None or grad_value is not None:
         dk, dv = target(grad_key, k), target(grad_value, v)
-        second = [x for t in (q, k, v, grad, dk, dv) for x in call.strided(t)]
-        p.launch(
-            kernels.key_gradient(call.variant, p.form),
-            call.groups(call.keys, k.shape[1]),
-            [*second, logsumexp, delta, *call.common, *drawn],
-        )
+        operands = call.strided(q=q, k=k, v=v, g=grad, dk=dk, dv=dv)
+        groups = call.groups(call.keys, k.shape[1])
+        p.launch(kernels.key_gradient(call.variant, p.form), groups, **operands, **common)
         deliver(grad_key, dk)
         deliver(grad_value, dv)
     if grad_bias is not None:
-        _sum_to(p, grad_bias, scores[0])
+        _sum_to(p, grad_bias, scores["scores_g"])
 
 
 def _sum_to(p: PlanBuilder, to: torch.Tensor, by: torch.Tensor) -> None:

@@ -100,7 +100,7 @@ def _convolution(
     launch = convolution_launch(
         _storage(out), g, "backward" if transposed else "forward", out, input, weight, bias, **_options(p)
     )
-    p.launch(launch.kernel, launch.groups, launch.args)
+    p.launch(launch.kernel, launch.groups, **launch.arguments)
 
 
 def _backward_meta(
@@ -145,14 +145,14 @@ def _convolution_backward(
     if grad_input is not None:
         direction: Direction = "forward" if transposed else "backward"
         launch = convolution_launch(storage, g, direction, grad_input, grad_output, weight, **_options(p))
-        p.launch(launch.kernel, launch.groups, launch.args)
+        p.launch(launch.kernel, launch.groups, **launch.arguments)
     if grad_weight is not None:
 
         def temporary(count: int, element: str) -> torch.Tensor:
             return p.empty((count,), BY_NAME[element].dtype)
 
         for launch in weight_launches(storage, g, grad_weight, image, result, temporary, **_options(p)):
-            p.launch(launch.kernel, launch.groups, launch.args)
+            p.launch(launch.kernel, launch.groups, **launch.arguments)
     if grad_bias is not None:
         dims = [0, *range(2, grad_output.dim())]
         p.call_out(torch.ops.aten.sum.dim_IntList, grad_bias, grad_output, dims, False)

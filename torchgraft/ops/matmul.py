@@ -68,7 +68,7 @@ def plan_product(
         simd_width=p.device.simd_width,
     )
     for launch in launches:
-        p.launch(launch.kernel, launch.groups, launch.args)
+        p.launch(launch.kernel, launch.groups, **launch.arguments)
 
 
 @planner("mm", "bmm")
