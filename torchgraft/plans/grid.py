@@ -78,6 +78,12 @@ class Dealer(NamedTuple):
             values.update((f"n{d}", size) for d, size in enumerate(sizes))
         return Grid((groups,), values)
 
+    def share(self, n: int, groups: int) -> Grid:
+        """For a `Walk` over n elements that no more than so many groups share: of which each has memory of its own,
+        say."""
+        chunk = max(1, ceil_div(n, groups))
+        return Grid((ceil_div(n, chunk),), {"n": n, "chunk": chunk})
+
     def rows(self, outer: int, size: int, inner: int = 1, cost: int = 1) -> tuple[Layout, Grid]:
         """For a `Team` that works along the middle of a contiguous (outer, size, inner): how its rows lie, and its
         groups."""
