@@ -265,12 +265,14 @@ class Team:
         ctype = value_ctype(type_)
         return self.var(name, type_, value) if self._is_vector else f"const {ctype} {name} = {value};"
 
-    def var(self, name: str, type_: str, value: str) -> str:
-        """The same for a value that `leader` may change, of rows across memory."""
+    def var(self, name: str, type_: str, value: str = "") -> str:
+        """The same for a value that `leader` may change, of rows across memory; it may be left to `leader` to set it
+        first."""
         ctype = value_ctype(type_)
+        assign = f"{name} = {value};" if value else ""
         if self._is_vector:
-            return f"{self._column(name, ctype)}{self._lanes(f'{name} = {value};')}"
-        return f"{ctype} {name} = {value};"
+            return f"{self._column(name, ctype)}{self._lanes(assign) if value else ''}"
+        return f"{ctype} {assign or f'{name};'}"
 
     @property
     def sync(self) -> str:

@@ -5,8 +5,9 @@ of w = exp(-2 pi i / n), transforms these R numbers and writes them so that the 
 permutation at the end (see Govindaraju et al., "High performance discrete Fourier transforms on graphics processors",
 SC 2008). The transform back is the one forth with real and imaginary parts exchanged.
 
-One text serves both forms. On CPUs a work-item takes as many lines at once as a vector has lanes, and lines lie
-beside each other in its scratch; on GPUs a work-group takes one line, in local memory if it is short.
+A walk deals the work out to groups, which take their parts one after the other. On CPUs a work-item takes as many lines
+at once as a vector has lanes, and lines lie beside each other in its scratch; on GPUs a work-group takes one line, in
+local memory if it is short.
 
 What a longer transform is made of - the two steps of n = n1 n2, Bluestein's convolution - differs only in where a
 line's elements come from, where they go, and by what they are multiplied on the way: see `LINE_PARAMETERS`.
@@ -16,9 +17,11 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from typing import Literal
 
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, parameters
+from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import BY_NAME
 
 Source = Literal["complex", "real", "hermitian"]
@@ -177,17 +180,9 @@ Element j of line g is element from = u * source_first + j * source_step of the 
 transform is element to = u * target_first + k * target_step of the axis that is written, where u = g % parts. Elements
 from `source_length` on are zero, and none is written from `target_length` on. Where `before` and `after` are given,
 what is read is multiplied by before[from], and what is written by after[to] and by `scale`. Element 0 of line g's axes
-is found by g / parts in the batch's dimensions. `full` is the length of a Hermitian axis of which half is there.
+is found by g / parts in the batch's dimensions: `size<d>`, `source_apart<d>` and `target_apart<d>`. `full` is the
+length of a Hermitian axis of which half is there. The radices of the stages are the bytes of `low` and `high`.
 """
-_VALUES = (
-    *("n", "lines", "parts", "source_first", "source_step", "source_length", "source_stride"),
-    *("target_first", "target_step", "target_length", "target_stride", "full"),
-)
-
-
-def _batch(rank: int) -> tuple[Parameter, ...]:
-    names = [*("size",), *("source_apart",), *("target_apart",)]
-    return tuple(Value(f"{name}{d}", "i64") for name in names for d in range(rank))
 
 
 def _place(rank: int) -> str:
@@ -347,8 +342,8 @@ def _cpu_body(source: Source, target: Target, rank: int) -> str:
     # Half an axis is read forth and back, so its lines must be at one place of it.
     steps = "source_next == 0" if source == "hermitian" else "(source_next == 0 || source_next == 1)"
     return f"""
-SPACE V* const own = (SPACE V*)scratch + (long)GROUP_ID(0) * 4 * n;
-for (long start = (long)GROUP_ID(0) * WIDTH; start < lines; start += (long)NUM_GROUPS(0) * WIDTH) {{
+  SPACE V* const own = (SPACE V*)scratch + (long)GROUP_ID(0) * 4 * n;
+  const long start = tg_i * WIDTH;
   const int count = (int)min((long)WIDTH, lines - start);
   long source_base[WIDTH], source_from[WIDTH], source_place[WIDTH], target_from[WIDTH], target_place[WIDTH];
   for (int l = 0; l < count; ++l) {{
@@ -380,18 +375,13 @@ for (long start = (long)GROUP_ID(0) * WIDTH; start < lines; start += (long)NUM_G
   {{
   const long jump = target_step * target_stride;
   {store}
-  }}
-}}"""
+  }}"""
 
 
-def _gpu_body(source: Source, target: Target, rank: int, type_: str, local: int) -> str:
-    storage = BY_NAME[type_].storage
-    memory = (
-        f"LOCAL {storage} own[{4 * local}];" if local else f"GLOBAL {storage}* own = scratch + GROUP_ID(0) * 4 * n;"
-    )
+def _gpu_body(source: Source, target: Target, rank: int, local: int) -> str:
     return f"""
-{memory}
-for (long line = GROUP_ID(0); line < lines; line += NUM_GROUPS(0)) {{
+  {"" if local else "GLOBAL T* const own = scratch + GROUP_ID(0) * 4 * n;"}
+  const long line = tg_i;
   {_place(rank)}
   SPACE V *ar = own, *ai = own + n, *br = own + 2 * n, *bi = own + 3 * n;
   const long source_from = part * source_first, source_place = source_at + source_from * source_stride;
@@ -408,34 +398,28 @@ for (long line = GROUP_ID(0); line < lines; line += NUM_GROUPS(0)) {{
     const long jump = target_step * target_stride;
     {_store(target, "j", "target_from", "target_place")}
   }}
-  BARRIER;
-}}"""
+  BARRIER;"""
 
 
 @functools.cache
 def line_kernel(type_: str, source: Source, target: Target, rank: int, form: str, local: int = 0) -> Kernel:
-    """Transforms lines; `LINE_PARAMETERS` says which.
+    """Transforms lines; `LINE_PARAMETERS` says which. The walk is over lines, or over as many at once as `lanes`.
+
+    Parameters: `target`, `source`, `turns` (powers of w), `before`, `after`, `scratch`, those, `scale`, `backward`.
 
     Args:
         type_: of real parts, "f32" or "f64".
         source, target: what lies in memory. Of a Hermitian axis there are the elements 0 to full / 2.
         rank: dimensions of the batch.
-        form: "cpu" or "gpu". Any number of groups share the lines; each has 4 * n * lanes numbers of scratch.
+        form: "cpu" or "gpu". Each group has 4 * n * lanes numbers of scratch.
         local: the longest line for which a GPU's group has local memory in place of scratch; 0: it has none.
     """
-    params: tuple[Parameter, ...] = (
-        Pointer("target", type_),
-        Pointer("source", type_, const=True),
-        Pointer("turns", type_, const=True),
-        Pointer("before", type_, const=True),
-        Pointer("after", type_, const=True),
-        Pointer("scratch", type_),
-        *(Value(name, "i32" if name == "n" else "i64") for name in _VALUES),
-        *_batch(rank),
-        Value("low", "u64"),
-        Value("high", "u64"),
-        Value("scale", type_),
-        Value("backward", "i32"),
+    batch = "".join(f", size{d}, source_apart{d}, target_apart{d}" for d in range(rank))
+    params = parameters(
+        f"{type_}* target; const {type_}* source, turns, before, after; {type_}* scratch; i32 n; "
+        "i64 lines, parts, source_first, source_step, source_length, source_stride; "
+        f"i64 target_first, target_step, target_length, target_stride, full{batch}; "
+        f"u64 low, high; {type_} scale; i32 backward"
     )
     width = lanes(type_, form)
     storage = BY_NAME[type_].storage
@@ -452,6 +436,9 @@ def line_kernel(type_: str, source: Source, target: Target, rank: int, form: str
         **{word: f"{word}_{vector}" for word in ("EVEN", "ODD", "ZIP_LOW", "ZIP_HIGH")},
     }
     helpers = "".join(f"#define {name} {text}\n" for name, text in words.items()) + stages
-    body = _cpu_body(source, target, rank) if form == "cpu" else _gpu_body(source, target, rank, type_, local)
-    name = f"fft_{source}_{target}"
-    return Kernel(name, params, body, helpers=helpers, local=(GPU_LOCAL,) if form == "gpu" else (1,))
+    gpu, walk = form == "gpu", Walk("cpu", prefix="tg_")
+    body = _gpu_body(source, target, rank, local) if gpu else _cpu_body(source, target, rank)
+    head = f"LOCAL {storage} own[{4 * local}];\n" if local else ""
+    kernel = walk.kernel(f"fft_{source}_{target}", params, head + walk.each(body, vectorize=False), helpers)
+    # The members of a GPU's group go through its lines together.
+    return replace(kernel, local=(GPU_LOCAL if gpu else 1,))

@@ -2,7 +2,8 @@
 
 A place is, along each axis, a few pixels with weights: one for "nearest", two for "linear", four for "cubic". All their
 combinations are the place's taps. Kernels find the taps of a block of places first, and then go over the channels. The
-CPU's blocks are long, so that the loop over their places vectorises; the GPU's are single places.
+CPU's blocks are long, so that the loop over their places vectorises; the GPU's are single places. Places are the rows
+of a team: `outer` images, of which each has `inner` places side by side.
 
 Places lie in -1 .. 1, whose ends are the centres of the corner pixels or, unless corners are aligned, the corners'
 edges. What lies outside is zero, the nearest pixel of the border, or mirrored at the border (torch's
@@ -19,13 +20,16 @@ from dataclasses import dataclass
 from functools import cache
 
 from torchgraft.codegen.arithmetic import arithmetic
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, Parameter, parameters
+from torchgraft.codegen.loops import Layout, Team, Walk
 from torchgraft.codegen.types import BY_NAME
 
+#: Places that a CPU treats at once.
+BLOCK = 64
+#: Work-items of a GPU's group that gather an image's gradient.
 GROUP = 64
-CPU_BLOCK = 64
 
-_AXES = ("x", "y", "z")
+AXES = ("x", "y", "z")
 
 INTERPOLATIONS = ("linear", "nearest", "cubic")
 PADDINGS = ("zeros", "border", "reflection")
@@ -50,7 +54,7 @@ class Sampling:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        return _AXES[: self.dims]
+        return AXES[: self.dims]
 
     @property
     def span(self) -> int:
@@ -62,9 +66,9 @@ class Sampling:
         return int(self.span**self.dims)
 
     @property
-    def real(self) -> str:
-        """The type that is computed in."""
-        return BY_NAME[BY_NAME[self.storage].compute].storage
+    def compute(self) -> str:
+        """The element type that is computed in."""
+        return BY_NAME[self.storage].compute
 
 
 _PLACE = """
@@ -124,7 +128,7 @@ _TAPS = {
 
 def _helpers(s: Sampling) -> str:
     return f"""
-#define real {s.real}
+#define real {BY_NAME[s.compute].storage}
 {_PLACE}
 {_CUBIC if s.interpolation == "cubic" else ""}
 inline void tg_axis(real coordinate, int size, int padding, int aligned, int* at, real* weights, real* slopes,
@@ -133,151 +137,123 @@ inline void tg_axis(real coordinate, int size, int padding, int aligned, int* at
 }}"""
 
 
-def _params(s: Sampling, *more: str) -> tuple[Parameter, ...]:
-    """`padding` is a number of `PADDINGS`. The steps are the image's; the channels' planes of the target are
-    contiguous."""
-    sizes = (Value(f"size_{axis}", "i32") for axis in s.axes)
-    steps = (Value(name, "i64") for name in ("batch_step", "channel_step", "pixel_step"))
-    numbers = (Value(name, "i32") for name in ("padding", "aligned", "channels"))
-    return (*numbers, Value("places", "i64"), *sizes, *steps, *(Value(name, "i64") for name in more))
+def _params(s: Sampling, pointers: str, numbers: str) -> tuple[Parameter, ...]:
+    """`padding` is a number of `PADDINGS`."""
+    sizes = ", ".join(f"size_{axis}" for axis in s.axes)
+    return parameters(f"{pointers}; i32 padding, aligned, channels, {sizes}; i64 {numbers}")
 
 
-def _find_taps(s: Sampling, block: int, slopes: bool) -> str:
-    """Finds pixels[] and weights[] of the taps of `count` places from `begin` on; outside the image a weight is 0. With
-    `slopes` also by what each tap's weight grows along each axis."""
-    n, span = s.taps, s.span
-    declared = f"int pixels[{n * block}]; real weights[{n * block}];"
-    if slopes:
-        declared += "".join(f" real slopes_{a}[{n * block}];" for a in s.axes)
-    axes = "\n".join(
-        f"int at_{a}[{span}]; real w_{a}[{span}], d_{a}[{span}], slope_{a};\n"
-        f"tg_axis(load_{s.storage}(D, (image * places + begin + b) * {s.dims} + {i}), "
-        f"size_{a}, padding, aligned, at_{a}, w_{a}, d_{a}, &slope_{a});"
-        for i, a in enumerate(s.axes)
-    )
-    lines = []
+# Of the image; the channels' planes of the target are contiguous.
+_STEPS = "batch_step, channel_step, pixel_step"
+
+
+def _found(s: Sampling, slopes: bool) -> dict[str, str]:
+    """What `_find_taps` finds: names and element types."""
+    found = {}
+    for k in range(s.taps):
+        found[f"pixel{k}"], found[f"weight{k}"] = "i32", s.compute
+        found.update((f"slope{k}_{a}", s.compute) for a in s.axes if slopes)
+    return found
+
+
+def _find_taps(s: Sampling, place: str, slopes: bool, at: str = "") -> str:
+    """Finds the taps of the place with that number: pixel<k> and weight<k>; outside the image a weight is 0. With
+    `slopes` also by what each tap's weight grows along each axis, slope<k>_<axis>. `at` is put behind the names."""
+    span, lines = s.span, []
+    for i, a in enumerate(s.axes):
+        lines.append(f"int at_{a}[{span}]; real w_{a}[{span}], d_{a}[{span}], slope_{a};")
+        coordinate = f"load_{s.storage}(grid, ({place}) * {s.dims} + {i})"
+        lines.append(f"tg_axis({coordinate}, size_{a}, padding, aligned, at_{a}, w_{a}, d_{a}, &slope_{a});")
     for number, ks in enumerate(itertools.product(range(span), repeat=s.dims)):
         index = dict(zip(reversed(s.axes), ks, strict=True))  # x varies fastest
         inside = " && ".join(f"at_{a}[{index[a]}] >= 0" for a in s.axes)
-        place = "0"
+        pixel = ""
         for a in reversed(s.axes):
-            place = f"({place} * size_{a} + at_{a}[{index[a]}])" if place != "0" else f"at_{a}[{index[a]}]"
+            pixel = f"({pixel} * size_{a} + at_{a}[{index[a]}])" if pixel else f"at_{a}[{index[a]}]"
         lines.append(f"const bool inside{number} = {inside};")
-        lines.append(f"pixels[{number * block} + b] = inside{number} ? {place} : 0;")
+        lines.append(f"pixel{number}{at} = inside{number} ? {pixel} : 0;")
         weight = " * ".join(f"w_{a}[{index[a]}]" for a in s.axes)
-        lines.append(f"weights[{number * block} + b] = inside{number} ? {weight} : 0;")
+        lines.append(f"weight{number}{at} = inside{number} ? {weight} : 0;")
         if slopes:
             for along in s.axes:
                 factors = [f"{'d' if a == along else 'w'}_{a}[{index[a]}]" for a in s.axes]
                 growth = " * ".join([f"slope_{along}", *factors])
-                lines.append(f"slopes_{along}[{number * block} + b] = inside{number} ? {growth} : 0;")
-    body = "\n    ".join(lines)
-    return f"""{declared}
-for (int b = 0; b < count; ++b) {{
-  {axes}
-    {body}
-}}"""
+                lines.append(f"slope{number}_{along}{at} = inside{number} ? {growth} : 0;")
+    return "\n    ".join(lines)
 
 
-def _block(block: int) -> str:
-    return f"""const long image = GLOBAL_ID(1), begin = (long)GLOBAL_ID(0) * {block};
-if (begin >= places) return;
-const int count = min(places - begin, (long){block});"""
-
-
-def _local(block: int) -> tuple[int, int]:
-    return (GROUP, 1) if block == 1 else (1, 1)
+def _pixel(s: Sampling, k: int) -> str:
+    return arithmetic(s.storage).load("image", f"from + pixel{k} * pixel_step")
 
 
 @cache
-def sample_kernel(s: Sampling, block: int) -> Kernel:
-    """A work-item for each block of places of an image."""
-    math = arithmetic(s.storage)
-    terms = [
-        f"(weights[{k * block} + b] != 0 ? weights[{k * block} + b] * "
-        f"{math.load('S', f'at + pixels[{k * block} + b] * pixel_step')} : 0)"
-        for k in range(s.taps)
-    ]
-    body = f"""
-{_block(block)}
-{_find_taps(s, block, False)}
-for (int c = 0; c < channels; ++c) {{
-  const long at = image * batch_step + c * channel_step, to = (image * channels + c) * places + begin;
-  VECTORIZE
-  for (int b = 0; b < count; ++b) {{
-    {math.store("T", "to + b", " + ".join(terms))};
-  }}
-}}"""
-    pointers = (Pointer("T", s.storage), Pointer("S", s.storage, True), Pointer("D", s.storage, True))
-    return Kernel(f"grid_sample{s.dims}d", (*pointers, *_params(s)), body, _helpers(s), _local(block))
+def sample_kernel(layout: Layout, s: Sampling) -> Kernel:
+    """Parameters: `out`, `image`, `grid`, and what `_params` and `_STEPS` tell."""
+    team = Team(layout)
+    found = [team.var(name, type_) for name, type_ in _found(s, False).items()]
+    find = team.leader(_find_taps(s, f"o * inner + {team.column}", False))
+    terms = " + ".join(f"(weight{k} != 0 ? weight{k} * {_pixel(s, k)} : 0)" for k in range(s.taps))
+    channels = f"""for (int channel = 0; channel < channels; ++channel) {{
+      const long from = o * batch_step + channel * channel_step, to = (o * channels + channel) * inner;
+      {team.leader(f"store_{s.storage}(out, to + {team.column}, {terms});")}
+    }}"""
+    params = _params(s, f"{s.storage}* out; const {s.storage}* image, grid", _STEPS)
+    return team.kernel(f"grid_sample{s.dims}d", params, *found, find, channels, helpers=_helpers(s))
 
 
 @cache
-def grid_gradient_kernel(s: Sampling, block: int) -> Kernel:
-    """The grid's gradient: a work-item for each block of places of an image. G is the result's gradient."""
-    math = arithmetic(s.storage)
-    sums = "".join(f" real sum_{a}[{block}];" for a in s.axes)
-    clear = " ".join(f"sum_{a}[b] = 0;" for a in s.axes)
-    steps = []
+def grid_gradient_kernel(layout: Layout, s: Sampling) -> Kernel:
+    """The grid's gradient. Parameters: `out`, the result's gradient `grad`, `image`, `grid`, and what `_params` and
+    `_STEPS` tell."""
+    team = Team(layout)
+    found = [team.var(name, type_) for name, type_ in _found(s, True).items()]
+    sums = [team.var(f"sum_{a}", s.compute, "0") for a in s.axes]
+    find = team.leader(_find_taps(s, f"o * inner + {team.column}", True))
+    add = [f"const real g = load_{s.storage}(grad, to + {team.column});"]
     for k in range(s.taps):
-        steps.append(f"const real v{k} = g * {math.load('S', f'at + pixels[{k * block} + b] * pixel_step')};")
-        for a in s.axes:
-            slope = f"slopes_{a}[{k * block} + b]"
-            steps.append(f"sum_{a}[b] += {slope} != 0 ? {slope} * v{k} : 0;")
-    stores = " ".join(
-        math.store("T", f"(image * places + begin + b) * {s.dims} + {i}", f"sum_{a}[b]") + ";"
-        for i, a in enumerate(s.axes)
-    )
-    text = "\n    ".join(steps)
-    body = f"""
-{_block(block)}
-{_find_taps(s, block, True)}
-{sums}
-for (int b = 0; b < count; ++b) {{ {clear} }}
-for (int c = 0; c < channels; ++c) {{
-  const long at = image * batch_step + c * channel_step, from = (image * channels + c) * places + begin;
-  VECTORIZE
-  for (int b = 0; b < count; ++b) {{
-    const real g = {math.load("G", "from + b")};
-    {text}
-  }}
-}}
-for (int b = 0; b < count; ++b) {{ {stores} }}"""
-    pointers = tuple(Pointer(name, s.storage, name != "T") for name in ("T", "G", "S", "D"))
-    return Kernel(f"grid_sample{s.dims}d_grid_backward", (*pointers, *_params(s)), body, _helpers(s), _local(block))
+        add.append(f"const real v{k} = g * {_pixel(s, k)};")
+        add += [f"sum_{a} += slope{k}_{a} != 0 ? slope{k}_{a} * v{k} : 0;" for a in s.axes]
+    channels = f"""for (int channel = 0; channel < channels; ++channel) {{
+      const long from = o * batch_step + channel * channel_step, to = (o * channels + channel) * inner;
+      {team.leader(" ".join(add))}
+    }}"""
+    place = f"(o * inner + {team.column}) * {s.dims}"
+    stores = [f"store_{s.storage}(out, {place} + {i}, sum_{a});" for i, a in enumerate(s.axes)]
+    name = f"grid_sample{s.dims}d_grid_backward"
+    params = _params(s, f"{s.storage}* out; const {s.storage}* grad, image, grid", _STEPS)
+    parts = [*found, *sums, find, channels, team.leader(" ".join(stores))]
+    return team.kernel(name, params, *parts, helpers=_helpers(s))
 
 
 @cache
-def image_gradient_kernel(s: Sampling, block: int) -> Kernel:
-    """The image's gradient, in the type that is computed in. Each work-item owns `share` channels of an image, and
-    `stripe` pixels of their planes; there are `stripes` of these."""
-    math = arithmetic(s.storage)
+def image_gradient_kernel(s: Sampling, form: str) -> Kernel:
+    """The image's gradient, in the type that is computed in. The walk is over (image, share, stripe): `share` channels,
+    and `stripe` pixels of their planes. Parameters: `out`, the result's gradient `grad`, `grid`, what `_params` tells,
+    `places`, `share`, `stripe`."""
+    walk, block = Walk(form, rank=3, group=GROUP), BLOCK if form == "cpu" else 1
+    found = " ".join(f"{BY_NAME[type_].storage} {name}[{block}];" for name, type_ in _found(s, False).items())
     adds = "\n      ".join(
-        f"if (weights[{k * block} + b] != 0 && (ulong)(pixels[{k * block} + b] - low) < (ulong)many) "
-        f"t[pixels[{k * block} + b]] += weights[{k * block} + b] * g;"
+        f"if (weight{k}[b] != 0 && (ulong)(pixel{k}[b] - low) < (ulong)many) t[pixel{k}[b]] += weight{k}[b] * g;"
         for k in range(s.taps)
     )
     pixels = " * ".join(f"(long)size_{a}" for a in s.axes)
-    body = f"""
-const long shares = (channels + share - 1) / share, item = GLOBAL_ID(0), image = item / stripes / shares;
-if (image >= images) return;
-const int first = item / stripes % shares * share, last = min(first + (int)share, channels);
-const long plane = {pixels}, low = item % stripes * stripe, many = clamp(plane - low, 0l, stripe);
-for (int c = first; c < last; ++c)
-  for (long i = low; i < low + many; ++i) T[(image * channels + c) * plane + i] = 0;
-for (long begin = 0; begin < places; begin += {block}) {{
-  const int count = min(places - begin, (long){block});
-  {_find_taps(s, block, False)}
-  for (int c = first; c < last; ++c) {{
-    GLOBAL real* t = T + (image * channels + c) * plane;
-    for (int b = 0; b < count; ++b) {{
-      const real g = {math.load("G", "(image * channels + c) * places + begin + b")};
+    part = f"""
+const long image = i0, plane = {pixels}, low = (i2 + j) * stripe, many = clamp(plane - low, (long)0, stripe);
+const int first = (int)(i1 * share), last = min(first + (int)share, channels);
+for (int channel = first; channel < last; ++channel)
+  for (long k = low; k < low + many; ++k) out[(image * channels + channel) * plane + k] = 0;
+{found}
+for (long start = 0; start < places; start += {block}) {{
+  const int here = (int)min(places - start, (long){block});
+  for (int b = 0; b < here; ++b) {{ {_find_taps(s, "image * places + start + b", False, "[b]")} }}
+  for (int channel = first; channel < last; ++channel) {{
+    GLOBAL real* t = out + (image * channels + channel) * plane;
+    for (int b = 0; b < here; ++b) {{
+      const real g = load_{s.storage}(grad, (image * channels + channel) * places + start + b);
       {adds}
     }}
   }}
 }}"""
-    accumulated = BY_NAME[s.storage].compute
-    pointers = (Pointer("T", accumulated), Pointer("G", s.storage, True), Pointer("D", s.storage, True))
-    params = (*pointers, *_params(s, "images", "share", "stripes", "stripe"))
-    local = _local(block)[:1]
-    return Kernel(f"grid_sample{s.dims}d_image_backward", params, body, _helpers(s), local)
+    pointers = f"{s.compute}* out; const {s.storage}* grad, grid"
+    params = _params(s, pointers, "places, share, stripe")
+    return walk.kernel(f"grid_sample{s.dims}d_image_backward", params, walk.each(part, vectorize=False), _helpers(s))

@@ -13,24 +13,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Literal
 
-from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
-from torchgraft.codegen.kernel import Kernel, Launch, Parameter, Pointer, Value
-from torchgraft.kernels.convolution import Triple, patch_helper
+from torchgraft.codegen.kernel import Kernel, Parameter, parameters
+from torchgraft.codegen.loops import Walk
+from torchgraft.kernels.convolution import patch_helper
 
 Kind = Literal["max", "average"]
 
-_AXES = ("z", "y", "x")
-
-
-def _sizes(*names: str) -> tuple[Parameter, ...]:
-    return tuple(Value(f"{name}_{axis}", "i32") for name in names for axis in _AXES)
-
-
-_IMAGES = _sizes("source", "target")
-_WINDOWS = _sizes("taps", "stride", "padding", "dilation")
-# Whether padding counts, and the divisor or 0.
-_AVERAGE = (Value("include_padding", "i32"), Value("divisor", "i32"))
+AXES = ("z", "y", "x")
 
 _LOWEST = {
     "f16": "-INFINITY",
@@ -44,24 +34,29 @@ _LOWEST = {
     "u8": "0",
 }
 
-_GROUP = 64
+# Heads of rows of walks over (plane, z, y, x): of the target's pixels and of the source's.
+_TARGET_ROW = """const int ty = i2, tz = i1;
+const long first = ((i0 * target_z + i1) * target_y + i2) * target_x + i3;
+const long source_at = i0 * source_z * source_y * source_x;"""
+_SOURCE_ROW = """const int y = i2, z = i1;
+const long first = ((i0 * source_z + i1) * source_y + i2) * source_x + i3;
+const long target_at = i0 * target_z * target_y * target_x;"""
 
-_SPLIT_TARGET = """
-const long index = GLOBAL_ID(0);
-if (index >= planes * target_z * target_y * target_x) return;
-const int tx = index % target_x, ty = index / target_x % target_y, tz = index / ((long)target_x * target_y) % target_z;
-const long plane = index / ((long)target_x * target_y * target_z);
-S += plane * source_z * source_y * source_x;
-"""
 
-_SPLIT_SOURCE = """
-const long index = GLOBAL_ID(0);
-if (index >= planes * source_z * source_y * source_x) return;
-const int x = index % source_x, y = index / source_x % source_y, z = index / ((long)source_x * source_y) % source_z;
-const int place = index % ((long)source_x * source_y * source_z);
-const long plane = index / ((long)source_x * source_y * source_z);
-G += plane * target_z * target_y * target_x;
-"""
+def _sizes(*names: str) -> str:
+    return "i32 " + ", ".join(f"{name}_{axis}" for name in names for axis in AXES)
+
+
+def _params(pointers: str, kind: Kind, adaptive: bool) -> tuple[Parameter, ...]:
+    """`pointers`, the sizes of source and target on each axis and, unless windows are adaptive, their taps, stride,
+    padding and dilation on each; for means whether padding counts, and the divisor or 0."""
+    windows = "" if adaptive else _sizes("taps", "stride", "padding", "dilation")
+    average = "i32 include_padding, divisor" if kind == "average" and not adaptive else ""
+    return parameters(f"{pointers}; {_sizes('source', 'target')}; {windows}; {average}")
+
+
+def _forward_pointers(storage: str, kind: Kind) -> str:
+    return f"{storage}* out; {'i64* indices' if kind == 'max' else ''}; const {storage}* image"
 
 
 def _is_nan(math: Arithmetic, name: str) -> str:
@@ -81,13 +76,15 @@ const int start_{axis} = corner_{axis} + (outside_{axis} + dilation_{axis} - 1) 
 const int end_{axis} = min(corner_{axis} + (taps_{axis} - 1) * dilation_{axis} + 1, source_{axis});"""
 
 
-def _count(padded: str = "include_padding") -> str:
-    """Sets `count`: what the sum of a window is divided by."""
-    sizes = [
-        f"({padded} ? min(corner_{a} + taps_{a}, source_{a} + padding_{a}) - corner_{a} : end_{a} - start_{a})"
-        for a in _AXES
-    ]
-    return f"const int count = divisor != 0 ? divisor : {' * '.join(sizes)};"
+# What the sum of a window is divided by.
+_ADAPTIVE_COUNT = "const int count = (end_z - start_z) * (end_y - start_y) * (end_x - start_x);"
+_COUNT = "const int count = divisor != 0 ? divisor : {};".format(
+    " * ".join(
+        f"(include_padding ? min(corner_{a} + taps_{a}, source_{a} + padding_{a}) - corner_{a} : end_{a} - start_{a})"
+        for a in AXES
+    )
+)
+_PIXEL = "((long)z * source_y + y) * source_x + x"
 
 
 def _largest(math: Arithmetic, loops: str) -> str:
@@ -96,51 +93,43 @@ def _largest(math: Arithmetic, loops: str) -> str:
 {math.scalar} best = {_LOWEST[math.storage]};
 long best_at = ((long)start_z * source_y + start_y) * source_x + start_x;
 {loops} {{
-  const {math.scalar} value = {math.load("S", "((long)z * source_y + y) * source_x + x")};
-  if (value > best || {_is_nan(math, "value")}) {{ best = value; best_at = ((long)z * source_y + y) * source_x + x; }}
+  const {math.scalar} value = {math.load("image", f"source_at + {_PIXEL}")};
+  if (value > best || {_is_nan(math, "value")}) {{ best = value; best_at = {_PIXEL}; }}
 }}
-{math.store("T", "index", "best")};
-I[index] = best_at;"""
+{math.store("out", "first + j", "best")};
+indices[first + j] = best_at;"""
 
 
 @cache
-def window_kernel(storage: str, kind: Kind, adaptive: bool, simd_width: int = 16) -> Kernel:
-    """A work-item for each pixel of the target: the GPU form, and for adaptive windows the only one."""
-    math = arithmetic(storage, simd_width)
+def window_kernel(storage: str, kind: Kind, adaptive: bool, form: str) -> Kernel:
+    """The walk is over the target's pixels: the GPU form, and for adaptive windows the CPU's too.
+
+    Parameters: `out`, `indices` of largest elements, `image`, and what `_params` tells.
+    """
+    walk, math = Walk(form, rank=4), arithmetic(storage)
     step = "1" if adaptive else "dilation_{0}"
-    loops = "".join(f"for (int {a} = start_{a}; {a} < end_{a}; {a} += {step.format(a)})\n" for a in _AXES)
-    windows = "\n".join(_window(a, f"t{a}", adaptive) for a in _AXES)
+    loops = "".join(f"for (int {a} = start_{a}; {a} < end_{a}; {a} += {step.format(a)})\n" for a in AXES)
+    windows = "\n".join(_window(a, f"t{a}", adaptive) for a in AXES)
     if kind == "max":
-        body = _largest(math, loops)
+        pool = _largest(math, loops)
     else:
-        value = math.load("S", "((long)z * source_y + y) * source_x + x")
-        count = "const int count = (end_z - start_z) * (end_y - start_y) * (end_x - start_x);" if adaptive else _count()
-        body = f"""
+        pool = f"""
 {math.scalar} sum = 0;
-{loops} sum += {value};
-{count}
-{math.store("T", "index", "start_z < end_z && start_y < end_y && start_x < end_x ? sum / count : 0")};"""
-    return Kernel(
-        f"{'adaptive_' if adaptive else ''}{kind}_pool",
-        _params(storage, kind, adaptive),
-        f"{_SPLIT_TARGET}\n{windows}\n{body}",
-        local=(_GROUP,),
-    )
-
-
-def _params(storage: str, kind: Kind, adaptive: bool) -> tuple[Parameter, ...]:
-    indices = (Pointer("I", "i64"),) if kind == "max" else ()
-    more = () if adaptive else (*_WINDOWS, *(_AVERAGE if kind == "average" else ()))
-    return (Pointer("T", storage), *indices, Pointer("S", storage, True), Value("planes", "i64"), *_IMAGES, *more)
+{loops} sum += {math.load("image", f"source_at + {_PIXEL}")};
+{_ADAPTIVE_COUNT if adaptive else _COUNT}
+{math.store("out", "first + j", "start_z < end_z && start_y < end_y && start_x < end_x ? sum / count : 0")};"""
+    body = walk.each(f"const int tx = i3 + j;\n{windows}\n{pool}", _TARGET_ROW, vectorize=False)
+    name = f"{'adaptive_' if adaptive else ''}{kind}_pool"
+    return walk.kernel(name, _params(_forward_pointers(storage, kind), kind, adaptive), body)
 
 
 @cache
-def row_kernel(storage: str, kind: Kind, simd_width: int = 16) -> Kernel:
-    """The CPU form: rows of the target, a vector of pixels at a time."""
-    math = arithmetic(storage, simd_width)
+def row_kernel(storage: str, kind: Kind) -> Kernel:
+    """The CPU form: the walk is over (plane, z, y), rows of the target, of which it takes a vector of pixels at a time.
+    Parameters as of `window_kernel`."""
+    walk, math = Walk("cpu", rank=3), arithmetic(storage)
     lane = "long" if math.size == 8 else "int"
     lanes = f"{lane}{math.width}"
-    windows = "\n".join(_window(a, f"t{a}", False) for a in ("z", "y"))
     if kind == "max":
         begin = f"""
     {math.vector} best = SPLAT_{math.vector}({_LOWEST[storage]});
@@ -153,16 +142,13 @@ def row_kernel(storage: str, kind: Kind, simd_width: int = 16) -> Kernel:
           const {lanes} better = (lane >= 0) & (lane < source_x) & ((value > best) {nan});
           best = SELECT(better, value, best);
           best_at = SELECT(better, lane + (z * source_y + y) * source_x, best_at);"""
-        end = f"""
-    for (int l = 0; l < count; ++l) i[x + l] = (({lane}*)&best_at)[l];"""
+        finish = f"""
+    for (int l = 0; l < here; ++l) indices[at + x + l] = (({lane}*)&best_at)[l];"""
         result = "best"
-        rows = "GLOBAL long* i = I + row_at;"
     else:
         begin = f"{math.vector} sum = SPLAT_{math.vector}(0);"
         step = "sum += value;"
-        end = ""
-        result = "sum"
-        end = f"""
+        finish = f"""
     const int high = include_padding ? (min(corner_z + taps_z, source_z + padding_z) - corner_z) *
                      (min(corner_y + taps_y, source_y + padding_y) - corner_y) : (end_z - start_z) * (end_y - start_y);
     const {lanes} last = corner + taps_x;
@@ -172,45 +158,39 @@ def row_kernel(storage: str, kind: Kind, simd_width: int = 16) -> Kernel:
     const {lanes} by = divisor != 0 ? SPLAT_{lanes}(divisor) : max(wide * high, SPLAT_{lanes}(1));
     const {math.vector} none = SPLAT_{math.vector}(0);
     sum = start_z < end_z && start_y < end_y ? SELECT(to > from, sum / CONVERT_{math.vector}(by), none) : none;"""
-        rows = ""
+        result = "sum"
     numbers = ", ".join(str(n) for n in range(math.width))
-    body = f"""
-const long plane = GROUP_ID(0);
-const long source_pixels = (long)source_z * source_y * source_x, end = planes * source_pixels;
-const int row_end = min(target_z * target_y, ((int)GROUP_ID(1) + 1) * block_rows);
-for (int row = GROUP_ID(1) * block_rows; row < row_end; ++row) {{
-  const int tz = row / target_y, ty = row % target_y;
-  const long row_at = (plane * target_z * target_y + row) * target_x;
-  {math.pointer} t = T + row_at;
-  {rows}
-  {windows}
+    line = f"""
+  const int ty = i2 + j;
+  {_window("y", "ty", False)}
+  const long at = ((i0 * target_z + tz) * target_y + ty) * target_x;
   for (int start = 0; start < target_x; start += {math.width}) {{
     // The last vector moves back over the one before it rather than stick out.
     const int x = start + {math.width} > target_x ? max(0, target_x - {math.width}) : start;
-    const int count = min({math.width}, target_x - x);
+    const int here = min({math.width}, target_x - x);
     const int corner_x = x * stride_x - padding_x;
     const {lanes} corner = corner_x + MAKE_{lanes}({numbers}) * stride_x;
     {begin}
     for (int z = start_z; z < end_z; z += dilation_z)
       for (int y = start_y; y < end_y; y += dilation_y) {{
-        const long at = plane * source_pixels + ((long)z * source_y + y) * source_x;
+        const long from = i0 * pixels + ((long)z * source_y + y) * source_x;
         for (int kx = 0; kx < taps_x; ++kx) {{
-          const {math.vector} value = tg_patch(S, at, corner_x + kx * dilation_x, stride_x, source_x, end);
+          const {math.vector} value = tg_patch(image, from, corner_x + kx * dilation_x, stride_x, source_x, end);
           {step}
         }}
       }}
-    {end}
-    if (count == {math.width}) {{
-      {math.store_vector("t", "x", result)};
+    {finish}
+    if (here == {math.width}) {{
+      {math.store_vector("out", "at + x", result)};
     }} else {{
-      for (int l = 0; l < count; ++l) {math.store("t", "x + l", f"(({math.scalar}*)&{result})[l]")};
+      for (int l = 0; l < here; ++l) {math.store("out", "at + x + l", f"(({math.scalar}*)&{result})[l]")};
     }}
-  }}
-}}"""
-    params = _params(storage, kind, False)
-    at = next(n for n, p in enumerate(params) if p.name == "planes") + 1
-    params = (*params[:at], Value("block_rows", "i32"), *params[at:])
-    return Kernel(f"{kind}_pool_rows", params, body, helpers=patch_helper(math), local=(1, 1))
+  }}"""
+    head = f"""const int tz = i1;
+const long pixels = (long)source_z * source_y * source_x, end = pixels * n0;
+{_window("z", "tz", False)}"""
+    params = _params(_forward_pointers(storage, kind), kind, False)
+    return walk.kernel(f"{kind}_pool_rows", params, walk.each(line, head, vectorize=False), patch_helper(math))
 
 
 # --- Windows at random places, and the reverse of pooling.
@@ -233,60 +213,50 @@ inline int tg_start(int target, {real} sample, int source, int targets, int taps
 
 
 @cache
-def fractional_kernel(storage: str, dims: int) -> Kernel:
-    """The largest pixels of windows at random places; a work-item for each pixel of the target.
+def fractional_kernel(storage: str, dims: int, form: str) -> Kernel:
+    """The largest pixels of windows at random places; the walk is over the target's pixels.
 
+    Parameters: `out`, `indices`, `image`, `samples`, `errors`, `code`, sizes of source and target, and the taps.
     `samples` has a number in 0 .. 1 for each plane and axis: of images in the order x, y, of volumes z, y, x.
     """
-    math = arithmetic(storage)
-    axes = _AXES[3 - dims :]
+    walk, math = Walk(form, rank=4), arithmetic(storage)
+    axes = AXES[3 - dims :]
     order = tuple(reversed(axes)) if dims == 2 else axes
     starts = "const int start_z = 0, end_z = 1;" if dims == 2 else ""
     for a in axes:
-        sample = math.load("samples", f"plane * {dims} + {order.index(a)}")
+        sample = math.load("samples", f"i0 * {dims} + {order.index(a)}")
         starts += f"""
 const int start_{a} = tg_start(t{a}, {sample}, source_{a}, target_{a}, taps_{a}), end_{a} = start_{a} + taps_{a};
-if (start_{a} < 0 || end_{a} > source_{a}) {{ tg_report(errors, code, start_{a}); return; }}"""
-    loops = "".join(f"for (int {a} = start_{a}; {a} < end_{a}; ++{a})\n" for a in _AXES)
+if (start_{a} < 0 || end_{a} > source_{a}) {{ tg_report(errors, code, start_{a}); continue; }}"""
+    loops = "".join(f"for (int {a} = start_{a}; {a} < end_{a}; ++{a})\n" for a in AXES)
     rounding = f"#define tg_round(x) (({math.scalar})(x))"
     if storage in _MISSING_BITS:
         rounding = _ROUND.format(bits=_MISSING_BITS[storage])
-    pointers = (
-        Pointer("T", storage),
-        Pointer("I", "i64"),
-        Pointer("S", storage, True),
-        Pointer("samples", storage, True),
-    )
-    params = (
-        *pointers,
-        Pointer("errors", "i32"),
-        Value("code", "i32"),
-        Value("planes", "i64"),
-        *_IMAGES,
-        *_sizes("taps"),
-    )
     helpers = f"{rounding}\n{_RANDOM_START.format(real=math.scalar)}"
-    body = f"{_SPLIT_TARGET}\n{starts}\n{_largest(math, loops)}"
-    return Kernel("fractional_max_pool", params, body, helpers, local=(_GROUP,))
+    body = walk.each(f"const int tx = i3 + j;\n{starts}\n{_largest(math, loops)}", _TARGET_ROW, vectorize=False)
+    params = parameters(
+        f"{_forward_pointers(storage, 'max')}; const {storage}* samples; i32* errors; i32 code; "
+        f"{_sizes('source', 'target', 'taps')}"
+    )
+    return walk.kernel("fractional_max_pool", params, body, helpers)
 
 
 @cache
-def unpool_kernel(moved: str) -> Kernel:
-    """Puts each pixel of the source where its index says; a work-item for each. `moved` is a type of the elements'
-    size."""
-    body = f"""
-const long index = GLOBAL_ID(0);
-if (index >= planes * source_pixels) return;
-const long place = I[index];
-if (place < 0 || place >= target_pixels) {{ tg_report(errors, code, place); return; }}
-store_{moved}(T, index / source_pixels * target_pixels + place, load_{moved}(S, index));"""
-    pointers = (Pointer("T", moved), Pointer("S", moved, True), Pointer("I", "i64", True))
-    numbers = (Value("planes", "i64"), Value("source_pixels", "i64"), Value("target_pixels", "i64"))
-    params = (*pointers, Pointer("errors", "i32"), Value("code", "i32"), *numbers)
-    return Kernel("max_unpool", params, body, local=(_GROUP,))
+def unpool_kernel(moved: str, form: str) -> Kernel:
+    """Puts each pixel where its index says; the walk is over (plane, pixel of the source). `moved` is a type of the
+    elements' size. Parameters: `out`, `image`, `indices`, `errors`, `code`, `target_pixels`."""
+    walk = Walk(form, rank=2)
+    move = f"""
+const long place = indices[first + j];
+if (place < 0 || place >= target_pixels) {{ tg_report(errors, code, place); continue; }}
+store_{moved}(out, i0 * target_pixels + place, load_{moved}(image, first + j));"""
+    params = parameters(
+        f"{moved}* out; const {moved}* image; const i64* indices; i32* errors; i32 code; i64 target_pixels"
+    )
+    return walk.kernel("max_unpool", params, walk.each(move, "const long first = i0 * n1 + i1;", vectorize=False))
 
 
-# --- Gradients. G is the target's gradient, T the source's.
+# --- Gradients.
 
 
 def _covering(axis: str, adaptive: bool) -> str:
@@ -303,161 +273,63 @@ def _covering(axis: str, adaptive: bool) -> str:
     )
 
 
+def _backward_pointers(storage: str, kind: Kind) -> str:
+    return f"{storage}* out; const {storage}* grad; {'const i64* indices' if kind == 'max' else ''}"
+
+
 @cache
-def gather_kernel(storage: str, kind: Kind, adaptive: bool) -> Kernel:
-    """The gradient: a work-item for each pixel of the source."""
-    math = arithmetic(storage)
-    covering = "\n".join(_covering(a, adaptive) for a in _AXES)
-    loops = "".join(f"for (int t{a} = from_{a}; t{a} < to_{a}; ++t{a})\n" for a in _AXES)
-    at = "((long)tz * target_y + ty) * target_x + tx"
+def gather_kernel(storage: str, kind: Kind, adaptive: bool, form: str) -> Kernel:
+    """The gradient `out` of the source; the walk is over its pixels. Parameters: `out`, `grad` of the target, `indices`
+    of largest elements, and what `_params` tells."""
+    walk, math = Walk(form, rank=4), arithmetic(storage)
+    covering = "\n".join(_covering(a, adaptive) for a in AXES)
+    loops = "".join(f"for (int t{a} = from_{a}; t{a} < to_{a}; ++t{a})\n" for a in AXES)
+    at = "const long at = target_at + ((long)tz * target_y + ty) * target_x + tx;"
     if kind == "max":
-        offset = "I += plane * target_z * target_y * target_x;"
-        step = f"{{ const long at = {at}; if (I[at] == place) sum += {math.load('G', 'at')}; }}"
+        add = f"if (indices[at] == {_PIXEL}) sum += {math.load('grad', 'at')};"
     else:
-        offset = ""
-        windows = " ".join(_window(a, f"t{a}", adaptive) for a in _AXES)
-        count = "const int count = (end_z - start_z) * (end_y - start_y) * (end_x - start_x);" if adaptive else _count()
-        step = f"{{ {windows} {count} sum += {math.load('G', at)} / count; }}"
-    body = f"""
-{_SPLIT_SOURCE}
-{offset}
+        windows = " ".join(_window(a, f"t{a}", adaptive) for a in AXES)
+        add = f"{windows} {_ADAPTIVE_COUNT if adaptive else _COUNT} sum += {math.load('grad', 'at')} / count;"
+    pixel = f"""const int x = i3 + j;
 {covering}
 {math.scalar} sum = 0;
-{loops} {step}
-{math.store("T", "index", "sum")};"""
+{loops} {{ {at} {add} }}
+{math.store("out", "first + j", "sum")};"""
     name = f"{'adaptive_' if adaptive else ''}{kind}_pool_backward"
-    return Kernel(name, _gradient_params(storage, kind, adaptive), body, local=(_GROUP,))
-
-
-def _gradient_params(storage: str, kind: Kind, adaptive: bool) -> tuple[Parameter, ...]:
-    indices = (Pointer("I", "i64", True),) if kind == "max" else ()
-    more = () if adaptive else (*_WINDOWS, *(_AVERAGE if kind == "average" else ()))
-    return (Pointer("T", storage), Pointer("G", storage, True), *indices, Value("planes", "i64"), *_IMAGES, *more)
+    params = _params(_backward_pointers(storage, kind), kind, adaptive)
+    return walk.kernel(name, params, walk.each(pixel, _SOURCE_ROW, vectorize=False))
 
 
 @cache
 def scatter_kernel(storage: str, kind: Kind) -> Kernel:
-    """The gradient on CPUs: a work-item for each plane. For types that sums are kept in; not for adaptive windows."""
-    math = arithmetic(storage)
-    indices = "I += plane * target_pixels;" if kind == "max" else ""
+    """The gradient on CPUs; the walk is over planes. For types that sums are kept in; not for adaptive windows.
+
+    Parameters as of `gather_kernel`, of largest elements without the windows: the indices tell all.
+    """
+    walk, math = Walk("cpu"), arithmetic(storage)
     if kind == "max":
-        scatter = f"for (long i = 0; i < target_pixels; ++i) T[I[i]] += {math.load('G', 'i')};"
+        scatter = f"""const GLOBAL long* at = indices + i * target_pixels;
+for (long k = 0; k < target_pixels; ++k) to[at[k]] += {math.load("g", "k")};"""
     else:
         rows = "\n".join(_window(a, f"t{a}", False) for a in ("z", "y"))
         scatter = f"""
 for (int tz = 0; tz < target_z; ++tz)
   for (int ty = 0; ty < target_y; ++ty) {{
     {rows}
-    for (int tx = 0; tx < target_x; ++tx, ++G) {{
+    for (int tx = 0; tx < target_x; ++tx, ++g) {{
       {_window("x", "tx", False)}
-      {_count()}
-      const {math.scalar} share = {math.load("G", "0")} / count;
+      {_COUNT}
+      const {math.scalar} share = {math.load("g", "0")} / count;
       for (int z = start_z; z < end_z; ++z)
         for (int y = start_y; y < end_y; ++y)
-          for (int x = start_x; x < end_x; ++x) T[((long)z * source_y + y) * source_x + x] += share;
+          for (int x = start_x; x < end_x; ++x) to[{_PIXEL}] += share;
     }}
   }}"""
-    body = f"""
-const long plane = GROUP_ID(0);
+    plane = f"""
 const long source_pixels = (long)source_z * source_y * source_x, target_pixels = (long)target_z * target_y * target_x;
-T += plane * source_pixels;
-G += plane * target_pixels;
-{indices}
-for (long i = 0; i < source_pixels; ++i) T[i] = 0;
+{math.pointer} to = out + i * source_pixels;
+{math.const_pointer} g = grad + i * target_pixels;
+for (long k = 0; k < source_pixels; ++k) to[k] = 0;
 {scatter}"""
-    # The indices say where a maximum lay, whatever its windows.
-    params = _gradient_params(storage, kind, adaptive=kind == "max")
-    return Kernel(f"{kind}_pool_scatter", params, body)
-
-
-# --- Launches.
-
-
-def _pixels(size: Triple) -> int:
-    return size[0] * size[1] * size[2]
-
-
-def pool_launch(
-    storage: str,
-    kind: Kind,
-    planes: int,
-    source_size: Triple,
-    target_size: Triple,
-    pointers: tuple[object, ...],
-    windows: tuple[int, ...] | None,
-    *,
-    form: str = "cpu",
-    units: int = 1,
-    simd_width: int = 16,
-) -> Launch:
-    """The launch of a pooling.
-
-    Args:
-        pointers: target, [indices,] source.
-        windows: taps, stride, padding and dilation on each axis, then for means whether padding counts and a divisor or
-        0; None for
-            adaptive windows.
-    """
-    more = windows or ()
-    if form == "cpu" and windows is not None:
-        lines = target_size[0] * target_size[1]
-        block_rows = max(1, min(lines, ceil_div(lines * planes, 4 * units)))
-        return Launch(
-            row_kernel(storage, kind, simd_width),
-            (planes, ceil_div(lines, block_rows)),
-            (*pointers, planes, block_rows, *source_size, *target_size, *more),
-        )
-    return Launch(
-        window_kernel(storage, kind, windows is None, simd_width),
-        (ceil_div(planes * _pixels(target_size), _GROUP),),
-        (*pointers, planes, *source_size, *target_size, *more),
-    )
-
-
-def fractional_launch(
-    storage: str,
-    dims: int,
-    planes: int,
-    source_size: Triple,
-    target_size: Triple,
-    taps: Triple,
-    pointers: tuple[object, ...],
-) -> Launch:
-    """The launch of a pooling with windows at random places. Pointers: target, indices, source, samples, error words
-    and their code."""
-    groups = (ceil_div(planes * _pixels(target_size), _GROUP),)
-    return Launch(fractional_kernel(storage, dims), groups, (*pointers, planes, *source_size, *target_size, *taps))
-
-
-def unpool_launch(
-    moved: str, planes: int, source_pixels: int, target_pixels: int, pointers: tuple[object, ...]
-) -> Launch:
-    """The launch of an unpooling. Pointers: target, source, indices, error words and their code."""
-    groups = (ceil_div(planes * source_pixels, _GROUP),)
-    return Launch(unpool_kernel(moved), groups, (*pointers, planes, source_pixels, target_pixels))
-
-
-def pool_gradient_launch(
-    storage: str,
-    kind: Kind,
-    planes: int,
-    source_size: Triple,
-    target_size: Triple,
-    pointers: tuple[object, ...],
-    windows: tuple[int, ...] | None,
-    *,
-    form: str = "cpu",
-    units: int = 1,
-    simd_width: int = 16,
-) -> Launch:
-    """The launch of a pooling's gradient. Pointers: the source's gradient, the target's gradient [, the indices]."""
-    sizes = (planes, *source_size, *target_size)
-    scatters = kind == "max" or windows is not None
-    if scatters and form == "cpu" and storage not in ("f16", "bf16") and planes >= units:
-        more = () if kind == "max" else windows or ()
-        return Launch(scatter_kernel(storage, kind), (planes,), (*pointers, *sizes, *more))
-    return Launch(
-        gather_kernel(storage, kind, windows is None),
-        (ceil_div(planes * _pixels(source_size), _GROUP),),
-        (*pointers, *sizes, *(windows or ())),
-    )
+    params = _params(_backward_pointers(storage, kind), kind, adaptive=kind == "max")
+    return walk.kernel(f"{kind}_pool_scatter", params, walk.each(plane, vectorize=False))

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, Parameter, parameters
+from torchgraft.codegen.loops import Layout, Team, Walk
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import VECTORS
-
-GROUP = 64
 
 AXES = ("x", "y", "z")
 """In the order of the tables; an image of one dimension has x alone."""
@@ -99,8 +98,8 @@ def resampling_filter(mode: str, aligned: bool = False) -> Filter:
 # ---- The matrices.
 
 
-def _each(name: str, type_: str = "i32") -> tuple[Parameter, ...]:
-    return tuple(Value(f"{name}_{axis}", type_) for axis in AXES)
+def _of_axes(*names: str) -> str:
+    return ", ".join(f"{name}_{axis}" for name in names for axis in AXES)
 
 
 def _of_axis(name: str) -> str:
@@ -108,14 +107,18 @@ def _of_axis(name: str) -> str:
 
 
 @cache
-def table_kernel(mode: str, aligned: bool, real: str, transposed: bool) -> Kernel:
-    """Writes the matrices of all axes; a work-item for each pixel of an axis.
+def table_kernel(mode: str, aligned: bool, real: str, transposed: bool, form: str) -> Kernel:
+    """Writes the matrices of all axes. The walk is over an axis' pixels; each axis has groups of its own along
+    dimension 1.
+
+    Parameters: `starts`, `weights` if the mode has some, `spans` if `transposed`, `stride`, `most_taps`, and of each
+    axis `source`, `target`, `taps` and `scale`.
 
     Axis a's row o begins at pixel starts[a * stride + o]; its weight k is weights[(a * most_taps + k) * stride + o].
     With `transposed` also the rows that hold pixel i: from spans[(2 * a) * stride + i] up to
     spans[(2 * a + 1) * stride + i].
     """
-    filter_ = resampling_filter(mode, aligned)
+    walk, filter_ = Walk(form), resampling_filter(mode, aligned)
     ctype = BY_NAME[real].storage
     helpers = f"""
 #define real {ctype}
@@ -156,10 +159,13 @@ inline int tg_reach(int bound, int source, int target, real scale, int taps) {{
   }}"""
     if filter_.antialias:
         weigh += "\n  if (total != 0) for (int k = 0; k < taps; ++k) row[(long)k * stride] /= total;"
-    body = f"""
-const int o = GLOBAL_ID(0), axis = GLOBAL_ID(1);
+    axis = f"""
+const int axis = GROUP_ID(1);
 const int source = {_of_axis("source")}, target = {_of_axis("target")}, taps = {_of_axis("taps")};
 const real scale = {_of_axis("scale")};
+"""
+    pixel = f"""
+const int o = i;
 if (o < target) {{
   real offset;
   const int first = tg_first(o, source, scale, &offset);
@@ -168,59 +174,50 @@ if (o < target) {{
   {weigh if filter_.weight else ""}
 }}"""
     if transposed:
-        body += """
+        pixel += """
 if (o < source) {
   spans[(long)(2 * axis) * stride + o] = tg_reach(o - taps + 1, source, target, scale, taps);
   spans[(long)(2 * axis + 1) * stride + o] = tg_reach(o + 1, source, target, scale, taps);
 }"""
-    params = (
-        Pointer("starts", "i32"),
-        *((Pointer("weights", real),) if filter_.weight else ()),
-        *((Pointer("spans", "i32"),) if transposed else ()),
-        *(Value(name, "i32") for name in ("stride", "most_taps")),
-        *_each("source"),
-        *_each("target"),
-        *_each("taps"),
-        *_each("scale", real),
+    params = parameters(
+        f"i32* starts; {f'{real}* weights' if filter_.weight else ''}; {'i32* spans' if transposed else ''}; "
+        f"i32 stride, most_taps, {_of_axes('source', 'target', 'taps')}; {real} {_of_axes('scale')}"
     )
-    return Kernel(f"upsample_{mode.replace('-', '_')}_table", params, body, helpers, local=(GROUP, 1))
+    name = f"upsample_{mode.replace('-', '_')}_table"
+    return walk.kernel(name, params, axis + walk.each(pixel, vectorize=False), helpers, dims=2)
 
 
 @cache
-def quantise_kernel(real: str) -> Kernel:
-    """Weights as integers for uint8 images: the largest has 15 bits. A group for each axis.
+def quantise_kernel(layout: Layout, real: str) -> Kernel:
+    """Weights as integers for uint8 images: the largest has 15 bits. The team's rows are axes.
 
     `fixed` has the weights' layout; precisions[axis] is by how many bits they were shifted. See the note on weights for
-    uint8 in torch's UpSampleKernel.cpp.
+    uint8 in torch's UpSampleKernel.cpp. Parameters: `fixed`, `precisions`, `weights`, `most_taps`, and of both axes
+    `target` and `taps`.
     """
-    ctype = BY_NAME[real].storage
-    body = f"""
-LOCAL {ctype} largest[{GROUP}];
-const int axis = GROUP_ID(1), item = LOCAL_ID(0), target = axis == 0 ? target_x : target_y;
-weights += (long)axis * most_taps * stride;
-fixed += (long)axis * most_taps * stride;
-const int taps = axis == 0 ? taps_x : taps_y;
-{ctype} most = 0;
-for (int o = item; o < target; o += {GROUP})
-  for (int k = 0; k < taps; ++k) most = max(most, weights[(long)k * stride + o]);
-largest[item] = most;
-BARRIER;
-for (int i = 0; i < {GROUP}; ++i) most = max(most, largest[i]);
-int precision = 0;
-while (precision < 22 && (int)(({ctype})0.5 + most * (1 << (precision + 1))) < (1 << 15)) ++precision;
-if (item == 0) precisions[axis] = precision;
-for (int o = item; o < target; o += {GROUP})
-  for (int k = 0; k < taps; ++k) {{
-    const {ctype} weight = weights[(long)k * stride + o] * (1 << precision);
-    fixed[(long)k * stride + o] = (int)(weight + (weight < 0 ? ({ctype})-0.5 : ({ctype})0.5));
-  }}"""
-    params: tuple[Parameter, ...] = (
-        Pointer("fixed", "i32"),
-        Pointer("precisions", "i32"),
-        Pointer("weights", real, True),
-        *(Value(name, "i32") for name in ("stride", "most_taps", "target_x", "target_y", "taps_x", "taps_y")),
+    team, ctype = Team(layout), BY_NAME[real].storage
+
+    def weights(statements: str) -> str:
+        place = "const long at = (row * most_taps + k) * size + c;"
+        return f"if (c < target) for (int k = 0; k < taps; ++k) {{ {place} {statements} }}"
+
+    quantise = f"""const {ctype} weight = weights[at] * (1 << precision);
+      fixed[at] = (int)(weight + (weight < 0 ? ({ctype})-0.5 : ({ctype})0.5));"""
+    params = parameters(
+        f"i32* fixed, precisions; const {real}* weights; i32 most_taps, target_x, target_y, taps_x, taps_y"
     )
-    return Kernel("upsample_quantise", params, body, local=(GROUP, 1))
+    return team.kernel(
+        "upsample_quantise",
+        params,
+        "const int target = row == 0 ? target_x : target_y, taps = row == 0 ? taps_x : taps_y;",
+        team.fold(
+            {"most": (real, "0")}, weights("A.most = max(A.most, weights[at]);"), "A.most = max(A.most, B.most);"
+        ),
+        f"""int precision = 0;
+    while (precision < 22 && (int)(({ctype})0.5 + most * (1 << (precision + 1))) < (1 << 15)) ++precision;""",
+        team.leader("precisions[row] = precision;"),
+        team.each(weights(quantise), vectorize=False),
+    )
 
 
 # ---- Their application.
@@ -249,26 +246,20 @@ class Image:
         return self.weights == "i32"
 
     def params(self, transposed: bool) -> tuple[Parameter, ...]:
-        return (
-            Pointer("T", self.storage),
-            Pointer("S", self.storage, True),
-            Pointer("starts", "i32", True),
-            *((Pointer("weights", self.weights, True),) if self.weights else ()),
-            *((Pointer("precision", "i32", True),) if self.is_fixed else ()),
-            *((Pointer("spans", "i32", True),) if transposed else ()),
-            Value("planes", "i64"),
-            *_each("source"),
-            *_each("target"),
-            *_each("taps"),
-            *(Value(name, "i32") for name in ("inner", "stride", "most_taps", "chunk")),
+        """`out` and `values`, the tables of `table_kernel` and `quantise_kernel` that there are, and sizes."""
+        return parameters(
+            f"{self.storage}* out; const {self.storage}* values; const i32* starts; "
+            f"{f'const {self.weights}* weights' if self.weights else ''}; "
+            f"{'const i32* precisions' if self.is_fixed else ''}; {'const i32* spans' if transposed else ''}; "
+            f"i32 {_of_axes('source', 'target', 'taps')}, inner, stride, most_taps"
         )
 
     @property
     def begin(self) -> str:
-        return "1 << (*precision - 1)" if self.is_fixed else "0"
+        return "1 << (*precisions - 1)" if self.is_fixed else "0"
 
     def finish(self, value: str) -> str:
-        return f"clamp({value} >> *precision, 0, 255)" if self.is_fixed else value
+        return f"clamp({value} >> *precisions, 0, 255)" if self.is_fixed else value
 
     def weight(self, axis: str, tap: str, row: str) -> str:
         return f"weights[({AXES.index(axis)} * most_taps + {tap}) * (long)stride + {row}]"
@@ -312,10 +303,9 @@ def _sum(image: Image, type_: str, value: str, size: str, transposed: bool, dept
 }}"""
 
 
-def _split(size: str) -> str:
-    return f"""const int tx = pixel % {size}_x, ty = pixel / {size}_x % {size}_y;
-const int tz = pixel / ((long){size}_x * {size}_y) % {size}_z;
-const long plane = pixel / ((long){size}_x * {size}_y * {size}_z);"""
+# The head of a row of a walk over the target's (plane, z, y, x).
+_ROW = """const int ty = i2, tz = i1;
+const long plane = i0, first = ((i0 * n1 + i1) * n2 + i2) * n3 + i3;"""
 
 
 def _name(image: Image, transposed: bool, form: str) -> str:
@@ -323,49 +313,43 @@ def _name(image: Image, transposed: bool, form: str) -> str:
 
 
 @cache
-def element_kernel(image: Image, transposed: bool) -> Kernel:
-    """A work-item for each element: the GPU form, and for single elements that lie apart the CPU's too."""
-    math = image.math
-    target, source = ("source", "target") if transposed else ("target", "source")
-    value = math.load("S", "x * inner + c")
-    body = f"""
-const long index = GLOBAL_ID(0);
-if (index >= planes * {target}_z * {target}_y * {target}_x * inner) return;
-const int c = index % inner;
-const long pixel = index / inner;
-{_split(target)}
-{_sum(image, math.scalar, value, source, transposed, image.axes - 1)}
-{math.store("T", "index", image.finish(f"sum_{AXES[image.axes - 1]}"))};"""
-    return Kernel(_name(image, transposed, ""), image.params(transposed), body, local=(GROUP,))
+def element_kernel(image: Image, transposed: bool, form: str) -> Kernel:
+    """The walk is over (plane, z, y, x * inner), the elements: the GPU form, and for single elements that lie apart the
+    CPU's too."""
+    walk, math = Walk(form, rank=4), image.math
+    value = math.load("values", "x * inner + c")
+    element = f"""
+const int at = i3 + j, tx = at / inner, c = at - tx * inner;
+{_sum(image, math.scalar, value, "target" if transposed else "source", transposed, image.axes - 1)}
+{math.store("out", "first + j", image.finish(f"sum_{AXES[image.axes - 1]}"))};"""
+    body = walk.each(element, _ROW, vectorize=False)
+    return walk.kernel(_name(image, transposed, ""), image.params(transposed), body)
 
 
 @cache
 def line_kernel(image: Image, transposed: bool) -> Kernel:
     """The CPU form where many elements lie together: a vector of a pixel's elements at a time. `inner` is at least
-    that."""
-    math = image.math
-    target, source = ("source", "target") if transposed else ("target", "source")
-    value = math.load_vector("S", "x * inner + c")
+    that. The walk is over (plane, z, y, x)."""
+    walk, math = Walk("cpu", rank=4), image.math
+    value = math.load_vector("values", "x * inner + c")
     result = f"sum_{AXES[image.axes - 1]}"
-    body = f"""
-const long pixels = planes * {target}_z * {target}_y * {target}_x;
-const long begin = (long)GROUP_ID(0) * chunk, end = min(begin + chunk, pixels);
-for (long pixel = begin; pixel < end; ++pixel) {{
-  {_split(target)}
-  for (int start = 0; start < inner; start += {math.width}) {{
-    // The last vector moves back over the one before it rather than stick out.
-    const int c = min(start, inner - {math.width});
-    {_sum(image, math.vector, value, source, transposed, image.axes - 1)}
-    {math.store_vector("T", "pixel * inner + c", image.finish(result))};
-  }}
+    pixel = f"""
+const int tx = i3 + j;
+for (int start = 0; start < inner; start += {math.width}) {{
+  // The last vector moves back over the one before it rather than stick out.
+  const int c = min(start, inner - {math.width});
+  {_sum(image, math.vector, value, "target" if transposed else "source", transposed, image.axes - 1)}
+  {math.store_vector("out", "(first + j) * inner + c", image.finish(result))};
 }}"""
-    return Kernel(_name(image, transposed, "_lines"), image.params(transposed), body)
+    body = walk.each(pixel, _ROW, vectorize=False)
+    return walk.kernel(_name(image, transposed, "_lines"), image.params(transposed), body)
 
 
 @cache
 def row_kernel(image: Image, taps: tuple[int, ...]) -> Kernel:
-    """The CPU form where single elements lie side by side: rows of the target, with all taps (x, y, z) unrolled."""
-    math = image.math
+    """The CPU form where single elements lie side by side: the walk is over (plane, z, y), rows of the target, with all
+    taps (x, y, z) unrolled."""
+    walk, math = Walk("cpu", rank=3), image.math
     outer = [(f"k{axis}", axis, n) for axis, n in zip(AXES[1 : image.axes], taps[1:], strict=False)]
     lines = []
     for _, axis, n in outer:
@@ -388,7 +372,7 @@ def row_kernel(image: Image, taps: tuple[int, ...]) -> Kernel:
             tap = f"({of_axis} != 0 ? {k} : solid_{axis})" if image.weights else str(k)
             place = f"({place} * source_{axis} + {image.row(axis, f't{axis}')} + {tap})"
             weight += f" * {of_axis}"
-        lines.append(f"{math.const_pointer} row{number} = S + {place} * source_x;")
+        lines.append(f"{math.const_pointer} row{number} = values + {place} * source_x;")
         if image.weights:
             lines.append(f"const {real} w{number} = {weight};")
         along = [math.load(f"row{number}", f"x + {k}") for k in range(taps[0])]
@@ -398,19 +382,15 @@ def row_kernel(image: Image, taps: tuple[int, ...]) -> Kernel:
         else:
             terms.append(along[0])
     declared = [f"const {real} w_{k} = {image.weight('x', str(k), 'tx')};" for k in range(taps[0] if real else 0)]
-    body = f"""
-const long rows = planes * target_z * target_y;
-const long begin = (long)GROUP_ID(0) * chunk, end = min(begin + chunk, rows);
-for (long row = begin; row < end; ++row) {{
-  const int ty = row % target_y, tz = row / target_y % target_z;
-  const long plane = row / ((long)target_y * target_z);
-  {" ".join(lines)}
-  {math.pointer} t = T + row * target_x;
-  VECTORIZE
-  for (int tx = 0; tx < target_x; ++tx) {{
-    const int x = {image.row("x", "tx")};
-    {" ".join(declared)}
-    {math.store("t", "tx", image.finish(f"({' + '.join(terms)})"))};
-  }}
+    row = f"""
+const int ty = i2 + j, tz = i1;
+const long plane = i0;
+{" ".join(lines)}
+{math.pointer} t = out + ((i0 * n1 + i1) * n2 + ty) * target_x;
+VECTORIZE
+for (int tx = 0; tx < target_x; ++tx) {{
+  const int x = {image.row("x", "tx")};
+  {" ".join(declared)}
+  {math.store("t", "tx", image.finish(f"({' + '.join(terms)})"))};
 }}"""
-    return Kernel(_name(image, False, "_rows"), image.params(False), body)
+    return walk.kernel(_name(image, False, "_rows"), image.params(False), walk.each(row, vectorize=False))

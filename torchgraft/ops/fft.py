@@ -13,6 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -184,6 +185,13 @@ class _Side:
     first: int = 0
     step: int = 1
 
+    def arguments(self, name: str, apart: Sequence[int]) -> dict[str, Any]:
+        """Of a kernel that calls it so; `apart` are the batch's strides, as they are left."""
+        spec = torch.view_as_real(self.spec) if self.spec.is_complex() else self.spec
+        numbers = {"first": self.first, "step": self.step, "length": self.length, "stride": self.stride}
+        numbers.update((f"apart{d}", stride) for d, stride in enumerate(apart))
+        return {name: spec, **{f"{name}_{of}": number for of, number in numbers.items()}}
+
 
 @dataclass(frozen=True)
 class _Axis:
@@ -259,22 +267,28 @@ class _Axis:
             local = next((k for k in (256, 1024, kernels.local_length(name)) if n <= k), 0)
             groups = lines if local else min(lines, 16 * units)
         else:
-            groups = min(ceil_div(lines, lanes), _GROUPS_PER_UNIT * units)
-        scratch = None if local else p.empty((groups, 4, n, lanes), self.type_)
-        kernel = kernels.line_kernel(name, source.kind, target.kind, len(sizes), p.form, local)
-        turns = self.table("turns", n)
-        args = [
-            *(target.spec, source.spec, turns, source.factors, target.factors, scratch),
-            *(n, lines, parts, source.first, source.step, source.length, source.stride),
-            *(target.first, target.step, target.length, target.stride, self.full),
-            *sizes,
-            *source_apart,
-            *target_apart,
-            *_packed(_radices(n)),
-            self.scale,
-            int(self.backward),
-        ]
-        p.launch(kernel, (groups,), args)
+            groups = _GROUPS_PER_UNIT * units
+        grid = p.dealer.share(ceil_div(lines, lanes), groups)
+        low, high = _packed(_radices(n))
+        p.launch(
+            kernels.line_kernel(name, source.kind, target.kind, len(sizes), p.form, local),
+            grid,
+            **source.arguments("source", source_apart),
+            **target.arguments("target", target_apart),
+            **{f"size{d}": size for d, size in enumerate(sizes)},
+            turns=self.table("turns", n),
+            before=source.factors,
+            after=target.factors,
+            scratch=None if local else p.empty((*grid.groups, 4, n, lanes), self.type_),
+            n=n,
+            lines=lines,
+            parts=parts,
+            full=self.full,
+            low=low,
+            high=high,
+            scale=self.scale,
+            backward=int(self.backward),
+        )
 
 
 # ---- Ops. ----

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from torchgraft.codegen import ceil_div
+from torchgraft.codegen.loops import Layout
 from torchgraft.codegen.types import BY_NAME, element_type
 from torchgraft.kernels import grid_sample as kernels
 from torchgraft.kernels.grid_sample import INTERPOLATIONS, PADDINGS, Sampling
 from torchgraft.plans import PlanBuilder, Unsupported, planner
+from torchgraft.plans.grid import Grid
 from torchgraft.plans.refusals import dtype_name
 
 # ---- Shapes. Torch's meta functions look at other things than its CPU.
@@ -85,43 +88,59 @@ def _sampling(image: torch.Tensor, grid: torch.Tensor, interpolation_mode: int) 
     return Sampling(element.name, image.dim() - 2, INTERPOLATIONS[interpolation_mode])
 
 
-def _image(p: PlanBuilder, image: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+def _image(p: PlanBuilder, image: torch.Tensor) -> dict[str, Any]:
     """The image in a layout that kernels take, and its steps from image to image, channel to channel, pixel to
     pixel."""
     last = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
     if not image.is_contiguous(memory_format=last):
         image = p.contiguous(image)
-    return image, [image.stride(0), image.stride(1), image.stride(-1)]
+    steps = {"batch_step": image.stride(0), "channel_step": image.stride(1), "pixel_step": image.stride(-1)}
+    return {"image": image, **steps}
 
 
-def _numbers(image: torch.Tensor, places: int, steps: Sequence[int]) -> list[int]:
-    return [image.shape[1], places, *reversed(image.shape[2:]), *steps]
+def _numbers(image: torch.Tensor, padding: int, aligned: bool) -> dict[str, int]:
+    sizes = zip(kernels.AXES, reversed(image.shape[2:]), strict=False)
+    numbers = {"padding": padding, "aligned": int(aligned), "channels": image.shape[1]}
+    return {**numbers, **{f"size_{axis}": n for axis, n in sizes}}
 
 
-def _groups(p: PlanBuilder, images: int, places: int) -> tuple[int, tuple[int, int]]:
-    """Places of a block, and the groups that there are."""
-    if p.form == "cpu":
-        return kernels.CPU_BLOCK, (ceil_div(places, kernels.CPU_BLOCK), images)
-    return 1, (ceil_div(places, kernels.GROUP), images)
+def _places(p: PlanBuilder, s: Sampling, image: torch.Tensor, grid: torch.Tensor) -> tuple[Layout, Grid]:
+    """The team of the places."""
+    cost = s.taps * (image.shape[1] + 4)
+    return p.columns(grid.shape[0], math.prod(grid.shape[1:-1]), cost, kernels.BLOCK)
 
 
 def _scatter(
-    p: PlanBuilder, s: Sampling, rule: tuple[int, int], out: torch.Tensor, gradient: torch.Tensor, grid: torch.Tensor
+    p: PlanBuilder,
+    s: Sampling,
+    out: torch.Tensor,
+    gradient: torch.Tensor,
+    grid: torch.Tensor,
+    numbers: dict[str, int],
 ) -> None:
-    """The image's gradient; `rule` is the number of the padding, and whether corners are aligned."""
+    """The image's gradient."""
     images, channels = out.shape[:2]
     places, pixels = math.prod(grid.shape[1:-1]), math.prod(out.shape[2:])
     # Enough work-items for the device: of channels first, then of stripes, which find all places anew.
-    block, local = (kernels.CPU_BLOCK, 1) if p.form == "cpu" else (1, kernels.GROUP)
+    local = 1 if p.form == "cpu" else kernels.GROUP
     wanted = 4 * p.device.compute_units * local
     share = ceil_div(images * channels, wanted)
-    shares = images * ceil_div(channels, share)
-    stripes = 1 if shares >= p.device.compute_units * local else min(ceil_div(wanted, shares), pixels)
-    stripe = ceil_div(pixels, stripes)
-    accumulated = BY_NAME[BY_NAME[s.storage].compute].dtype
+    shares = ceil_div(channels, share)
+    items = images * shares
+    stripes = 1 if items >= p.device.compute_units * local else min(ceil_div(wanted, items), pixels)
+    accumulated = BY_NAME[s.compute].dtype
     to = out if out.is_contiguous() and out.dtype == accumulated else p.empty(out.shape, accumulated)
-    args = [to, gradient, grid, *rule, *_numbers(out, places, (0, 0, 0)), images, share, stripes, stripe]
-    p.launch(kernels.image_gradient_kernel(s, block), (ceil_div(shares * stripes, local),), args)
+    p.launch(
+        kernels.image_gradient_kernel(s, p.form),
+        p.walk((images, shares, stripes), places * s.taps, multiple=1, group=kernels.GROUP),
+        out=to,
+        grad=gradient,
+        grid=grid,
+        **numbers,
+        places=places,
+        share=share,
+        stripe=ceil_div(pixels, stripes),
+    )
     if to is not out:
         p.copy(out, to)
 
@@ -138,15 +157,13 @@ def _declare(dims: int) -> None:
         align_corners: bool,
     ) -> None:
         s = _sampling(input, grid, interpolation_mode)
-        rule = (padding_mode, int(align_corners))
         if out.numel() == 0:
             return
-        image, steps = _image(p, input)
         to = out if out.is_contiguous() else p.empty_like(out)
-        places = math.prod(grid.shape[1:-1])
-        block, groups = _groups(p, image.shape[0], places)
-        args = [to, image, p.contiguous(grid), *rule, *_numbers(image, places, steps)]
-        p.launch(kernels.sample_kernel(s, block), groups, args)
+        layout, groups = _places(p, s, input, grid)
+        numbers = _numbers(input, padding_mode, align_corners)
+        kernel = kernels.sample_kernel(layout, s)
+        p.launch(kernel, groups, out=to, **_image(p, input), grid=p.contiguous(grid), **numbers)
         if to is not out:
             p.copy(out, to)
 
@@ -163,7 +180,7 @@ def _declare(dims: int) -> None:
         output_mask: Sequence[bool],
     ) -> None:
         s = _sampling(input, grid, interpolation_mode)
-        rule = (padding_mode, int(align_corners))
+        numbers = _numbers(input, padding_mode, align_corners)
         grad_input, grad_grid = outs
         if grad_output.numel() == 0:
             for out in outs:
@@ -172,16 +189,14 @@ def _declare(dims: int) -> None:
             return
         gradient, grid = p.contiguous(grad_output), p.contiguous(grid)
         if grad_input is not None and output_mask[0]:
-            _scatter(p, s, rule, grad_input, gradient, grid)
+            _scatter(p, s, grad_input, gradient, grid, numbers)
         if s.interpolation == "nearest":
             p.zero(grad_grid)
             return
-        image, steps = _image(p, input)
         to = grad_grid if grad_grid.is_contiguous() else p.empty_like(grad_grid)
-        places = math.prod(grid.shape[1:-1])
-        block, groups = _groups(p, image.shape[0], places)
-        args = [to, gradient, image, grid, *rule, *_numbers(image, places, steps)]
-        p.launch(kernels.grid_gradient_kernel(s, block), groups, args)
+        layout, groups = _places(p, s, input, grid)
+        kernel = kernels.grid_gradient_kernel(layout, s)
+        p.launch(kernel, groups, out=to, grad=gradient, **_image(p, input), grid=grid, **numbers)
         if to is not grad_grid:
             p.copy(grad_grid, to)
 

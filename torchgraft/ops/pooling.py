@@ -11,13 +11,13 @@ from torch._prims_common import suggest_memory_format
 
 from torchgraft.codegen import element_type
 from torchgraft.codegen.types import MOVES
+from torchgraft.kernels import pooling as kernels
 from torchgraft.kernels.convolution import Triple
-from torchgraft.kernels.pooling import Kind, fractional_launch, pool_gradient_launch, pool_launch, unpool_launch
+from torchgraft.kernels.pooling import Kind
 from torchgraft.plans import PlanBuilder, Unsupported, decomposition, planner
 
-
-def _options(p: PlanBuilder) -> dict[str, Any]:
-    return {"form": p.form, "units": p.device.compute_units, "simd_width": p.device.simd_width}
+Numbers = dict[str, int]
+"""A kernel's, by name; of adaptive windows there are none."""
 
 
 def _spatial(spec: torch.Tensor, dims: int) -> tuple[int, Triple]:
@@ -38,15 +38,30 @@ def _full(values: Sequence[int], dims: int, missing: int) -> list[int]:
     return [missing] * (3 - dims) + given
 
 
+def _axes(name: str, values: Sequence[int]) -> Numbers:
+    return {f"{name}_{axis}": value for axis, value in zip(kernels.AXES, values, strict=True)}
+
+
+def _sizes(source: Triple, target: Triple) -> Numbers:
+    return {**_axes("source", source), **_axes("target", target)}
+
+
 def _windows(
     dims: int, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> tuple[int, ...]:
-    return (
-        *_full(kernel_size, dims, 1),
-        *_full(stride or kernel_size, dims, 1),
-        *_full(padding, dims, 0),
-        *_full(dilation, dims, 1),
-    )
+) -> Numbers:
+    return {
+        **_axes("taps", _full(kernel_size, dims, 1)),
+        **_axes("stride", _full(stride or kernel_size, dims, 1)),
+        **_axes("padding", _full(padding, dims, 0)),
+        **_axes("dilation", _full(dilation, dims, 1)),
+    }
+
+
+def _cost(source: Triple, target: Triple, windows: Numbers) -> int:
+    """About how many pixels a window has."""
+    if windows:
+        return math.prod(windows[f"taps_{axis}"] for axis in kernels.AXES)
+    return max(1, math.prod(source) // math.prod(target))
 
 
 def _storage(spec: torch.Tensor, kind: Kind, whole: bool = False) -> str:
@@ -60,46 +75,43 @@ def _storage(spec: torch.Tensor, kind: Kind, whole: bool = False) -> str:
 
 
 def _pool(
-    p: PlanBuilder,
-    kind: Kind,
-    dims: int,
-    outs: tuple[torch.Tensor, ...],
-    source: torch.Tensor,
-    windows: tuple[int, ...] | None,
+    p: PlanBuilder, kind: Kind, dims: int, outs: tuple[torch.Tensor, ...], source: torch.Tensor, windows: Numbers
 ) -> None:
+    storage = _storage(source, kind, bool(windows))
+    if outs[0].numel() == 0:
+        return
     planes, source_size = _spatial(source, dims)
     target_size = _spatial(outs[0], dims)[1]
-    pointers = (*outs, source)
-    launch = pool_launch(
-        _storage(source, kind, windows is not None),
-        kind,
-        planes,
-        source_size,
-        target_size,
-        pointers,
-        windows,
-        **_options(p),
-    )
-    p.launch(launch.kernel, launch.groups, launch.args)
+    cost = _cost(source_size, target_size, windows)
+    if p.form == "cpu" and windows:
+        grid = p.walk((planes, *target_size[:2]), cost * target_size[2], multiple=1)
+        kernel = kernels.row_kernel(storage, kind)
+    else:
+        grid = p.walk((planes, *target_size), cost, multiple=1)
+        kernel = kernels.window_kernel(storage, kind, not windows, p.form)
+    specs = dict(zip(("out", "indices"), outs, strict=False))
+    p.launch(kernel, grid, **specs, image=source, **_sizes(source_size, target_size), **windows)
 
 
 def _pool_gradient(
-    p: PlanBuilder,
-    kind: Kind,
-    dims: int,
-    out: torch.Tensor,
-    sources: tuple[torch.Tensor, ...],
-    windows: tuple[int, ...] | None,
+    p: PlanBuilder, kind: Kind, dims: int, out: torch.Tensor, sources: tuple[torch.Tensor, ...], windows: Numbers
 ) -> None:
     planes, source_size = _spatial(out, dims)
     target_size = _spatial(sources[0], dims)[1]
     if sources[0].numel() == 0:
         p.zero(out)
         return
-    launch = pool_gradient_launch(
-        _storage(out, kind), kind, planes, source_size, target_size, (out, *sources), windows, **_options(p)
-    )
-    p.launch(launch.kernel, launch.groups, launch.args)
+    storage = _storage(out, kind)
+    scatters = p.form == "cpu" and (kind == "max" or windows)
+    if scatters and storage not in ("f16", "bf16") and planes >= p.device.compute_units:
+        grid = p.walk(planes, math.prod(source_size), multiple=1)
+        kernel = kernels.scatter_kernel(storage, kind)
+        windows = {} if kind == "max" else windows
+    else:
+        grid = p.walk((planes, *source_size), _cost(source_size, target_size, windows), multiple=1)
+        kernel = kernels.gather_kernel(storage, kind, not windows, p.form)
+    specs = dict(zip(("grad", "indices"), sources, strict=False))
+    p.launch(kernel, grid, out=out, **specs, **_sizes(source_size, target_size), **windows)
 
 
 def _declare_max(dims: int) -> None:
@@ -136,8 +148,9 @@ def _declare_max(dims: int) -> None:
 def _declare_average(dims: int) -> None:
     def windows(
         kernel_size: list[int], stride: list[int], padding: list[int], include_pad: bool, divisor: int | None
-    ) -> tuple[int, ...]:
-        return (*_windows(dims, kernel_size, stride, padding, [1]), int(include_pad), divisor or 0)
+    ) -> Numbers:
+        average = {"include_padding": int(include_pad), "divisor": divisor or 0}
+        return {**_windows(dims, kernel_size, stride, padding, [1]), **average}
 
     @planner(f"avg_pool{dims}d", contiguous=True)
     def forward(
@@ -175,23 +188,23 @@ def _declare_average(dims: int) -> None:
 def _declare_adaptive(dims: int) -> None:
     @planner(f"_adaptive_avg_pool{dims}d", contiguous=True)
     def forward(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, output_size: list[int]) -> None:
-        _pool(p, "average", dims, (out,), self, None)
+        _pool(p, "average", dims, (out,), self, {})
 
     @planner(f"_adaptive_avg_pool{dims}d_backward", contiguous=True)
     def backward(p: PlanBuilder, out: torch.Tensor, grad_output: torch.Tensor, self: torch.Tensor) -> None:
-        _pool_gradient(p, "average", dims, out, (grad_output,), None)
+        _pool_gradient(p, "average", dims, out, (grad_output,), {})
 
     @planner(f"adaptive_max_pool{dims}d", contiguous=True)
     def max_forward(
         p: PlanBuilder, outs: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, output_size: list[int]
     ) -> None:
-        _pool(p, "max", dims, outs, self, None)
+        _pool(p, "max", dims, outs, self, {})
 
     @planner(f"adaptive_max_pool{dims}d_backward", contiguous=True)
     def max_backward(
         p: PlanBuilder, out: torch.Tensor, grad_output: torch.Tensor, self: torch.Tensor, indices: torch.Tensor
     ) -> None:
-        _pool_gradient(p, "max", dims, out, (grad_output, indices), None)
+        _pool_gradient(p, "max", dims, out, (grad_output, indices), {})
 
 
 def _float_storage(spec: torch.Tensor, what: str) -> str:
@@ -229,11 +242,16 @@ def _declare_fractional(dims: int) -> None:
         _check_samples(self, random_samples, dims)
         planes, source = _spatial(self, dims)
         target = _spatial(outs[0], dims)[1]
-        z, y, x = _full(kernel_size, dims, 1)
+        taps = _axes("taps", _full(kernel_size, dims, 1))
         report = p.error("a random sample puts a window outside of the image, at {}", RuntimeError)
-        pointers = (*outs, self, random_samples, report.words, report.code)
-        launch = fractional_launch(storage, dims, planes, source, target, (z, y, x), pointers)
-        p.launch(launch.kernel, launch.groups, launch.args)
+        specs = {"out": outs[0], "indices": outs[1], "image": self, "samples": random_samples}
+        p.launch(
+            kernels.fractional_kernel(storage, dims, p.form),
+            p.walk((planes, *target), math.prod(taps.values()), multiple=1),
+            **{**specs, **_sizes(source, target), **taps},
+            errors=report.words,
+            code=report.code,
+        )
 
     @decomposition(f"{name}_backward")
     def backward(
@@ -265,13 +283,20 @@ def _declare_unpool(dims: int) -> None:
         p.zero(out)
         if self.numel() == 0:
             return
-        planes, (sz, sy, sx) = _spatial(self, dims)
-        tz, ty, tx = _spatial(out, dims)[1]
+        planes, pixels = _spatial(self, dims)
+        target = _spatial(out, dims)[1]
         size = "x".join(str(n) for n in output_size)
         report = p.error(f"Found an invalid max index: {{}} (output volumes are of size {size})", RuntimeError)
-        pointers = (out, self, indices, report.words, report.code)
-        launch = unpool_launch(MOVES[self.element_size()], planes, sz * sy * sx, tz * ty * tx, pointers)
-        p.launch(launch.kernel, launch.groups, launch.args)
+        p.launch(
+            kernels.unpool_kernel(MOVES[self.element_size()], p.form),
+            p.walk((planes, math.prod(pixels))),
+            out=p.bits(out),
+            image=p.bits(self),
+            indices=indices,
+            errors=report.words,
+            code=report.code,
+            target_pixels=math.prod(target),
+        )
 
 
 for _dims in (2, 3):

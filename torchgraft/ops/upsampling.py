@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from torchgraft.codegen import ceil_div
+from torchgraft.codegen.loops import Layout
 from torchgraft.codegen.types import BY_NAME, MOVES, element_type
 from torchgraft.kernels import upsampling as kernels
 from torchgraft.kernels.upsampling import Image
@@ -53,18 +53,28 @@ class _Tables:
     most_taps: int
 
     @property
-    def pointers(self) -> list[torch.Tensor]:
-        return [t for t in (self.starts, self.weights, self.precisions, self.spans) if t is not None]
+    def specs(self) -> dict[str, torch.Tensor]:
+        """Those that there are, by name."""
+        named = {name: getattr(self, name) for name in ("starts", "weights", "precisions", "spans")}
+        return {name: spec for name, spec in named.items() if spec is not None}
 
     def of(self, axis: int) -> _Tables:
         """One axis alone."""
-        names = ("starts", "weights", "precisions", "spans")
-        parts: dict[str, Any] = {n: None if getattr(self, n) is None else getattr(self, n)[axis] for n in names}
+        parts: dict[str, Any] = {name: spec[axis] for name, spec in self.specs.items()}
         return replace(self, **parts, taps=self.taps[axis : axis + 1])
 
 
-def _three(values: Sequence[Any], missing: Any) -> tuple[Any, ...]:
-    return (*values, *[missing] * (3 - len(values)))
+def _three(values: Sequence[Any]) -> tuple[Any, ...]:
+    return (*values, *[1] * (3 - len(values)))
+
+
+def _axes(**values: Sequence[Any]) -> dict[str, Any]:
+    """A kernel's numbers for each axis, by name; those of axes that there are not are 1."""
+    return {
+        f"{name}_{axis}": v
+        for name, given in values.items()
+        for axis, v in zip(kernels.AXES, _three(given), strict=True)
+    }
 
 
 def _tables(
@@ -87,9 +97,14 @@ def _tables(
     weights = p.empty((axes, most_taps, stride), BY_NAME[real].dtype) if filter_.weight else None
     spans = p.empty((axes, 2, stride), torch.int32) if transposed else None
     tables = _Tables(starts, weights, None, spans, taps, stride, most_taps)
-    numbers = (stride, most_taps, *_three(source, 1), *_three(target, 1), *_three(taps, 1), *_three(scales, 1.0))
-    kernel = kernels.table_kernel(mode, aligned, real, transposed)
-    p.launch(kernel, (ceil_div(stride, kernels.GROUP), axes), [*tables.pointers, *numbers])
+    p.launch(
+        kernels.table_kernel(mode, aligned, real, transposed, p.form),
+        p.walk(stride, most_taps, multiple=1).by(axes),
+        **tables.specs,
+        **_axes(source=source, target=target, taps=taps, scale=scales),
+        stride=stride,
+        most_taps=most_taps,
+    )
     return tables
 
 
@@ -97,8 +112,15 @@ def _fixed(p: PlanBuilder, tables: _Tables, real: str, target: tuple[int, ...]) 
     """The tables of two axes with weights that are integers."""
     assert tables.weights is not None
     weights, precisions = p.empty(tables.weights.shape, torch.int32), p.empty((2,), torch.int32)
-    numbers = (tables.stride, tables.most_taps, *target, *tables.taps)
-    p.launch(kernels.quantise_kernel(real), (1, 2), [weights, precisions, tables.weights, *numbers])
+    p.launch(
+        kernels.quantise_kernel(Layout(p.form), real),
+        p.long_rows(2, tables.stride, tables.most_taps),
+        fixed=weights,
+        precisions=precisions,
+        weights=tables.weights,
+        most_taps=tables.most_taps,
+        **dict(zip(("target_x", "target_y", "taps_x", "taps_y"), (*target, *tables.taps), strict=True)),
+    )
     return replace(tables, weights=weights, precisions=precisions)
 
 
@@ -117,26 +139,27 @@ def _apply(
 ) -> None:
     """Launches the kernel that suits the form and the layout."""
     target = layout.source if transposed else layout.target
-    pixels = layout.planes * math.prod(target)
-    chunk = 0
+    pixels = (layout.planes, *reversed(_three(target)))
     if p.form == "cpu" and layout.inner >= image.math.width:
         kernel = kernels.line_kernel(image, transposed)
-        groups, chunk = _deal(p, pixels, layout.inner)
+        grid = p.walk(pixels, layout.inner, multiple=1)
     elif p.form == "cpu" and layout.inner == 1 and not transposed and math.prod(tables.taps) <= _MOST_UNROLLED:
         kernel = kernels.row_kernel(image, tables.taps)
-        groups, chunk = _deal(p, pixels // target[0], target[0])
+        grid = p.walk(pixels[:-1], target[0], multiple=1)
     else:
-        kernel = kernels.element_kernel(image, transposed)
-        groups = ceil_div(pixels * layout.inner, kernels.GROUP)
-    sizes = (*_three(layout.source, 1), *_three(layout.target, 1), *_three(tables.taps, 1))
-    numbers = (layout.planes, *sizes, layout.inner, tables.stride, tables.most_taps, chunk)
-    p.launch(kernel, (groups,), [out, source, *tables.pointers, *numbers])
-
-
-def _deal(p: PlanBuilder, pieces: int, elements: int) -> tuple[int, int]:
-    """Work-items of a CPU, and how many pieces each has: some thousand elements at least."""
-    chunk = max(ceil_div(pieces, 8 * p.device.compute_units), ceil_div(4096, elements))
-    return ceil_div(pieces, chunk), chunk
+        kernel = kernels.element_kernel(image, transposed, p.form)
+        grid = p.walk((*pixels[:-1], target[0] * layout.inner), math.prod(tables.taps), multiple=1)
+    p.launch(
+        kernel,
+        grid,
+        out=out,
+        values=source,
+        **tables.specs,
+        **_axes(source=layout.source, target=layout.target, taps=tables.taps),
+        inner=layout.inner,
+        stride=tables.stride,
+        most_taps=tables.most_taps,
+    )
 
 
 # ---- Scales.
@@ -287,13 +310,15 @@ def _plan(
     fixed = storage == "u8" and not nearest
     double = storage == "f64" and not snap
     real = "f64" if double or (fixed and p.device.float64) else "f32"
-    to, by, planes, inner = _arrange(p, out, image)
+    arranged, by, planes, inner = _arrange(p, out, image)
+    to = arranged
     layout = _Layout(planes, source, target, inner)
     tables = _tables(p, mode, aligned, real, source, target, scales, transposed)
     if fixed:
         tables, real = _fixed(p, tables, real, target), "i32"
     if nearest and not transposed:
         storage = MOVES[image.element_size()]
+        to, by = p.bits(to), p.bits(by)
     kind = Image(storage, "" if nearest else real, len(source))
     if not transposed and (fixed or mode.endswith("-aa")):
         # Torch leaves out an axis whose size stays, whatever its factor.
@@ -303,8 +328,8 @@ def _plan(
         _axis_after_axis(p, kind, to, by, tables, layout, list(range(len(source))), transposed)
     else:
         _apply(p, kind, to, by, tables, layout, transposed)
-    if to is not out:
-        p.copy(out, to)
+    if arranged is not out:
+        p.copy(out, arranged)
 
 
 def _pays_separately(p: PlanBuilder, image: Image, layout: _Layout, transposed: bool) -> bool:

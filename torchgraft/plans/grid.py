@@ -78,6 +78,12 @@ class Dealer(NamedTuple):
             values.update((f"n{d}", size) for d, size in enumerate(sizes))
         return Grid((groups,), values)
 
+    def share(self, n: int, groups: int) -> Grid:
+        """For a `Walk` over n elements that no more than so many groups share: of which each has memory of its own,
+        say."""
+        chunk = max(1, ceil_div(n, groups))
+        return Grid((ceil_div(n, chunk),), {"n": n, "chunk": chunk})
+
     def rows(self, outer: int, size: int, inner: int = 1, cost: int = 1) -> tuple[Layout, Grid]:
         """For a `Team` that works along the middle of a contiguous (outer, size, inner): how its rows lie, and its
         groups."""
@@ -92,12 +98,13 @@ class Dealer(NamedTuple):
         values = {"outer_stride": outer_stride, "size": size, "stride": stride, "inner_stride": inner_stride}
         return Layout(self.form, across=True, unit=unit), Grid(grid.groups, {**grid.values, **values})
 
-    def columns(self, outer: int, inner: int, cost: int = 1) -> Grid:
+    def columns(self, outer: int, inner: int, cost: int = 1, width: int = WIDTH) -> Grid:
         """For a `Team` on rows across memory, `inner` of them side by side.
 
         Args:
             outer, inner: numbers of rows; those of one `outer` may be treated at once.
             cost: of a row relative to an addition.
+            width: how many rows a CPU treats at once, at most: fewer than `WIDTH` where each has many values.
         """
         values = {"outer": outer, "inner": inner, "outer_stride": 0, "size": 0, "stride": 0, "inner_stride": 0}
         columns = outer * inner
@@ -105,7 +112,7 @@ class Dealer(NamedTuple):
             return Grid((ceil_div(columns, COLUMN_GROUP),), {**values, "span": 1, "chunk": 1})
         few = columns * cost <= _SINGLE
         even = columns if few else ceil_div(columns, _GROUPS_PER_UNIT * self.compute_units)
-        span = max(1, min(inner, WIDTH, max(16, ceil_div(even, 16) * 16)))
+        span = max(1, min(inner, width, max(16, ceil_div(even, 16) * 16)))
         groups, chunk = self.chunking(max(1, cost * span), multiple=1).deal(outer * ceil_div(inner, span))
         return Grid((groups,), {**values, "span": span, "chunk": chunk})
 

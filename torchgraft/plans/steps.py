@@ -11,7 +11,7 @@ import torch
 from torchgraft import _C
 from torchgraft.codegen.compiler import compiled
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer
-from torchgraft.codegen.loops import GROUP, Layout
+from torchgraft.codegen.loops import GROUP, WIDTH, Layout
 from torchgraft.codegen.pointwise import Loop
 from torchgraft.codegen.types import BY_NAME, MOVES, element_type
 from torchgraft.plans.device import DeviceTraits
@@ -257,9 +257,9 @@ class Steps:
         """The grid of a `codegen.loops.Team` on contiguous rows."""
         return self.dealer.long_rows(rows, size, cost)
 
-    def columns(self, outer: int, inner: int, cost: int = 1) -> tuple[Layout, Grid]:
+    def columns(self, outer: int, inner: int, cost: int = 1, width: int = WIDTH) -> tuple[Layout, Grid]:
         """The layout and grid of a `codegen.loops.Team` on rows across memory; see `plans.grid.Dealer.columns`."""
-        return Layout(self.form, across=True), self.dealer.columns(outer, inner, cost)
+        return Layout(self.form, across=True), self.dealer.columns(outer, inner, cost, width)
 
     def any_number(self, cost: int) -> Grid:
         """The grid of a walk over the elements of a contiguous plan: how many there are is found when it is run."""
