@@ -124,10 +124,10 @@ def window_kernel(storage: str, kind: Kind, adaptive: bool, form: str) -> Kernel
 
 
 @cache
-def row_kernel(storage: str, kind: Kind) -> Kernel:
+def row_kernel(storage: str, kind: Kind, simd_width: int) -> Kernel:
     """The CPU form: the walk is over (plane, z, y), rows of the target, of which it takes a vector of pixels at a time.
     Parameters as of `window_kernel`."""
-    walk, math = Walk("cpu", rank=3), arithmetic(storage)
+    walk, math = Walk("cpu", rank=3), arithmetic(storage, simd_width)
     lane = "long" if math.size == 8 else "int"
     lanes = f"{lane}{math.width}"
     if kind == "max":

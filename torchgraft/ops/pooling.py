@@ -85,7 +85,7 @@ def _pool(
     cost = _cost(source_size, target_size, windows)
     if p.form == "cpu" and windows:
         grid = p.walk((planes, *target_size[:2]), cost * target_size[2], multiple=1)
-        kernel = kernels.row_kernel(storage, kind)
+        kernel = kernels.row_kernel(storage, kind, p.device.simd_width)
     else:
         grid = p.walk((planes, *target_size), cost, multiple=1)
         kernel = kernels.window_kernel(storage, kind, not windows, p.form)
