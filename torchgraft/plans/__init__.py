@@ -8,6 +8,8 @@ from torchgraft import _C
 from torchgraft.codegen import Kernel, Pointer, Value, element_type
 from torchgraft.codegen.compiler import KernelCompileError
 from torchgraft.codegen.compiler import counts as _kernel_counts
+from torchgraft.codegen.kernel import parameters
+from torchgraft.codegen.loops import Layout, Team, Walk
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.device import DeviceTraits, device_traits, kernel_form
 from torchgraft.plans.refusals import OtherOut, only, other_out, within
@@ -21,13 +23,16 @@ __all__ = [
     "DeviceTraits",
     "Kernel",
     "KernelCompileError",
+    "Layout",
     "OtherOut",
     "PlanBuilder",
     "Pointer",
     "Scalar",
     "Stats",
+    "Team",
     "Unsupported",
     "Value",
+    "Walk",
     "clear",
     "composite",
     "decompose",
@@ -37,6 +42,7 @@ __all__ = [
     "kernel_form",
     "only",
     "other_out",
+    "parameters",
     "planner",
     "recomposed",
     "show",
