@@ -4,84 +4,81 @@ from __future__ import annotations
 
 import functools
 
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.kernel import Kernel, parameters
+from torchgraft.codegen.loops import LANES, Walk
+from torchgraft.codegen.pointwise import expression
 from torchgraft.codegen.types import BY_NAME, value_ctype
 
 COUNT = 16
 """Tensors of one launch."""
-_LANES = 64
 
 # Order -> term of an element, how terms are put together, and the norm of the whole.
 _ORDERS = {
     "1": ("@abs(x)", "a + b", "a"),
-    "2": ("x * x", "a + b", "sqrt(a)"),
+    "2": ("x * x", "a + b", "@sqrt(a)"),
     "inf": ("@abs(x)", "a > b || a != a ? a : b", "a"),
 }
 
 
-def _parts(order: str, compute: str) -> tuple[str, str, str]:
-    term, combine, last = _ORDERS[order]
-    return term.replace("@abs", f"tg_abs_{compute}"), combine, last
+def _numbered(name: str) -> str:
+    return ", ".join(f"{name}_{t}" for t in range(COUNT))
 
 
 @functools.cache
 def norm_parts(order: str, storage: str) -> Kernel:
-    """A group's part of each tensor. Arguments: tensors, their numbers of elements summed up, chunk, room [groups,
-    COUNT].
+    """A group's part of each tensor; the walk is over all elements of the list.
+
+    Parameters: tensors `x_<t>`, `last_<t>`, their numbers of elements summed up, and `room`, [groups, COUNT].
     """
-    compute = BY_NAME[storage].compute
-    ctype = value_ctype(compute)
-    term, combine, _ = _parts(order, compute)
-    pointer = f"GLOBAL {BY_NAME[storage].storage}*"
+    walk, compute = Walk("cpu", prefix="tg_"), BY_NAME[storage].compute
+    ctype, pointer = value_ctype(compute), f"GLOBAL const {BY_NAME[storage].storage}*"
+    term, combine = (expression(text, compute) for text in _ORDERS[order][:2])
     step = f"{ctype} x = load_{storage}(x_p, i + j); {ctype} a = lanes[j], b = {term}; lanes[j] = {combine};"
     body = f"""\
-  {pointer} x_of[{COUNT}] = {{{", ".join(f"x_p_{t}" for t in range(COUNT))}}};
-  long last_of[{COUNT}] = {{{", ".join(f"last_{t}" for t in range(COUNT))}}};
-  long begin = (long)GROUP_ID(0) * chunk;
+  {pointer} x_of[{COUNT}] = {{{_numbered("x")}}};
+  long last_of[{COUNT}] = {{{_numbered("last")}}};
   for (int t = 0; t < {COUNT}; ++t) {{
-    long first = t == 0 ? 0 : last_of[t - 1];
-    long low = begin > first ? begin - first : 0;
-    long high = (begin + chunk < last_of[t] ? begin + chunk : last_of[t]) - first;
+    const long first = t == 0 ? 0 : last_of[t - 1];
+    const long low = max(tg_begin - first, (long)0), high = min(tg_end, last_of[t]) - first;
     if (low >= high) continue;
     {pointer} x_p = x_of[t];
-    {ctype} lanes[{_LANES}];
+    {ctype} lanes[{LANES}];
     VECTORIZE
-    for (int j = 0; j < {_LANES}; ++j) lanes[j] = 0;
+    for (int j = 0; j < {LANES}; ++j) lanes[j] = 0;
     long i = low;
-    for (; i + {_LANES} <= high; i += {_LANES}) {{
+    for (; i + {LANES} <= high; i += {LANES}) {{
       VECTORIZE
-      for (int j = 0; j < {_LANES}; ++j) {{ {step} }}
+      for (int j = 0; j < {LANES}; ++j) {{ {step} }}
     }}
     for (int j = 0; j < high - i; ++j) {{ {step} }}
     {ctype} sum = 0;
-    for (int j = 0; j < {_LANES}; ++j) {{ {ctype} a = sum, b = lanes[j]; sum = {combine}; }}
+    for (int j = 0; j < {LANES}; ++j) {{ {ctype} a = sum, b = lanes[j]; sum = {combine}; }}
     room[GROUP_ID(0) * {COUNT} + t] = sum;
   }}"""
-    params: list[Parameter] = [Pointer(f"x_p_{t}", storage) for t in range(COUNT)]
-    params += [Value(f"last_{t}", "i64") for t in range(COUNT)]
-    return Kernel("norm_parts", (*params, Value("chunk", "i64"), Pointer("room", compute)), body)
+    params = parameters(f"const {storage}* {_numbered('x')}; i64 {_numbered('last')}; {compute}* room")
+    return walk.kernel("norm_parts", params, body)
 
 
 @functools.cache
-def norm_ends(order: str, compute: str, storage: str) -> Kernel:
-    """Arguments: results, the numbers of elements summed up, chunk, room [groups, COUNT]."""
+def norm_ends(order: str, storage: str) -> Kernel:
+    """Norms of the parts; the walk is over tensors.
+
+    Parameters: results `out_<t>`, `last_<t>`, the elements of a `part`, and `room` as of `norm_parts`.
+    """
+    walk, compute = Walk("cpu"), BY_NAME[storage].compute
     ctype = value_ctype(compute)
-    _, combine, last = _parts(order, compute)
+    combine, norm = (expression(text, compute) for text in _ORDERS[order][1:])
+    end = f"""
+  const long first = i == 0 ? 0 : last_of[i - 1];
+  {ctype} a = 0;
+  for (long group = first / part; group <= (last_of[i] - 1) / part; ++group) {{
+    const {ctype} b = room[group * {COUNT} + i];
+    a = {combine};
+  }}
+  store_{storage}(out_of[i], 0, {norm});"""
     body = f"""\
-  GLOBAL {BY_NAME[storage].storage}* out_of[{COUNT}] = {{{", ".join(f"out_{t}" for t in range(COUNT))}}};
-  long last_of[{COUNT}] = {{{", ".join(f"last_{t}" for t in range(COUNT))}}};
-  for (int t = 0; t < {COUNT}; ++t) {{
-    if (out_of[t] == 0) continue;
-    long first = t == 0 ? 0 : last_of[t - 1];
-    {ctype} sum = 0;
-    if (first < last_of[t])
-      for (long g = first / chunk; g <= (last_of[t] - 1) / chunk; ++g) {{
-        {ctype} a = sum, b = room[g * {COUNT} + t];
-        sum = {combine};
-      }}
-    {ctype} a = sum;
-    store_{storage}(out_of[t], 0, {last});
-  }}"""
-    params: list[Parameter] = [Pointer(f"out_{t}", storage) for t in range(COUNT)]
-    params += [Value(f"last_{t}", "i64") for t in range(COUNT)]
-    return Kernel("norm_ends", (*params, Value("chunk", "i64"), Pointer("room", compute)), body)
+  GLOBAL {BY_NAME[storage].storage}* out_of[{COUNT}] = {{{_numbered("out")}}};
+  long last_of[{COUNT}] = {{{_numbered("last")}}};
+  {walk.each(end, vectorize=False)}"""
+    params = parameters(f"{storage}* {_numbered('out')}; i64 {_numbered('last')}, part; const {compute}* room")
+    return walk.kernel("norm_ends", params, body)

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import element_type
+from torchgraft.codegen.types import BY_NAME, element_type
 from torchgraft.kernels import lists as kernels
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, pointwise
 from torchgraft.plans.batch import plan_loops
 from torchgraft.plans.call import plan_nested, result_of
+from torchgraft.plans.grid import numbered
 from torchgraft.plans.refusals import Refusals, check_in_place, dtype_name
 from torchgraft.plans.registry import Entry, Options, register_entry
 from torchgraft.plans.schema import parameters, resolve, variants
@@ -175,7 +176,7 @@ def _norm(
     p: PlanBuilder, outs: list[torch.Tensor], self: list[torch.Tensor], ord: Scalar, dtype: torch.dtype | None
 ) -> None:
     order = {1.0: "1", 2.0: "2", float("inf"): "inf"}.get(float(ord))
-    alike: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
+    alike: dict[torch.dtype, list[int]] = {}
     for i, (out, x) in enumerate(zip(outs, self, strict=True)):
         together = (
             p.form == "cpu"
@@ -185,25 +186,30 @@ def _norm(
             and dtype in (None, x.dtype)
         )
         if together and x.dtype == out.dtype and x.numel() > 0:
-            alike.setdefault((x.dtype, out.dtype), []).append(i)
+            alike.setdefault(x.dtype, []).append(i)
         else:
             p.call_out(aten.linalg_vector_norm.default, out, x, ord, None, False, dtype=dtype)
-    for (read, _), numbers in alike.items():
-        storage = element_type(read)
+    for numbers in alike.values():
         for start in range(0, len(numbers), kernels.COUNT):
             part = numbers[start : start + kernels.COUNT]
-            missing = [None] * (kernels.COUNT - len(part))
-            lasts = list(itertools.accumulate(self[i].numel() for i in part))
-            groups, chunk = p.dealer.chunking(1).deal(lasts[-1])
-            lasts += [lasts[-1]] * len(missing)
-            room = p.empty((groups, kernels.COUNT), torch.float64 if storage.compute == "f64" else torch.float32)
-            p.launch(
-                kernels.norm_parts(str(order), storage.name),
-                (groups,),
-                [*(self[i] for i in part), *missing, *lasts, chunk, room],
-            )
-            ends = kernels.norm_ends(str(order), storage.compute, storage.name)
-            p.launch(ends, (1,), [*(outs[i] for i in part), *missing, *lasts, chunk, room])
+            _dense_norms(p, str(order), [outs[i] for i in part], [self[i] for i in part])
+
+
+def _dense_norms(p: PlanBuilder, order: str, outs: list[torch.Tensor], xs: list[torch.Tensor]) -> None:
+    """Of as many tensors of one type as a launch has, at most, which lie flat."""
+    storage, count = element_type(xs[0].dtype), kernels.COUNT
+    ends = list(itertools.accumulate(x.numel() for x in xs))
+    lasts, grid = numbered("last", ends, count, ends[-1]), p.walk(ends[-1])
+    room = p.empty((*grid.groups, count), BY_NAME[storage.compute].dtype)
+    p.launch(kernels.norm_parts(order, storage.name), grid, **numbered("x", xs, count, None), **lasts, room=room)
+    p.launch(
+        kernels.norm_ends(order, storage.name),
+        p.walk(len(outs)),
+        **numbered("out", outs, count, None),
+        **lasts,
+        part=grid.values["chunk"],
+        room=room,
+    )
 
 
 def _check_order(self: list[torch.Tensor], ord: complex = 2, dtype: torch.dtype | None = None) -> None:

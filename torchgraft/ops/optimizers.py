@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen import Kernel, Pointer, Value, element_type
+from torchgraft.codegen import Kernel, element_type
 from torchgraft.codegen.batch import Batch
+from torchgraft.codegen.kernel import parameters
 from torchgraft.codegen.pointwise import Input, Loop, Number, Result, expression
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner, pointwise
@@ -298,14 +299,7 @@ def _unscale(p: PlanBuilder, _: Any, self: Specs, found_inf: torch.Tensor, inv_s
 
 _UPDATE_SCALE = Kernel(
     "amp_update_scale",
-    (
-        Pointer("scale", "f32"),
-        Pointer("tracker", "i32"),
-        Pointer("found_inf", "f32", const=True),
-        Value("growth", "f32"),
-        Value("backoff", "f32"),
-        Value("interval", "i32"),
-    ),
+    parameters("f32* scale; i32* tracker; const f32* found_inf; f32 growth, backoff; i32 interval"),
     """\
   if (found_inf[0] != 0) {
     scale[0] *= backoff;
@@ -331,4 +325,5 @@ def _update_scale(
     backoff: Scalar,
     interval: int,
 ) -> None:
-    p.launch(_UPDATE_SCALE, (1,), [self, tracker, found_inf, growth, backoff, interval])
+    numbers = {"growth": growth, "backoff": backoff, "interval": interval}
+    p.launch(_UPDATE_SCALE, (1,), scale=self, tracker=tracker, found_inf=found_inf, **numbers)
