@@ -27,6 +27,8 @@ LANES = 64
 #: Columns that a group of the CPU form treats side by side, at most.
 WIDTH = 256
 
+# Groups up to this size meet once for a fold.
+_SMALL_GROUP = 64
 # Elements that a lane sums before it puts the sum aside: a sum of millions would round off what is added last.
 _RUN = 256
 
@@ -255,22 +257,34 @@ class Team:
         """Stands where a member may read what another has written to memory, or write what another may still read."""
         return "BARRIER;" if self._is_group else ""
 
-    def sum(self, types: Mapping[str, str], statements: str) -> str:
+    def sum(self, types: Mapping[str, str], statements: str, size: str = "size", cascade: bool = True) -> str:
         """Sums over the row.
 
         Args:
             types: name -> element type of each sum.
             statements: of one element; they add to ``A.<name>``.
+            size, cascade: as of `fold`.
         """
         combine = " ".join(f"A.{name} += B.{name};" for name in types)
-        return self.fold({name: (t, f"({value_ctype(t)})(0)") for name, t in types.items()}, statements, combine, True)
+        fields = {name: (t, f"({value_ctype(t)})(0)") for name, t in types.items()}
+        return self.fold(fields, statements, combine, cascade, size)
 
     def max(self, name: str, type_: str, value: str) -> str:
         """The largest of a floating-point value of each element; the value must not be NaN to count."""
         step = f"const {value_ctype(type_)} v = {value}; A.{name} = v > A.{name} ? v : A.{name};"
         return self.fold({name: (type_, "-INFINITY")}, step, f"A.{name} = B.{name} > A.{name} ? B.{name} : A.{name};")
 
-    def fold(self, fields: Fields, step: str, combine: str, cascade: bool = False) -> str:
+    def argmax(self, name: str, type_: str, value: str, size: str = "size") -> str:
+        """The place of the first of the largest, 0 if all are NaN; what lies there is ``<name>_value``."""
+        value_name = f"{name}_value"
+        fields = {name: ("i64", "0"), value_name: (type_, "-INFINITY")}
+        own = f"const {value_ctype(type_)} v = {value};"
+        step = f"{own} if (v > A.{value_name}) {{ A.{name} = c; A.{value_name} = v; }}"
+        first = f"B.{value_name} == A.{value_name} && B.{name} < A.{name}"
+        take = f"A.{name} = B.{name}; A.{value_name} = B.{value_name};"
+        return self.fold(fields, step, f"if (B.{value_name} > A.{value_name} || ({first})) {{ {take} }}", size=size)
+
+    def fold(self, fields: Fields, step: str, combine: str, cascade: bool = False, size: str = "size") -> str:
         """Takes the elements of the row into one accumulator.
 
         Args:
@@ -278,16 +292,17 @@ class Team:
             step: statements that take element ``c`` into accumulator ``A.<field>``.
             combine: statements that take accumulator ``B.<field>`` into ``A.<field>``.
             cascade: puts what is accumulated aside from time to time, since long sums round off what comes last.
+            size: how many elements there are.
         """
         if self._is_vector:
-            return self._fold_columns(fields, step)
+            return self._fold_columns(fields, step, size)
         types = {name: value_ctype(type_) for name, (type_, _) in fields.items()}
         if self.layout.across:
             declared = " ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())
-            return f"{declared} for (long c = 0; c < size; ++c) {{ {_bind(step, A='{}')} }}"
+            return f"{declared} for (long c = 0; c < {size}; ++c) {{ {_bind(step, A='{}')} }}"
         if self._is_group:
-            return self._fold_group(fields, types, step, combine, cascade)
-        return self._fold_lanes(fields, types, step, combine, cascade)
+            return self._fold_group(fields, types, step, combine, cascade, size)
+        return self._fold_lanes(fields, types, step, combine, cascade, size)
 
     def scan(self, fields: Fields, load: str, combine: str, then: str, ahead: str = "") -> str:
         """Goes along the row with an accumulator of all elements so far.
@@ -315,7 +330,9 @@ class Team:
 
     # ---- the kernel ----
 
-    def kernel(self, name: str, params: tuple[Parameter, ...], *statements: str, helpers: str = "") -> Kernel:
+    def kernel(
+        self, name: str, params: tuple[Parameter, ...], *statements: str, helpers: str = "", dims: int = 1
+    ) -> Kernel:
         """A kernel that does `statements` for each row.
 
         Args:
@@ -323,6 +340,7 @@ class Team:
             params: those of the statements.
             statements: of one row, in this order.
             helpers: as of `Kernel`.
+            dims: dimensions of the grid, of which the rows have the first.
         """
         text, head = "\n    ".join(filter(None, statements)), " ".join(self._head.values())
         text = _LANES_TEXT.sub(self._of_columns, text)
@@ -339,8 +357,8 @@ class Team:
   }}
 """
         own = tuple(Value(v, "i64") for v in (_COLUMN_VALUES if layout.across else _ROW_VALUES))
-        local = (1,) if layout.form == "cpu" else (COLUMN_GROUP,) if layout.across else (self.group,)
-        return Kernel(name, (*params, *own), body, helpers, local)
+        group = 1 if layout.form == "cpu" else COLUMN_GROUP if layout.across else self.group
+        return Kernel(name, (*params, *own), body, helpers, (group, *[1] * (dims - 1)))
 
     # ---- forms ----
 
@@ -368,12 +386,14 @@ class Team:
             text = re.sub(rf"(?<![\w.]){name}\b(?!\[)", f"{name}[tg_j]", text)
         return text
 
-    def _fold_columns(self, fields: Fields, step: str) -> str:
+    def _fold_columns(self, fields: Fields, step: str, size: str) -> str:
         declared = "".join(self._column(name, value_ctype(type_)) for name, (type_, _) in fields.items())
         start = self._lanes(" ".join(f"{name} = {identity};" for name, (_, identity) in fields.items()))
-        return f"{declared}{start} for (long c = 0; c < size; ++c) {{ {self._lanes(_bind(step, A='{}'))} }}"
+        return f"{declared}{start} for (long c = 0; c < {size}; ++c) {{ {self._lanes(_bind(step, A='{}'))} }}"
 
-    def _fold_lanes(self, fields: Fields, types: Mapping[str, str], step: str, combine: str, cascade: bool) -> str:
+    def _fold_lanes(
+        self, fields: Fields, types: Mapping[str, str], step: str, combine: str, cascade: bool, size: str
+    ) -> str:
         lanes, each = self.lanes, f"VECTORIZE for (int tg_j = 0; tg_j < {self.lanes}; ++tg_j)"
         reset = " ".join(f"tg_{n}[tg_j] = {identity};" for n, (_, identity) in fields.items())
         arrays = " ".join(f"{t} tg_{n}[{lanes}];" for n, t in types.items())
@@ -389,9 +409,10 @@ class Team:
         return f"""{" ".join(f"{t} {n};" for n, t in types.items())} {{
       {arrays}
       {each} {{ {start} }}
-      for (long tg_first = 0; tg_first < size; tg_first += {lanes}) {{
+      const long tg_size = {size};
+      for (long tg_first = 0; tg_first < tg_size; tg_first += {lanes}) {{
         {aside}
-        const int tg_count = (int)(size - tg_first < {lanes} ? size - tg_first : {lanes});
+        const int tg_count = (int)(tg_size - tg_first < {lanes} ? tg_size - tg_first : {lanes});
         if (tg_count == {lanes}) {{ {each} {inner} }}
         else {{ VECTORIZE for (int tg_j = 0; tg_j < tg_count; ++tg_j) {inner} }}
       }}
@@ -401,32 +422,43 @@ class Team:
       {" ".join(f"{n} = tg_{n}[0];" for n in fields)}
     }}"""
 
-    def _fold_group(self, fields: Fields, types: Mapping[str, str], step: str, combine: str, cascade: bool) -> str:
+    def _fold_group(
+        self, fields: Fields, types: Mapping[str, str], step: str, combine: str, cascade: bool, size: str
+    ) -> str:
         # Registers accumulate, local memory combines. All members have left the arrays before they are filled again.
         start = " ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())
-        loop = f"for (long c = tg_lane; c < size; c += {self.group}) {{ {_bind(step, A='{}')} }}"
+        loop = f"for (long c = tg_lane; c < {size}; c += {self.group}) {{ {_bind(step, A='{}')} }}"
         if cascade:
             run = " ".join(f"{types[n]} tg_{n} = {identity};" for n, (_, identity) in fields.items())
             stretch = self.group * _RUN
-            loop = f"""for (long tg_first = tg_lane; tg_first < size; tg_first += {stretch}) {{
-      const long tg_stop = tg_first + {stretch} < size ? tg_first + {stretch} : size;
+            loop = f"""for (long tg_first = tg_lane; tg_first < {size}; tg_first += {stretch}) {{
+      const long tg_stop = tg_first + {stretch} < {size} ? tg_first + {stretch} : {size};
       {run}
       for (long c = tg_first; c < tg_stop; c += {self.group}) {{ {_bind(step, A="tg_{}")} }}
       {_bind(combine, A="{}", B="tg_{}")}
     }}"""
         place = self._local(types)
-        meet = {n: f"{place[n]}[tg_lane]" for n in fields}
-        other = {n: f"{place[n]}[tg_lane + tg_w]" for n in fields}
         return f"""{start}
     {loop}
     BARRIER;
-    {" ".join(f"{meet[n]} = {n};" for n in fields)}
+    {" ".join(f"{place[n]}[tg_lane] = {n};" for n in fields)}
     BARRIER;
-    for (int tg_w = {self.group // 2}; tg_w > 0; tg_w /= 2) {{
-      if (tg_lane < tg_w) {{ {_bind(combine, A=meet, B=other)} }}
+    {self._meet(place, combine)}"""
+
+    def _meet(self, place: Mapping[str, str], combine: str) -> str:
+        """Combines the members' results, which lie in `place`: in steps, or each member for itself in groups so small
+        that meeting again costs more, and text with many meetings takes a compiler for CPUs long."""
+        take = " ".join(f"{n} = {array}[0];" for n, array in place.items())
+        if self.group <= _SMALL_GROUP:
+            other = {n: f"{array}[tg_w]" for n, array in place.items()}
+            each = f"for (int tg_w = 1; tg_w < {self.group}; ++tg_w)"
+            return f"{take} {each} {{ {_bind(combine, A='{}', B=other)} }}"
+        mine, other = ({n: f"{array}[{at}]" for n, array in place.items()} for at in ("tg_lane", "tg_lane + tg_w"))
+        return f"""for (int tg_w = {self.group // 2}; tg_w > 0; tg_w /= 2) {{
+      if (tg_lane < tg_w) {{ {_bind(combine, A=mine, B=other)} }}
       BARRIER;
     }}
-    {" ".join(f"{n} = {place[n]}[0];" for n in fields)}"""
+    {take}"""
 
     def _scan_group(self, fields: Fields, types: Mapping[str, str], load: str, combine: str, then: str) -> str:
         """The row in stretches of a member for each element; `first_<field>` is what came before a stretch."""
