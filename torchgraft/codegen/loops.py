@@ -27,6 +27,8 @@ LANES = 64
 #: Columns that a group of the CPU form treats side by side, at most.
 WIDTH = 256
 
+# Lanes that what is left of a short row goes to.
+_FEW = 4
 # Groups up to this size meet once for a fold.
 _SMALL_GROUP = 64
 # Elements that a lane sums before it puts the sum aside: a sum of millions would round off what is added last.
@@ -194,11 +196,13 @@ class Team:
         layout: of the rows.
         group: work-items of a group in the GPU form, a power of two.
         lanes: partial results that the CPU form keeps side by side, a power of two.
+        short: whether there are few elements: folds in the CPU form are made for that, and sums put nothing aside.
     """
 
     layout: Layout
     group: int = GROUP
     lanes: int = LANES
+    short: bool = False
     _head: dict[str, str] = field(default_factory=dict)  # declarations at the head of the kernel
     _columns: set[str] = field(default_factory=set)  # values that a CPU has for each of its columns
 
@@ -257,17 +261,17 @@ class Team:
         """Stands where a member may read what another has written to memory, or write what another may still read."""
         return "BARRIER;" if self._is_group else ""
 
-    def sum(self, types: Mapping[str, str], statements: str, size: str = "size", cascade: bool = True) -> str:
+    def sum(self, types: Mapping[str, str], statements: str, size: str = "size") -> str:
         """Sums over the row.
 
         Args:
             types: name -> element type of each sum.
             statements: of one element; they add to ``A.<name>``.
-            size, cascade: as of `fold`.
+            size: as of `fold`.
         """
         combine = " ".join(f"A.{name} += B.{name};" for name in types)
         fields = {name: (t, f"({value_ctype(t)})(0)") for name, t in types.items()}
-        return self.fold(fields, statements, combine, cascade, size)
+        return self.fold(fields, statements, combine, not self.short, size)
 
     def max(self, name: str, type_: str, value: str) -> str:
         """The largest of a floating-point value of each element; the value must not be NaN to count."""
@@ -302,6 +306,8 @@ class Team:
             return f"{declared} for (long c = 0; c < {size}; ++c) {{ {_bind(step, A='{}')} }}"
         if self._is_group:
             return self._fold_group(fields, types, step, combine, cascade, size)
+        if self.short:
+            return self._fold_short(fields, types, step, combine, size)
         return self._fold_lanes(fields, types, step, combine, cascade, size)
 
     def scan(self, fields: Fields, load: str, combine: str, then: str, ahead: str = "") -> str:
@@ -420,6 +426,33 @@ class Team:
       for (int tg_w = {lanes // 2}; tg_w >= 16; tg_w /= 2) VECTORIZE for (int tg_j = 0; tg_j < tg_w; ++tg_j) {tree}
       for (int tg_w = {min(lanes, 16) // 2}; tg_w > 0; tg_w /= 2) for (int tg_j = 0; tg_j < tg_w; ++tg_j) {tree}
       {" ".join(f"{n} = tg_{n}[0];" for n in fields)}
+    }}"""
+
+    def _fold_short(self, fields: Fields, types: Mapping[str, str], step: str, combine: str, size: str) -> str:
+        """The same for short rows: what a row has beyond blocks of lanes goes to the first few and then to the result,
+        so that places in arrays are all known beforehand, and the arrays are registers."""
+        arrays = " ".join(f"{t} tg_{n}[{self.lanes}];" for n, t in types.items())
+        start = " ".join(f"tg_{n}[tg_j] = {identity};" for n, (_, identity) in fields.items())
+        inner = f"const long c = tg_first + tg_j; {_bind(step, A='tg_{}[tg_j]')}"
+
+        def first(lanes: int, statements: str) -> str:
+            hint = "VECTORIZE" if lanes == self.lanes else "UNROLL"
+            return f"{hint} for (int tg_j = 0; tg_j < {lanes}; ++tg_j) {{ {statements} }}"
+
+        halves = (self.lanes >> k for k in range(1, self.lanes.bit_length()))
+        tree = " ".join(first(w, _bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]")) for w in halves)
+        return f"""{" ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())} {{
+      const long tg_size = {size};
+      long tg_first = 0;
+      if (tg_size >= {_FEW}) {{
+        {arrays}
+        {first(self.lanes, start)}
+        for (; tg_first + {self.lanes} <= tg_size; tg_first += {self.lanes}) {first(self.lanes, inner)}
+        for (; tg_first + {_FEW} <= tg_size; tg_first += {_FEW}) {first(_FEW, inner)}
+        {tree}
+        {" ".join(f"{n} = tg_{n}[0];" for n in fields)}
+      }}
+      for (long c = tg_first; c < tg_size; ++c) {{ {_bind(step, A="{}")} }}
     }}"""
 
     def _fold_group(

@@ -18,8 +18,8 @@ from torchgraft.codegen.types import BY_NAME
 
 #: Work-items of a team on a GPU.
 TEAM = 64
-# Columns are short: a register of partial results.
-_LANES = 8
+# Partial results of a column on a CPU: a vector register, or two.
+_LANES = 16
 
 TYPES = ("f32", "f64", "c64", "c128")
 
@@ -76,7 +76,7 @@ class MatrixTeam(Team):
     """
 
     def __init__(self, type_: str, form: str) -> None:
-        super().__init__(Layout(form), TEAM, _LANES)
+        super().__init__(Layout(form), TEAM, _LANES, short=True)
         self.type = type_
         self.real = real_type(type_)
         self.is_complex = BY_NAME[type_].is_complex
@@ -118,9 +118,9 @@ class MatrixTeam(Team):
         if self.is_complex:
             step = """A.re += tg_x[2 * c] * tg_y[2 * c] + tg_x[2 * c + 1] * tg_y[2 * c + 1];
         A.im += tg_x[2 * c] * tg_y[2 * c + 1] - tg_x[2 * c + 1] * tg_y[2 * c];"""
-            sums = self.sum({"re": self.real, "im": self.real}, step, "tg_n", cascade=False)
+            sums = self.sum({"re": self.real, "im": self.real}, step, "tg_n")
         else:
-            sums = self.sum({"re": self.real}, "A.re += tg_x[c] * tg_y[c];", "tg_n", cascade=False)
+            sums = self.sum({"re": self.real}, "A.re += tg_x[c] * tg_y[c];", "tg_n")
         return f"""element {name};
     {{
       const long tg_n = {n};
@@ -146,7 +146,7 @@ class MatrixTeam(Team):
       const bool usual = most > 0 && most < INFINITY;
       const int exponent = usual ? clamp(ilogb(most), -120, 120) : 0;
       const real scale = ldexp((real)1, -exponent);
-      {self.sum({"square": self.real}, step, "tg_n", cascade=False)}
+      {self.sum({"square": self.real}, step, "tg_n")}
       {name} = usual ? ldexp(sqrt(square), exponent) : most;
     }}"""
 
