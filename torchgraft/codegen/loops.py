@@ -31,6 +31,12 @@ WIDTH = 256
 _RUN = 256
 
 
+# Lanes that what is left of a short row goes to.
+_FEW = 4
+# Groups up to this size meet once for a fold.
+_SMALL_GROUP = 64
+
+
 @dataclass(frozen=True)
 class Walk:
     """A loop over `n` elements, which are dealt out to groups.
@@ -210,12 +216,14 @@ class Team:
         group: work-items of a group in the GPU form, a power of two.
         lanes: partial results that the CPU form keeps side by side, a power of two.
         width: columns that the CPU form treats side by side, at most.
+        short: whether there are few elements: folds in the CPU form are made for that, and sums put nothing aside.
     """
 
     layout: Layout
     group: int = GROUP
     lanes: int = LANES
     width: int = WIDTH
+    short: bool = False
     _head: dict[str, str] = field(default_factory=dict)  # declarations at the head of the kernel
     # Values that a CPU has for each of its columns, and where they are.
     _columns: dict[str, str] = field(default_factory=dict)
@@ -279,22 +287,34 @@ class Team:
         """Stands where a member may read what another has written to memory, or write what another may still read."""
         return "BARRIER;" if self._is_group else ""
 
-    def sum(self, types: Mapping[str, str], statements: str) -> str:
+    def sum(self, types: Mapping[str, str], statements: str, size: str = "") -> str:
         """Sums over the row.
 
         Args:
             types: name -> element type of each sum.
             statements: of one element; they add to ``A.<name>``.
+            size: as of `fold`.
         """
         combine = " ".join(f"A.{name} += B.{name};" for name in types)
-        return self.fold({name: (t, f"({value_ctype(t)})(0)") for name, t in types.items()}, statements, combine, True)
+        fields = {name: (t, f"({value_ctype(t)})(0)") for name, t in types.items()}
+        return self.fold(fields, statements, combine, not self.short, size)
 
     def max(self, name: str, type_: str, value: str) -> str:
         """The largest of a floating-point value of each element; the value must not be NaN to count."""
         step = f"const {value_ctype(type_)} v = {value}; A.{name} = v > A.{name} ? v : A.{name};"
         return self.fold({name: (type_, "-INFINITY")}, step, f"A.{name} = B.{name} > A.{name} ? B.{name} : A.{name};")
 
-    def fold(self, fields: Fields, step: str, combine: str, cascade: bool = False) -> str:
+    def argmax(self, name: str, type_: str, value: str, size: str = "") -> str:
+        """The place of the first of the largest, 0 if all are NaN; what lies there is ``<name>_value``."""
+        value_name = f"{name}_value"
+        fields = {name: ("i64", "0"), value_name: (type_, "-INFINITY")}
+        own = f"const {value_ctype(type_)} v = {value};"
+        step = f"{own} if (v > A.{value_name}) {{ A.{name} = c; A.{value_name} = v; }}"
+        first = f"B.{value_name} == A.{value_name} && B.{name} < A.{name}"
+        take = f"A.{name} = B.{name}; A.{value_name} = B.{value_name};"
+        return self.fold(fields, step, f"if (B.{value_name} > A.{value_name} || ({first})) {{ {take} }}", size=size)
+
+    def fold(self, fields: Fields, step: str, combine: str, cascade: bool = False, size: str = "") -> str:
         """Takes the elements of the row, or of the group's part of it, into one accumulator.
 
         Args:
@@ -302,12 +322,15 @@ class Team:
             step: statements that take element ``c`` into accumulator ``A.<field>``.
             combine: statements that take accumulator ``B.<field>`` into ``A.<field>``.
             cascade: puts what is accumulated aside from time to time, since long sums round off what comes last.
+            size: another number of elements than the row's.
         """
         if self._is_vector:
-            return self._fold_columns(fields, step, combine, cascade)
+            return self._fold_columns(fields, step, combine, cascade, size)
         if self.layout.form == "gpu":
-            return self._fold_group(fields, step, combine, cascade)
-        return self._fold_lanes(fields, step, combine, cascade)
+            return self._fold_group(fields, step, combine, cascade, size)
+        if self.short:
+            return self._fold_short(fields, step, combine, size or "size")
+        return self._fold_lanes(fields, step, combine, cascade, size)
 
     def scan(self, fields: Fields, load: str, combine: str, then: str, ahead: str = "") -> str:
         """Goes along the row, which has no runs, with an accumulator of all elements so far.
@@ -335,7 +358,9 @@ class Team:
 
     # ---- the kernel ----
 
-    def kernel(self, name: str, params: tuple[Parameter, ...], *statements: str, helpers: str = "") -> Kernel:
+    def kernel(
+        self, name: str, params: tuple[Parameter, ...], *statements: str, helpers: str = "", dims: int = 1
+    ) -> Kernel:
         """A kernel that does `statements` for each row.
 
         Args:
@@ -343,6 +368,7 @@ class Team:
             params: those of the statements.
             statements: of one row, in this order.
             helpers: as of `Kernel`.
+            dims: dimensions of the grid, of which the rows have the first.
         """
         text, head = "\n    ".join(filter(None, statements)), " ".join(self._head.values())
         text = _LANES_TEXT.sub(self._of_columns, text)
@@ -366,7 +392,7 @@ class Team:
         local = 1 if layout.form == "cpu" else COLUMN_GROUP if layout.across else self.group
         if layout.runs:
             return Kernel(name, (*params, *own), _PART + body, helpers, (local, 1))
-        return Kernel(name, (*params, *own), body, helpers, (local,))
+        return Kernel(name, (*params, *own), body, helpers, (local, *[1] * (dims - 1)))
 
     # ---- forms ----
 
@@ -383,10 +409,10 @@ class Team:
         """The elements that the group has of a row."""
         return ("tg_begin", "tg_end") if self.layout.runs else ("0", "size")
 
-    def _over(self, loop: Callable[[str, str], str]) -> str:
-        """What `loop` makes of a range of elements, for the row or for each run of it."""
-        if not self.layout.runs:
-            return loop(*self._bounds)
+    def _over(self, loop: Callable[[str, str], str], size: str = "") -> str:
+        """What `loop` makes of a range of elements, for the row or for each run of it, or of `size` elements."""
+        if size or not self.layout.runs:
+            return loop("0", size or "size")
         return f"""for (long tg_number = tg_begin / run, tg_from = tg_begin; tg_from < tg_end; ++tg_number) {{
       const long tg_to = (tg_number + 1) * run < tg_end ? (tg_number + 1) * run : tg_end;
       const long tg_run = tg_base + tg_number * (run_stride - run * stride);
@@ -417,19 +443,19 @@ class Team:
             text = re.sub(rf"(?<![\w.]){name}\b(?!\[)", self._columns[name], text)
         return text
 
-    def _fold_columns(self, fields: Fields, step: str, combine: str, cascade: bool) -> str:
+    def _fold_columns(self, fields: Fields, step: str, combine: str, cascade: bool, size: str) -> str:
         each = self._lanes(bind(step, A="tg_{}[tg_j]"))
         accumulators = _Accumulators(fields, self.width, cascade)
 
         def loop(begin: str, end: str) -> str:
             return f"for (long c = {begin}; c < {end}; ++c) {{ {each} }}"
 
-        text = self._over(lambda begin, end: accumulators.pieces(begin, end, _RUN, loop, combine, self._lanes))
+        text = self._over(lambda begin, end: accumulators.pieces(begin, end, _RUN, loop, combine, self._lanes), size)
         text = f"{self._lanes(accumulators.start)} {text} {accumulators.whole(combine, self._lanes)}"
         self._columns.update((name, f"tg_{name}[tg_j]") for name in fields)
         return f"{accumulators.declared} {text}"
 
-    def _fold_lanes(self, fields: Fields, step: str, combine: str, cascade: bool) -> str:
+    def _fold_lanes(self, fields: Fields, step: str, combine: str, cascade: bool, size: str) -> str:
         lanes = self.lanes
         accumulators = _Accumulators(fields, lanes, cascade)
 
@@ -447,7 +473,7 @@ class Team:
 
         return f"""{" ".join(f"{t} {n};" for n, t in accumulators.types.items())} {{
       {accumulators.declared} {every(accumulators.start)}
-      {self._over(lambda begin, end: accumulators.pieces(begin, end, lanes * _RUN, loop, combine, every))}
+      {self._over(lambda begin, end: accumulators.pieces(begin, end, lanes * _RUN, loop, combine, every), size)}
       {accumulators.whole(combine, every)}
       for (int tg_width = {lanes // 2}; tg_width >= 16; tg_width /= 2)
         VECTORIZE for (int tg_j = 0; tg_j < tg_width; ++tg_j) {tree}
@@ -456,13 +482,43 @@ class Team:
       {" ".join(f"{n} = tg_{n}[0];" for n in fields)}
     }}"""
 
-    def _fold_group(self, fields: Fields, step: str, combine: str, cascade: bool) -> str:
+    def _fold_short(self, fields: Fields, step: str, combine: str, size: str) -> str:
+        """The same for short rows: what a row has beyond blocks of lanes goes to the first few and then to the result,
+        so that places in arrays are all known beforehand, and the arrays are registers."""
+        types = {name: value_ctype(type_) for name, (type_, _) in fields.items()}
+        arrays = " ".join(f"{t} tg_{n}[{self.lanes}];" for n, t in types.items())
+        start = " ".join(f"tg_{n}[tg_j] = {identity};" for n, (_, identity) in fields.items())
+        inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
+
+        def first(lanes: int, statements: str) -> str:
+            hint = "VECTORIZE" if lanes == self.lanes else "UNROLL"
+            return f"{hint} for (int tg_j = 0; tg_j < {lanes}; ++tg_j) {{ {statements} }}"
+
+        halves = (self.lanes >> k for k in range(1, self.lanes.bit_length()))
+        tree = " ".join(first(w, bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]")) for w in halves)
+        return f"""{" ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())} {{
+      const long tg_size = {size};
+      long tg_first = 0;
+      if (tg_size >= {_FEW}) {{
+        {arrays}
+        {first(self.lanes, start)}
+        for (; tg_first + {self.lanes} <= tg_size; tg_first += {self.lanes}) {first(self.lanes, inner)}
+        for (; tg_first + {_FEW} <= tg_size; tg_first += {_FEW}) {first(_FEW, inner)}
+        {tree}
+        {" ".join(f"{n} = tg_{n}[0];" for n in fields)}
+      }}
+      for (long c = tg_first; c < tg_size; ++c) {{ {bind(step, A="{}")} }}
+    }}"""
+
+    def _fold_group(self, fields: Fields, step: str, combine: str, cascade: bool, size: str) -> str:
         """Registers accumulate; of contiguous rows local memory combines. All members have left its arrays before they
         are filled again."""
         accumulators = _Accumulators(fields, 0, cascade)
         stretch = _RUN * (self.group if self._is_group else 1)
+        begin, end = ("0", size) if size else self._bounds
         text = accumulators.pieces(
-            *self._bounds,
+            begin,
+            end,
             stretch,
             lambda begin, end: self._members(begin, end, bind(step, A="tg_{}")),
             combine,
@@ -475,17 +531,27 @@ class Team:
         if not self._is_group:
             return text
         place = self._local(accumulators.types)
-        meet = {n: f"{place[n]}[tg_lane]" for n in fields}
-        other = {n: f"{place[n]}[tg_lane + tg_width]" for n in fields}
         return f"""{text}
     BARRIER;
-    {" ".join(f"{meet[n]} = {n};" for n in fields)}
+    {" ".join(f"{place[n]}[tg_lane] = {n};" for n in fields)}
     BARRIER;
-    for (int tg_width = {self.group // 2}; tg_width > 0; tg_width /= 2) {{
-      if (tg_lane < tg_width) {{ {bind(combine, A=meet, B=other)} }}
+    {self._meet(place, combine)}"""
+
+    def _meet(self, place: Mapping[str, str], combine: str) -> str:
+        """Combines the members' results, which lie in `place`: in steps, or each member for itself in groups so small
+        that meeting again costs more, and text with many meetings takes a compiler for CPUs long."""
+        take = " ".join(f"{n} = {array}[0];" for n, array in place.items())
+        if self.group <= _SMALL_GROUP:
+            other = {n: f"{array}[tg_width]" for n, array in place.items()}
+            each = f"for (int tg_width = 1; tg_width < {self.group}; ++tg_width)"
+            return f"{take} {each} {{ {bind(combine, A='{}', B=other)} }}"
+        mine = {n: f"{array}[tg_lane]" for n, array in place.items()}
+        other = {n: f"{array}[tg_lane + tg_width]" for n, array in place.items()}
+        return f"""for (int tg_width = {self.group // 2}; tg_width > 0; tg_width /= 2) {{
+      if (tg_lane < tg_width) {{ {bind(combine, A=mine, B=other)} }}
       BARRIER;
     }}
-    {" ".join(f"{n} = {place[n]}[0];" for n in fields)}"""
+    {take}"""
 
     def _scan_group(self, fields: Fields, types: Mapping[str, str], load: str, combine: str, then: str) -> str:
         """The row in stretches of a member for each element; `first_<field>` is what came before a stretch."""

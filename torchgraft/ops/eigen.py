@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
-from torchgraft.kernels import linalg as kernels
+from torchgraft.kernels import eigen as kernels
+from torchgraft.kernels.matrices import TEAM
 from torchgraft.ops import matrices
 from torchgraft.ops.linalg import reflect
 from torchgraft.plans import Kernel, PlanBuilder, composite, device_traits, planner
@@ -37,24 +38,39 @@ def _iterate(
     info: torch.Tensor,
     diagonal: torch.Tensor,
     beside: torch.Tensor,
-    *more: int,
+    **more: int,
 ) -> None:
     """Launches `symmetric_kernel` or `singular_kernel` for [batch, n] numbers and vectors [batch, rows, n] or more."""
     batch, n = diagonal.shape
-    parts_of = 2 if z is not None and z.is_complex() else 1
-    rows = 0 if z is None else z.shape[1] * parts_of
-    vectors: list[Any] = [values, 0, 0] if z is None else [z, z.stride(0) * parts_of, z.stride(2) * parts_of]
-    teams = matrices.team_count(p, batch, 20 * n * n * (1 + rows // 8))
+    z = _real(z)
+    rows = 0 if z is None else z.shape[1]
+    grid = p.long_rows(batch, 1, 20 * n * n * (1 + rows // 8))
     if p.form == "gpu":
-        parts = ceil_div(rows, 4 * kernels.TEAM)
+        wanted = ceil_div(rows, 4 * TEAM)
     else:
-        parts = 1 if rows * n * n < 200000 else max(1, 2 * p.device.compute_units // teams)
-    chunk = max(1, ceil_div(rows, max(1, parts)))
-    parts = max(1, ceil_div(rows, chunk))
-    scratch = p.empty((teams * parts, 4 * (n + 1)), diagonal.dtype)
-    places = p.empty((teams * parts, 2 * n + 2), torch.int32)
-    args = [values, *vectors, info, diagonal, beside, scratch, places, *more, n, batch, rows, chunk]
-    p.launch(kernel, (teams, parts), args)
+        wanted = 1 if rows * n * n < 200000 else 2 * p.device.compute_units // grid.groups[0]
+    grid = matrices.parts(grid, rows, wanted)
+    groups = math.prod(grid.groups)
+    p.launch(
+        kernel,
+        grid,
+        values=values,
+        **({"z": None, "z_batch": 0, "z_ld": 0} if z is None else matrices.argument("z", z)),
+        info=info,
+        diagonal=diagonal,
+        beside=beside,
+        scratch=p.empty((groups, 4 * (n + 1)), diagonal.dtype),
+        places=p.empty((groups, 2 * n + 2), torch.int32),
+        n=n,
+        **more,
+    )
+
+
+def _real(z: torch.Tensor | None) -> torch.Tensor | None:
+    """Complex vectors [batch, rows, n] as real ones [batch, 2 rows, n]."""
+    if z is None or not z.is_complex():
+        return z
+    return torch.view_as_real(z.mT).flatten(2).mT
 
 
 # Torch's ops with `info` as one more result: they raise what it says at once, which no plan does.
@@ -86,8 +102,9 @@ def _eigh(
     real = to_values.dtype
     d, e = p.empty((batch, n), real), p.empty((batch, n), real)
     tau = p.empty((batch, n), A.dtype)
-    args = [*matrices.arguments(a), d, e, tau, p.empty((batch, n), A.dtype), n]
-    matrices.launch(p, kernels.tridiagonal_kernel(matrices.type_name(a), p.form), batch, 6 * n**3, args)
+    work = p.empty((batch, n), A.dtype)
+    kernel = kernels.tridiagonal_kernel(matrices.type_name(a), p.form)
+    matrices.launch(p, kernel, batch, 6 * n**3, **matrices.argument("a", a), d=d, e=e, tau=tau, work=work, n=n)
     vectors = None
     if compute_v:
         vectors = matrices.target(p, to_vectors)
@@ -135,11 +152,24 @@ def _svd(
     tau, right_tau = p.empty((batch, n), A.dtype), p.empty((batch, n), A.dtype)
     reflectors = matrices.new_columns(p, batch, n, n, A.dtype)
     work = p.empty((batch, m), A.dtype)
-    args = [*matrices.arguments(a), *matrices.arguments(reflectors), d, e, tau, right_tau, work, m, n]
-    matrices.launch(p, kernels.bidiagonal_kernel(type_, p.form), batch, 8 * m * n * n, args)
+    matrices.launch(
+        p,
+        kernels.bidiagonal_kernel(type_, p.form),
+        batch,
+        8 * m * n * n,
+        **matrices.argument("a", a),
+        **matrices.argument("right", reflectors),
+        d=d,
+        e=e,
+        tau=tau,
+        right_tau=right_tau,
+        work=work,
+        m=m,
+        n=n,
+    )
     kernel = kernels.singular_kernel(element_type(real).name, p.form)
     if not targets:
-        _iterate(p, kernel, to_s, None, info, d, e, 0)
+        _iterate(p, kernel, to_s, None, info, d, e, of_right=0)
     for of_right, to_vectors in enumerate(targets):
         vectors = matrices.target(p, to_vectors)
         matrices.set_identity(p, vectors)
@@ -147,7 +177,7 @@ def _svd(
             reflect(p, vectors[:, 1:, 1:], reflectors[:, 1:], right_tau[:, : n - 1], adjoint=False)
         else:
             reflect(p, vectors, a, tau, adjoint=False)
-        _iterate(p, kernel, to_s, vectors, info, d, e, of_right)
+        _iterate(p, kernel, to_s, vectors, info, d, e, of_right=of_right)
         matrices.deliver(p, to_vectors, vectors)
 
 

@@ -38,8 +38,9 @@ def _solve_triangular(p: PlanBuilder, a: torch.Tensor, x: torch.Tensor, lower: b
         end = min(start + _PANEL, n)
         block, solved = a[:, start:end, start:end], x[:, start:end]
         distance = x.stride(2) if along == "rows" else x.stride(1)
-        args = [*matrices.arguments(block), solved, x.stride(0), distance, end - start]
-        matrices.launch_parts(p, kernel, batch, sides, (end - start) ** 2, args)
+        of_x = {"x": solved, "x_batch": x.stride(0), "x_ld": distance}
+        order = end - start
+        matrices.launch_parts(p, kernel, batch, sides, order**2, **matrices.argument("a", block), **of_x, n=order)
         if lower and end < n:
             matrices.subtract_product(p, x[:, end:], a[:, end:, start:end], solved)
         elif not lower and start > 0:
@@ -110,7 +111,9 @@ def _factor_cholesky(p: PlanBuilder, a: torch.Tensor, info: torch.Tensor) -> Non
     for start in range(0, n, _PANEL):
         end = min(start + _PANEL, n)
         diagonal = a[:, start:end, start:end]
-        matrices.launch(p, kernel, batch, (end - start) ** 3, [*matrices.arguments(diagonal), info, end - start, start])
+        order = end - start
+        own = matrices.argument("a", diagonal)
+        matrices.launch(p, kernel, batch, order**3, **own, info=info, n=order, offset=start)
         if end == n:
             break
         below = a[:, end:, start:end]
@@ -216,7 +219,13 @@ def _factor_lu(p: PlanBuilder, a: torch.Tensor, pivots: torch.Tensor, info: torc
             kernel,
             batch,
             (m - start) * (end - start) * (right - start),
-            [*matrices.arguments(panel), pivots[:, start:], steps, info, m - start, right - start, start],
+            **matrices.argument("a", panel),
+            pivots=pivots[:, start:],
+            pivots_batch=steps,
+            info=info,
+            m=m - start,
+            n=right - start,
+            offset=start,
         )
         if pivot:
             for others in (a[:, start:, :start], a[:, start:, right:]):
@@ -231,12 +240,25 @@ def _swap_rows(p: PlanBuilder, x: torch.Tensor, pivots: torch.Tensor, offset: in
     """Exchanges rows of [batch, rows, columns] as pivots [batch, n], counted from offset + 1, say."""
     if x.numel() == 0:
         return
-    batch, rows, columns = x.shape
+    batch, height, columns = x.shape
     n = pivots.shape[1]
     report = p.error(_BAD_PIVOT, RuntimeError)
     kernel = kernels.swap_kernel(matrices.type_name(x), backwards, p.form)
-    args = [pivots, pivots.stride(0), *matrices.arguments(x), n, rows, offset, report.words, report.code]
-    matrices.launch_parts(p, kernel, batch, columns, n, args)
+    matrices.launch_parts(
+        p,
+        kernel,
+        batch,
+        columns,
+        n,
+        pivots=pivots,
+        pivots_batch=pivots.stride(0),
+        **matrices.argument("x", x),
+        n=n,
+        height=height,
+        offset=offset,
+        errors=report.words,
+        code=report.code,
+    )
 
 
 matrices.check_errors("linalg_lu_factor_ex", "torch.linalg.lu_factor_ex")
@@ -277,10 +299,21 @@ def _unpack(
         batch, count = square.shape[0], pivots.shape[-1]
         p.zero(square)
         order = p.empty((batch, m), torch.int32)
-        rows = p.contiguous(pivots)
         report = p.error(_BAD_PIVOT, RuntimeError)
-        args = [*matrices.arguments(square), rows, count, order, m, count, report.words, report.code]
-        matrices.launch(p, kernels.permutation_kernel(matrices.type_name(to_p), p.form), batch, m + k, args)
+        matrices.launch(
+            p,
+            kernels.permutation_kernel(matrices.type_name(to_p), p.form),
+            batch,
+            m + k,
+            **matrices.argument("a", square),
+            pivots=p.contiguous(pivots),
+            pivots_batch=count,
+            order=order,
+            m=m,
+            k=count,
+            errors=report.words,
+            code=report.code,
+        )
         matrices.deliver(p, to_p, square)
     if data:
         if to_l.numel() > 0:
@@ -438,7 +471,8 @@ def _determinant(
     sign = matrices.flat(p, to_sign)
     logarithm = None if to_logarithm is None else matrices.flat(p, to_logarithm)
     kernel = kernels.determinant_kernel(matrices.type_name(a), p.form)
-    matrices.launch(p, kernel, batch, n, [sign, logarithm, *matrices.arguments(factors), pivots, n])
+    of_a = matrices.argument("a", factors)
+    matrices.launch(p, kernel, batch, n, sign=sign, logarithm=logarithm, **of_a, pivots=pivots, n=n)
     matrices.deliver(p, to_factors, factors)
     matrices.deliver_flat(p, to_pivots, pivots)
     matrices.deliver_flat(p, to_sign, sign)
@@ -475,8 +509,10 @@ def _factor_qr(p: PlanBuilder, a: torch.Tensor, tau: torch.Tensor) -> None:
     for start in range(0, steps, _QR_PANEL):
         end = min(start + _QR_PANEL, steps)
         panel, factors = a[:, start:, start:end], tau[:, start:end]
-        args = [*matrices.arguments(panel), factors, steps, m - start, end - start]
-        matrices.launch(p, kernel, batch, 2 * (m - start) * (end - start) ** 2, args)
+        height, width = m - start, end - start
+        sizes = {"tau_batch": steps, "m": height, "n": width}
+        own = matrices.argument("a", panel)
+        matrices.launch(p, kernel, batch, 2 * height * width**2, **own, tau=factors, **sizes)
         reflect(p, a[:, start:, end:], panel, factors, adjoint=True)
 
 
@@ -490,9 +526,19 @@ def reflect(p: PlanBuilder, x: torch.Tensor, vectors: torch.Tensor, tau: torch.T
     starts = range(0, k, _QR_PANEL)
     for start in starts if adjoint else reversed(starts):
         count = min(_QR_PANEL, k - start)
-        args = [*matrices.arguments(vectors[:, start:, start:]), tau[:, start:], tau.stride(0)]
-        args += [*matrices.arguments(x[:, start:]), m - start, count]
-        matrices.launch_parts(p, kernel, batch, sides, 4 * m * count, args)
+        matrices.launch_parts(
+            p,
+            kernel,
+            batch,
+            sides,
+            4 * m * count,
+            **matrices.argument("a", vectors[:, start:, start:]),
+            tau=tau[:, start:],
+            tau_batch=tau.stride(0),
+            **matrices.argument("x", x[:, start:]),
+            m=m - start,
+            k=count,
+        )
 
 
 def _qr_meta(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
-from torchgraft.kernels import linalg as kernels
+from torchgraft.kernels.matrices import TEAM, TYPES
 from torchgraft.ops.matmul import plan_product
 from torchgraft.plans import Kernel, PlanBuilder, Unsupported, composite
+from torchgraft.plans.grid import Grid
 
 aten = torch.ops.aten
 
@@ -23,7 +23,7 @@ def type_name(spec: torch.Tensor) -> str:
         Unsupported: it is none that torch's CPU computes in here, and refuses in its own words.
     """
     name = element_type(spec.dtype).name
-    if name not in kernels.TYPES:
+    if name not in TYPES:
         raise Unsupported(f"linear algebra of {spec.dtype}")
     return name
 
@@ -88,31 +88,30 @@ def deliver_flat(p: PlanBuilder, out: torch.Tensor, computed: torch.Tensor) -> N
         p.copy(out, computed)
 
 
-def arguments(spec: torch.Tensor) -> list[Any]:
-    """Of a matrix parameter: memory, distance of matrices, distance of columns."""
-    return [spec, spec.stride(0), spec.stride(2)]
+def argument(name: str, spec: torch.Tensor) -> dict[str, Any]:
+    """Of the parameters that `kernels.matrices.matrix` declares."""
+    return {name: spec, f"{name}_batch": spec.stride(0), f"{name}_ld": spec.stride(2)}
 
 
-def team_count(p: PlanBuilder, batch: int, work: int) -> int:
-    """Groups for a batch of matrices, each of which takes so many operations."""
-    if p.form == "gpu":
-        return min(batch, 65535)
-    return 1 if batch * work < 20000 else min(batch, 32 * p.device.compute_units)
+def launch(p: PlanBuilder, kernel: Kernel, batch: int, work: int, /, **arguments: Any) -> None:
+    """Launches a kernel for a batch of matrices, each of which takes so many operations."""
+    p.launch(kernel, p.long_rows(batch, 1, work), **arguments)
 
 
-def launch(p: PlanBuilder, kernel: Kernel, batch: int, work: int, args: Sequence[Any]) -> None:
-    p.launch(kernel, (team_count(p, batch, work),), [*args, batch])
-
-
-def launch_parts(p: PlanBuilder, kernel: Kernel, batch: int, count: int, work: int, args: Sequence[Any]) -> None:
+def launch_parts(p: PlanBuilder, kernel: Kernel, batch: int, count: int, work: int, /, **arguments: Any) -> None:
     """Launches a kernel that shares out `count` columns along dimension 1; `work` is a column's."""
-    teams = team_count(p, batch, work * count)
+    grid = p.long_rows(batch, 1, work * count)
     if p.form == "gpu":
-        parts = ceil_div(count, kernels.TEAM)
+        wanted = ceil_div(count, TEAM)
     else:
-        parts = 1 if count * work < 40000 else min(count, max(1, 4 * p.device.compute_units // teams))
-    chunk = max(1, ceil_div(count, max(1, parts)))
-    p.launch(kernel, (teams, ceil_div(count, chunk)), [*args, batch, count, chunk])
+        wanted = 1 if count * work < 40000 else 4 * p.device.compute_units // grid.groups[0]
+    p.launch(kernel, parts(grid, count, wanted), **arguments)
+
+
+def parts(grid: Grid, count: int, wanted: int) -> Grid:
+    """The grid with a second dimension, which shares out `count` columns or rows to about so many groups."""
+    part = max(1, ceil_div(count, max(1, wanted)))
+    return Grid((*grid.groups, max(1, ceil_div(count, part))), {**grid.values, "count": count, "part": part})
 
 
 def subtract_product(p: PlanBuilder, c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
