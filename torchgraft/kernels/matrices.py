@@ -144,7 +144,7 @@ class MatrixTeam(Team):
       GLOBAL const real* tg_x = (GLOBAL const real*)({x});
       {most}
       const bool usual = most > 0 && most < INFINITY;
-      const int exponent = usual ? clamp(ilogb(most), -120, 120) : 0;
+      const int exponent = usual ? clamp((int)floor(log2(most)), -120, 120) : 0;
       const real scale = ldexp((real)1, -exponent);
       {self.sum({"square": self.real}, step, "tg_n")}
       {name} = usual ? ldexp(sqrt(square), exponent) : most;

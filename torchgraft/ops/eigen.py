@@ -51,19 +51,11 @@ def _iterate(
         wanted = 1 if rows * n * n < 200000 else 2 * p.device.compute_units // grid.groups[0]
     grid = matrices.parts(grid, rows, wanted)
     groups = math.prod(grid.groups)
-    p.launch(
-        kernel,
-        grid,
-        values=values,
-        **({"z": None, "z_batch": 0, "z_ld": 0} if z is None else matrices.argument("z", z)),
-        info=info,
-        diagonal=diagonal,
-        beside=beside,
-        scratch=p.empty((groups, 4 * (n + 1)), diagonal.dtype),
-        places=p.empty((groups, 2 * n + 2), torch.int32),
-        n=n,
-        **more,
-    )
+    vectors = {"z": None, "z_batch": 0, "z_ld": 0} if z is None else matrices.arguments(z=z)
+    scratch = p.empty((groups, 4 * (n + 1)), diagonal.dtype)
+    places = p.empty((groups, 2 * n + 2), torch.int32)
+    numbers = {"values": values, "diagonal": diagonal, "beside": beside, "scratch": scratch, "places": places}
+    p.launch(kernel, grid, **numbers, **vectors, info=info, n=n, **more)
 
 
 def _real(z: torch.Tensor | None) -> torch.Tensor | None:
@@ -104,7 +96,7 @@ def _eigh(
     tau = p.empty((batch, n), A.dtype)
     work = p.empty((batch, n), A.dtype)
     kernel = kernels.tridiagonal_kernel(matrices.type_name(a), p.form)
-    matrices.launch(p, kernel, batch, 6 * n**3, **matrices.argument("a", a), d=d, e=e, tau=tau, work=work, n=n)
+    matrices.launch(p, kernel, batch, 6 * n**3, **matrices.arguments(a=a), d=d, e=e, tau=tau, work=work, n=n)
     vectors = None
     if compute_v:
         vectors = matrices.target(p, to_vectors)
@@ -151,22 +143,10 @@ def _svd(
     d, e = p.empty((batch, n), real), p.empty((batch, n), real)
     tau, right_tau = p.empty((batch, n), A.dtype), p.empty((batch, n), A.dtype)
     reflectors = matrices.new_columns(p, batch, n, n, A.dtype)
-    work = p.empty((batch, m), A.dtype)
-    matrices.launch(
-        p,
-        kernels.bidiagonal_kernel(type_, p.form),
-        batch,
-        8 * m * n * n,
-        **matrices.argument("a", a),
-        **matrices.argument("right", reflectors),
-        d=d,
-        e=e,
-        tau=tau,
-        right_tau=right_tau,
-        work=work,
-        m=m,
-        n=n,
-    )
+    both = matrices.arguments(a=a, right=reflectors)
+    numbers = {"d": d, "e": e, "tau": tau, "right_tau": right_tau, "work": p.empty((batch, m), A.dtype)}
+    kernel = kernels.bidiagonal_kernel(type_, p.form)
+    matrices.launch(p, kernel, batch, 8 * m * n * n, **both, **numbers, m=m, n=n)
     kernel = kernels.singular_kernel(element_type(real).name, p.form)
     if not targets:
         _iterate(p, kernel, to_s, None, info, d, e, of_right=0)

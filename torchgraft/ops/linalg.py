@@ -36,11 +36,9 @@ def _solve_triangular(p: PlanBuilder, a: torch.Tensor, x: torch.Tensor, lower: b
     starts = range(0, n, _PANEL)
     for start in starts if lower else reversed(starts):
         end = min(start + _PANEL, n)
-        block, solved = a[:, start:end, start:end], x[:, start:end]
-        distance = x.stride(2) if along == "rows" else x.stride(1)
-        of_x = {"x": solved, "x_batch": x.stride(0), "x_ld": distance}
-        order = end - start
-        matrices.launch_parts(p, kernel, batch, sides, order**2, **matrices.argument("a", block), **of_x, n=order)
+        block, solved, order = a[:, start:end, start:end], x[:, start:end], end - start
+        both = matrices.arguments(a=block, x=solved if along == "rows" else solved.mT)
+        matrices.launch_parts(p, kernel, batch, sides, order**2, **both, n=order)
         if lower and end < n:
             matrices.subtract_product(p, x[:, end:], a[:, end:, start:end], solved)
         elif not lower and start > 0:
@@ -110,10 +108,8 @@ def _factor_cholesky(p: PlanBuilder, a: torch.Tensor, info: torch.Tensor) -> Non
     kernel = kernels.cholesky_kernel(matrices.type_name(a), p.form)
     for start in range(0, n, _PANEL):
         end = min(start + _PANEL, n)
-        diagonal = a[:, start:end, start:end]
-        order = end - start
-        own = matrices.argument("a", diagonal)
-        matrices.launch(p, kernel, batch, order**3, **own, info=info, n=order, offset=start)
+        diagonal, order = a[:, start:end, start:end], end - start
+        matrices.launch(p, kernel, batch, order**3, **matrices.arguments(a=diagonal), info=info, n=order, offset=start)
         if end == n:
             break
         below = a[:, end:, start:end]
@@ -213,20 +209,9 @@ def _factor_lu(p: PlanBuilder, a: torch.Tensor, pivots: torch.Tensor, info: torc
     for start in range(0, steps, _PANEL):
         end = min(start + _PANEL, steps)
         right = end if end < steps else n  # the last panel takes what is left of a wide matrix
-        panel = a[:, start:, start:right]
-        matrices.launch(
-            p,
-            kernel,
-            batch,
-            (m - start) * (end - start) * (right - start),
-            **matrices.argument("a", panel),
-            pivots=pivots[:, start:],
-            pivots_batch=steps,
-            info=info,
-            m=m - start,
-            n=right - start,
-            offset=start,
-        )
+        both = matrices.arguments(a=a[:, start:, start:right], pivots=pivots[:, start:])
+        work = (m - start) * (end - start) * (right - start)
+        matrices.launch(p, kernel, batch, work, **both, info=info, m=m - start, n=right - start, offset=start)
         if pivot:
             for others in (a[:, start:, :start], a[:, start:, right:]):
                 _swap_rows(p, others, pivots[:, start:end], start)
@@ -244,21 +229,9 @@ def _swap_rows(p: PlanBuilder, x: torch.Tensor, pivots: torch.Tensor, offset: in
     n = pivots.shape[1]
     report = p.error(_BAD_PIVOT, RuntimeError)
     kernel = kernels.swap_kernel(matrices.type_name(x), backwards, p.form)
-    matrices.launch_parts(
-        p,
-        kernel,
-        batch,
-        columns,
-        n,
-        pivots=pivots,
-        pivots_batch=pivots.stride(0),
-        **matrices.argument("x", x),
-        n=n,
-        height=height,
-        offset=offset,
-        errors=report.words,
-        code=report.code,
-    )
+    both = matrices.arguments(pivots=pivots, x=x)
+    sizes = {"n": n, "height": height, "offset": offset}
+    matrices.launch_parts(p, kernel, batch, columns, n, **both, **sizes, errors=report.words, code=report.code)
 
 
 matrices.check_errors("linalg_lu_factor_ex", "torch.linalg.lu_factor_ex")
@@ -297,23 +270,13 @@ def _unpack(
     if permutation and to_p.numel() > 0:
         square = matrices.target(p, to_p)
         batch, count = square.shape[0], pivots.shape[-1]
+        both = matrices.arguments(a=square, pivots=p.contiguous(pivots).view(batch, count))
         p.zero(square)
         order = p.empty((batch, m), torch.int32)
         report = p.error(_BAD_PIVOT, RuntimeError)
-        matrices.launch(
-            p,
-            kernels.permutation_kernel(matrices.type_name(to_p), p.form),
-            batch,
-            m + k,
-            **matrices.argument("a", square),
-            pivots=p.contiguous(pivots),
-            pivots_batch=count,
-            order=order,
-            m=m,
-            k=count,
-            errors=report.words,
-            code=report.code,
-        )
+        kernel = kernels.permutation_kernel(matrices.type_name(to_p), p.form)
+        sizes = {"m": m, "k": count}
+        matrices.launch(p, kernel, batch, m + k, **both, **sizes, order=order, errors=report.words, code=report.code)
         matrices.deliver(p, to_p, square)
     if data:
         if to_l.numel() > 0:
@@ -471,8 +434,8 @@ def _determinant(
     sign = matrices.flat(p, to_sign)
     logarithm = None if to_logarithm is None else matrices.flat(p, to_logarithm)
     kernel = kernels.determinant_kernel(matrices.type_name(a), p.form)
-    of_a = matrices.argument("a", factors)
-    matrices.launch(p, kernel, batch, n, sign=sign, logarithm=logarithm, **of_a, pivots=pivots, n=n)
+    own = matrices.arguments(a=factors)
+    matrices.launch(p, kernel, batch, n, **own, pivots=pivots, n=n, sign=sign, logarithm=logarithm)
     matrices.deliver(p, to_factors, factors)
     matrices.deliver_flat(p, to_pivots, pivots)
     matrices.deliver_flat(p, to_sign, sign)
@@ -510,9 +473,8 @@ def _factor_qr(p: PlanBuilder, a: torch.Tensor, tau: torch.Tensor) -> None:
         end = min(start + _QR_PANEL, steps)
         panel, factors = a[:, start:, start:end], tau[:, start:end]
         height, width = m - start, end - start
-        sizes = {"tau_batch": steps, "m": height, "n": width}
-        own = matrices.argument("a", panel)
-        matrices.launch(p, kernel, batch, 2 * height * width**2, **own, tau=factors, **sizes)
+        both = matrices.arguments(a=panel, tau=factors)
+        matrices.launch(p, kernel, batch, 2 * height * width**2, **both, m=height, n=width)
         reflect(p, a[:, start:, end:], panel, factors, adjoint=True)
 
 
@@ -526,19 +488,8 @@ def reflect(p: PlanBuilder, x: torch.Tensor, vectors: torch.Tensor, tau: torch.T
     starts = range(0, k, _QR_PANEL)
     for start in starts if adjoint else reversed(starts):
         count = min(_QR_PANEL, k - start)
-        matrices.launch_parts(
-            p,
-            kernel,
-            batch,
-            sides,
-            4 * m * count,
-            **matrices.argument("a", vectors[:, start:, start:]),
-            tau=tau[:, start:],
-            tau_batch=tau.stride(0),
-            **matrices.argument("x", x[:, start:]),
-            m=m - start,
-            k=count,
-        )
+        all_three = matrices.arguments(a=vectors[:, start:, start:], tau=tau[:, start:], x=x[:, start:])
+        matrices.launch_parts(p, kernel, batch, sides, 4 * m * count, **all_three, m=m - start, k=count)
 
 
 def _qr_meta(self: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -88,9 +88,15 @@ def deliver_flat(p: PlanBuilder, out: torch.Tensor, computed: torch.Tensor) -> N
         p.copy(out, computed)
 
 
-def argument(name: str, spec: torch.Tensor) -> dict[str, Any]:
-    """Of the parameters that `kernels.matrices.matrix` declares."""
-    return {name: spec, f"{name}_batch": spec.stride(0), f"{name}_ld": spec.stride(2)}
+def arguments(**specs: torch.Tensor) -> dict[str, Any]:
+    """With the distance of matrices, and that of columns, which `kernels.matrices.matrix` declares; or, of vectors
+    [batch, n], with their distance alone."""
+    out: dict[str, Any] = {}
+    for name, spec in specs.items():
+        out |= {name: spec, f"{name}_batch": spec.stride(0)}
+        if spec.dim() == 3:
+            out[f"{name}_ld"] = spec.stride(2)
+    return out
 
 
 def launch(p: PlanBuilder, kernel: Kernel, batch: int, work: int, /, **arguments: Any) -> None:
