@@ -174,7 +174,7 @@ class TestForms:
 
         @planner("adding::grown", contiguous=True, meta=torch.empty_like)
         def grown(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor) -> None:
-            p.launch(kernel, (x.numel(),), [out, x, x.numel()])
+            p.launch(kernel, (x.numel(),), out=out, x=x, n=x.numel())
 
         self.check(own.grown, device)
 

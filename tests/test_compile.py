@@ -287,7 +287,7 @@ class TestOwnOps:
             "if (GLOBAL_ID(0) < n) out[GLOBAL_ID(0)] = 2 * x[GLOBAL_ID(0)];",
         )
         plans.planner("compiling::doubled", contiguous=True, meta=torch.empty_like)(
-            lambda p, out, x: p.launch(kernel, (x.numel(),), [out, x, x.numel()])
+            lambda p, out, x: p.launch(kernel, (x.numel(),), out=out, x=x, n=x.numel())
         )
         plans.composite("compiling::kept")(lambda x: x[x > 0])
         torch.library.register_fake(

@@ -700,20 +700,38 @@ class TestRecords:
         assert (chunking.multiple, chunking.single, chunking.per_group, chunking.max_groups) == rule
         assert {numel: chunking.deal(numel) for numel in dealt} == dealt
 
-    @pytest.mark.parametrize(("given", "says"), [("one", "is a number, not str"), (1j, "is a number, not complex")])
-    def test_a_launch_names_the_parameter(self, device: str, given: Any, says: str) -> None:
-        kernel = Kernel("halve", (Pointer("x", "f32"), Value("by", "f32")), "x[0] /= by;")
+    @pytest.mark.parametrize(
+        ("given", "says"),
+        [
+            ({"n": 3}, "argument 'by' of kernel halve is missing"),
+            ({"by": 2.0}, "argument 'n' of kernel halve is missing"),
+            ({"by": 2.0, "n": 3, "more": 1, "most": 2}, "kernel halve has no parameter 'more', 'most'"),
+            ({"by": "one", "n": 3}, "argument 'by' of kernel halve is a number of type f32, not str"),
+            ({"by": None, "n": 3}, "argument 'by' of kernel halve is a number of type f32, not NoneType"),
+            ({"by": 1j, "n": 3}, r"argument 'by' of kernel halve is a number of type f32, not 1j"),
+            ({"by": 2.0, "n": 2.5}, "argument 'n' of kernel halve is a number of type i64, not 2.5"),
+            (
+                {"by": torch.empty(1, device="meta"), "n": 3},
+                "'by' of kernel halve is a number of type f32, not a tensor",
+            ),
+            ({"x": 1.0, "by": 2.0, "n": 3}, "'x' of kernel halve is a pointer: give a spec or None, not float"),
+            ({"x": [1.0], "by": 2.0, "n": 3}, "'x' of kernel halve is a pointer: give a spec or None, not list"),
+            (
+                {"x": torch.empty(1, dtype=torch.int32, device="meta"), "by": 2.0, "n": 3},
+                "points to f32, not to elements",
+            ),
+        ],
+    )
+    def test_a_launch_says_what_is_wrong(self, device: str, given: dict[str, Any], says: str) -> None:
+        kernel = Kernel("halve", (Pointer("x", "f32"), Value("by", "f32"), Value("n", "i64")), "x[0] /= by;")
         p = PlanBuilder(device_traits(0), "cpu", "aten::none", nested=plan_nested)
-        x = p.empty((1,), torch.float32)
-        p.launch(kernel, (1,), [x, given])
-        with pytest.raises(TypeError, match=f"argument 'by' of kernel halve: a number of type f32 {says}"):
-            p.finish([], [], 0, [])
-
-    def test_a_launch_wants_a_spec_for_a_pointer(self, device: str) -> None:
-        p = PlanBuilder(device_traits(0), "cpu", "aten::none", nested=plan_nested)
-        p.launch(Kernel("nothing", (Pointer("x", "f32"),), ""), (1,), [1.0])
-        with pytest.raises(TypeError, match="argument 'x' of kernel nothing: a pointer is given by a spec or None"):
-            p.finish([], [], 0, [])
+        with pytest.raises(TypeError, match=says):
+            p.launch(kernel, (1,), **{"x": p.empty((1,), torch.float32), **given})
+        with pytest.raises(TypeError, match="kernel halve has 1 dimensions, not 2"):
+            p.launch(kernel, (1, 1), x=None, by=2.0, n=3)
+        assert p.step_count == 0
+        p.launch(kernel, (1,), x=None, by=2, n=True)
+        assert p.step_count == 1
 
     def test_numbers_stand_where_the_call_has_them(self, device: str) -> None:
         """Lists, tensors that are left out and numbers that are left out, in one call."""

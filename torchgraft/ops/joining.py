@@ -97,7 +97,7 @@ def _flip(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dims: Sequence[
     start = x.as_strided((1,), (1,), x.storage_offset() + offset)
     strides = [-s if d in turned else s for d, s in enumerate(x.stride())]
     sizes, merged = pointwise.coalesce(list(x.shape), [list(out.stride()), strides])
-    pointwise.plan_strided_loop(p, _move_loop(x), [out, start], [], sizes, merged)
+    pointwise.plan_strided_loop(p, _move_loop(x), [p.bits(out), p.bits(start)], [], sizes, merged)
 
 
 @planner("roll")

@@ -184,9 +184,7 @@ class Steps:
 
     # ---- steps ----
 
-    def launch(
-        self, kernel: Kernel, grid: Grid | Sequence[int], args: Sequence[Any] | None = None, /, **arguments: Any
-    ) -> None:
+    def launch(self, kernel: Kernel, grid: Grid | Sequence[int], /, **arguments: Any) -> None:
         """Runs a kernel; nothing is launched if there are no groups.
 
         Args:
@@ -203,12 +201,9 @@ class Steps:
             grid = Grid(tuple(grid))
         if len(grid.groups) != kernel.dims:
             raise TypeError(f"kernel {kernel.name} has {kernel.dims} dimensions, not {len(grid.groups)}")
-        if args is None:
-            args = self._named(kernel, grid, arguments)
-        if len(args) != len(kernel.params):
-            raise TypeError(f"kernel {kernel.name} takes {len(kernel.params)} arguments, not {len(args)}")
+        given = self._named(kernel, grid, arguments)
         if all(g > 0 for g in grid.groups):
-            self._steps.append(_Launch(kernel, grid.groups, grid.chunking, list(args)))
+            self._steps.append(_Launch(kernel, grid.groups, grid.chunking, given))
 
     def _named(self, kernel: Kernel, grid: Grid, arguments: dict[str, Any]) -> list[Any]:
         """A launch's arguments in the order of the kernel's parameters."""
@@ -220,7 +215,7 @@ class Steps:
             elif (of_grid := param.name.removeprefix("tg_")) in grid.values:
                 given = grid.values[of_grid]
             else:
-                raise TypeError(f"kernel {kernel.name}: the argument {param.name!r} is missing")
+                raise TypeError(f"argument {param.name!r} of kernel {kernel.name} is missing")
             out.append(given)
         if arguments:
             names = ", ".join(map(repr, arguments))
@@ -229,21 +224,22 @@ class Steps:
 
     def _check_argument(self, kernel: Kernel, param: Parameter, given: Any) -> None:
         """Refuses what only the kernel would find, and not by an error."""
-        is_spec = isinstance(given, torch.Tensor)
-        number = isinstance(given, (int, float, complex, Scalar)) or (is_spec and self.is_cpu_scalar(given))
+        if isinstance(given, _C.LaunchArgument):
+            return
+        spec = given if isinstance(given, torch.Tensor) else None
+        number = isinstance(given, (int, float, complex, Scalar)) or (spec is not None and self.is_cpu_scalar(spec))
+        wrong = ""
         if isinstance(param, Pointer):
-            if number:
-                raise TypeError(f"kernel {kernel.name}: {param.name!r} is a pointer, and is given a number")
-            if is_spec and element_type(given.dtype).name != param.type:
-                raise TypeError(
-                    f"kernel {kernel.name}: {param.name!r} points to {param.type}, and is given {given.dtype}"
-                )
-        elif is_spec and not number:
-            raise TypeError(f"kernel {kernel.name}: {param.name!r} is a number, and is given a tensor")
-        elif given is None:
-            raise TypeError(f"kernel {kernel.name}: {param.name!r} is a number, and is given None")
+            if number or (given is not None and spec is None):
+                wrong = f"is a pointer: give a spec or None, not {type(given).__name__}"
+            elif spec is not None and element_type(spec.dtype).name != param.type:
+                wrong = f"points to {param.type}, not to elements of {spec.dtype}"
+        elif not number:
+            wrong = f"is a number of type {param.type}, not {'a tensor' if spec is not None else type(given).__name__}"
         elif isinstance(given, (float, complex)) and not _holds(param.type, given):
-            raise TypeError(f"kernel {kernel.name}: {param.name!r} is of type {param.type}, and is given {given!r}")
+            wrong = f"is a number of type {param.type}, not {given!r}"
+        if wrong:
+            raise TypeError(f"argument {param.name!r} of kernel {kernel.name} {wrong}")
 
     def walk(self, sizes: int | Sequence[int], cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> Grid:
         """The grid of a kernel made by a `codegen.loops.Walk`; see `plans.grid.Dealer.walk`."""
