@@ -740,7 +740,7 @@ class TestRecords:
         def look(name: str, arguments: list[Any], places: list[_C.Place], *rest: Any) -> Any:
             if name == "aten::index_put" or name == "aten::clamp":
                 seen.append([(place.kind.name, place.first, place.count) for place in places])
-            return registry.plan_call(name, arguments, places, *rest)
+            return plan_call(name, arguments, places, *rest)
 
         x, at = torch.rand(3, 4).to(device), torch.tensor([0, 2]).to(device)
         plans.clear()
@@ -749,7 +749,7 @@ class TestRecords:
             x.clamp(max=0.5)
             torch.ops.aten.index_put(x, [None, at], torch.tensor(1.0).to(device))
         finally:
-            _C.set_planner(registry.plan_call)
+            _C.set_planner(plan_call)
         assert seen == [
             [("Tensor", 0, 1), ("Scalar", 0, 0), ("Scalar", 0, 1)],
             [("Tensor", 0, 1), ("TensorList", 1, 2), ("Tensor", 3, 1), ("Static", 0, 0)],
