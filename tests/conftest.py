@@ -37,16 +37,15 @@ _RANDOM = hypothesis.settings(
     suppress_health_check=list(hypothesis.HealthCheck),
     phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
 )
-hypothesis.settings.register_profile("new", _RANDOM)
-hypothesis.settings.register_profile("repeated", _RANDOM, derandomize=True)
+_REPEATED = "CI" in os.environ
 
 
 def random_examples(count: int, seed: int = SEED) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes a test of hypothesis try so many examples: those of the seed, or with CI set the same as ever."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        chosen = hypothesis.settings(max_examples=count)(test)
-        return chosen if "CI" in os.environ else hypothesis.seed(seed)(chosen)
+        chosen = hypothesis.settings(_RANDOM, max_examples=count, derandomize=_REPEATED)(test)
+        return chosen if _REPEATED else hypothesis.seed(seed)(chosen)
 
     return decorate
 
@@ -54,10 +53,6 @@ def random_examples(count: int, seed: int = SEED) -> Callable[[Callable[..., Non
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also the tests that `make test` leaves to `make test-all`")
     parser.addoption("--rest", action="store_true", help="only the tests that `make test` leaves to `make test-all`")
-
-
-def pytest_configure() -> None:
-    hypothesis.settings.load_profile("repeated" if "CI" in os.environ else "new")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -45,9 +46,14 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._turn = threading.Lock()
 
     def run(self, text: str, environment: dict[str, str], timeout: float) -> tuple[int, str]:
-        """The same as `run_in_new_interpreter`."""
+        """The same as `run_in_new_interpreter`, one script after the other."""
+        with self._turn:
+            return self._run(text, environment, timeout)
+
+    def _run(self, text: str, environment: dict[str, str], timeout: float) -> tuple[int, str]:
         process = self._process = self._process or self._start()
         assert process.stdin is not None
         with tempfile.NamedTemporaryFile(prefix="script-") as printed:

@@ -548,7 +548,7 @@ def test_processes_share_kernels(device: str, script: Script, tmp_path: Path) ->
     """
     environment = {"TORCHGRAFT_CACHE_DIR": str(tmp_path / "kernels"), "TORCHGRAFT_CACHE": "1"}
     with ThreadPoolExecutor() as pool:
-        first = [pool.submit(script, text, timeout=300, **environment) for _ in range(2)]
+        first = [pool.submit(script, text, fresh=True, timeout=300, **environment) for _ in range(2)]
         outputs = [[int(n) for n in future.result().split()[-2:]] for future in first]
     total = sum(outputs[0])
     assert total > 0

@@ -344,8 +344,8 @@ def _forward_cpu(v: Variant) -> str:
     ot[2 * c] *= st[0];
     ot[2 * c + 1] *= st[1];
   }}
-  GLOBAL {BY_NAME[v.storage].storage}* out_at = o + b * osb + h * osh + q0 * oss;
-{_unpack(v, "out_at", "ot", "oss", "nq", v.value_head)}
+  GLOBAL {BY_NAME[v.storage].storage}* out_at = out + b * outsb + h * outsh + q0 * outss;
+{_unpack(v, "out_at", "ot", "outss", "nq", v.value_head)}
   st[0] = l0; st[1] = l1; st[2] = m0; st[3] = m1;
   for (int r = 0; r < nq; ++r) {{
     const {v.scalar} l = (({v.scalar}*)st)[r];
@@ -582,7 +582,7 @@ def _forward_gpu(v: Variant) -> str:
   }}
   if (mine) {{
     const {v.scalar} by = l == 0 ? 0 : 1 / l;
-    for (int c = 0; c < {v.value_head}; ++c) store_{v.storage}(o, b * osb + h * osh + qi * oss + c, o[c] * by);
+    for (int c = 0; c < {v.value_head}; ++c) store_{v.storage}(out, b * outsb + h * outsh + qi * outss + c, o[c] * by);
     lse[bh * sq + qi] = l == 0 ? ({v.scalar})INFINITY : m + log(l);
   }}"""
 
@@ -695,10 +695,10 @@ def _kernel(v: Variant, name: str, declarations: str, body: str, form: str) -> K
 
 @functools.cache
 def forward(v: Variant, form: str) -> Kernel:
-    """Parameters: `q`, `k`, `v`, `o` with their strides, `lse` [batch, heads, queries], `_sizes`; with dropout `drop`,
-    `seed`, `offset`, and `seed_p` and `offset_p` to keep the latter two.
+    """Parameters: `q`, `k`, `v`, `out` with their strides, `lse` [batch, heads, queries], `_sizes`; with dropout also
+    `drop`, `seed`, `offset`, and `seed_p` and `offset_p` to keep the latter two.
     """
-    declarations = f"{_operands(v, 'q k v', 'o')}; {v.compute}* lse"
+    declarations = f"{_operands(v, 'q k v', 'out')}; {v.compute}* lse"
     body = _forward_gpu(v) if form == "gpu" else _forward_cpu(v)
     if v.dropout:
         declarations += "; f32 drop; u64 seed, offset; i64* seed_p, offset_p"

@@ -122,7 +122,7 @@ def _attention(
     out, lse, seed, offset = outs[0], outs[1], outs[6], outs[7]
     call = _Call(p, query, key, value, attn_bias, dropout_p, is_causal, scale)
     target = call.rows(out) if out.stride(-1) == 1 or out.shape[-1] == 1 else p.empty(call.four(out).shape, out.dtype)
-    arguments = {**call.strided(q=call.query, k=call.key, v=call.value, o=target), "lse": lse, **call.common}
+    arguments = {**call.strided(q=call.query, k=call.key, v=call.value, out=target), "lse": lse, **call.common}
     if call.variant.dropout:
         reserved = p.philox(call.batch * call.heads * call.queries * ceil_div(call.keys, 4))
         arguments |= {"drop": dropout_p, "seed": reserved.seed, "offset": reserved.offset}
