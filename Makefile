@@ -9,8 +9,8 @@ CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
-	@echo 'make test   run the tests, ten minutes on two cores                       (ARGS="-k name -n 0": options of pytest)'
-	@echo 'make test-all   the same, those that it leaves out, ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), and the next two'
+	@echo 'make test   run the tests, a quarter of an hour on two cores              (ARGS="-k name -n 0": options of pytest)'
+	@echo 'make test-all   the same, those that it leaves out, ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, conformance-quick, conformance-gpu'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
 	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (half an hour)   make conformance-quick   a slice of it'
 	@echo 'make conformance-gpu   every op in float32 by the form of the kernels that GPUs get'

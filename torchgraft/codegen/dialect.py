@@ -15,7 +15,7 @@ from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.codegen.vectors import composed_words
 from torchgraft.functions import HELPERS
 
-__all__ = ["Dialect", "UnsupportedKernel"]
+__all__ = ["Dialect", "UnsupportedKernel", "plain_accesses"]
 
 
 class UnsupportedKernel(NotImplementedError):
@@ -125,3 +125,15 @@ class Dialect:
 @functools.cache
 def _composed() -> dict[str, str]:
     return composed_words()
+
+
+def plain_accesses() -> dict[str, str]:
+    """Loads and stores of single elements as any language like C has them, of types that are computed in themselves:
+    what a dialect has for the others takes their place."""
+    words = {}
+    for name in BY_NAME:
+        words[f"load_{name}"] = f"#define load_{name}(p, i) ((p)[i])"
+        words[f"store_{name}"] = f"#define store_{name}(p, i, v) ((p)[i] = (v))"
+    words["load_b8"] = "#define load_b8(p, i) ((uchar)((p)[i] != 0))"
+    words["store_b8"] = "#define store_b8(p, i, v) ((p)[i] = (uchar)((v) != 0))"
+    return words

@@ -22,6 +22,8 @@ from torchgraft.codegen.types import value_ctype
 
 #: Work-items of a group in the GPU form.
 GROUP = 256
+#: The same where each has much to do: a row of its own, say.
+FEW = 64
 #: Partial results of a row that a CPU keeps side by side.
 LANES = 64
 #: Columns that a group of the CPU form treats side by side, at most.
@@ -389,7 +391,7 @@ class Team:
 """
         values = _RUN_VALUES if layout.runs else _COLUMN_VALUES if layout.across else _ROW_VALUES
         own = tuple(Value(v, "i64") for v in values)
-        local = 1 if layout.form == "cpu" else COLUMN_GROUP if layout.across else self.group
+        local = 1 if layout.form == "cpu" else FEW if layout.across else self.group
         if layout.runs:
             return Kernel(name, (*params, *own), _PART + body, helpers, (local, 1))
         return Kernel(name, (*params, *own), body, helpers, (local, *[1] * (dims - 1)))
@@ -404,15 +406,14 @@ class Team:
     def _is_vector(self) -> bool:
         return self.layout.form == "cpu" and self.layout.across
 
-    @property
-    def _bounds(self) -> tuple[str, str]:
-        """The elements that the group has of a row."""
-        return ("tg_begin", "tg_end") if self.layout.runs else ("0", "size")
+    def _bounds(self, size: str) -> tuple[str, str]:
+        """The elements that the group has of a row, or of `size` others."""
+        return ("tg_begin", "tg_end") if self.layout.runs and not size else ("0", size or "size")
 
     def _over(self, loop: Callable[[str, str], str], size: str = "") -> str:
         """What `loop` makes of a range of elements, for the row or for each run of it, or of `size` elements."""
         if size or not self.layout.runs:
-            return loop("0", size or "size")
+            return loop(*self._bounds(size))
         return f"""for (long tg_number = tg_begin / run, tg_from = tg_begin; tg_from < tg_end; ++tg_number) {{
       const long tg_to = (tg_number + 1) * run < tg_end ? (tg_number + 1) * run : tg_end;
       const long tg_run = tg_base + tg_number * (run_stride - run * stride);
@@ -485,9 +486,8 @@ class Team:
     def _fold_short(self, fields: Fields, step: str, combine: str, size: str) -> str:
         """The same for short rows: what a row has beyond blocks of lanes goes to the first few and then to the result,
         so that places in arrays are all known beforehand, and the arrays are registers."""
-        types = {name: value_ctype(type_) for name, (type_, _) in fields.items()}
-        arrays = " ".join(f"{t} tg_{n}[{self.lanes}];" for n, t in types.items())
-        start = " ".join(f"tg_{n}[tg_j] = {identity};" for n, (_, identity) in fields.items())
+        accumulators = _Accumulators(fields, self.lanes, cascade=False)
+        types = accumulators.types
         inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
 
         def first(lanes: int, statements: str) -> str:
@@ -500,8 +500,8 @@ class Team:
       const long tg_size = {size};
       long tg_first = 0;
       if (tg_size >= {_FEW}) {{
-        {arrays}
-        {first(self.lanes, start)}
+        {accumulators.declared}
+        {first(self.lanes, accumulators.start)}
         for (; tg_first + {self.lanes} <= tg_size; tg_first += {self.lanes}) {first(self.lanes, inner)}
         for (; tg_first + {_FEW} <= tg_size; tg_first += {_FEW}) {first(_FEW, inner)}
         {tree}
@@ -515,10 +515,8 @@ class Team:
         are filled again."""
         accumulators = _Accumulators(fields, 0, cascade)
         stretch = _RUN * (self.group if self._is_group else 1)
-        begin, end = ("0", size) if size else self._bounds
         text = accumulators.pieces(
-            begin,
-            end,
+            *self._bounds(size),
             stretch,
             lambda begin, end: self._members(begin, end, bind(step, A="tg_{}")),
             combine,
@@ -647,10 +645,6 @@ class _Accumulators:
         """Adds what was put aside."""
         put = bind(combine, A=f"tg_{{}}{self._at}", B=f"tg_{{}}_aside{self._at}")
         return every(put) if self.cascade else ""
-
-
-#: Work-items of a group where each has a row of its own.
-COLUMN_GROUP = 64
 
 
 def bind(text: str, **accumulators: str | Mapping[str, str]) -> str:

@@ -21,13 +21,11 @@ from functools import cache
 
 from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
-from torchgraft.codegen.loops import Layout, Team, Walk
+from torchgraft.codegen.loops import FEW, Layout, Team, Walk
 from torchgraft.codegen.types import BY_NAME
 
 #: Places that a CPU treats at once.
 BLOCK = 64
-#: Work-items of a GPU's group that gather an image's gradient.
-GROUP = 64
 
 AXES = ("x", "y", "z")
 
@@ -230,7 +228,7 @@ def image_gradient_kernel(s: Sampling, form: str) -> Kernel:
     """The image's gradient, in the type that is computed in. The walk is over (image, share, stripe): `share` channels,
     and `stripe` pixels of their planes. Parameters: `out`, the result's gradient `grad`, `grid`, what `_params` tells,
     `places`, `share`, `stripe`."""
-    walk, block = Walk(form, rank=3, group=GROUP), BLOCK if form == "cpu" else 1
+    walk, block = Walk(form, rank=3, group=FEW), BLOCK if form == "cpu" else 1
     found = " ".join(f"{BY_NAME[type_].storage} {name}[{block}];" for name, type_ in _found(s, False).items())
     adds = "\n      ".join(
         f"if (weight{k}[b] != 0 && (ulong)(pixel{k}[b] - low) < (ulong)many) t[pixel{k}[b]] += weight{k}[b] * g;"

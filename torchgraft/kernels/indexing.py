@@ -14,12 +14,9 @@ import functools
 from dataclasses import dataclass
 
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
-from torchgraft.codegen.loops import Walk
+from torchgraft.codegen.loops import FEW, Walk
 from torchgraft.codegen.pointwise import convert
 from torchgraft.codegen.types import BY_NAME, value_ctype
-
-# Work-items of a group in the GPU form where each goes over many elements.
-FEW = 64
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import Layout, Team, Walk
+from torchgraft.codegen.loops import FEW, Layout, Team, Walk
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.kernels.reduce import Reduction
 
@@ -87,7 +87,7 @@ def layer_norm_backward(
 def layer_norm_weight(type_: str, stat_type: str) -> Kernel:
     """GPU form of the sums of the gradients of weight and bias: the parts of `rows` that dimension 1 shares out, `part`
     each. The walk is over columns. Parameters: `grad`, `x`, `means`, `rstds`, `dws`, `dbs`, `rows`, `part`."""
-    walk, t = Walk("gpu", group=64), value_ctype(BY_NAME[type_].accumulate)
+    walk, t = Walk("gpu", group=FEW), value_ctype(BY_NAME[type_].accumulate)
     column = f"""
     {t} dw = 0, db = 0;
     const long stop = min(((long)GROUP_ID(1) + 1) * part, rows);

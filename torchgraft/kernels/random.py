@@ -14,11 +14,10 @@ import functools
 from dataclasses import dataclass
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import Walk
+from torchgraft.codegen.loops import FEW, Walk
 from torchgraft.codegen.pointwise import Input, Number, convert, expression
 from torchgraft.codegen.types import BY_NAME, MOVES, value_ctype
 from torchgraft.functions.philox import COUNTERS
-from torchgraft.kernels.indexing import FEW
 
 WORDS = 4 * COUNTERS
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import Layout, Team, Walk
+from torchgraft.codegen.loops import FEW, Layout, Team, Walk
 from torchgraft.codegen.types import BY_NAME, MOVES
-from torchgraft.kernels.indexing import FEW
 
 INSERTED = 32
 """Rows of at most so many elements are sorted by insertion."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div
-from torchgraft.codegen.loops import Layout
+from torchgraft.codegen.loops import FEW, Layout
 from torchgraft.codegen.types import BY_NAME, element_type
 from torchgraft.kernels import grid_sample as kernels
 from torchgraft.kernels.grid_sample import INTERPOLATIONS, PADDINGS, Sampling
@@ -122,7 +122,7 @@ def _scatter(
     images, channels = out.shape[:2]
     places, pixels = math.prod(grid.shape[1:-1]), math.prod(out.shape[2:])
     # Enough work-items for the device: of channels first, then of stripes, which find all places anew.
-    local = 1 if p.form == "cpu" else kernels.GROUP
+    local = 1 if p.form == "cpu" else FEW
     wanted = 4 * p.device.compute_units * local
     share = ceil_div(images * channels, wanted)
     shares = ceil_div(channels, share)
@@ -132,7 +132,7 @@ def _scatter(
     to = out if out.is_contiguous() and out.dtype == accumulated else p.empty(out.shape, accumulated)
     p.launch(
         kernels.image_gradient_kernel(s, p.form),
-        p.walk((images, shares, stripes), places * s.taps, multiple=1, group=kernels.GROUP),
+        p.walk((images, shares, stripes), places * s.taps, multiple=1, group=FEW),
         out=to,
         grad=gradient,
         grid=grid,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen.loops import FEW
 from torchgraft.kernels import indexing as kernels
 from torchgraft.ops.moves import (
     BOUNDS,
@@ -100,7 +101,7 @@ def _embedding_backward(
         p.fill(counts, 0)
         p.launch(kernels.count_kernel(index), (1,), counts=counts, index=indices, n=n, limit=num_weights)
     parted = out.numel() <= _SMALL_TABLE and width >= 2 * ROW_PART
-    grid = p.walk(width, n + num_weights, ROW_PART if parted else width, kernels.FEW)
+    grid = p.walk(width, n + num_weights, ROW_PART if parted else width, FEW)
     parts = GROUPS if parted else 16 * p.device.compute_units
     if p.form == "cpu" and n * width + out.numel() <= SMALL:
         parts = 1

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen.loops import FEW
 from torchgraft.codegen.types import BY_NAME, MOVES
 from torchgraft.kernels import indexing as kernels
 from torchgraft.kernels.indexing import Indexing
@@ -202,7 +203,7 @@ def plan_collect(
     columns = 1 if p.form == "gpu" or merged[-1] < COLUMNS else COLUMNS if along else ROW_PART
     if along and p.form == "cpu":
         columns *= ceil_div(n, 8 * p.device.compute_units * columns)
-    grid = p.walk(merged, rows, columns, kernels.FEW)
+    grid = p.walk(merged, rows, columns, FEW)
     parts = 1
     if p.form == "gpu":
         parts = min(places, max(1, 256 * p.device.compute_units // n)) if rows > 64 else 1

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen.loops import FEW
 from torchgraft.kernels import norm as kernels
 from torchgraft.kernels import reduce
 from torchgraft.ops.entries import enter, enter_composite
@@ -131,7 +132,7 @@ def layer_norm_backward(
         )
         p.launch(kernel, grid, **arguments, weight=weight, out=input_grad)
     if wants_weight and gpu:
-        columns = p.walk(size, multiple=1, group=64).by(parts)
+        columns = p.walk(size, multiple=1, group=FEW).by(parts)
         p.launch(kernels.layer_norm_weight(type_, stat), columns, **arguments, rows=rows, part=ceil_div(rows, parts))
     for grad, sums in ((weight_grad, dws), (bias_grad, dbs)):
         if grad is not None and sums is not None:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen.loops import FEW
 from torchgraft.functions.philox import COUNTERS
 from torchgraft.kernels import random as kernels
 from torchgraft.kernels import rejection
-from torchgraft.kernels.indexing import FEW
 from torchgraft.kernels.random import Draw
 from torchgraft.ops.table import row
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, only, planner

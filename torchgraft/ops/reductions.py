@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
-from torchgraft.codegen.loops import COLUMN_GROUP, GROUP, LANES, WIDTH, Layout
+from torchgraft.codegen.loops import FEW, GROUP, LANES, WIDTH, Layout
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels import reduce as kernels
 from torchgraft.kernels.reduce import Reduction
@@ -221,7 +221,7 @@ def _share_gpu(p: PlanBuilder, g: _Geometry) -> _Share:
     wanted = 8 * p.device.compute_units
     blocks, least, short = g.outputs, 4096, 64 * GROUP
     if not _is_row(g):
-        blocks, least, wanted, short = ceil_div(g.outputs, COLUMN_GROUP), 64, 4 * wanted, 64
+        blocks, least, wanted, short = ceil_div(g.outputs, FEW), 64, 4 * wanted, 64
     parts = max(1, min(ceil_div(wanted, blocks), g.count // least))
     return _Share(blocks, 1, ceil_div(g.count, parts), short)
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import Kernel, ceil_div, element_type
+from torchgraft.codegen.loops import FEW
 from torchgraft.codegen.types import BY_NAME, MOVES
 from torchgraft.kernels import sorting as kernels
-from torchgraft.kernels.indexing import FEW
 from torchgraft.ops.reductions import check_some
 from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
 from torchgraft.plans.grid import Grid

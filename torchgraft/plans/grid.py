@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torchgraft import _C
 from torchgraft.codegen.kernel import ceil_div
-from torchgraft.codegen.loops import COLUMN_GROUP, GROUP, WIDTH, Layout
+from torchgraft.codegen.loops import FEW, GROUP, WIDTH, Layout
 
 # On a CPU: one group up to _SINGLE elements, since waking a second thread costs more than it gains; then chunks of
 # about _CHUNK, so that threads even out, but no more than _GROUPS_PER_UNIT a core.
@@ -109,7 +109,7 @@ class Dealer(NamedTuple):
         values = {"outer": outer, "inner": inner, "outer_stride": 0, "size": 0, "stride": 0, "inner_stride": 0}
         columns = outer * inner
         if self.form == "gpu":
-            return Grid((ceil_div(columns, COLUMN_GROUP),), {**values, "span": 1, "chunk": 1})
+            return Grid((ceil_div(columns, FEW),), {**values, "span": 1, "chunk": 1})
         few = columns * cost <= _SINGLE
         even = columns if few else ceil_div(columns, _GROUPS_PER_UNIT * self.compute_units)
         span = max(1, min(inner, width, max(16, ceil_div(even, 16) * 16)))

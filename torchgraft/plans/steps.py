@@ -393,9 +393,7 @@ class Steps:
             return _C.CopyStep(self._address(step.destination), self._address(step.source), step.nbytes)
         if isinstance(step, _Fill):
             return _C.FillStep(self._address(step.destination), step.nbytes, step.pattern)
-        arguments = [
-            self._argument(step.kernel, param, arg) for param, arg in zip(step.kernel.params, step.args, strict=True)
-        ]
+        arguments = [self._argument(param, arg) for param, arg in zip(step.kernel.params, step.args, strict=True)]
         return _C.LaunchStep(compiled(step.kernel, self.device.index), step.groups, arguments, step.chunking)
 
     def _place(self, spec: torch.Tensor) -> tuple[int, int]:
@@ -405,20 +403,15 @@ class Steps:
     def _address(self, spec: torch.Tensor) -> _C.Address:
         return _C.Address(*self._place(spec))
 
-    def _argument(self, kernel: Kernel, param: Parameter, arg: Any) -> _C.LaunchArgument:
-        """What a launch gets for a parameter."""
+    def _argument(self, param: Parameter, arg: Any) -> _C.LaunchArgument:
+        """What a launch gets for a parameter; `launch` has seen to it that it suits."""
         if isinstance(arg, _C.LaunchArgument):
             return arg
-        try:
-            return self._pointer(arg) if isinstance(param, Pointer) else self._value(param.type, arg)
-        except TypeError as error:
-            raise TypeError(f"argument {param.name!r} of kernel {kernel.name}: {error}") from error
+        return self._pointer(arg) if isinstance(param, Pointer) else self._value(param.type, arg)
 
     def _pointer(self, arg: torch.Tensor | None) -> _C.LaunchArgument:
         if arg is None:
             return _C.LaunchArgument.null()
-        if not isinstance(arg, torch.Tensor):
-            raise TypeError(f"a pointer is given by a spec or None, not by {type(arg).__name__}")
         slot, offset = self._place(arg)
         values = self.memory(arg).values
         return _C.LaunchArgument.pointer(slot, offset) if values is None else _C.LaunchArgument.table(values, offset)

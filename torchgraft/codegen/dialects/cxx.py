@@ -17,9 +17,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from torchgraft.codegen.dialect import Dialect, UnsupportedKernel
+from torchgraft.codegen.dialect import Dialect, UnsupportedKernel, plain_accesses
 from torchgraft.codegen.kernel import Kernel
-from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import LOADED, PAIRS, SIZES, VECTORS, WIDTHS, parameters
 
 _FLOATS = (("float", "f"), ("double", ""))
@@ -217,12 +216,7 @@ TG_FUNCTION ushort{n} tg_to_bf16x{n}(float{n} v) {{
 
 def _accesses() -> dict[str, str]:
     """Loads and stores of every element type, single and in vectors."""
-    words = {}
-    for name in BY_NAME:
-        words[f"load_{name}"] = f"#define load_{name}(p, i) ((p)[i])"
-        words[f"store_{name}"] = f"#define store_{name}(p, i, v) ((p)[i] = (v))"
-    words["load_b8"] = "#define load_b8(p, i) ((uchar)((p)[i] != 0))"
-    words["store_b8"] = "#define store_b8(p, i, v) ((p)[i] = (uchar)((v) != 0))"
+    words = plain_accesses()
     words["half"] = words["tg_from_half"] = words["tg_to_half"] = _HALF
     words["load_f16"] = "#define load_f16(p, i) tg_from_half((p)[i])"
     words["store_f16"] = "#define store_f16(p, i, v) ((p)[i] = tg_to_half(v))"

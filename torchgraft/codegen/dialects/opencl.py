@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torchgraft.codegen.dialect import Dialect
+from torchgraft.codegen.dialect import Dialect, plain_accesses
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import LOADED, PAIRS, SIZES, VECTORS, WIDTHS, parameters
 
@@ -39,12 +39,7 @@ def _vectors() -> dict[str, str]:
 
 def _accesses() -> dict[str, str]:
     """Loads and stores of every element type, single and in vectors."""
-    words = {}
-    for name in BY_NAME:
-        words[f"load_{name}"] = f"#define load_{name}(p, i) ((p)[i])"
-        words[f"store_{name}"] = f"#define store_{name}(p, i, v) ((p)[i] = (v))"
-    words["load_b8"] = "#define load_b8(p, i) ((uchar)((p)[i] != 0))"
-    words["store_b8"] = "#define store_b8(p, i, v) ((p)[i] = (uchar)((v) != 0))"
+    words = plain_accesses()
     words["load_f16"] = words["store_f16"] = _F16_ACCESS
     words["load_bf16"] = "#define load_bf16(p, i) as_float((uint)(p)[i] << 16)"
     words["store_bf16"] = _BF16_STORE
