@@ -3,6 +3,7 @@
 * What is marked `thorough`: the whole of a product of which a part is tried always, or what takes long.
 * Of a parameter that is a dtype all but `QUICK_DTYPES`, where the test has any of those: kernels are written once for
   all dtypes, and the conformance run compares every op in every one.
+* Of those, all but float32 in the form that GPUs get, where the test has marks for neither.
 * Where a test has marks `quick`, what none of them fits: `quick(form="cpu")`, `quick(form="gpu", dtype=torch.float32)`.
   A list stands for each of its values.
 
@@ -21,6 +22,8 @@ import torch
 
 #: The usual one, one of 16 bits, and one for each kind of numbers.
 QUICK_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64})
+
+GPU_DTYPES = frozenset({torch.float32})
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -64,7 +67,9 @@ def _is_quick(item: pytest.Item, dtypes: set[str]) -> bool:
     parameters = _parameters(item)
     marks = [mark.kwargs for mark in item.iter_markers("quick")]
     named = set().union(*marks)
-    if any(parameters[name] not in QUICK_DTYPES for name in dtypes & parameters.keys() - named):
+    of_dtypes = dtypes & parameters.keys() - named
+    allowed = GPU_DTYPES if parameters.get("form") == "gpu" and "form" not in named else QUICK_DTYPES
+    if any(parameters[name] not in allowed for name in of_dtypes):
         return False
     return not marks or any(
         all(parameters[name] in (value if isinstance(value, list) else [value]) for name, value in mark.items())

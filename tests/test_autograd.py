@@ -289,6 +289,7 @@ def small_samples(op: Any) -> list[Any]:
 
 @pytest.mark.no_fallback
 @pytest.mark.parametrize("name", OPS)
+@pytest.mark.quick(name=OPS[::3])
 def test_gradients_of_torchs_ops(device: str, name: str) -> None:
     """First and second derivatives in float64, natively."""
     op = op_infos()[name]

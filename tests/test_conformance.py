@@ -94,7 +94,7 @@ def run(device: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def conform(device: str, results: Path, ops: str, *more: str) -> int:
     options = ["--import", "torchgraft_opencl"] if torch.device(device).type == "ocl" else []
-    options += ["--import", "broken_ops", "--dtypes", "float32", "--samples", "1", "--jobs", "1", "--timeout", "30"]
+    options += ["--import", "broken_ops", "--dtypes", "float32", "--samples", "1", "--jobs", "1", "--timeout", "15"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(TESTS), prepend=":")  # where workers find broken_ops
         return main(["conformance", "--device", device, "--results", str(results), "--ops", ops, *options, *more])

@@ -87,6 +87,7 @@ def test_elementwise(x: torch.Tensor, name: str) -> None:
     assert {at(result, place) for place in (1, 2**31 - 2, 2**31 + 1, N - 2)} == {1}
 
 
+@pytest.mark.thorough
 def test_reductions(x: torch.Tensor) -> None:
     assert x.sum().item() == sum(PLACES.values())
     assert (x == 0).sum().item() == N - len(PLACES)
@@ -109,6 +110,7 @@ def test_places_by_index(x: torch.Tensor) -> None:
     assert torch.masked_select(x, x > 0).tolist() == expected
 
 
+@pytest.mark.thorough
 def test_writing_by_index(x: torch.Tensor) -> None:
     y = torch.zeros_like(x)
     index = torch.tensor(list(PLACES), device=x.device)

@@ -24,6 +24,12 @@ SQUARE = [(0, 0), (1, 1), (5, 5), (2, 3, 4, 4), (0, 3, 3), (3, 0, 0), (200, 200)
 ANY = [(3, 5), (5, 3), (2, 7, 4), (0, 3), (3, 0), (2, 0, 3), (90, 200), (200, 90)]
 
 
+def few_on_gpus(test: Any) -> Any:
+    """Every shape in the form for CPUs, one in that for GPUs, which takes long to compile."""
+    test = pytest.mark.quick(form="cpu", dtype=[torch.float32, torch.complex64])(test)
+    return pytest.mark.quick(form="gpu", dtype=torch.float32, shape=[(2, 3, 4, 4), (2, 7, 4)])(test)
+
+
 @pytest.fixture(params=["cpu", "gpu"], autouse=True)
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Both forms of the kernels."""
@@ -96,6 +102,7 @@ def gradients(device: str, f: Callable[..., torch.Tensor], *inputs: torch.Tensor
 
 @DTYPES
 @pytest.mark.parametrize("shape", SQUARE, ids=str)
+@few_on_gpus
 def test_cholesky(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     a = positive(shape, dtype)
     for upper in (False, True):
@@ -135,6 +142,7 @@ def test_not_positive_definite(device: str, n: int) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("shape", SQUARE, ids=str)
+@few_on_gpus
 def test_solve_triangular(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     a = regular(shape, dtype)
     n = shape[-1]
@@ -185,6 +193,7 @@ def test_triangular_broadcasts_and_writes_out(device: str) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("shape", [*SQUARE, *ANY], ids=str)
+@few_on_gpus
 def test_lu(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     a = torch.randn(shape, dtype=dtype)
     for x in layouts(a, device):
@@ -201,6 +210,7 @@ def test_lu(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("shape", SQUARE, ids=str)
+@few_on_gpus
 def test_solve(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     a = regular(shape, dtype)
     n = shape[-1]
@@ -316,6 +326,7 @@ def is_orthonormal(q: torch.Tensor, by_rows: bool = False) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("shape", [*SQUARE, *ANY], ids=str)
+@few_on_gpus
 def test_qr(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     a = torch.randn(shape, dtype=dtype)
     m, n = shape[-2:]
@@ -366,6 +377,7 @@ def test_qr_of_hard_matrices(device: str) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("shape", SQUARE, ids=str)
+@few_on_gpus
 def test_eigh(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     a = torch.randn(shape, dtype=dtype)
     a = a + a.mH
@@ -385,8 +397,7 @@ def test_eigh(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
 
 @DTYPES
 @pytest.mark.parametrize("shape", [*SQUARE, *ANY], ids=str)
-@pytest.mark.quick(form="cpu")
-@pytest.mark.quick(form="gpu", dtype=torch.float32, shape=(2, 7, 4))
+@few_on_gpus
 def test_svd(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     a = torch.randn(shape, dtype=dtype)
     size = max(1, *shape[-2:]) ** 0.5

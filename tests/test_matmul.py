@@ -64,6 +64,10 @@ def _laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
 @pytest.mark.parametrize("second", ["plain", "transposed", "strided"])
 @pytest.mark.parametrize("first", ["plain", "transposed", "strided"])
 @pytest.mark.parametrize("dtype", FLOATS + COMPLEX + INTEGERS, ids=str)
+@pytest.mark.quick(dtype=torch.float32)
+@pytest.mark.quick(
+    dtype=[torch.bfloat16, torch.int64, torch.complex64], first=["plain", "transposed"], second="strided"
+)
 def test_products(device: str, dtype: torch.dtype, first: str, second: str) -> None:
     for m, n, k in [(random.choice(SIZES), random.choice(SIZES), random.choice(SIZES)) for _ in range(3)]:
         a, b = _numbers(dtype, m, k), _numbers(dtype, k, n)

@@ -74,7 +74,7 @@ def package(request: pytest.FixtureRequest, packages: dict[str, Package]) -> Pac
     return packages[request.param]
 
 
-@pytest.mark.quick(package="c")
+@pytest.mark.quick(package="python")
 def test_its_own_tests_pass(package: Package) -> None:
     printed = passes(package.run(sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"))
     tests = int(re.findall(r"(\d+) passed", printed)[0])

@@ -34,7 +34,7 @@ FILES = [
 
 
 # What has most to do with the driver; the others try once more what is the same for all drivers.
-QUICK = FILES[:5]
+QUICK = ["test_memory.py", "test_streams.py", "test_fallback.py"]
 
 
 @pytest.mark.quick(files=[QUICK])

@@ -34,6 +34,7 @@ def oclgrind(tmp_path: Path, *command: str, **environment: str) -> tuple[str, st
     return done.stdout, re.sub(r"^\d+ warnings? generated\.\n", "", reports, flags=re.MULTILINE)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["cpu", "gpu"])
 def test_no_kernel_reads_or_writes_what_is_not_its_own(form: str, tmp_path: Path) -> None:
     said, reports = oclgrind(tmp_path, str(TESTS / "oclgrind_ops.py"), TORCHGRAFT_KERNEL_FORM=form)

@@ -70,6 +70,8 @@ OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("how", [{}, {"foreach": False}, {"fused": True}], ids=["foreach", "single", "fused"])
 @pytest.mark.parametrize(("kind", "options"), OPTIMIZERS)
+@pytest.mark.quick(form="cpu")
+@pytest.mark.quick(form="gpu", kind=torch.optim.AdamW)
 def test_optimizers(device: str, form: str, kind: Any, options: dict[str, Any], how: dict[str, bool]) -> None:
     if kind is torch.optim.RMSprop and "fused" in how:
         pytest.skip("torch has no fused RMSprop")
@@ -174,6 +176,8 @@ def test_unary_lists(device: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "div", "maximum", "minimum", "clamp_min", "clamp_max", "pow"])
+@pytest.mark.quick(form="cpu")
+@pytest.mark.quick(form="gpu", name="div")
 def test_binary_lists(device: str, form: str, name: str) -> None:
     a, b = [t.abs() + 0.5 for t in tensors(1)], tensors(2)
     compare(name, device, a, b)
@@ -220,6 +224,7 @@ def test_lists_of_mixed_types_and_layouts(device: str) -> None:
     assert (torch.ocl.current_device()) == 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.quick(form="cpu")
 @pytest.mark.parametrize("order", [1, 2, math.inf, 3])
 def test_norms(device: str, form: str, order: float) -> None:
     xs = [t for t in tensors(4, shapes=[*SHAPES, (70_001,), (513, 129)]) if t.numel()]

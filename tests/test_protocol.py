@@ -98,6 +98,7 @@ class TestFaults:
         assert {each: said[each] for each in CORE} == dict.fromkeys(CORE, "")
 
 
+@pytest.mark.thorough
 def test_a_hang_is_the_failure_of_its_check(tmp_path: Path) -> None:
     (tmp_path / "test_slow.py").write_text("""
 import time

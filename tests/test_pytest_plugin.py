@@ -29,6 +29,7 @@ def options(device: str) -> list[str]:
     return [*common, "--pyargs", "torchgraft.testing.suite"]
 
 
+@pytest.mark.thorough
 def test_a_test_for_each_op_and_dtype(options: list[str], tmp_path: Path) -> None:
     """One that is right, one that is wrong, one that crashes as is declared, one that does not fail as is declared."""
     listed = tmp_path / "exceptions.toml"

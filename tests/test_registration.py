@@ -305,6 +305,8 @@ def two_drivers(text: str, drivers: str) -> str:
 
 @pytest.mark.parametrize("memory", ["host", "buffer"])
 @pytest.mark.parametrize("drivers", [OPENCL_FIRST, NUMPY_FIRST])
+@pytest.mark.quick(memory="buffer", drivers=OPENCL_FIRST)
+@pytest.mark.quick(memory="host", drivers=NUMPY_FIRST)
 def test_copies_between_two_drivers(script: Script, drivers: str, memory: str) -> None:
     """Two drivers that know nothing of each other: copies go by way of the host, whatever the layout and the dtype."""
     text = """
@@ -444,6 +446,7 @@ def test_no_opencl(script: Script) -> None:
 
 @pytest.mark.parametrize("first", ["torch", "torchgraft_opencl"])
 @pytest.mark.parametrize("autoload", [False, True])
+@pytest.mark.quick(autoload=True)
 def test_a_core_that_does_not_load(script: Script, first: str, autoload: bool) -> None:
     """torch stays usable, and the device's first use says what is wrong."""
     script(

@@ -43,6 +43,8 @@ def _compare(device: str, x: torch.Tensor, reduce: str, index: dict[str, torch.T
 
 @DTYPES
 @REDUCTIONS
+@pytest.mark.quick(dtype=torch.float32)
+@pytest.mark.quick(dtype=torch.bfloat16, reduce="mean")
 def test_lengths(device: str, reduce: str, dtype: torch.dtype) -> None:
     for index in (torch.int64, torch.int32):
         rows = random.randint(1, 14)

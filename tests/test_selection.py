@@ -41,6 +41,10 @@ def test_no_quick_dtype(dtype): pass
 @pytest.mark.parametrize("size", [1, 2])
 def test_marked(form, size): pass
 
+@pytest.mark.parametrize("form", ["cpu", "gpu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_forms(form, dtype): pass
+
 @pytest.mark.quick(dtype=torch.int8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_named(dtype): pass
@@ -48,10 +52,11 @@ def test_named(dtype): pass
 QUICK = {
     *("test_plain", "test_dtypes[1-dtype0]", "test_dtypes[2-dtype0]"),
     *("test_no_quick_dtype[dtype0]", "test_no_quick_dtype[dtype1]"),
+    *("test_forms[dtype0-cpu]", "test_forms[dtype1-cpu]", "test_forms[dtype0-gpu]"),
     *("test_marked[1-cpu]", "test_marked[2-cpu]", "test_marked[2-gpu]", "test_named[dtype1]"),
 }
 REST = {
-    *("test_long", "test_marked[1-gpu]", "test_named[dtype0]"),
+    *("test_long", "test_forms[dtype1-gpu]", "test_marked[1-gpu]", "test_named[dtype0]"),
     *(f"test_dtypes[{size}-dtype{number}]" for size in (1, 2) for number in (1, 2)),
 }
 

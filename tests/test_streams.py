@@ -201,19 +201,23 @@ def test_capability(device: str) -> None:
     assert (torch.float64 in supported) == module.get_device_properties().has_float64
 
 
+@pytest.mark.quick(wait="x.cpu()")
 @pytest.mark.parametrize("wait", ["x.cpu()", "x[0, 0].item()", "acc.synchronize()", "event.synchronize()"])
 def test_an_interrupt_ends_a_wait(script: Script, wait: str) -> None:
     """What was queued goes on, and the process can be used."""
     script(
         f"""
-        import os, signal, threading
+        import os, signal, threading, time
         import torch
         acc = torch.accelerator
         x = torch.full((1024, 1024), 1 / 1024, device="ocl")
         weights = torch.full((1024, 1024), 1 / 1024, device="ocl")
         (x @ weights).cpu()
+        before = time.perf_counter()
+        (x @ weights).cpu()
+        products = int(2 / (time.perf_counter() - before)) + 1  # some seconds of them
         event = torch.Event(device="ocl")
-        for _ in range(250):
+        for _ in range(products):
             x = x @ weights
         event.record()
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -96,6 +96,9 @@ def test_bytes(device: str, form: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
 def test_nearest_pixels(device: str, mode: str, dtype: torch.dtype) -> None:
     """The very pixel that torch takes, in its kernel for large images and in that for small ones."""
+    x = torch.arange(6).to(dtype).expand(1, 1, 1, 6)  # the centre of pixel 60 of 363 lies between two of six
+    between = F.interpolate(x.to(device), size=[1, 363], mode=mode)
+    assert torch.equal(between.cpu(), F.interpolate(x, size=[1, 363], mode=mode))
     for _ in range(40):
         n = random.randint(1, 300)
         x = torch.arange(n).to(dtype).expand(1, 1, 1, n)

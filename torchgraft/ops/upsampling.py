@@ -313,6 +313,8 @@ def _plan(
     arranged, by, planes, inner = _arrange(p, out, image)
     to = arranged
     layout = _Layout(planes, source, target, inner)
+    if mode == "nearest-exact" and not snap:
+        mode += "-fused"
     tables = _tables(p, mode, aligned, real, source, target, scales, transposed)
     if fixed:
         tables, real = _fixed(p, tables, real, target), "i32"
