@@ -161,7 +161,8 @@ class Address:
     def __init__(self, slot: int, offset: int) -> None: ...
 
 class LaunchStep:
-    """Runs a kernel; with a chunking, over the elements of the call's tensors."""
+    """Runs a kernel; with a chunking, over the elements of the call's tensors. The arguments span so many bytes, with a
+    chunking for each element: a hint for the driver."""
 
     def __init__(
         self,
@@ -169,6 +170,7 @@ class LaunchStep:
         groups: Sequence[int],
         arguments: Sequence[LaunchArgument],
         chunking: Chunking | None = None,
+        nbytes: int = 0,
     ) -> None: ...
 
 class CopyStep:

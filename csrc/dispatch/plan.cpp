@@ -33,8 +33,8 @@ std::pair<int64_t, int64_t> Chunking::deal(int64_t numel) const {
 }
 
 LaunchStep::LaunchStep(std::shared_ptr<Kernel> launched, const std::vector<size_t>& sizes,
-                       const std::vector<LaunchArgument>& arguments, std::optional<Chunking> rule)
-    : kernel(std::move(launched)), chunking(rule) {
+                       const std::vector<LaunchArgument>& arguments, std::optional<Chunking> rule, uint64_t bytes)
+    : kernel(std::move(launched)), chunking(rule), bytes(bytes) {
   TORCH_CHECK_VALUE(sizes.size() <= groups.size(), "a launch has at most three dimensions, not ", sizes.size());
   std::copy(sizes.begin(), sizes.end(), groups.begin());
   for (const LaunchArgument& argument : arguments) {
@@ -236,7 +236,8 @@ struct Replay {
     }
     c10::SmallVector<tg_arg, 16> args(step.args.begin(), step.args.end());
     for (const auto& [position, source] : step.patches) patch(args[position], source);
-    launch(*step.kernel, stream, {step.kernel->dims(), groups, step.kernel->local()}, args, plan.op);
+    const uint64_t bytes = step.bytes * (step.chunking ? uint64_t(numel) : 1);
+    launch(*step.kernel, stream, {step.kernel->dims(), groups, step.kernel->local(), bytes}, args, plan.op);
     if (step.reports && !errors) note_checked_launch(call.device, current.id());
   }
 

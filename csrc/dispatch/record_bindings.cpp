@@ -102,10 +102,11 @@ void bind_steps(py::module_& m) {
   py::class_<LaunchStep>(m, "LaunchStep")
       .def(py::init(torch::wrap_pybind_function([](std::shared_ptr<Kernel> kernel, const std::vector<size_t>& groups,
                                                    const std::vector<LaunchArgument>& arguments,
-                                                   std::optional<Chunking> chunking) {
-             return LaunchStep(std::move(kernel), groups, arguments, chunking);
+                                                   std::optional<Chunking> chunking, uint64_t bytes) {
+             return LaunchStep(std::move(kernel), groups, arguments, chunking, bytes);
            })),
-           py::arg("kernel").none(false), py::arg("groups"), py::arg("arguments"), py::arg("chunking") = py::none());
+           py::arg("kernel").none(false), py::arg("groups"), py::arg("arguments"), py::arg("chunking") = py::none(),
+           py::arg("nbytes") = 0);
   py::class_<Address>(m, "Address")
       .def(py::init([](uint16_t slot, int64_t offset) { return Address{slot, offset}; }), py::arg("slot"),
            py::arg("offset"));

@@ -86,6 +86,7 @@ void launch(const Kernel& kernel, tg_stream stream, const Grid& grid, c10::Array
   std::copy(grid.groups.begin(), grid.groups.end(), launch.groups);
   std::copy(grid.local.begin(), grid.local.end(), launch.local);
   launch.args = args.data();
+  launch.bytes = grid.bytes;
   tg_status status = submit_launch(device, stream, launch, kernel.name());
   if (status != TG_OK) [[unlikely]]
     raise_status(device, status, ("launch kernel " + kernel.name() + (op.empty() ? op : " of " + op)).c_str());

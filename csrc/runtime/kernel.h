@@ -60,6 +60,7 @@ class Kernel {
 struct Grid {
   uint32_t dims = 1;
   std::array<size_t, 3> groups{1, 1, 1}, local{1, 1, 1};
+  uint64_t bytes = 0;  // of memory that the arguments span; 0: unknown
 };
 
 // Puts a kernel on a stream of its device: the one way by which kernels are launched. `op` is who wants it, for

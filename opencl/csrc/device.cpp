@@ -216,9 +216,63 @@ void add_device(const Platform& platform, cl_device_id id, Devices& devices, Jou
 
 using Names = std::set<std::string, std::less<>>;
 
+// Small launches go to `id`, which users do not see. Its addresses must be the other's.
+void add_caller_device(const Platform& platform, cl_device_id id, Device& device) {
+  if (!device.is_cpu || device.memory->model != MemoryModel::kHost) return;
+  device.caller_device = std::make_unique<CallerDevice>(*platform.api, platform.id, id);
+}
+
+// While it lives, PoCL opens a second device on the CPU; see caller_device.h. A user's own choice of devices stays, and
+// programs that this one starts later see nothing of ours.
+class PoclDevices {
+ public:
+  explicit PoclDevices(const std::vector<Platform>& platforms) {
+    if (std::getenv(kVariable) != nullptr) return;
+    for (const Platform& platform : platforms) {
+      const std::string version = platform_version(platform);
+      const size_t word = version.find("PoCL ");
+      if (word == version.npos) continue;
+      const bool old = std::atoi(version.c_str() + word + 5) < 4;
+      caller_ = old ? "basic" : "cpu-minimal";
+      setenv(kVariable, (std::string(old ? "pthread " : "cpu ") + caller_).c_str(), 1);
+    }
+  }
+  ~PoclDevices() {
+    if (!caller_.empty()) unsetenv(kVariable);
+  }
+  PoclDevices(const PoclDevices&) = delete;
+  PoclDevices& operator=(const PoclDevices&) = delete;
+
+  // Takes the second device out of a platform's; NULL if it has none.
+  cl_device_id take_caller(const Platform& platform, std::vector<cl_device_id>& ids) const {
+    if (caller_.empty() || ids.size() < 2) return nullptr;
+    const auto found = std::find_if(ids.begin(), ids.end(), [&](cl_device_id id) {
+      const std::string name = text_of([&](size_t size, void* value, size_t* needed) {
+        return platform.api->clGetDeviceInfo(id, CL_DEVICE_NAME, size, value, needed);
+      });
+      return name.compare(0, caller_.size(), caller_) == 0;
+    });
+    if (found == ids.end()) return nullptr;
+    const cl_device_id caller = *found;
+    ids.erase(found);
+    return caller;
+  }
+
+ private:
+  static constexpr char kVariable[] = "POCL_DEVICES";
+  static std::string platform_version(const Platform& platform) {
+    return text_of([&](size_t size, void* value, size_t* needed) {
+      return platform.api->clGetPlatformInfo(platform.id, CL_PLATFORM_VERSION, size, value, needed);
+    });
+  }
+
+  std::string caller_;
+};
+
 // The platforms' names are added to `names`.
 void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_cache, Devices& devices, Names& names,
                  Journal& journal) {
+  const PoclDevices pocl_devices(platforms);
   for (const Platform& platform : platforms) {
     const auto about = [&](cl_uint name) {
       return text_of([&](size_t size, void* value, size_t* needed) {
@@ -240,7 +294,9 @@ void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_c
       journal.add({"refused", "all devices", name, "clGetDeviceIDs failed: " + status_name(status)});
       continue;
     }
+    const cl_device_id caller = pocl_devices.take_caller(platform, ids);
     for (cl_device_id id : ids) add_device(platform, id, devices, journal);
+    if (caller != nullptr && !devices.empty()) add_caller_device(platform, caller, *devices.back());
   }
 }
 

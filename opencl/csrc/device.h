@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "caller_device.h"
 #include "memory.h"
 #include "opencl_api.h"
 #include "torchgraft/driver.h"
@@ -41,6 +42,7 @@ struct Device {
   bool unified() const { return (properties.capabilities & TG_CAP_UNIFIED_MEMORY) != 0; }
 
   std::unique_ptr<Memory> memory;
+  std::unique_ptr<CallerDevice> caller_device;  // for small launches, where the implementation has one
 
   std::mutex streams_mutex;
   std::set<tg_stream> streams;  // for device_synchronize

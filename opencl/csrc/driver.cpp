@@ -183,7 +183,11 @@ const tg_driver table = {
         },
     .stream_query =
         [](void*, int32_t device, tg_stream stream) {
-          return run("stream_query", [&] { return is_idle(stream_of(device, stream)) ? TG_OK : TG_NOT_READY; });
+          return run("stream_query", [&] {
+            tg_stream_& asked = stream_of(device, stream);
+            note_wait(asked);
+            return is_idle(asked) ? TG_OK : TG_NOT_READY;
+          });
         },
 
     .event_create =

@@ -141,6 +141,7 @@ bool wait_for(tg_event_& event, std::chrono::nanoseconds most) {
   constexpr std::chrono::microseconds kShortest(20), kLongest(1000);
   const auto end = std::chrono::steady_clock::now() + most;
   const Held held(event);
+  if (event.stream != nullptr) note_wait(*event.stream);
   if (held.is_done()) return true;
   if (const std::shared_ptr<Bell> bell = bell_behind(event)) {
     const bool rung = bell->wait_until(end);

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "builtins.h"
@@ -106,11 +107,12 @@ tg_kernel create_kernel(const tg_module_& module, const char* name) {
     api.clReleaseKernel(kernel);
     fail_call("clGetKernelInfo", status, std::string("kernel ") + name);
   }
-  return new tg_kernel_{module.device, kernel, arguments, name, {}};
+  return new tg_kernel_{module.device, kernel, arguments, name, {}, {}, {}};
 }
 
 void destroy_kernel(tg_kernel kernel) {
   const std::unique_ptr<tg_kernel_> owner(kernel);
+  if (kernel->device->caller_device != nullptr) kernel->device->caller_device->release(kernel->by_caller);
   check(kernel->device->api->clReleaseKernel(kernel->kernel), "clReleaseKernel");
 }
 
@@ -120,34 +122,56 @@ namespace {
   fail_call(call, status, "argument " + std::to_string(index) + " of kernel " + kernel.name);
 }
 
-// Returns how many arguments of the OpenCL kernel were set.
-cl_uint set_arguments(const tg_kernel_& kernel, const tg_launch& launch) {
+bool same(const tg_arg& a, const tg_arg& b) {
+  if (a.is_pointer != b.is_pointer) return false;
+  if (a.is_pointer) return a.value.pointer == b.value.pointer;
+  return a.size == b.size && std::memcmp(a.value.bytes, b.value.bytes, a.size) == 0;
+}
+
+// Where the device has no addresses: a pointer is a buffer and an offset.
+void set_place(const tg_kernel_& kernel, cl_kernel target, cl_uint index, const void* pointer, uint32_t i) {
   const Api& api = *kernel.device->api;
-  const bool addresses = kernel.device->memory->model != MemoryModel::kBuffer;
-  cl_uint next = 0;
-  for (uint32_t i = 0; i < launch.arg_count; ++i) {
-    const tg_arg& argument = launch.args[i];
-    cl_int status = CL_SUCCESS;
-    if (!argument.is_pointer) {
-      status = api.clSetKernelArg(kernel.kernel, next++, argument.size, argument.value.bytes);
-    } else if (addresses) {
-      status = api.clSetKernelArgSVMPointer(kernel.kernel, next++, argument.value.pointer);
-      if (status != CL_SUCCESS) [[unlikely]]
-        fail_argument(kernel, "clSetKernelArgSVMPointer", status, i);
-    } else {
-      const Memory::Place place = kernel.device->memory->find(argument.value.pointer);
-      const cl_ulong offset = place.offset;
-      status = api.clSetKernelArg(kernel.kernel, next++, sizeof place.buffer,
-                                  place.buffer != nullptr ? &place.buffer : nullptr);
-      if (status == CL_SUCCESS) status = api.clSetKernelArg(kernel.kernel, next++, sizeof offset, &offset);
-    }
-    if (status != CL_SUCCESS) [[unlikely]]
-      fail_argument(kernel, "clSetKernelArg", status, i);
-  }
-  return next;
+  const Memory::Place place = kernel.device->memory->find(pointer);
+  const cl_ulong offset = place.offset;
+  cl_int status = api.clSetKernelArg(target, index, sizeof place.buffer, place.buffer != nullptr ? &place.buffer : nullptr);
+  if (status == CL_SUCCESS) status = api.clSetKernelArg(target, index + 1, sizeof offset, &offset);
+  if (status != CL_SUCCESS) [[unlikely]]
+    fail_argument(kernel, "clSetKernelArg", status, i);
 }
 
 }  // namespace
+
+void set_arguments(const tg_kernel_& kernel, cl_kernel target, std::vector<tg_arg>& set, const tg_launch& launch) {
+  const Api& api = *kernel.device->api;
+  const bool addresses = kernel.device->memory->model != MemoryModel::kBuffer;
+  // Elsewhere an address may be looked up when it is set.
+  const bool keeps = kernel.device->memory->model == MemoryModel::kHost;
+  const bool any_set = keeps && set.size() == launch.arg_count;
+  // Until all are set none counts as set.
+  std::vector<tg_arg> now = std::exchange(set, {});
+  now.resize(launch.arg_count);
+  cl_uint next = 0;
+  for (uint32_t i = 0; i < launch.arg_count; ++i) {
+    const tg_arg& argument = launch.args[i];
+    if (argument.is_pointer && !addresses) {
+      set_place(kernel, target, next, argument.value.pointer, i);
+      next += 2;
+      continue;
+    }
+    const cl_uint index = next++;
+    if (any_set && same(now[i], argument)) continue;
+    now[i] = argument;
+    const cl_int status = argument.is_pointer ? api.clSetKernelArgSVMPointer(target, index, argument.value.pointer)
+                                              : api.clSetKernelArg(target, index, argument.size, argument.value.bytes);
+    if (status != CL_SUCCESS) [[unlikely]]
+      fail_argument(kernel, argument.is_pointer ? "clSetKernelArgSVMPointer" : "clSetKernelArg", status, i);
+  }
+  if (next != kernel.arguments) [[unlikely]] {
+    fail_invalid("kernel " + kernel.name + " has " + std::to_string(kernel.arguments) + " arguments and was given " +
+                 std::to_string(next));
+  }
+  set = std::move(now);
+}
 
 void launch(tg_stream_& stream, const tg_launch& launch) {
   tg_kernel_& kernel = *launch.kernel;
@@ -157,12 +181,11 @@ void launch(tg_stream_& stream, const tg_launch& launch) {
   size_t global[3];
   for (uint32_t d = 0; d < launch.dims; ++d) global[d] = launch.groups[d] * launch.local[d];
 
-  std::lock_guard lock(kernel.mutex);
-  const cl_uint given = set_arguments(kernel, launch);
-  if (given != kernel.arguments) [[unlikely]] {
-    fail_invalid("kernel " + kernel.name + " has " + std::to_string(kernel.arguments) + " arguments and was given " +
-                 std::to_string(given));
+  if (CallerDevice* caller = stream.device->caller_device.get(); caller != nullptr) {
+    if (caller->launch(stream, kernel, launch, global)) return;
   }
+  std::lock_guard lock(kernel.mutex);
+  set_arguments(kernel, kernel.kernel, kernel.set, launch);
   const cl_int status = try_submit(stream, [&](cl_command_queue queue, cl_event* event) {
     return kernel.device->api->clEnqueueNDRangeKernel(queue, kernel.kernel, launch.dims, nullptr, global, launch.local,
                                                       0, nullptr, event);

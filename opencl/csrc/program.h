@@ -4,6 +4,7 @@
 #include <mutex>
 #include <string>
 
+#include "caller_device.h"
 #include "device.h"
 #include "stream.h"
 
@@ -18,7 +19,9 @@ struct tg_kernel_ {
   const ocl::cl_kernel kernel;
   const ocl::cl_uint arguments;  // of the OpenCL kernel: a pointer is two where the device has no addresses
   const std::string name;
-  std::mutex mutex;  // setting arguments and launching is one step
+  std::mutex mutex;                     // setting arguments and launching is one step
+  std::vector<tg_arg> set;              // the arguments that the kernel has now
+  ocl::CallerKernel by_caller;
 };
 
 namespace ocl {
@@ -33,5 +36,8 @@ void read_binary(const tg_module_& module, void* buffer, uint64_t& bytes);
 tg_kernel create_kernel(const tg_module_& module, const char* name);
 void destroy_kernel(tg_kernel kernel);
 void launch(tg_stream_& stream, const tg_launch& launch);
+
+// Sets what differs from the arguments that `target`, which is the kernel or its other self, has already.
+void set_arguments(const tg_kernel_& kernel, cl_kernel target, std::vector<tg_arg>& set, const tg_launch& launch);
 
 }  // namespace ocl

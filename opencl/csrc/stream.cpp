@@ -136,6 +136,7 @@ void note_submission(tg_stream_& stream, cl_event event) {
   ++stream.submitted;
   ++stream.since_idle;
   ++stream.since_timed;
+  stream.since_wait.fetch_add(1, std::memory_order_relaxed);
   stream.busy.store(true, std::memory_order_release);
   ++stream.since_flush;
   if (!stream.device->has_cheap_events && (stream.since_flush >= kBatch || stream.since_idle == 1))
@@ -152,7 +153,13 @@ void flush(tg_stream_& stream) {
   if (stream.busy.load(std::memory_order_relaxed)) flush_locked(stream);
 }
 
+void note_wait(tg_stream_& stream) {
+  if (const uint32_t launches = stream.since_wait.exchange(0, std::memory_order_relaxed))
+    stream.pace.store(launches, std::memory_order_relaxed);
+}
+
 void wait(tg_stream_& stream) {
+  note_wait(stream);
   if (!stream.busy.load(std::memory_order_acquire)) return;
   const Api& api = *stream.device->api;
   cl_event tail = nullptr;

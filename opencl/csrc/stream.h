@@ -17,6 +17,9 @@ struct tg_stream_ {
   ocl::Device* const device;
   const int32_t priority;
 
+  // Launches since the host last waited, and how many there were before that.
+  std::atomic<uint32_t> since_wait = 0, pace = 0;
+
   // False when all work is known to be done. Set after work was queued, so a reader without the lock can miss only work
   // whose submission has not returned.
   std::atomic<bool> busy = false;
@@ -39,6 +42,8 @@ void destroy_stream(tg_stream stream);
 
 // Blocks until all work of the stream is done; throws if that work failed.
 void wait(tg_stream_& stream);
+// Notes that the host wants what was queued so far.
+void note_wait(tg_stream_& stream);
 // Notes that the stream's first so many commands are done.
 void note_done(tg_stream_& stream, uint64_t count);
 // Whether all work is done. Never blocks.

@@ -123,8 +123,10 @@ class Driver:
     def kernel(self, source: str, name: str) -> int:
         return self.created("kernel_create", self.compile(source)[0], name.encode())
 
-    def launch(self, stream: int, kernel: int, groups: Sequence[int], local: Sequence[int], *arguments: Any) -> None:
-        """Arguments: an int is an address, a ctypes value is data."""
+    def launch(
+        self, stream: int, kernel: int, groups: Sequence[int], local: Sequence[int], *arguments: Any, nbytes: int = 0
+    ) -> None:
+        """Arguments: an int is an address, a ctypes value is data. `nbytes` is the hint at how much memory they span."""
         packed = (Argument * len(arguments))()
         for argument, value in zip(packed, arguments, strict=True):
             if value is None or isinstance(value, int):
@@ -134,6 +136,7 @@ class Driver:
                 argument.size = ctypes.sizeof(value)
                 ctypes.memmove(argument.value.bytes, ctypes.byref(value), argument.size)
         launch = Launch(kernel=kernel, dims=len(groups), arg_count=len(arguments), args=ctypes.addressof(packed))
+        launch.bytes = nbytes
         launch.groups[: len(groups)] = list(groups)
         launch.local[: len(local)] = list(local)
         self.call("launch", 0, stream, ctypes.byref(launch))

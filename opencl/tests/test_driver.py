@@ -107,7 +107,7 @@ def floats(data: bytes) -> list[float]:
 
 def test_table() -> None:
     table = driver_table(LIBRARY)
-    assert (table.abi_version, table.struct_size, table.name) == (1, ctypes.sizeof(Table), b"opencl")
+    assert (table.abi_version, table.struct_size, table.name) == (2, ctypes.sizeof(Table), b"opencl")
     assert all(getattr(table, name) for name, _ in FUNCTIONS)
 
 

@@ -394,7 +394,8 @@ class Steps:
         if isinstance(step, _Fill):
             return _C.FillStep(self._address(step.destination), step.nbytes, step.pattern)
         arguments = [self._argument(param, arg) for param, arg in zip(step.kernel.params, step.args, strict=True)]
-        return _C.LaunchStep(compiled(step.kernel, self.device.index), step.groups, arguments, step.chunking)
+        nbytes = sum(_extent(spec, step.chunking is not None) for spec in self._specs_of(step))
+        return _C.LaunchStep(compiled(step.kernel, self.device.index), step.groups, arguments, step.chunking, nbytes)
 
     def _place(self, spec: torch.Tensor) -> tuple[int, int]:
         """The slot that a spec lies in, and where in there, in bytes."""
@@ -422,6 +423,14 @@ class Steps:
         if isinstance(arg, torch.Tensor):
             return _C.LaunchArgument.tensor_value(self.memory(arg).slot, type_)
         return _C.LaunchArgument.constant(type_, arg)
+
+
+def _extent(spec: torch.Tensor, element: bool) -> int:
+    """Bytes from a spec's first element to its last; of one element, where their number is found later."""
+    if element or spec.numel() == 0:
+        return spec.element_size() * element
+    reach = sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride(), strict=True))
+    return (1 + reach) * spec.element_size()
 
 
 def _holds(type_: str, number: complex) -> bool:

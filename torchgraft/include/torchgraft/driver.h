@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define TG_DRIVER_ABI 1u
+#define TG_DRIVER_ABI 2u
 
 typedef enum tg_status {
   TG_OK = 0,
@@ -106,6 +106,8 @@ typedef struct tg_launch {
   size_t groups[3]; /* number of work-groups in each dimension, never 0 */
   size_t local[3];  /* work-items of one group in each dimension */
   const tg_arg* args;
+  uint64_t bytes; /* memory that the arguments span, a hint; 0 if unknown. A device on the host may run a small launch
+                     at once, in the calling thread, if its stream has nothing to do. */
 } tg_launch;
 
 typedef struct tg_driver {

@@ -1,0 +1,263 @@
+#include "caller_device.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstring>
+#include <string>
+
+#include "error.h"
+#include "event.h"
+#include "program.h"
+#include "stream.h"
+
+namespace ocl {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+uint32_t nanoseconds_since(Clock::time_point begin) {
+  const auto passed = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
+  return static_cast<uint32_t>(std::clamp<int64_t>(passed, 1, UINT32_MAX));
+}
+
+// A kernel of which nothing is known is tried with so many bytes: an elementwise one has done them in 10 us.
+constexpr uint64_t kTrial = uint64_t{256} << 10;
+// Of launches that were too long one in so many is tried again: whoever measured may have been interrupted.
+constexpr uint32_t kRetry = 64;
+// Of launches whose time is known one in so many is timed.
+constexpr uint32_t kSample = 8;
+// A thread that waits after so few launches wants results soon. Others want to hand over work: then a launch in the
+// calling thread must not take much longer than the handing over.
+constexpr uint32_t kFew = 4;
+constexpr uint32_t kPatience = 6;
+
+}  // namespace
+
+// ---- costs ----
+
+namespace {
+
+size_t size_class(uint64_t bytes) { return static_cast<size_t>(std::bit_width(bytes)); }
+
+}  // namespace
+
+bool LaunchCosts::expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least) {
+  const size_t own = std::min(size_class(bytes), costs_.size() - 1);
+  if (const uint32_t known = costs_[own].load(std::memory_order_relaxed)) {
+    return known <= nanoseconds || passed_over_.fetch_add(1, std::memory_order_relaxed) % kRetry == kRetry - 1;
+  }
+  for (size_t smaller = own; smaller-- > 0;) {
+    const uint64_t known = costs_[smaller].load(std::memory_order_relaxed);
+    if (known == 0) continue;
+    const uint64_t grown = least + ((known - std::min<uint64_t>(known, least)) << (own - smaller));
+    return (bytes <= kTrial ? known : grown) <= nanoseconds;
+  }
+  return bytes <= kTrial;
+}
+
+bool LaunchCosts::wants_time(uint64_t bytes) const {
+  const size_t own = std::min(size_class(bytes), costs_.size() - 1);
+  return costs_[own].load(std::memory_order_relaxed) == 0 || launches_.load(std::memory_order_relaxed) % kSample == 0;
+}
+
+void LaunchCosts::note(uint64_t bytes, uint32_t nanoseconds) {
+  launches_.fetch_add(1, std::memory_order_relaxed);
+  if (nanoseconds == 0) return;
+  std::atomic<uint32_t>& cost = costs_[std::min(size_class(bytes), costs_.size() - 1)];
+  const uint32_t known = cost.load(std::memory_order_relaxed);
+  // The mean of the last few, of which none counts for more than four times what was known.
+  const int64_t sample = std::min<int64_t>(nanoseconds, known == 0 ? INT32_MAX : int64_t{4} * known);
+  const int64_t mean = known == 0 ? sample : known + (sample - int64_t{known}) / 4;
+  cost.store(static_cast<uint32_t>(std::clamp<int64_t>(mean, 1, INT32_MAX)), std::memory_order_relaxed);
+}
+
+// ---- the device ----
+
+namespace {
+
+void run_nothing(void*) {}
+
+// What a wait for the least that a worker can do takes.
+uint32_t measure_wake(Device& device) {
+  constexpr int kTries = 9;
+  constexpr uint32_t kPause = 20000;
+  std::array<uint32_t, kTries> times{};
+  tg_stream_& stream = *device.transfer_stream();
+  for (uint32_t& time : times) {
+    const auto begin = Clock::now();
+    submit(stream, "clEnqueueNativeKernel", [&](cl_command_queue queue, cl_event* event) {
+      return device.api->clEnqueueNativeKernel(queue, run_nothing, nullptr, 0, 0, nullptr, nullptr, 0, nullptr, event);
+    });
+    wait(stream);
+    time = nanoseconds_since(begin);
+    for (const auto end = Clock::now(); nanoseconds_since(end) < kPause;) continue;  // the worker falls asleep
+  }
+  std::nth_element(times.begin(), times.begin() + kTries / 2, times.end());
+  return times[kTries / 2];
+}
+
+cl_program build(const Api& api, cl_program program, cl_device_id id, const char* options) {
+  if (program == nullptr) return nullptr;
+  if (api.clBuildProgram(program, 1, &id, options, nullptr, nullptr) == CL_SUCCESS) return program;
+  api.clReleaseProgram(program);
+  return nullptr;
+}
+
+std::vector<unsigned char> binary_of(const Api& api, cl_program program) {
+  size_t size = 0;
+  if (api.clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, nullptr) != CL_SUCCESS) return {};
+  std::vector<unsigned char> binary(size);
+  unsigned char* data = binary.data();
+  if (api.clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof data, &data, nullptr) != CL_SUCCESS) return {};
+  return binary;
+}
+
+// ---- PoCL's binaries ----
+
+// They begin with a word and a number that stands for the device they are for: the FNV-1 hash of its driver's name, the
+// target and the processor, as in "pthread-x86_64-pc-linux-gnu-skylake-avx512" (pocl_binary.c, read for 3.1). Both
+// devices' machine code is the same, so the number is all that has to be exchanged.
+constexpr char kBinaryWord[] = "poclbin";
+constexpr size_t kIdOffset = 8;
+
+uint64_t id_in(const std::vector<unsigned char>& binary) {
+  uint64_t id = 0;
+  if (binary.size() < kIdOffset + sizeof id || std::memcmp(binary.data(), kBinaryWord, sizeof kBinaryWord) != 0) return 0;
+  std::memcpy(&id, binary.data() + kIdOffset, sizeof id);
+  return id;
+}
+
+uint64_t fnv1(const std::string& text) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : text) hash = (hash * 0x100000001b3) ^ static_cast<unsigned char>(c);
+  return hash;
+}
+
+// The number of binaries for the other device, given that of this one's; 0 if the rule is not the one that is known.
+uint64_t id_by_rule(const std::string& device_name, uint64_t own_id) {
+  // The name is "pthread-skylake-avx512-Some Processor", so that it is not known where the target's ends.
+  const size_t first = device_name.find('-');
+  if (first == device_name.npos) return 0;
+  for (const char* target : {"x86_64-pc-linux-gnu", "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"}) {
+    for (size_t end = device_name.find('-', first + 1); end != device_name.npos; end = device_name.find('-', end + 1)) {
+      const std::string rest = "-" + std::string(target) + device_name.substr(first, end - first);
+      if (fnv1("pthread" + rest) == own_id) return fnv1("basic" + rest);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+// With the mutex held. What cannot be opened is not needed: the workers do everything.
+bool CallerDevice::open(Device& device) {
+  if (opened_) return usable_;
+  opened_ = true;
+  cl_int status = CL_SUCCESS;
+  const intptr_t platform[] = {0x1084 /* CL_CONTEXT_PLATFORM */, reinterpret_cast<intptr_t>(platform_), 0};
+  context_ = api_.clCreateContext(platform, 1, &id_, nullptr, nullptr, &status);
+  usable_ = status == CL_SUCCESS && queue(false) != nullptr && queue(true) != nullptr;
+  if (usable_ && device.has_native_kernels) wake_nanoseconds_ = measure_wake(device);
+  return usable_;
+}
+
+cl_command_queue CallerDevice::queue(bool timed) {
+  cl_command_queue& queue = queues_[timed];
+  if (queue == nullptr) {
+    cl_int status = CL_SUCCESS;
+    queue = api_.clCreateCommandQueue(context_, id_, timed ? CL_QUEUE_PROFILING_ENABLE : 0, &status);
+    if (status != CL_SUCCESS) queue = nullptr;
+  }
+  return queue;
+}
+
+// The number in binaries for this device: by the rule, else what a compilation says.
+uint64_t CallerDevice::binary_id(Device& device, uint64_t own_id) {
+  if (binary_id_ == 0) binary_id_ = id_by_rule(device.properties.name, own_id);
+  if (binary_id_ == 0) {
+    const char* text = "__kernel void tg_nothing() {}";
+    const size_t length = std::strlen(text);
+    cl_int status = CL_SUCCESS;
+    cl_program program = api_.clCreateProgramWithSource(context_, 1, &text, &length, &status);
+    program = build(api_, program, id_, "-cl-std=CL1.2");
+    if (program != nullptr) {
+      binary_id_ = id_in(binary_of(api_, program));
+      api_.clReleaseProgram(program);
+    }
+  }
+  return binary_id_;
+}
+
+// The kernel's program for this device, from its binary for the other; NULL if that is impossible.
+cl_program CallerDevice::load(tg_kernel_& kernel) {
+  cl_program own = nullptr;
+  if (api_.clGetKernelInfo(kernel.kernel, CL_KERNEL_PROGRAM, sizeof own, &own, nullptr) != CL_SUCCESS) return nullptr;
+  std::vector<unsigned char> binary = binary_of(api_, own);
+  const uint64_t own_id = id_in(binary);
+  const uint64_t id = own_id == 0 ? 0 : binary_id(*kernel.device, own_id);
+  if (id == 0) return nullptr;
+  std::memcpy(binary.data() + kIdOffset, &id, sizeof id);
+  const unsigned char* data = binary.data();
+  const size_t size = binary.size();
+  cl_int status = CL_SUCCESS, binary_status = CL_SUCCESS;
+  cl_program program = api_.clCreateProgramWithBinary(context_, 1, &id_, &size, &data, &binary_status, &status);
+  if (status != CL_SUCCESS || binary_status != CL_SUCCESS) {
+    if (program != nullptr) api_.clReleaseProgram(program);
+    return nullptr;
+  }
+  return build(api_, program, id_, "");
+}
+
+cl_kernel CallerDevice::kernel_of(tg_kernel_& kernel) {
+  CallerKernel& mine = kernel.by_caller;
+  if (mine.kernel != nullptr || mine.refused) return mine.kernel;
+  mine.refused = true;
+  cl_program program = load(kernel);
+  if (program == nullptr) return nullptr;
+  cl_int status = CL_SUCCESS;
+  cl_kernel made = api_.clCreateKernel(program, kernel.name.c_str(), &status);
+  api_.clReleaseProgram(program);  // the kernel keeps it
+  if (status != CL_SUCCESS) return nullptr;
+  mine.refused = false;
+  return mine.kernel = made;
+}
+
+void CallerDevice::release(CallerKernel& kernel) const {
+  if (kernel.kernel != nullptr) api_.clReleaseKernel(kernel.kernel);
+  kernel.kernel = nullptr;
+}
+
+bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global) {
+  CallerKernel& mine = kernel.by_caller;
+  uint32_t most = wake_nanoseconds_.load(std::memory_order_relaxed);
+  if (stream.pace.load(std::memory_order_relaxed) > kFew) most /= kPatience;
+  if (launch.bytes == 0 || mine.refused || !mine.costs.expects(launch.bytes, most, least_nanoseconds_) || !is_idle(stream)) return false;
+  const std::unique_lock alone(mutex_, std::try_to_lock);
+  if (!alone || !open(*stream.device)) return false;
+  const bool known = mine.kernel != nullptr;
+  if (kernel_of(kernel) == nullptr) return false;
+
+  std::lock_guard lock(stream.mutex);
+  if (stream.busy.load(std::memory_order_relaxed)) return false;  // another thread was quicker
+  set_arguments(kernel, mine.kernel, mine.set, launch);
+  const bool timed = timer != nullptr && is_of(*timer, *stream.device);
+  cl_event event = nullptr;
+  const bool measured = known && mine.costs.wants_time(launch.bytes);  // the first launch loads its code
+  const auto begin = measured ? Clock::now() : Clock::time_point();
+  const cl_int status = api_.clEnqueueNDRangeKernel(queue(timed), mine.kernel, launch.dims, nullptr, global,
+                                                    launch.local, 0, nullptr, timed ? &event : nullptr);
+  if (status != CL_SUCCESS) [[unlikely]]
+    fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);
+  const uint32_t taken = measured ? nanoseconds_since(begin) : 0;
+  if (measured) least_nanoseconds_ = std::min(least_nanoseconds_.load(std::memory_order_relaxed), taken);
+  mine.costs.note(launch.bytes, taken);
+  if (timed) [[unlikely]] {
+    time_command(*timer, event);
+    api_.clReleaseEvent(event);
+  }
+  stream.since_wait.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+}  // namespace ocl

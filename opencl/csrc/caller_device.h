@@ -1,0 +1,74 @@
+// Small launches in the calling thread.
+//
+// To wake a worker costs PoCL 20 us where a small kernel takes one. PoCL has a second device on the CPU ("basic", later
+// "cpu-minimal") that runs a launch in the thread that makes it, and has run it when the call returns. It stands behind
+// the device that users see: a launch that is small goes there while its stream has nothing to do, so that the order of
+// a stream's commands stays what it is. Both devices take any address of the host.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "opencl_api.h"
+#include "torchgraft/driver.h"
+
+namespace ocl {
+
+struct Device;
+
+// What launches of one kernel have cost in the calling thread, by the memory that they span.
+class LaunchCosts {
+ public:
+  // Whether a launch is known, or can be expected, to take at most so long. `least` is what one without work takes.
+  bool expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least);
+  bool wants_time(uint64_t bytes) const;
+  void note(uint64_t bytes, uint32_t nanoseconds);
+
+ private:
+  // By the binary logarithm of the bytes; 0 where nothing is known. Racing writers lose a sample at worst.
+  std::array<std::atomic<uint32_t>, 40> costs_{};
+  std::atomic<uint32_t> launches_{0}, passed_over_{0};
+};
+
+// A kernel's other self, made at its first small launch. Guarded by the device's mutex, its costs excepted.
+struct CallerKernel {
+  cl_kernel kernel = nullptr;  // owned
+  std::atomic<bool> refused = false;  // the other device does not take the program
+  std::vector<tg_arg> set;     // the arguments that the kernel has now
+  LaunchCosts costs;
+};
+
+class CallerDevice {
+ public:
+  CallerDevice(const Api& api, cl_platform_id platform, cl_device_id id) : api_(api), platform_(platform), id_(id) {}
+
+  // Runs a launch if that pays and its stream is idle; otherwise does nothing and returns false.
+  bool launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global);
+  void release(CallerKernel& kernel) const;
+
+ private:
+  bool open(Device& device);
+  cl_command_queue queue(bool timed);
+  uint64_t binary_id(Device& device, uint64_t own_id);
+  cl_program load(tg_kernel_& kernel);
+  cl_kernel kernel_of(tg_kernel_& kernel);
+
+  const Api& api_;
+  const cl_platform_id platform_;
+  const cl_device_id id_;
+
+  std::mutex mutex_;  // one launch at a time: another thread's would be run by whoever is there, and be seen as done
+  bool opened_ = false, usable_ = false;
+  cl_context context_ = nullptr;
+  cl_command_queue queues_[2] = {};  // without and with times
+  uint64_t binary_id_ = 0;
+  // What it costs to wake a worker and to wait for it. Small is what takes less.
+  std::atomic<uint32_t> wake_nanoseconds_{20000};
+  std::atomic<uint32_t> least_nanoseconds_{1000};
+};
+
+}  // namespace ocl
