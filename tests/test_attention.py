@@ -56,6 +56,8 @@ def compare(
         torch.testing.assert_close(mine.grad.cpu().double(), theirs.grad, rtol=4 * tolerance, atol=4 * tolerance)
 
 
+@pytest.mark.quick(form="cpu", dtype=[torch.float32, torch.bfloat16])
+@pytest.mark.quick(form="gpu", dtype=torch.float32)
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize("causal", [False, True])
 def test_dtypes(device: str, form: str, dtype: torch.dtype, causal: bool) -> None:
@@ -84,11 +86,13 @@ def test_lengths(device: str, queries: int, keys: int, causal: bool) -> None:
     )
 
 
+@pytest.mark.quick(head=[7, 64])
 @pytest.mark.parametrize(("head", "value_head"), [(1, 1), (7, 5), (20, 12), (64, 128), (256, 256)])
 def test_heads(device: str, head: int, value_head: int) -> None:
     compare(device, torch.float32, operand(1, 1, 20, head), operand(1, 1, 70, head), operand(1, 1, 70, value_head))
 
 
+@pytest.mark.quick(form="cpu")
 @pytest.mark.parametrize("shape", [(2, 3, 40, 50), (2, 1, 40, 50), (3, 40, 50), (40, 50), (1, 1, 1, 50), (2, 1, 40, 1)])
 def test_bias(device: str, form: str, shape: tuple[int, ...]) -> None:
     q, k, v = operand(2, 3, 40, 16), operand(2, 3, 50, 16), operand(2, 3, 50, 16)
@@ -131,6 +135,7 @@ def test_not_a_number_shows(device: str) -> None:
     assert out[0, 0, 4:].isfinite().all()
 
 
+@pytest.mark.quick(form="cpu")
 @pytest.mark.parametrize("causal", [False, True])
 def test_dropout(device: str, form: str, causal: bool) -> None:
     """Values that are unit vectors show which weights were dropped; the gradients must belong to the same ones."""

@@ -343,6 +343,7 @@ FIRST_USES = [
 ]
 
 
+@pytest.mark.thorough
 def test_any_of_these_may_be_the_first_use(script: Script) -> None:
     """Each in a child of a process that has registered the backend, but not used it."""
     uses = repr(FIRST_USES)

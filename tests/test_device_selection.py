@@ -68,6 +68,7 @@ def check(script: Script) -> Script:
     return lambda text: script(PREAMBLE + textwrap.dedent(text), TORCHGRAFT_FALLBACK="silent")
 
 
+@pytest.mark.thorough
 def test_what_entries_mean(check: Script) -> None:
     check("""
     cases = {

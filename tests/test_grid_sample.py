@@ -44,6 +44,8 @@ def _case(dims: int, mode: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch
     ],
     ids=str,
 )
+@pytest.mark.quick(form="cpu", dtype=torch.float32)
+@pytest.mark.quick(form="gpu", dtype=torch.float32, dims=2)
 @pytest.mark.parametrize(("dims", "mode"), MODES)
 def test_like_the_cpu(device: str, form: str, dims: int, mode: str, padding: str, dtype: torch.dtype) -> None:
     padding = random.choice(PADDINGS) if padding == "any" else padding

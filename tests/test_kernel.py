@@ -321,7 +321,7 @@ class TestSources:
 
     @pytest.mark.parametrize("model", ["host", "svm", "buffer"])
     @pytest.mark.parametrize("form", ["cpu", "gpu"])
-    @pytest.mark.quick(form="cpu")
+    @pytest.mark.quick(form="cpu", model="buffer")
     @pytest.mark.quick(form="gpu", model="svm")
     def test_memory_models(self, script: Script, model: str, form: str) -> None:
         script(

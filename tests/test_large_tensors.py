@@ -125,6 +125,7 @@ def test_writing_by_index(x: torch.Tensor) -> None:
     assert torch.equal(x, y)
 
 
+@pytest.mark.thorough
 def test_moved(x: torch.Tensor) -> None:
     y = x.flip(0)
     assert {N - 1 - place: at(y, N - 1 - place) for place in PLACES} == {N - 1 - p: v for p, v in PLACES.items()}

@@ -323,6 +323,7 @@ def test_pinning_for_this_device(device: str) -> None:
     assert sum_of(batches, device) == TOTAL
 
 
+@pytest.mark.thorough
 def test_workers_that_use_the_device(device: str) -> None:
     loader = DataLoader(Numbers(device), batch_size=8, num_workers=2, multiprocessing_context="spawn")
     batches = list(loader)

@@ -74,7 +74,7 @@ def package(request: pytest.FixtureRequest, packages: dict[str, Package]) -> Pac
     return packages[request.param]
 
 
-@pytest.mark.quick(package="python")
+@pytest.mark.thorough
 def test_its_own_tests_pass(package: Package) -> None:
     printed = passes(package.run(sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider"))
     tests = int(re.findall(r"(\d+) passed", printed)[0])
@@ -83,6 +83,7 @@ def test_its_own_tests_pass(package: Package) -> None:
     assert skipped == (REASONS | NO_KERNELS if package.driver == "python" else REASONS)
 
 
+@pytest.mark.thorough
 def test_more_devices(packages: dict[str, Package], tmp_path: Path) -> None:
     """The driver's text says that two devices work as well."""
     package = Package("two", "python", tmp_path / "two", packages["python"].site)

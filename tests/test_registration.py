@@ -349,6 +349,7 @@ def test_copies_between_two_drivers(script: Script, drivers: str, memory: str) -
     script(two_drivers(text, drivers), TORCHGRAFT_OPENCL_MEMORY=memory)
 
 
+@pytest.mark.quick(drivers=NUMPY_FIRST)
 @pytest.mark.parametrize("drivers", [OPENCL_FIRST, NUMPY_FIRST])
 def test_backward_over_two_drivers(script: Script, drivers: str) -> None:
     text = """
@@ -414,6 +415,7 @@ def test_import_is_quick_and_quiet(script: Script) -> None:
     assert printed == ""
 
 
+@pytest.mark.thorough
 def test_what_autoloading_adds_to_the_import_of_torch() -> None:
     """Less than 150 ms, and no device is opened. The quickest of a few runs counts: the machine has more to do."""
     script = Path(__file__).parents[1] / "benchmarks" / "import_time.py"

@@ -93,6 +93,7 @@ UNARY: dict[str, tuple[Callable[[Any], Any], tuple[float, float]]] = {
 }
 
 
+@pytest.mark.quick(name=list(UNARY)[::2])
 @pytest.mark.parametrize("name", UNARY)
 def test_unary(device: str, name: str) -> None:
     exact, (low, high) = UNARY[name]
@@ -213,6 +214,7 @@ POLYNOMIALS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.quick(name=list(POLYNOMIALS)[::3])
 @pytest.mark.parametrize("name", POLYNOMIALS)
 def test_polynomials(device: str, name: str) -> None:
     function, exact = getattr(special, name), POLYNOMIALS[name]

@@ -109,6 +109,7 @@ def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class TestMypy:
+    @pytest.mark.thorough
     def test_what_is_right(self, folder: Path) -> None:
         (folder / "right.py").write_text(RIGHT)
         for _ in range(2):  # and once more with what mypy has kept on disk

@@ -57,6 +57,8 @@ def _image(dims: int, dtype: torch.dtype) -> torch.Tensor:
     return x.transpose(0, 1).contiguous().transpose(0, 1) if kind < 0.6 else x
 
 
+@pytest.mark.quick(form="cpu", dtype=torch.float32)
+@pytest.mark.quick(form="gpu", dtype=torch.float32, mode=["bilinear", "nearest"])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("mode", MODES)
 def test_like_the_cpu(device: str, form: str, mode: str, dtype: torch.dtype) -> None:

@@ -43,7 +43,7 @@ def is_buffer_model() -> bool:
 
 
 @pytest.mark.skipif(bool(MODEL), reason="is one of the runs below")
-@pytest.mark.quick(model="buffer")
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", MODELS)
 def test_in_each_model(model: str) -> None:
     """The whole file once more in a process where the driver's memory is made to be of another kind."""
