@@ -100,3 +100,32 @@ def _claim(host: torch.Tensor, index: int) -> Any:
     from test_dlpack import make_capsule
 
     return make_capsule(host.data_ptr(), host.numel(), (DLDeviceType.kDLExtDev, index))
+
+
+IMPORTED = """
+import sys
+import torch
+
+def imports(call):
+    before = set(sys.modules)
+    call()
+    return "torch._dynamo" in set(sys.modules) - before
+"""
+
+
+def test_references_import_no_tracer(script: Script) -> None:
+    """PyTorch does without a backend; with one, functions that are compiled are traced as ever."""
+    assert script(IMPORTED + "print(imports(lambda: torch.ones(3, device='meta') + 1))").strip() == "True"
+    script(
+        IMPORTED
+        + """
+assert not imports(lambda: torch.ones(3, device='meta') + 1)
+import torch._dynamo
+
+reference = torch._refs.add
+assert reference(torch.ones(3), 1).tolist() == [2, 2, 2]
+(wrapper,) = [cell.cell_contents for cell in reference.__closure__ if hasattr(cell.cell_contents, "__wrapped__")]
+assert "untraced" not in repr(wrapper.__wrapped__.__dynamo_disable), "torch's own is back"
+""",
+        autoload=True,
+    )

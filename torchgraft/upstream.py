@@ -7,8 +7,10 @@ longer. Registering a backend applies them, so a process without a backend keeps
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from functools import wraps
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -84,11 +86,48 @@ def deepcopy_carries_fields() -> None:
     torch.Tensor.__deepcopy__ = __deepcopy__  # type: ignore[method-assign]
 
 
+def references_import_no_tracer() -> None:
+    """A call of one of torch's reference functions, which are its meta functions of elementwise ops, imports torch._dynamo
+    (a second), so that it can be kept from tracing them. What has not been imported traces nothing; once it is there,
+    everything is as torch has it. torch 2.11 to 2.13 (torch/_compile.py, `_disable_dynamo`).
+    """
+    wrappers = [code for code in torch._disable_dynamo.__code__.co_consts if isinstance(code, CodeType)]
+    for module in [module for name, module in sys.modules.items() if name.partition(".")[2].startswith("_refs")]:
+        for reference in list(vars(module).values()):
+            for function in _closed_over(reference):
+                if function.__code__ in wrappers:
+                    _leave_untraced(function)
+
+
+def _leave_untraced(disabled: FunctionType) -> None:
+    """Has a wrapper call its function as it is until there is a tracer."""
+    function: Any = disabled.__wrapped__  # type: ignore[attr-defined]
+
+    def untraced(*args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if function.__dict__.get("__dynamo_disable") is untraced:
+            del function.__dynamo_disable
+        return disabled(*args, **kwargs)
+
+    function.__dict__.setdefault("__dynamo_disable", untraced)  # which is what the wrapper calls
+
+
+def _closed_over(value: Any) -> Iterator[FunctionType]:
+    """A function, and those that it wraps."""
+    if not isinstance(value, FunctionType):
+        return
+    yield value
+    for cell in value.__closure__ or ():
+        yield from _closed_over(cell.cell_contents)
+
+
 PATCHES: tuple[Callable[[], None], ...] = (
     dlpack_knows_the_device,
     dlpack_offers_host_memory,
     dlpack_refuses_foreign_memory,
     deepcopy_carries_fields,
+    references_import_no_tracer,
 )
 
 
