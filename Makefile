@@ -33,9 +33,10 @@ browser:
 demo: setup
 	@$(BIN)/python -m torchgraft_opencl.demo --curves build/demo.svg $(ARGS)
 
-# A process for each core, and a file to one of them: what a file's tests share is made once.
+# A process for each core and one more, since some tests wait; and a file to one of them: what a file's tests share is
+# made once.
 JOBS ?= $(shell nproc)
-PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --durations 25
+PYTEST = $(BIN)/python -m pytest --numprocesses $(shell echo $$(($(JOBS) + 1))) --dist loadfile --durations 25
 
 test: setup
 	@$(PYTEST) $(ARGS)

@@ -140,6 +140,7 @@ def test_what_it_computes(script: Script) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_model_trains_on_it(script: Script) -> None:
     script(
         """

@@ -100,6 +100,7 @@ def conform(device: str, results: Path, ops: str, *more: str) -> int:
         return main(["conformance", "--device", device, "--results", str(results), "--ops", ops, *options, *more])
 
 
+@pytest.mark.thorough
 def test_what_is_wrong_crashes_or_hangs_is_a_result(run: Path) -> None:
     records = {name: report.state(record) for name, record in read_results(run).items()}
     assert records == {

@@ -151,7 +151,7 @@ class TestCxx:
     }
 
     @pytest.mark.parametrize("family", FAMILIES)
-    @pytest.mark.quick(family=["matmul", "reductions", "functions"])
+    @pytest.mark.thorough
     def test_families_of_kernels(self, script: Script, family: str) -> None:
         script(DEVICE + self.FAMILIES[family], timeout=600)
 

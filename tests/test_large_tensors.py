@@ -141,6 +141,7 @@ def test_moved(x: torch.Tensor) -> None:
     assert at(y, FAR + 3) == 9 and at(y, 3) == 5 and at(y, 2) == 10
 
 
+@pytest.mark.thorough
 def test_an_output_past_the_limit_of_small_arguments(device: str, x: torch.Tensor) -> None:
     row = torch.arange(4, dtype=torch.uint8, device=device)
     y = row.repeat(N // 4)

@@ -278,6 +278,7 @@ def test_arguments_of_a_process(device: str, method: str) -> None:
     assert parameters == [describe(parameter) for parameter in module.parameters()]
 
 
+@pytest.mark.thorough
 def test_spawn(device: str) -> None:
     answers = mp.get_context("spawn").Queue()
     mp.spawn(double, args=(torch.arange(3.0, device=device), answers), nprocs=2)

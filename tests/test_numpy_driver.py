@@ -33,17 +33,12 @@ FILES = [
 ]
 
 
-# What has most to do with the driver; the others try once more what is the same for all drivers.
-QUICK = ["test_memory.py", "test_streams.py", "test_fallback.py"]
-
-
-@pytest.mark.quick(files=[QUICK])
-@pytest.mark.parametrize("files", [QUICK, FILES], ids=["quick", "all"])
-def test_the_same_tests(files: list[str], tmp_path: Path) -> None:
+@pytest.mark.thorough
+def test_the_same_tests(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
     # Tests that start processes of their own do there what they did already.
-    command += [*(str(TESTS / file) for file in files), "-k", "not fork_", *["--all"] * (files is FILES)]
+    command += [*(str(TESTS / file) for file in FILES), "-k", "not fork_", "--all"]
     environment = {
         "TORCHGRAFT_TEST_DEVICE": "npy",
         "TORCHGRAFT_TEST_SEED": str(SEED),
@@ -54,7 +49,7 @@ def test_the_same_tests(files: list[str], tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-10000:] + done.stderr[-2000:]
     tried = {case.attrib["classname"] for case in ElementTree.parse(report).iter("testcase")}
-    for file in files:
+    for file in FILES:
         module = f"tests.{file.removesuffix('.py').replace('/', '.')}"
         assert any(f"{name}.".startswith(f"{module}.") for name in tried), f"no test of {file} ran"
 

@@ -70,8 +70,8 @@ OPTIMIZERS: list[tuple[Any, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("how", [{}, {"foreach": False}, {"fused": True}], ids=["foreach", "single", "fused"])
 @pytest.mark.parametrize(("kind", "options"), OPTIMIZERS)
-@pytest.mark.quick(form="cpu")
-@pytest.mark.quick(form="gpu", kind=torch.optim.AdamW)
+@pytest.mark.quick(form="cpu", how=[{}, {"fused": True}])
+@pytest.mark.quick(form="gpu", kind=torch.optim.AdamW, how={})
 def test_optimizers(device: str, form: str, kind: Any, options: dict[str, Any], how: dict[str, bool]) -> None:
     if kind is torch.optim.RMSprop and "fused" in how:
         pytest.skip("torch has no fused RMSprop")

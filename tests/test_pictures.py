@@ -29,6 +29,7 @@ def test_diagrams_are_as_drawn(tmp_path: Path) -> None:
         assert path.read_text() == (ASSETS / path.name).read_text(), "`make pictures` draws it anew"
 
 
+@pytest.mark.thorough
 def test_charts_show_the_stored_figures(tmp_path: Path) -> None:
     """Their words and numbers: another version of matplotlib may draw other lines."""
 

@@ -108,8 +108,8 @@ def check(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.thorough
 class TestMypy:
-    @pytest.mark.thorough
     def test_what_is_right(self, folder: Path) -> None:
         (folder / "right.py").write_text(RIGHT)
         for _ in range(2):  # and once more with what mypy has kept on disk
@@ -124,7 +124,6 @@ class TestMypy:
         wrong = {number for number, line in enumerate(lines, 1) if line.startswith("torch.")}
         assert {int(number) for number in re.findall(r"^wrong\.py:(\d+): error", done.stdout, re.MULTILINE)} == wrong
 
-    @pytest.mark.thorough
     def test_without_the_plug_in_nothing_is_known(self, folder: Path) -> None:
         """Otherwise the plug-in would not be needed any more."""
         (folder / "without.toml").write_text("[tool.mypy]\nstrict = true\n")
@@ -133,7 +132,6 @@ class TestMypy:
         assert '"Tensor" has no attribute "foo"' in done.stdout
         assert 'Module has no attribute "foo"' in done.stdout
 
-    @pytest.mark.thorough
     def test_the_names_are_part_of_what_is_kept(self, folder: Path) -> None:
         """A backend that is configured later is found although torch has been read before."""
         check(folder, "-c", "import torch")

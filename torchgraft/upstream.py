@@ -14,6 +14,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import torch
+import torch._compile
 from torch.overrides import has_torch_function_unary
 
 from torchgraft import _C, _backend
@@ -87,11 +88,11 @@ def deepcopy_carries_fields() -> None:
 
 
 def references_import_no_tracer() -> None:
-    """A call of one of torch's reference functions, which are its meta functions of elementwise ops, imports torch._dynamo
-    (a second), so that it can be kept from tracing them. What has not been imported traces nothing; once it is there,
+    """Torch's reference functions, which are its meta functions of elementwise ops, import torch._dynamo (a second)
+    when they are called, to keep it from tracing them. What has not been imported traces nothing; once it is there,
     everything is as torch has it. torch 2.11 to 2.13 (torch/_compile.py, `_disable_dynamo`).
     """
-    wrappers = [code for code in torch._disable_dynamo.__code__.co_consts if isinstance(code, CodeType)]
+    wrappers = [code for code in torch._compile._disable_dynamo.__code__.co_consts if isinstance(code, CodeType)]
     for module in [module for name, module in sys.modules.items() if name.partition(".")[2].startswith("_refs")]:
         for reference in list(vars(module).values()):
             for function in _closed_over(reference):

@@ -73,7 +73,7 @@ struct LaunchStep {
   std::shared_ptr<Kernel> kernel;
   std::array<size_t, 3> groups{1, 1, 1};
   std::optional<Chunking> chunking;  // the groups are found when the plan is run
-  uint64_t bytes;  // that the arguments span; with a chunking, for each element
+  uint64_t bytes;                    // that the arguments span; with a chunking, for each element
   std::vector<tg_arg> args;
   std::vector<Patch> patches;      // of those arguments that are not fixed
   std::vector<at::Tensor> tables;  // that fixed ones point into

@@ -100,11 +100,10 @@ void bind_chunking(py::module_& m) {
 
 void bind_steps(py::module_& m) {
   py::class_<LaunchStep>(m, "LaunchStep")
-      .def(py::init(torch::wrap_pybind_function([](std::shared_ptr<Kernel> kernel, const std::vector<size_t>& groups,
-                                                   const std::vector<LaunchArgument>& arguments,
-                                                   std::optional<Chunking> chunking, uint64_t bytes) {
-             return LaunchStep(std::move(kernel), groups, arguments, chunking, bytes);
-           })),
+      .def(py::init(torch::wrap_pybind_function(
+               [](std::shared_ptr<Kernel> kernel, const std::vector<size_t>& groups,
+                  const std::vector<LaunchArgument>& arguments, std::optional<Chunking> chunking,
+                  uint64_t bytes) { return LaunchStep(std::move(kernel), groups, arguments, chunking, bytes); })),
            py::arg("kernel").none(false), py::arg("groups"), py::arg("arguments"), py::arg("chunking") = py::none(),
            py::arg("nbytes") = 0);
   py::class_<Address>(m, "Address")

@@ -123,7 +123,8 @@ constexpr size_t kIdOffset = 8;
 
 uint64_t id_in(const std::vector<unsigned char>& binary) {
   uint64_t id = 0;
-  if (binary.size() < kIdOffset + sizeof id || std::memcmp(binary.data(), kBinaryWord, sizeof kBinaryWord) != 0) return 0;
+  if (binary.size() < kIdOffset + sizeof id || std::memcmp(binary.data(), kBinaryWord, sizeof kBinaryWord) != 0)
+    return 0;
   std::memcpy(&id, binary.data() + kIdOffset, sizeof id);
   return id;
 }
@@ -232,7 +233,9 @@ bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launc
   CallerKernel& mine = kernel.by_caller;
   uint32_t most = wake_nanoseconds_.load(std::memory_order_relaxed);
   if (stream.pace.load(std::memory_order_relaxed) > kFew) most /= kPatience;
-  if (launch.bytes == 0 || mine.refused || !mine.costs.expects(launch.bytes, most, least_nanoseconds_) || !is_idle(stream)) return false;
+  if (launch.bytes == 0 || mine.refused || !mine.costs.expects(launch.bytes, most, least_nanoseconds_) ||
+      !is_idle(stream))
+    return false;
   const std::unique_lock alone(mutex_, std::try_to_lock);
   if (!alone || !open(*stream.device)) return false;
   const bool known = mine.kernel != nullptr;

@@ -36,9 +36,9 @@ class LaunchCosts {
 
 // A kernel's other self, made at its first small launch. Guarded by the device's mutex, its costs excepted.
 struct CallerKernel {
-  cl_kernel kernel = nullptr;  // owned
+  cl_kernel kernel = nullptr;         // owned
   std::atomic<bool> refused = false;  // the other device does not take the program
-  std::vector<tg_arg> set;     // the arguments that the kernel has now
+  std::vector<tg_arg> set;            // the arguments that the kernel has now
   LaunchCosts costs;
 };
 

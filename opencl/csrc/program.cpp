@@ -133,7 +133,8 @@ void set_place(const tg_kernel_& kernel, cl_kernel target, cl_uint index, const 
   const Api& api = *kernel.device->api;
   const Memory::Place place = kernel.device->memory->find(pointer);
   const cl_ulong offset = place.offset;
-  cl_int status = api.clSetKernelArg(target, index, sizeof place.buffer, place.buffer != nullptr ? &place.buffer : nullptr);
+  cl_int status =
+      api.clSetKernelArg(target, index, sizeof place.buffer, place.buffer != nullptr ? &place.buffer : nullptr);
   if (status == CL_SUCCESS) status = api.clSetKernelArg(target, index + 1, sizeof offset, &offset);
   if (status != CL_SUCCESS) [[unlikely]]
     fail_argument(kernel, "clSetKernelArg", status, i);

@@ -19,8 +19,8 @@ struct tg_kernel_ {
   const ocl::cl_kernel kernel;
   const ocl::cl_uint arguments;  // of the OpenCL kernel: a pointer is two where the device has no addresses
   const std::string name;
-  std::mutex mutex;                     // setting arguments and launching is one step
-  std::vector<tg_arg> set;              // the arguments that the kernel has now
+  std::mutex mutex;         // setting arguments and launching is one step
+  std::vector<tg_arg> set;  // the arguments that the kernel has now
   ocl::CallerKernel by_caller;
 };
 

@@ -126,7 +126,7 @@ class Driver:
     def launch(
         self, stream: int, kernel: int, groups: Sequence[int], local: Sequence[int], *arguments: Any, nbytes: int = 0
     ) -> None:
-        """Arguments: an int is an address, a ctypes value is data. `nbytes` is the hint at how much memory they span."""
+        """Arguments: an int is an address, a ctypes value is data. They span `nbytes`: a hint."""
         packed = (Argument * len(arguments))()
         for argument, value in zip(packed, arguments, strict=True):
             if value is None or isinstance(value, int):
