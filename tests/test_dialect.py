@@ -145,13 +145,15 @@ class TestCxx:
         "same(lambda x: (x * x).sqrt() / (x + 1), torch.randn(1000, dtype=torch.complex128))\n"
         "same(lambda a, b: a // b + a % b, torch.randint(-99, 99, (500,)), torch.randint(1, 9, (500,)))",
         "linear algebra": "a = torch.randn(3, 12, 12, dtype=torch.float64)\n"
+        "same(lambda a: torch.geqrf(a).a, torch.randn(9, 9, dtype=torch.complex64))\n"
+        "same(torch.linalg.eigvalsh, (lambda c: c + c.mH)(torch.randn(3, 9, 9, dtype=torch.complex128)))\n"
         "same(torch.linalg.det, a)\n"
         "same(torch.linalg.cholesky, (lambda c: c @ c.mH)(torch.randn(3, 9, 9, dtype=torch.complex128)))\n"
         "same(lambda a, b: torch.linalg.solve(a, b), a, torch.randn(3, 12, 2, dtype=torch.float64))",
     }
 
     @pytest.mark.parametrize("family", FAMILIES)
-    @pytest.mark.thorough
+    @pytest.mark.quick(family=["linear algebra", "reductions"])
     def test_families_of_kernels(self, script: Script, family: str) -> None:
         script(DEVICE + self.FAMILIES[family], timeout=600)
 

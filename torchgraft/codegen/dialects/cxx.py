@@ -52,7 +52,12 @@ def _vectors() -> dict[str, str]:
     return words
 
 
+# GCC 12's vectoriser makes a wrong loop of `a[i] = condition ? pair : product(a[i], b)` once it may turn the condition
+# into a selection (with -fno-trapping-math): the product's second part sees its first one. Clang does not.
 _PAIR = """\
+#if !defined(__clang__)
+#pragma GCC optimize("no-tree-loop-if-convert")
+#endif
 struct {P} {{
   {T} x, y;
   {P}() = default;
@@ -233,7 +238,8 @@ def _accesses() -> dict[str, str]:
                 words[store] = _BF16_VECTOR_STORE.format(n=width)
             else:
                 vector = f"{lane}{width}u"
-                words[load] = f"#define {load}(p, i) (*(const {vector}*)((p) + (i)))"
+                # Not the type of the place, which differs by its alignment: one of clang's vectors is not the other.
+                words[load] = f"#define {load}(p, i) (({lane}{width}) * (const {vector}*)((p) + (i)))"
                 words[store] = f"#define {store}(p, i, v) (*({vector}*)((p) + (i)) = (v))"
     return words
 
