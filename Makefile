@@ -9,7 +9,7 @@ CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
-	@echo 'make test   run the tests, a quarter of an hour on two cores              (ARGS="-k name -n 0": options of pytest)'
+	@echo 'make test   run the tests, ten minutes on two cores                       (ARGS="-k name -n 0": options of pytest)'
 	@echo 'make test-all   the same, those that it leaves out, ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, conformance-quick, conformance-gpu'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
 	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (half an hour)   make conformance-quick   a slice of it'
@@ -92,7 +92,8 @@ oclgrind: setup
 
 # Tests of what the core and the OpenCL driver do in memory and threads, with both under AddressSanitizer and UBSan.
 ASAN_TESTS ?= tests/test_memory.py tests/test_streams.py tests/test_plans.py tests/test_fallback.py tests/test_serialization.py \
-  tests/test_generator.py tests/test_driver_contract.py tests/test_shutdown.py opencl/tests/test_driver.py
+  tests/test_generator.py tests/test_driver_contract.py tests/test_shutdown.py opencl/tests/test_driver.py \
+  opencl/tests/test_caller_device.py
 
 asan: setup
 	@$(PYTHON) scripts/instrumented asan --python $(BIN)/python $(ASAN_TESTS) $(ARGS)
