@@ -211,6 +211,7 @@ class TestAnAuthorsMistakes:
     def test_it_is_found(self, failed: dict[str, set[str]], fault: str) -> None:
         assert failed[fault] & set(FAULTS[fault].found_by)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("fault", [name for name, fault in FAULTS.items() if fault.fatal])
     def test_what_ends_the_process_is_found(self, fault: str) -> None:
         done = run_faulty("-v", TORCHGRAFT_TEST_FAULT=fault)

@@ -133,6 +133,7 @@ def test_an_interrupted_run_goes_on(run: Path, device: str, tmp_path: Path, capf
     assert "erf[float32] crash: SIGABRT" in capfd.readouterr().out
 
 
+@pytest.mark.thorough
 def test_declared_exceptions_must_fail(run: Path, tmp_path: Path) -> None:
     records = list(read_results(run).values())
     declared = [

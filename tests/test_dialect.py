@@ -83,6 +83,7 @@ def test_no_text_has_a_literal_of_opencl(folder: str) -> None:
 
 
 class TestCxx:
+    @pytest.mark.thorough
     def test_loads_stores_and_conversions(self, script: Script) -> None:
         script(
             DEVICE

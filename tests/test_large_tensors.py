@@ -149,6 +149,7 @@ def test_an_output_past_the_limit_of_small_arguments(device: str, x: torch.Tenso
     assert y.sum().item() == N // 4 * 6
 
 
+@pytest.mark.thorough
 def test_from_and_to_the_host(x: torch.Tensor) -> None:
     part = x[2**31 - 2 :].cpu()
     assert part.nonzero().flatten().tolist() == [place - 2**31 + 2 for place in PLACES if place >= 2**31 - 2]

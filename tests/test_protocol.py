@@ -82,9 +82,11 @@ class TestFaults:
 
     @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
     def test_the_fault_is_found(self, results: Results, fault: type[Sound]) -> None:
-        assert fault.found_by
+        """By each check that is named for it; threads find what they find by chance, so one of theirs will do."""
         said = results[fault.__name__]
-        assert [check for check in fault.found_by if not said[check]] == []
+        missing = [check for check in fault.found_by if not said[check]]
+        assert [check for check in missing if not check.startswith("threads")] == []
+        assert len(missing) < len(fault.found_by)
 
     @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.crashes], ids=lambda fault: fault.__name__)
     def test_a_crash_is_the_failure_of_its_check(self, results: Results, fault: type[Sound]) -> None:

@@ -200,6 +200,7 @@ def cpu_alone(call: Call, error: Exception) -> bool:
     return isinstance(error, NotImplementedError) or call.converts
 
 
+@pytest.mark.quick(form="cpu")
 @random_examples(int(os.environ.get("TORCHGRAFT_TEST_EXAMPLES", "60")))
 @hypothesis.given(call=calls())
 def test_any_call_of_the_tables(form: str, device: str, call: Call) -> None:

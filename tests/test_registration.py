@@ -650,6 +650,7 @@ def test_autoload_of_an_authors_package(script: Script, tmp_path: Path) -> None:
     script(package + textwrap.dedent(switched_off), autoload=False, TORCHGRAFT_BACKEND="npy")
 
 
+@pytest.mark.thorough
 def test_one_of_several_installed_backends(script: Script, tmp_path: Path) -> None:
     entries = BACKENDS + "    [torchgraft.drivers]\n    aaa = npy_drivers:One\n    npy = npy_two:Two\n"
     package = install(

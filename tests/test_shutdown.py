@@ -39,6 +39,7 @@ def test_ending_right_after_backward(script: Script) -> None:
     assert script(PROGRAM.format(change=""), autoload=True) == ""
 
 
+@pytest.mark.thorough
 def test_torch_still_needs_it(script: Script) -> None:
     """If this fails, torchgraft/shutdown.py has done its duty: torch no longer ends so."""
     without = PROGRAM.format(change="atexit.unregister(shutdown.wait_for_autograd)")
