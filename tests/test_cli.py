@@ -67,6 +67,7 @@ def of(report: dict[str, Any], section: str) -> dict[str, dict[str, str]]:
     return {finding["subject"]: finding for finding in report["sections"].get(section, [])}
 
 
+@pytest.mark.thorough
 def test_the_doctor_finds_the_device_under_test_well(
     device: str, module: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -153,6 +153,7 @@ def test_declared_exceptions_must_fail(run: Path, tmp_path: Path) -> None:
         read_exceptions(file)
 
 
+@pytest.mark.thorough
 def test_coverage(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page, table = tmp_path / "page.html", tmp_path / "table.md"
     assert main(["coverage", str(run), "--html", str(page), "--markdown", str(table), "--title", "A test"]) == 0

@@ -17,6 +17,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
 
 
+@pytest.mark.thorough
 def test_both_models(device: str, tmp_path: Path) -> None:
     curves = tmp_path / "new folder" / "curves.svg"
     done = run("--device", device, "--epochs", "3", "--steps", "12", "--seed", "1", "--curves", str(curves))

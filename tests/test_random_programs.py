@@ -452,6 +452,7 @@ def room_for(count: int | None) -> Iterator[None]:
         _C.set_plan_capacity(4096)
 
 
+@pytest.mark.quick(room=2)
 @pytest.mark.parametrize("room", [None, 2])
 def test_any_program(device: str, room: int | None) -> None:
     with room_for(room):

@@ -191,6 +191,7 @@ def test_a_kernel_outlives_its_module(driver: Driver, stream: int, block: int) -
     driver.call("kernel_destroy", add)
 
 
+@pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize("chosen", ["", "pthread", "basic"])
 def test_users_see_what_they_have_chosen(chosen: str) -> None:
     """The other device is hidden, a choice of the user's own stays, and no child inherits ours."""
