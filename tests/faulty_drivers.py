@@ -325,7 +325,7 @@ class DeviceSynchronizeForgetsStreams(Sound):
 class OneStreamForAll(Sound):
     """Destroying one stream ends the others of its priority."""
 
-    found_by = ("streams_are_objects_of_their_own",)
+    found_by = ("streams_are_objects_of_their_own", "threads")
 
     def __init__(self) -> None:
         super().__init__()

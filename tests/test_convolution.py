@@ -19,8 +19,8 @@ CONVOLUTIONS: dict[bool, list[Convolution]] = {
 }
 
 
-def _check(got: torch.Tensor, expected: torch.Tensor, terms: int = 1) -> None:
-    """`terms` is how many numbers of about 1 are summed at least, which may cancel out."""
+def _check(got: torch.Tensor, expected: torch.Tensor, terms: int = 0) -> None:
+    """`terms` is how many numbers of about 1 a gradient sums at least: they may cancel out."""
     tolerance = TOLERANCE[got.dtype]
     scale = max(expected.abs().max().item(), terms**0.5) if expected.numel() else 1.0
     torch.testing.assert_close(got.detach().cpu().double(), expected.detach(), rtol=tolerance, atol=tolerance * scale)

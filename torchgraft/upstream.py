@@ -93,7 +93,7 @@ def references_import_no_tracer() -> None:
     everything is as torch has it. torch 2.11 to 2.13 (torch/_compile.py, `_disable_dynamo`).
     """
     wrappers = [code for code in torch._compile._disable_dynamo.__code__.co_consts if isinstance(code, CodeType)]
-    for module in [module for name, module in sys.modules.items() if name.partition(".")[2].startswith("_refs")]:
+    for module in [module for name, module in sys.modules.items() if name.startswith("torch._refs")]:
         for reference in list(vars(module).values()):
             for function in _closed_over(reference):
                 if function.__code__ in wrappers:

@@ -1,7 +1,6 @@
 #include "caller_device.h"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cstring>
 #include <string>
@@ -36,14 +35,8 @@ constexpr uint32_t kPatience = 6;
 
 // ---- costs ----
 
-namespace {
-
-size_t size_class(uint64_t bytes) { return static_cast<size_t>(std::bit_width(bytes)); }
-
-}  // namespace
-
 bool LaunchCosts::expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least) {
-  const size_t own = std::min(size_class(bytes), costs_.size() - 1);
+  const size_t own = class_of(bytes);
   if (const uint32_t known = costs_[own].load(std::memory_order_relaxed)) {
     return known <= nanoseconds || passed_over_.fetch_add(1, std::memory_order_relaxed) % kRetry == kRetry - 1;
   }
@@ -57,14 +50,14 @@ bool LaunchCosts::expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least) 
 }
 
 bool LaunchCosts::wants_time(uint64_t bytes) const {
-  const size_t own = std::min(size_class(bytes), costs_.size() - 1);
-  return costs_[own].load(std::memory_order_relaxed) == 0 || launches_.load(std::memory_order_relaxed) % kSample == 0;
+  return costs_[class_of(bytes)].load(std::memory_order_relaxed) == 0 ||
+         launches_.load(std::memory_order_relaxed) % kSample == 0;
 }
 
 void LaunchCosts::note(uint64_t bytes, uint32_t nanoseconds) {
   launches_.fetch_add(1, std::memory_order_relaxed);
   if (nanoseconds == 0) return;
-  std::atomic<uint32_t>& cost = costs_[std::min(size_class(bytes), costs_.size() - 1)];
+  std::atomic<uint32_t>& cost = costs_[class_of(bytes)];
   const uint32_t known = cost.load(std::memory_order_relaxed);
   // The mean of the last few, of which none counts for more than four times what was known.
   const int64_t sample = std::min<int64_t>(nanoseconds, known == 0 ? INT32_MAX : int64_t{4} * known);
@@ -156,21 +149,14 @@ bool CallerDevice::open(Device& device) {
   if (opened_) return usable_;
   opened_ = true;
   cl_int status = CL_SUCCESS;
-  const intptr_t platform[] = {0x1084 /* CL_CONTEXT_PLATFORM */, reinterpret_cast<intptr_t>(platform_), 0};
-  context_ = api_.clCreateContext(platform, 1, &id_, nullptr, nullptr, &status);
-  usable_ = status == CL_SUCCESS && queue(false) != nullptr && queue(true) != nullptr;
+  context_ = create_context(api_, platform_, id_, status);
+  for (const bool timed : {false, true}) {
+    if (status != CL_SUCCESS) return false;
+    queues_[timed] = api_.clCreateCommandQueue(context_, id_, timed ? CL_QUEUE_PROFILING_ENABLE : 0, &status);
+  }
+  usable_ = status == CL_SUCCESS;
   if (usable_ && device.has_native_kernels) wake_nanoseconds_ = measure_wake(device);
   return usable_;
-}
-
-cl_command_queue CallerDevice::queue(bool timed) {
-  cl_command_queue& queue = queues_[timed];
-  if (queue == nullptr) {
-    cl_int status = CL_SUCCESS;
-    queue = api_.clCreateCommandQueue(context_, id_, timed ? CL_QUEUE_PROFILING_ENABLE : 0, &status);
-    if (status != CL_SUCCESS) queue = nullptr;
-  }
-  return queue;
 }
 
 // The number in binaries for this device: by the rule, else what a compilation says.
@@ -248,7 +234,7 @@ bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launc
   cl_event event = nullptr;
   const bool measured = known && mine.costs.wants_time(launch.bytes);  // the first launch loads its code
   const auto begin = measured ? Clock::now() : Clock::time_point();
-  const cl_int status = api_.clEnqueueNDRangeKernel(queue(timed), mine.kernel, launch.dims, nullptr, global,
+  const cl_int status = api_.clEnqueueNDRangeKernel(queues_[timed], mine.kernel, launch.dims, nullptr, global,
                                                     launch.local, 0, nullptr, timed ? &event : nullptr);
   if (status != CL_SUCCESS) [[unlikely]]
     fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);

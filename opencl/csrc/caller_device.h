@@ -6,8 +6,10 @@
 // a stream's commands stays what it is. Both devices take any address of the host.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -29,8 +31,11 @@ class LaunchCosts {
   void note(uint64_t bytes, uint32_t nanoseconds);
 
  private:
+  static constexpr size_t kClasses = 40;
+  static size_t class_of(uint64_t bytes) { return std::min<size_t>(std::bit_width(bytes), kClasses - 1); }
+
   // By the binary logarithm of the bytes; 0 where nothing is known. Racing writers lose a sample at worst.
-  std::array<std::atomic<uint32_t>, 40> costs_{};
+  std::array<std::atomic<uint32_t>, kClasses> costs_{};
   std::atomic<uint32_t> launches_{0}, passed_over_{0};
 };
 
@@ -52,7 +57,6 @@ class CallerDevice {
 
  private:
   bool open(Device& device);
-  cl_command_queue queue(bool timed);
   uint64_t binary_id(Device& device, uint64_t own_id);
   cl_program load(tg_kernel_& kernel);
   cl_kernel kernel_of(tg_kernel_& kernel);

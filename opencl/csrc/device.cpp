@@ -54,15 +54,16 @@ std::string text_of(Get get) {
   return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(' ') - first + 1);
 }
 
-std::string text(const Device& device, cl_uint name) {
-  return text_of([&](size_t size, void* value, size_t* needed) {
-    return device.api->clGetDeviceInfo(device.id, name, size, value, needed);
-  });
+std::string device_text(const Api& api, cl_device_id id, cl_uint name) {
+  return text_of(
+      [&](size_t size, void* value, size_t* needed) { return api.clGetDeviceInfo(id, name, size, value, needed); });
 }
 
-std::string platform_text(const Device& device, cl_uint name) {
+std::string text(const Device& device, cl_uint name) { return device_text(*device.api, device.id, name); }
+
+std::string platform_text(const Platform& platform, cl_uint name) {
   return text_of([&](size_t size, void* value, size_t* needed) {
-    return device.api->clGetPlatformInfo(device.platform, name, size, value, needed);
+    return platform.api->clGetPlatformInfo(platform.id, name, size, value, needed);
   });
 }
 
@@ -216,9 +217,10 @@ void add_device(const Platform& platform, cl_device_id id, Devices& devices, Jou
 
 using Names = std::set<std::string, std::less<>>;
 
-// Small launches go to `id`, which users do not see. Its addresses must be the other's.
+// Small launches go to `id`, which users do not see. `device`, the last that was added, is another platform's if this
+// one's was refused; and addresses must be the same.
 void add_caller_device(const Platform& platform, cl_device_id id, Device& device) {
-  if (!device.is_cpu || device.memory->model != MemoryModel::kHost) return;
+  if (device.platform != platform.id || !device.is_cpu || device.memory->model != MemoryModel::kHost) return;
   device.caller_device = std::make_unique<CallerDevice>(*platform.api, platform.id, id);
 }
 
@@ -229,7 +231,7 @@ class PoclDevices {
   explicit PoclDevices(const std::vector<Platform>& platforms) {
     if (std::getenv(kVariable) != nullptr) return;
     for (const Platform& platform : platforms) {
-      const std::string version = platform_version(platform);
+      const std::string version = platform_text(platform, CL_PLATFORM_VERSION);
       const size_t word = version.find("PoCL ");
       if (word == version.npos) continue;
       const bool old = std::atoi(version.c_str() + word + 5) < 4;
@@ -247,10 +249,7 @@ class PoclDevices {
   cl_device_id take_caller(const Platform& platform, std::vector<cl_device_id>& ids) const {
     if (caller_.empty() || ids.size() < 2) return nullptr;
     const auto found = std::find_if(ids.begin(), ids.end(), [&](cl_device_id id) {
-      const std::string name = text_of([&](size_t size, void* value, size_t* needed) {
-        return platform.api->clGetDeviceInfo(id, CL_DEVICE_NAME, size, value, needed);
-      });
-      return name.compare(0, caller_.size(), caller_) == 0;
+      return device_text(*platform.api, id, CL_DEVICE_NAME).compare(0, caller_.size(), caller_) == 0;
     });
     if (found == ids.end()) return nullptr;
     const cl_device_id caller = *found;
@@ -260,12 +259,6 @@ class PoclDevices {
 
  private:
   static constexpr char kVariable[] = "POCL_DEVICES";
-  static std::string platform_version(const Platform& platform) {
-    return text_of([&](size_t size, void* value, size_t* needed) {
-      return platform.api->clGetPlatformInfo(platform.id, CL_PLATFORM_VERSION, size, value, needed);
-    });
-  }
-
   std::string caller_;
 };
 
@@ -274,27 +267,23 @@ void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_c
                  Journal& journal) {
   const PoclDevices pocl_devices(platforms);
   for (const Platform& platform : platforms) {
-    const auto about = [&](cl_uint name) {
-      return text_of([&](size_t size, void* value, size_t* needed) {
-        return platform.api->clGetPlatformInfo(platform.id, name, size, value, needed);
-      });
-    };
-    const std::string name = about(CL_PLATFORM_NAME);
+    const std::string name = platform_text(platform, CL_PLATFORM_NAME);
     const bool can_work = name != kPocl || !pocl_cache.used().empty();  // else it ends the process at the first kernel
     names.insert(name);
     cl_uint count = 0;
     cl_int status = CL_DEVICE_NOT_FOUND;
     if (can_work) status = platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, 0, nullptr, &count);
     if (status == CL_DEVICE_NOT_FOUND) count = 0, status = CL_SUCCESS;
-    journal.add({"platform", name, about(CL_PLATFORM_VENDOR), about(CL_PLATFORM_VERSION), std::to_string(count)});
     std::vector<cl_device_id> ids(count);
     if (status == CL_SUCCESS && count != 0)
       status = platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, count, ids.data(), nullptr);
+    const cl_device_id caller = status == CL_SUCCESS ? pocl_devices.take_caller(platform, ids) : nullptr;
+    journal.add({"platform", name, platform_text(platform, CL_PLATFORM_VENDOR),
+                 platform_text(platform, CL_PLATFORM_VERSION), std::to_string(ids.size())});
     if (status != CL_SUCCESS) {
       journal.add({"refused", "all devices", name, "clGetDeviceIDs failed: " + status_name(status)});
       continue;
     }
-    const cl_device_id caller = pocl_devices.take_caller(platform, ids);
     for (cl_device_id id : ids) add_device(platform, id, devices, journal);
     if (caller != nullptr && !devices.empty()) add_caller_device(platform, caller, *devices.back());
   }
@@ -329,12 +318,12 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
   is_cpu = (type & CL_DEVICE_TYPE_CPU) != 0;
   p.kind = is_cpu ? TG_DEVICE_CPU : (type & CL_DEVICE_TYPE_GPU) != 0 ? TG_DEVICE_GPU : TG_DEVICE_ACCELERATOR;
 
-  const std::string platform_name = platform_text(*this, CL_PLATFORM_NAME);
+  const std::string platform_name = platform_text(platform, CL_PLATFORM_NAME);
   store(p.name, text(*this, CL_DEVICE_NAME));
   store(p.vendor, text(*this, CL_DEVICE_VENDOR));
   store(p.platform, platform_name);
   store(p.driver_version, text(*this, CL_DRIVER_VERSION) + "; " + text(*this, CL_DEVICE_VERSION) + "; " +
-                              platform_name + "; " + platform_text(*this, CL_PLATFORM_VERSION));
+                              platform_name + "; " + platform_text(platform, CL_PLATFORM_VERSION));
   const std::string extensions = text(*this, CL_DEVICE_EXTENSIONS);
   const auto has = [&](const char* name) { return extensions.find(name) != std::string::npos; };
   store(p.uuid, unique_name(*this, extensions));
@@ -377,11 +366,15 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
   if (has("cl_khr_subgroups") || has("cl_intel_subgroups")) p.capabilities |= TG_CAP_SUBGROUPS;
 }
 
+cl_context create_context(const Api& api, cl_platform_id platform, cl_device_id id, cl_int& status) {
+  const intptr_t properties[] = {0x1084 /* CL_CONTEXT_PLATFORM */, reinterpret_cast<intptr_t>(platform), 0};
+  return api.clCreateContext(properties, 1, &id, nullptr, nullptr, &status);
+}
+
 cl_context Device::context() {
   std::call_once(context_once_, [this] {
-    const intptr_t platform_property[] = {0x1084 /* CL_CONTEXT_PLATFORM */, reinterpret_cast<intptr_t>(platform), 0};
     cl_int status = CL_SUCCESS;
-    context_ = api->clCreateContext(platform_property, 1, &id, nullptr, nullptr, &status);
+    context_ = create_context(*api, platform, id, status);
     if (status != CL_SUCCESS) fail_call("clCreateContext", status, properties.name);
   });
   return context_;

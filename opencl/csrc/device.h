@@ -53,6 +53,9 @@ struct Device {
   tg_stream transfer_ = nullptr, clock_ = nullptr;
 };
 
+// Of one device.
+cl_context create_context(const Api& api, cl_platform_id platform, cl_device_id id, cl_int& status);
+
 using Devices = std::vector<std::unique_ptr<Device>>;
 
 // What discovery met, for `torchgraft doctor`: a line each, fields separated by tabs, the first one of

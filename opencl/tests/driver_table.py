@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import c_char_p, c_double, c_int32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,10 @@ FUNCTIONS: list[tuple[str, Sequence[Any]]] = [
 def private_copy(folder: Path) -> Path:
     """A copy of the library has its own state and reads the environment anew."""
     return Path(shutil.copy(LIBRARY, folder / f"driver-{len(list(folder.iterdir()))}.so"))
+
+
+def floats(data: bytes) -> list[float]:
+    return list(struct.unpack(f"{len(data) // 4}f", data))
 
 
 class DriverError(Exception):
@@ -140,6 +146,14 @@ class Driver:
         launch.groups[: len(groups)] = list(groups)
         launch.local[: len(local)] = list(local)
         self.call("launch", 0, stream, ctypes.byref(launch))
+
+    @contextmanager
+    def new_stream(self) -> Iterator[int]:
+        """One that ends with the block."""
+        stream = self.created("stream_create", 0, 0)
+        yield stream
+        self.call("stream_synchronize", 0, stream)
+        self.call("stream_destroy", 0, stream)
 
     def write(self, stream: int, address: int, data: bytes, blocking: bool = True) -> None:
         self.call(

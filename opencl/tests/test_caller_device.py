@@ -13,7 +13,7 @@ from ctypes import byref, c_double, c_float, c_uint32, c_uint64
 from pathlib import Path
 
 import pytest
-from driver_table import NOT_READY, OK, Driver, DriverError
+from driver_table import NOT_READY, OK, Driver, DriverError, floats
 
 TESTS = Path(__file__).parent
 
@@ -47,10 +47,8 @@ def module(driver: Driver) -> int:
 
 @pytest.fixture
 def stream(driver: Driver) -> Iterator[int]:
-    stream = driver.created("stream_create", 0, 0)
-    yield stream
-    driver.call("stream_synchronize", 0, stream)
-    driver.call("stream_destroy", 0, stream)
+    with driver.new_stream() as stream:
+        yield stream
 
 
 @pytest.fixture
@@ -65,10 +63,6 @@ def block(driver: Driver, stream: int) -> Iterator[int]:
 
 def kernel(driver: Driver, module: int, name: str) -> int:
     return driver.created("kernel_create", module, name.encode())
-
-
-def floats(data: bytes) -> list[float]:
-    return list(struct.unpack(f"{len(data) // 4}f", data))
 
 
 def test_a_small_launch_is_done_when_the_call_returns(driver: Driver, module: int, stream: int, block: int) -> None:

@@ -39,6 +39,7 @@ from driver_table import (
     UNIFIED_MEMORY,
     Driver,
     DriverError,
+    floats,
 )
 
 from torchgraft.testing.table import Properties, Table, driver_table
@@ -62,10 +63,8 @@ def driver(request: pytest.FixtureRequest, load: Callable[..., Driver]) -> Drive
 
 @pytest.fixture
 def stream(driver: Driver) -> Iterator[int]:
-    stream = driver.created("stream_create", 0, 0)
-    yield stream
-    driver.call("stream_synchronize", 0, stream)
-    driver.call("stream_destroy", 0, stream)
+    with driver.new_stream() as stream:
+        yield stream
 
 
 def pointers(driver: Driver, *names: str) -> str:
@@ -96,10 +95,6 @@ def spin(driver: Driver) -> int:
     source = f"""__kernel void spin({pointers(driver, "out")}, uint rounds) {{
         {offsets(driver, "out")} float x = out[0]; for (uint i = 0; i < rounds; ++i) x = sin(x + 1); out[0] = x; }}"""
     return driver.kernel(source, "spin")
-
-
-def floats(data: bytes) -> list[float]:
-    return list(struct.unpack(f"{len(data) // 4}f", data))
 
 
 # Devices
