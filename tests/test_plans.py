@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -590,6 +592,74 @@ class TestFallback:
 
 
 # What can be seen of plans
+
+
+def refused_in_place(x: torch.Tensor) -> None:
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+        x.add_(torch.ones(2, 5, device=x.device))
+
+
+def with_a_number_of_the_cpu(x: torch.Tensor) -> None:
+    """As a value, and by an op that has it put on the device first."""
+    number = torch.tensor(2.5)
+    assert_close((x + number).cpu(), x.cpu() + 2.5)
+    assert_close(torch.addmm(number, x.view(-1, 1), x.view(1, -1)).cpu(), torch.outer(x.cpu(), x.cpu()) + 2.5)
+
+
+class TestOwners:
+    """Calls borrow their tensors: afterwards each has the owners that it had, whatever became of the call."""
+
+    CALLS: ClassVar[dict[str, Callable[[torch.Tensor], Any]]] = {
+        "functional": lambda x: x + x,
+        "in place": lambda x: x.mul_(1),
+        "out=": lambda x: torch.add(x, x, out=torch.empty_like(x)),
+        "out= that grows": lambda x: torch.add(x, x, out=torch.empty(0, device=x.device)),
+        "of the argument itself": lambda x: x.contiguous(),
+        "from the boxed dispatcher": lambda x: aten.add.Tensor(x, x, alpha=2),
+        "with a number of the CPU": with_a_number_of_the_cpu,
+        "refused": refused_in_place,
+        "with gradients": lambda x: (x.detach().requires_grad_() * x).sum().backward(),
+        "vectorised": lambda x: torch.vmap(torch.sin)(x),
+    }
+
+    @staticmethod
+    def owners(x: torch.Tensor) -> tuple[int, int, int]:
+        """Of the tensor, of its storage, and of its Python object."""
+        gc.collect()
+        return x._use_count(), torch._C._storage_Use_Count(x.untyped_storage()._cdata), sys.getrefcount(x)
+
+    @pytest.mark.parametrize("call", CALLS)
+    def test_they_are_as_before(self, device: str, call: str) -> None:
+        x = torch.randn(5, device=device)
+        held = x.view(5)  # a second owner of the storage
+        self.CALLS[call](x)  # a plan, and whatever else is kept
+        counts = self.owners(x)
+        for _ in range(20):
+            self.CALLS[call](x)
+        assert self.owners(x) == counts
+        assert held.cpu().isfinite().all()
+
+    def test_what_nobody_holds_is_freed(self, device: str) -> None:
+        x = torch.randn(1000, device=device)
+        y = x + 1
+        gone = weakref.ref(x), weakref.ref(y)
+        y.add_(x)
+        torch.mul(x, y, out=x)
+        del x, y
+        gc.collect()
+        assert [reference() for reference in gone] == [None, None]
+
+    def test_results_outlive_their_arguments(self, device: str) -> None:
+        results = [(torch.full((3,), float(i), device=device) + i).neg_() for i in range(50)]
+        assert [result.tolist() for result in results] == [[-2.0 * i] * 3 for i in range(50)]
+
+    def test_a_fallback_owns_what_it_is_given(self, device: str) -> None:
+        x = torch.tensor([1, 2, 3], dtype=torch.uint16).to(device)
+        counts = self.owners(x)
+        with torchgraft.fallback("silent"):
+            for _ in range(5):
+                assert torch.eq(x, x).tolist() == [True] * 3
+        assert self.owners(x) == counts
 
 
 class TestReports:

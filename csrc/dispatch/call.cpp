@@ -144,7 +144,13 @@ bool Signature::writes(size_t argument) const {
 
 Call::Call(const Signature& signature, torch::jit::Stack* stack) : signature(signature) {
   if (signature.cpu_tensors != CpuTensors::Value) upload(stack);
-  arguments = torch::jit::last(*stack, signature.kinds.size());
+  read(torch::jit::last(*stack, signature.kinds.size()));
+}
+
+Call::Call(const Signature& signature, c10::ArrayRef<c10::IValue> given) : signature(signature) { read(given); }
+
+void Call::read(c10::ArrayRef<c10::IValue> given) {
+  arguments = given;
   for (size_t i = 0; i < arguments.size(); ++i) flatten(i);
   if (first == nullptr) device = device_of_arguments();
   compare_memory();

@@ -67,6 +67,8 @@ struct KeyEqual {
 struct Call {
   // Flattens the arguments on the stack; CPU tensors that the op wants on the device are put there first.
   Call(const Signature& signature, torch::jit::Stack* stack);
+  // The same for arguments that hold no CPU tensor which the op wants on the device.
+  Call(const Signature& signature, c10::ArrayRef<c10::IValue> arguments);
 
   // `touched` says of which scalars the value counts, and not only the type.
   Key key(uint64_t touched) const;
@@ -83,6 +85,7 @@ struct Call {
   Overlap overlap;
 
  private:
+  void read(c10::ArrayRef<c10::IValue> given);
   void upload(torch::jit::Stack* stack) const;
   std::optional<c10::Device> upload_target(c10::ArrayRef<c10::IValue> values) const;
   bool wants_upload(const c10::IValue& value, bool in_list) const;

@@ -17,6 +17,7 @@
 #include "../runtime/generator.h"
 #include "../runtime/stream.h"
 #include "dispatch.h"
+#include "unboxed.h"
 
 namespace torchgraft {
 
@@ -148,11 +149,20 @@ struct Replay {
         current(current_stream(call.device)),
         stream(stream_handle(call.device, current.id())) {}
 
+  using Results = c10::SmallVector<c10::IValue, 4>;
+
   void run(torch::jit::Stack* stack) {
+    Results results = run(/*wants_arguments=*/true);
+    torch::jit::drop(*stack, call.arguments.size());
+    for (c10::IValue& result : results) stack->push_back(std::move(result));
+  }
+
+  Results run(bool wants_arguments) {
     for (const Resize& change : plan.resizes) resize(change);
     find_arguments();
-    c10::SmallVector<c10::IValue, 4> results;
-    for (const Output& output : plan.outputs) results.push_back(make(output));
+    Results results;
+    for (const Output& output : plan.outputs)
+      results.push_back(output.kind == Output::Argument && !wants_arguments ? c10::IValue() : make(output));
     c10::DataPtr arena;  // back to the pool at the end: later work on this stream runs after ours
     if (plan.arena_bytes != 0) {
       arena = allocate(call.device, plan.arena_bytes);
@@ -165,8 +175,7 @@ struct Replay {
     // A CPU's kernels share its cores with the caller, so that waiting for the few that look at what they are given
     // costs little; and the error comes from the line that caused it.
     if (errors) errors->raise();
-    torch::jit::drop(*stack, call.arguments.size());
-    for (c10::IValue& result : results) stack->push_back(std::move(result));
+    return results;
   }
 
   void resize(const Resize& change) const {
@@ -289,7 +298,7 @@ struct Replay {
 
 }  // namespace
 
-PlannedOp::PlannedOp(c10::OperatorHandle op, CpuTensors cpu_tensors, bool pointwise, const PlannedOp* before)
+PlannedOp::PlannedOp(const c10::OperatorHandle& op, CpuTensors cpu_tensors, bool pointwise, const PlannedOp* before)
     : op_(op), name_(toString(op.operator_name())), signature_(op.schema(), cpu_tensors, pointwise) {
   if (before == nullptr) return;
   misses_ = before->misses();
@@ -336,9 +345,7 @@ std::shared_ptr<Plan> PlannedOp::make(const Call& call) {
   return plan;
 }
 
-void PlannedOp::run(torch::jit::Stack* stack) {
-  raise_if_forked();
-  const Call call(signature_, stack);
+std::shared_ptr<Plan> PlannedOp::plan_of(const Call& call) {
   std::shared_ptr<Plan> plan = find(call.key(touched_.load(std::memory_order_acquire)));
   if (plan == nullptr || !plan->serves(call)) [[unlikely]] {
     plan = make(call);
@@ -346,9 +353,33 @@ void PlannedOp::run(torch::jit::Stack* stack) {
     plan->hits.fetch_add(1, std::memory_order_relaxed);
   }
   plan->last_used.store(clock_ticks.fetch_add(1, std::memory_order_relaxed), std::memory_order_relaxed);
+  return plan;
+}
+
+void PlannedOp::run(torch::jit::Stack* stack) {
+  raise_if_forked();
+  const Call call(signature_, stack);
+  const std::shared_ptr<Plan> plan = plan_of(call);
   if (plan->fallback) return cpu_fallback(op_, stack);
   if (plan->eager) return plan->eager(op_, stack);
   Replay(*plan, call).run(stack);
+}
+
+c10::IValue PlannedOp::run_borrowed(c10::ArrayRef<c10::IValue> arguments, bool wants_arguments) {
+  raise_if_forked();
+  const auto is_on_cpu = [](const c10::IValue& value) { return value.isTensor() && value.toTensor().is_cpu(); };
+  torch::jit::Stack stack;
+  if (signature_.cpu_tensors != CpuTensors::Value && std::any_of(arguments.begin(), arguments.end(), is_on_cpu)) {
+    stack.assign(arguments.begin(), arguments.end());
+    run(&stack);
+    return std::move(stack.back());
+  }
+  const Call call(signature_, arguments);
+  const std::shared_ptr<Plan> plan = plan_of(call);
+  if (!plan->fallback && !plan->eager) return std::move(Replay(*plan, call).run(wants_arguments).front());
+  stack.assign(arguments.begin(), arguments.end());  // with tensors of its own
+  plan->fallback ? cpu_fallback(op_, &stack) : plan->eager(op_, &stack);
+  return std::move(stack.back());
 }
 
 std::vector<std::shared_ptr<const Plan>> PlannedOp::plans() const {
@@ -408,8 +439,10 @@ void register_planned_op(const std::string& name, CpuTensors cpu_tensors, bool p
   const PlannedOp* before = known.op.load(std::memory_order_relaxed);
   known.op.store(&r.ops.emplace_back(handle, cpu_tensors, pointwise, before), std::memory_order_release);
   if (dispatch && !known.dispatched) {
+    std::optional<torch::CppFunction> unboxed = unboxed_kernel(handle.schema(), &known);
     r.library(name.substr(0, name.find("::")))
-        .impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PlanKernel>(&known)));
+        .impl(name.c_str(), unboxed ? std::move(*unboxed)
+                                    : torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PlanKernel>(&known)));
     known.dispatched = true;
   }
 }

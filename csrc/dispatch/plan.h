@@ -168,9 +168,11 @@ struct Plan {
 class PlannedOp {
  public:
   // `before` is what this one takes the place of; its counts go on.
-  PlannedOp(c10::OperatorHandle op, CpuTensors cpu_tensors, bool pointwise, const PlannedOp* before);
+  PlannedOp(const c10::OperatorHandle& op, CpuTensors cpu_tensors, bool pointwise, const PlannedOp* before);
 
   void run(torch::jit::Stack* stack);
+  // The same for values that own no tensors, of an op with one result. One that is an argument may be left out (None).
+  c10::IValue run_borrowed(c10::ArrayRef<c10::IValue> arguments, bool wants_arguments);
 
   const std::string& name() const { return name_; }
   std::vector<std::shared_ptr<const Plan>> plans() const;
@@ -179,6 +181,7 @@ class PlannedOp {
   void clear();
 
  private:
+  std::shared_ptr<Plan> plan_of(const Call& call);
   std::shared_ptr<Plan> find(const Key& key) const;
   std::shared_ptr<Plan> make(const Call& call);
   void insert(const Key& key, const std::shared_ptr<Plan>& plan);
