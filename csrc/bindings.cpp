@@ -33,6 +33,7 @@ PYBIND11_MODULE(_C, m) {
     torchgraft::register_factories();
     torchgraft::register_views();
     torchgraft::register_copy();
+    torchgraft::register_fill();
     torchgraft::register_sparse();
     torchgraft::register_fallback();  // for what is left
     torchgraft::register_autocast();

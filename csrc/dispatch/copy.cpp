@@ -51,7 +51,8 @@ void driver_copy(const Device& device, void* destination, const void* source, si
                                                       : "copying on the device";
   const tg_stream stream = current_stream_handle(device.index);
   // What the copy would wait for is waited for before it, since a copy that has begun cannot be abandoned.
-  if (blocking && can_interrupt(device)) check(device, wait_interruptibly(device, stream), what);
+  if (blocking && (can_interrupt(device) || device.has(TG_CAP_UNIFIED_MEMORY)))
+    check(device, wait_interruptibly(device, stream), what);
   check(device, submit_copy(device, stream, destination, source, bytes, kind, blocking), what);
 }
 
@@ -156,11 +157,7 @@ void copy_within(const at::Tensor& self, const at::Tensor& dst) {
 void fill_from_host(const at::Tensor& self, const at::Tensor& dst) {
   at::Tensor value(at::detail::empty_cpu({}, dst.scalar_type()));
   value.copy_(without_lazy_bits(self).as_strided({}, {}));
-  const Device& device = device_under(dst);
-  check(device,
-        submit_fill(device, current_stream_handle(device.index), dst.data_ptr(), value.const_data_ptr(),
-                    static_cast<uint32_t>(dst.itemsize()), dst.nbytes()),
-        "filling");
+  fill_memory(dst, value.const_data_ptr(), dst.itemsize());
 }
 
 bool is_one_value(const at::Tensor& tensor) {

@@ -19,6 +19,9 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blo
 // for the current stream.
 at::Tensor host_alias(const at::Tensor& device_tensor);
 
+// dispatch/fill: repeats a pattern over a tensor of ours that lies in one piece.
+void fill_memory(const at::Tensor& dense, const void* pattern, size_t pattern_bytes);
+
 // dispatch/fallback: runs `op` on the CPU with the arguments on `stack`, leaves its results there, counts it.
 // `kernel` is the key of the CPU's kernel: CPU, or that of its sparse or quantised tensors.
 void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack,

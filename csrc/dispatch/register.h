@@ -9,6 +9,7 @@ namespace torchgraft {
 void register_factories();
 void register_views();
 void register_copy();
+void register_fill();
 void register_sparse();
 void register_fallback();
 void register_autocast();

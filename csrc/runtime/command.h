@@ -1,5 +1,10 @@
 // Commands: what a stream is given to do. Everything above the driver submits its launches, copies and fills here, so
 // that a profile misses none of them.
+//
+// Where the host may use the device's memory it copies and fills by itself when the stream has nothing left to do: a
+// command costs more than a small copy, and torch's threads are as fast with a larger one. If nobody waits for the
+// result it does so only for a device that has no other cores than the host's. While a profile is taken it leaves all
+// to the driver, whose commands are timed.
 #pragma once
 
 #include <string>
@@ -8,6 +13,12 @@
 #include "device.h"
 
 namespace torchgraft {
+
+// Whether the host does it instead of the driver.
+bool takes_host(const Device& device, tg_stream stream, uint64_t bytes, bool blocking);
+void host_copy(void* destination, const void* source, uint64_t bytes);
+// False if it has no fill for such a pattern.
+bool host_fill(void* destination, const void* pattern, uint32_t pattern_bytes, uint64_t bytes);
 
 inline tg_status submit_launch(const Device& device, tg_stream stream, const tg_launch& launch,
                                const std::string& name) {
@@ -19,6 +30,10 @@ inline tg_status submit_launch(const Device& device, tg_stream stream, const tg_
 
 inline tg_status submit_copy(const Device& device, tg_stream stream, void* destination, const void* source,
                              uint64_t bytes, tg_copy_kind kind, bool blocking) {
+  if (takes_host(device, stream, bytes, blocking)) {
+    host_copy(destination, source, bytes);
+    return TG_OK;
+  }
   auto submit = [&] {
     return device.driver->copy(device.driver->context, device.ordinal, stream, destination, source, bytes, kind,
                                blocking);
@@ -42,6 +57,8 @@ inline tg_status submit_peer_copy(const Device& device, tg_stream stream, void* 
 
 inline tg_status submit_fill(const Device& device, tg_stream stream, void* destination, const void* pattern,
                              uint32_t pattern_bytes, uint64_t bytes) {
+  if (takes_host(device, stream, bytes, /*blocking=*/false) && host_fill(destination, pattern, pattern_bytes, bytes))
+    return TG_OK;
   auto submit = [&] {
     return device.driver->fill(device.driver->context, device.ordinal, stream, destination, pattern, pattern_bytes,
                                bytes);

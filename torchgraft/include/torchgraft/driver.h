@@ -43,7 +43,8 @@ typedef enum tg_device_kind { TG_DEVICE_CPU = 1, TG_DEVICE_GPU = 2, TG_DEVICE_AC
 
 /* What a device can do; the bits of tg_device_properties.capabilities. */
 enum {
-  /* The host may read and write device addresses whenever no submitted work uses them. */
+  /* The host may read and write device addresses whenever no submitted work uses them. It then does small copies and
+   * fills of an idle stream by itself. */
   TG_CAP_UNIFIED_MEMORY = 1u << 0,
   TG_CAP_COMPILER = 1u << 1, /* module_compile and launch work */
   TG_CAP_FLOAT64 = 1u << 2,  /* kernels may compute in float64 */

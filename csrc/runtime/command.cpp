@@ -1,0 +1,81 @@
+#include "command.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/native/Copy.h>
+#include <ATen/ops/fill_native.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace torchgraft {
+namespace {
+
+// From this size on torch's threads share the work, which the caller's other CPU work has awake.
+constexpr uint64_t kShared = uint64_t{512} << 10;
+// From this size on the driver knows better: stores that bypass the caches, threads of its own.
+constexpr uint64_t kLarge = uint64_t{32} << 20;
+
+// Memory as a CPU tensor of integers.
+at::Tensor tensor_over(void* data, uint64_t bytes, c10::ScalarType dtype) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return at::from_blob(data, {static_cast<int64_t>(bytes / c10::elementSize(dtype))}, dtype);
+}
+
+c10::ScalarType integer_of(uint64_t bytes) {
+  return bytes == 8 ? at::kLong : bytes == 4 ? at::kInt : bytes == 2 ? at::kShort : at::kByte;
+}
+
+template <typename T>
+c10::Scalar fill_with(void* destination, const void* pattern, uint64_t bytes) {
+  T value;
+  std::memcpy(&value, pattern, sizeof value);
+  if (bytes < kShared) std::fill_n(static_cast<T*>(destination), bytes / sizeof value, value);
+  return value;
+}
+
+}  // namespace
+
+bool takes_host(const Device& device, tg_stream stream, uint64_t bytes, bool blocking) {
+  return device.has(TG_CAP_UNIFIED_MEMORY) && bytes < kLarge && !collecting() &&
+         (blocking || device.properties.kind == TG_DEVICE_CPU) &&
+         device.driver->stream_query(device.driver->context, device.ordinal, stream) == TG_OK;
+}
+
+void host_copy(void* destination, const void* source, uint64_t bytes) {
+  if (bytes < kShared) {
+    std::memmove(destination, source, bytes);
+    return;
+  }
+  const c10::ScalarType type = integer_of(bytes % 8 == 0 ? 8 : 1);
+  at::native::copy_ignoring_overlaps(tensor_over(destination, bytes, type),
+                                     tensor_over(const_cast<void*>(source), bytes, type));
+}
+
+bool host_fill(void* destination, const void* pattern, uint32_t pattern_bytes, uint64_t bytes) {
+  if (reinterpret_cast<uintptr_t>(destination) % pattern_bytes != 0) return false;
+  c10::Scalar value;
+  switch (pattern_bytes) {
+    case 1:
+      value = fill_with<uint8_t>(destination, pattern, bytes);
+      break;
+    case 2:
+      value = fill_with<int16_t>(destination, pattern, bytes);
+      break;
+    case 4:
+      value = fill_with<int32_t>(destination, pattern, bytes);
+      break;
+    case 8:
+      value = fill_with<int64_t>(destination, pattern, bytes);
+      break;
+    default:
+      return false;
+  }
+  if (bytes >= kShared) {
+    at::Tensor memory = tensor_over(destination, bytes, integer_of(pattern_bytes));
+    at::native::fill_(memory, value);
+  }
+  return true;
+}
+
+}  // namespace torchgraft
