@@ -1,10 +1,13 @@
 // The plan engine as Python sees it: kernels are compiled, plans are asked for, statistics are read.
 
+#include <ATen/TensorIterator.h>
+#include <ATen/native/TypeProperties.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/python_headers.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include "../bindings.h"
 #include "eager.h"
@@ -52,6 +55,23 @@ std::shared_ptr<Kernel> make_kernel(const std::shared_ptr<Module>& module, const
   std::array<size_t, 3> sizes{1, 1, 1};
   std::copy(local.begin(), local.end(), sizes.begin());
   return std::make_shared<Kernel>(module, name, source, sizes, uint32_t(local.size()));
+}
+
+// ---- elementwise ops, as torch's TensorIterator has them ----
+
+c10::ScalarType promoted_dtype(const std::vector<at::Tensor>& operands) {
+  at::native::ResultTypeState state = {};
+  for (const at::Tensor& operand : operands) state = at::native::update_result_type_state(operand, state);
+  return at::native::result_type(state);
+}
+
+at::Tensor elementwise_result(const std::vector<at::Tensor>& operands, c10::ScalarType dtype) {
+  at::TensorIteratorConfig config;
+  config.set_check_mem_overlap(false).check_all_same_dtype(false).check_all_same_device(false);
+  config.declare_static_dtype_and_device(dtype, at::kMeta);
+  config.add_owned_output(at::Tensor());
+  for (const at::Tensor& operand : operands) config.add_const_input(operand);
+  return config.build().output();
 }
 
 void bind_places(py::module_& m) {
@@ -112,6 +132,8 @@ void bind_plans(py::module_& m) {
     TORCH_CHECK_TYPE(THPVariable_Check(tensor.ptr()), "expected a tensor");
     THPVariable_Unpack(tensor.ptr()).unsafeGetTensorImpl()->set_wrapped_number(true);
   });
+  m.def("promoted_dtype", torch::wrap_pybind_function(&promoted_dtype));
+  m.def("elementwise_result", torch::wrap_pybind_function(&elementwise_result));
   m.def("set_plan_capacity", &set_plan_capacity);
   m.def("plan_counts", [] {
     std::vector<std::tuple<std::string, size_t, uint64_t, uint64_t>> out;

@@ -368,12 +368,17 @@ def _masked_fill_number(self: torch.Tensor, mask: torch.Tensor, value: torch.Ten
     return self.masked_fill(mask, value.item())
 
 
+def _check_one_value(value: torch.Tensor | complex, **_: Any) -> None:
+    if isinstance(value, torch.Tensor) and value.dim() > 0:
+        raise RuntimeError(f"fills take a 0-dimensional value tensor, but got one with {value.dim()} dimensions")
+
+
 row(
     "masked_fill.Scalar masked_fill.Tensor",
     "mask ? value : self",
     complex="mask ? value : self",
     operands={"mask": "keeps"},
-    refuses=check_filling,
+    refuses=(check_filling, _check_one_value),
 )
 
 
@@ -693,5 +698,5 @@ row("log_sigmoid_backward", "grad_output * @sigmoid(-self)", cost=4, refuses=(on
 
 # ---- fills ----
 
-row("fill_.Scalar fill_.Tensor", "value", complex="value")
+row("fill_.Scalar fill_.Tensor", "value", complex="value", refuses=_check_one_value)
 row("zero_", "0", complex="MAKE_T(0, 0)")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Promotion
-from torch._prims_common import compute_elementwise_output_strides, elementwise_dtypes
 
 from torchgraft.codegen import ElementType, UnsupportedDtype, element_type
 from torchgraft.codegen.pointwise import Input, Loop, Number, Result, convert, expression
@@ -21,6 +19,13 @@ from torchgraft.kernels.reduce import Reduction
 from torchgraft.ops.reductions import plan_reduction, reduced_dims
 from torchgraft.plans import pointwise
 from torchgraft.plans.builder import PlanBuilder
+from torchgraft.plans.elementwise import (
+    compute_dtype,
+    promoted_dtype,
+    result_spec,
+    symbolic_result_spec,
+    wrapped_number,
+)
 from torchgraft.plans.meta import has_meta
 from torchgraft.plans.refusals import Refusals, Refuses, gathered, refuse_dtype
 from torchgraft.plans.registry import Options, register
@@ -31,6 +36,8 @@ __all__ = ["Kind", "Row", "by_kind", "reduction", "row"]
 
 Text = str | Callable[..., str]
 
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_ANY_NUMBER = ("self", "other", "exponent")  # tensors in whose place torch's kernels take a number of any type
 _REAL_OF = {"c64": "f32", "c128": "f64"}
 _OPERANDS = ("Tensor", "number", "float")  # argument types that an expression may compute with
 _NUMBER = "number"  # what texts get of a tensor that is a number from the CPU, in place of the argument's name
@@ -41,23 +48,36 @@ class Kind(enum.Enum):
     """How an op's operands are promoted to the type that is computed in, and what becomes of that type: torch's
     ELEMENTWISE_TYPE_PROMOTION_KIND of the same names, and one more."""
 
-    DEFAULT = Promotion.DEFAULT
-    NO_OPMATH = Promotion.NO_OPMATH
-    INT_TO_FLOAT = Promotion.INT_TO_FLOAT
-    ALWAYS_BOOL = Promotion.ALWAYS_BOOL
-    COMPLEX_TO_FLOAT = Promotion.COMPLEX_TO_FLOAT
-    BOOL_TO_LONG = Promotion.BOOL_TO_LONG
+    DEFAULT = "their common type"
+    NO_OPMATH = "their common type, also where it has 16 bits"
+    INT_TO_FLOAT = "floating-point numbers of integers"
+    ALWAYS_BOOL = "bool of all"
+    COMPLEX_TO_FLOAT = "real numbers of complex ones"
+    BOOL_TO_LONG = "int64 of bool"
     ALWAYS_FLOAT = "real floating-point numbers of all"
-
-    @property
-    def promotion(self) -> Promotion:
-        """Torch's, for what is computed in."""
-        return Promotion.INT_TO_FLOAT if self is Kind.ALWAYS_FLOAT else Promotion(self.value)
 
     @property
     def gives_real(self) -> bool:
         """Whether the result of complex arguments is real."""
         return self in (Kind.COMPLEX_TO_FLOAT, Kind.ALWAYS_FLOAT)
+
+    def computes_in(self, common: torch.dtype) -> torch.dtype:
+        """The type that is computed in, of the operands' common one."""
+        if self is Kind.NO_OPMATH:
+            return common
+        return compute_dtype(self._widened(common))
+
+    def gives(self, common: torch.dtype) -> torch.dtype:
+        """The result's type, of the operands' common one."""
+        if self is Kind.ALWAYS_BOOL:
+            return torch.bool
+        widened = self._widened(common)
+        return widened.to_real() if self.gives_real and widened.is_complex else widened
+
+    def _widened(self, common: torch.dtype) -> torch.dtype:
+        if self in (Kind.INT_TO_FLOAT, Kind.ALWAYS_FLOAT) and not (common.is_floating_point or common.is_complex):
+            return torch.get_default_dtype()
+        return torch.int64 if self is Kind.BOOL_TO_LONG and common == torch.bool else common
 
 
 def by_kind(**_: Any) -> Any:
@@ -119,7 +139,11 @@ def row(
         gives_real = isinstance(kind, Kind) and kind.gives_real
         own = made.meta if meta is by_kind or gives_real or not has_meta(op) else None
         options = Options(
-            pointwise=True, by_value=True, meta=own if meta in (None, by_kind) else meta, refusals=refusals
+            pointwise=True,
+            by_value=True,
+            meta=own if meta in (None, by_kind) else meta,
+            quick_meta=made.quick_meta if meta is None and made.reads_all_to_give_one else None,
+            refusals=refusals,
         )
         register(name, made, options, replace)
 
@@ -161,6 +185,14 @@ class Row:
     def _are(self, role: str) -> set[str]:
         """The operands that are said to be something."""
         return {name for name, words in self.operands.items() if role in words.split()}
+
+    @property
+    def reads_all_to_give_one(self) -> bool:
+        """Whether it has one result, of the shape of all its tensors."""
+        if isinstance(self.text, Mapping):
+            return False
+        words = set(re.findall(r"\w+", self.text)) if isinstance(self.text, str) else None
+        return words is None or all(a.name in words for a in self.parameters if "Tensor" in a.type)
 
     @property
     def _promote(self) -> set[str]:
@@ -256,34 +288,52 @@ class Row:
         for name, spec in tensors.items():
             if name in keep:
                 continue
-            operands.append(_number_like(spec) if p.is_wrapped_number(spec) else spec)
+            operands.append(wrapped_number(spec.dtype) if p.is_wrapped_number(spec) else spec)
         for name, scalar in scalars.items():
             if name in promote:
                 operands.append(scalar.python_type(1) if isinstance(scalar, Scalar) else scalar)
         if not any(isinstance(o, torch.Tensor) for o in operands):
             operands += [spec for name, spec in tensors.items() if name not in keep]
-        computation, _ = elementwise_dtypes(*operands, type_promotion_kind=kind.promotion)
-        own, _ = elementwise_dtypes(*operands, type_promotion_kind=Promotion.NO_OPMATH)
-        return computation, own
+        common = promoted_dtype(operands)
+        return kind.computes_in(common), common
 
     def meta(self, /, **arguments: Any) -> Any:
         """The results of an op that has no meta function: broadcast, of the promoted type, strided as torch would."""
+        return self._results(arguments, symbolic_result_spec)
+
+    def _results(
+        self, arguments: dict[str, Any], spec: Callable[[Sequence[torch.Tensor], torch.dtype], torch.Tensor]
+    ) -> Any:
         tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}
         static = {n: n if n in tensors else a for n, a in arguments.items()}
         kind = self.kind(**static) if callable(self.kind) else self.kind
         keep = self._are("keeps")
         operands = [a for n, a in tensors.items() if n not in keep] or list(tensors.values())
         operands += [arguments[n] for n in self._promote if arguments[n] is not None and n not in tensors]
-        _, dtype = elementwise_dtypes(*operands, type_promotion_kind=kind.promotion)
-        if kind.gives_real and dtype.is_complex:
-            dtype = dtype.to_real()
-        spread = torch.broadcast_tensors(*tensors.values())
-        strides = compute_elementwise_output_strides(*spread)
-        outs = [
-            spread[0].new_empty_strided(spread[0].shape, strides, dtype=dtype)
-            for _ in (self.text if isinstance(self.text, Mapping) else [self.text])
-        ]
+        dtype = kind.gives(promoted_dtype(operands))
+        results = len(self.text) if isinstance(self.text, Mapping) else 1
+        outs = [spec(list(tensors.values()), dtype) for _ in range(results)]
         return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def quick_meta(self, /, **arguments: Any) -> torch.Tensor | None:
+        """What `meta` says where torch's meta function says the same: of contiguous floating-point tensors of one type
+        and masks. What has its elements in another order, or is refused, is left to torch, whose functions in Python
+        import sympy besides (half a second)."""
+        specs = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor) and a.is_meta}
+        kept = self._are("keeps")
+        numbers = {n: a for n, a in arguments.items() if n not in specs}
+        if len({spec.dtype for n, spec in specs.items() if n not in kept}) != 1 or not all(
+            spec.is_contiguous() and spec.dtype in ((torch.bool,) if n in kept else _FLOATS)
+            for n, spec in specs.items()
+        ):
+            return None
+        if any(
+            a.is_complex() or n not in _ANY_NUMBER if isinstance(a, torch.Tensor) else isinstance(a, complex)
+            for n, a in numbers.items()
+        ):
+            return None
+        result: torch.Tensor = self._results(arguments, result_spec)
+        return result
 
     def _fault(self, p: PlanBuilder, divisor: Any, element: ElementType, out: torch.Tensor) -> str:
         """When the kernel must report a division by zero. Numbers that are known not to be 0 are guarded instead: a
@@ -346,15 +396,6 @@ def _converted(number: complex, element: ElementType) -> complex:
             raise RuntimeError(f"value cannot be converted to type {element.storage} without overflow")
         return int(number)
     return number
-
-
-def _number_like(spec: torch.Tensor) -> complex:
-    """Some number of the Python type that a wrapped number's dtype stands for."""
-    if spec.dtype == torch.bool:
-        return True
-    if spec.is_complex():
-        return 1j
-    return 1.0 if spec.is_floating_point() else 1
 
 
 def _resolve(text: Text, compute: str, static: dict[str, Any]) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._prims_common import compute_elementwise_output_strides
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
@@ -20,6 +19,7 @@ from torchgraft.codegen.types import UnsupportedDtype
 from torchgraft.plans import registry
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.device import device_traits, kernel_form
+from torchgraft.plans.elementwise import number_dtype, result_spec, wrapped_number
 from torchgraft.plans.meta import ask_meta
 from torchgraft.plans.refusals import (
     check_apart,
@@ -33,7 +33,7 @@ from torchgraft.plans.refusals import (
     refuse_resized,
 )
 from torchgraft.plans.refused import refused_kernel
-from torchgraft.plans.registry import ENTRIES, Composite, Entry, no_plan, run_own_meta
+from torchgraft.plans.registry import ENTRIES, Composite, Entry, fit_targets, no_plan, quick_result, run_own_meta
 from torchgraft.plans.scalar import Scalar
 from torchgraft.plans.schema import (
     Parameter,
@@ -69,7 +69,6 @@ _DTYPES: list[torch.dtype | None] = [
 
 
 _TENSORS = (_C.ArgumentKind.Tensor, _C.ArgumentKind.TensorList)
-_WRAPPED = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 @dataclass
@@ -223,7 +222,7 @@ class _Call:
         if value is None:
             return None
         if not isinstance(value, torch.Tensor):  # a number that torch has wrapped as a zero-dim CPU tensor
-            spec = self.p.adopt(torch.empty((), dtype=_WRAPPED[type(value)], device="meta"), "number", slot)
+            spec = self.p.adopt(torch.empty((), dtype=number_dtype(type(value)), device="meta"), "number", slot)
             self.p.memory(spec).number = value
             self.specs[slot] = spec
             return spec
@@ -276,7 +275,7 @@ class _Call:
         """The strides of an `out=` that has got another shape."""
         inputs = tensors_in({a.name: self.arguments[a.name] for a in parameters(self.entry.functional)})
         if self.entry.options.pointwise and inputs:
-            return compute_elementwise_output_strides(*(t.expand(shape) for t in inputs))
+            return result_spec([t.expand(shape) for t in inputs], torch.bool).stride()
         return torch.empty(shape, device="meta").stride()
 
     def _read_and_written(self, out: torch.Tensor) -> bool:
@@ -301,7 +300,10 @@ class _Call:
         entry.options.refusals.check(plain)
         if "device" in plain and plain["device"] is not None:
             plain["device"] = torch.device("meta")
-        if entry.options.meta is not None:
+        quick = quick_result(entry, plain)
+        if quick is not None:
+            result = fit_targets(entry, plain, quick)
+        elif entry.options.meta is not None:
             result = run_own_meta(entry, plain)
         else:
             # A resized out= is warned of when it is resized; meta functions do not warn where it has no elements.
@@ -375,21 +377,13 @@ def plain_arguments(p: PlanBuilder, arguments: dict[str, Any]) -> dict[str, Any]
         if isinstance(x, Scalar):
             return x.peek()
         if isinstance(x, torch.Tensor) and p.is_wrapped_number(x):
-            return _wrapped_number(x.dtype)
+            return wrapped_number(x.dtype)
         return x
 
     return {
         name: tree_map(plain, value) if isinstance(value, (list, tuple)) else plain(value)
         for name, value in arguments.items()
     }
-
-
-@functools.cache
-def _wrapped_number(dtype: torch.dtype) -> torch.Tensor:
-    """A zero-dim CPU tensor that torch takes for a number; its value does not matter."""
-    tensor = torch.ones((), dtype=dtype, device="cpu")
-    _C.set_wrapped_number(tensor)
-    return tensor
 
 
 def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[str, Any], overlap: bool) -> None:
@@ -429,9 +423,8 @@ def _result_dtypes(
 ) -> list[torch.dtype | None]:
     """The dtypes that the functional overload would give: an out= of another dtype is filled by conversion."""
     plain = plain_arguments(p, arguments)
-    meta = entry.options.meta
     functional = {a.name: plain[a.name] for a in parameters(entry.functional)}
-    result = ask_meta(entry.functional, plain) if meta is None else meta(**functional)
+    result = _functional_result(entry, functional)
     items = list(result) if isinstance(result, (tuple, list)) else [result]
     # The absolute value of a complex number may be put where it fits.
     real = entry.options.pointwise and any(t.is_complex() for t in tensors_in(functional))
@@ -449,21 +442,28 @@ def _result_dtypes(
     return dtypes
 
 
+def _functional_result(entry: Entry, arguments: Mapping[str, Any]) -> Any:
+    """What the functional form returns of specs and numbers."""
+    quick = quick_result(entry, arguments)
+    if quick is not None:
+        return quick
+    meta = entry.options.meta
+    return ask_meta(entry.functional, arguments) if meta is None else meta(**arguments)
+
+
 def result_of(op: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> Any:
     """What a functional overload with a planner returns, as specs, or the exception that a call of it raises.
 
     Numbers may stand for tensors.
     """
-    options = ENTRIES[overload_name(op)].options
-    plain = dict(arguments)
+    entry = ENTRIES[overload_name(op)]
+    options, plain = entry.options, dict(arguments)
     for a in parameters(op):
         if a.type == "Tensor" and isinstance(plain[a.name], (int, float, complex)):
-            plain[a.name] = _wrapped_number(_WRAPPED[type(plain[a.name])])
+            plain[a.name] = wrapped_number(number_dtype(type(plain[a.name])))
     options.refusals.check(plain)
-    if options.meta is not None:
-        return options.meta(**plain)
     try:
-        return ask_meta(op, plain)
+        return _functional_result(entry, plain)
     except RuntimeError:
         if options.pointwise:
             check_broadcast(tensors_in(plain))
