@@ -93,13 +93,19 @@ def copies() -> Iterator[Case]:
 
         return make
 
-    def from_host(device: str) -> Callable[[], object]:
-        source, target = torch.randn(n), torch.empty(n, device=device)
-        return lambda: target.copy_(source)
+    def from_host(count: int) -> Make:
+        def make(device: str) -> Callable[[], object]:
+            source, target = torch.randn(count), torch.empty(count, device=device)
+            return lambda: target.copy_(source)
 
-    def to_host(device: str) -> Callable[[], object]:
-        source, target = randn(device, n), torch.empty(n)
-        return lambda: target.copy_(source)
+        return make
+
+    def to_host(count: int) -> Make:
+        def make(device: str) -> Callable[[], object]:
+            source, target = randn(device, count), torch.empty(count)
+            return lambda: target.copy_(source)
+
+        return make
 
     yield Case("copy/clone", one(lambda x: x.clone(), n), 8 * n, "GB/s")
     yield Case("copy/transpose", one(lambda x: x.t().contiguous(), side, side), 8 * n, "GB/s")
@@ -109,8 +115,11 @@ def copies() -> Iterator[Case]:
         8 * n,
         "GB/s",
     )
-    yield Case("copy/host to device", from_host, 8 * n, "GB/s")
-    yield Case("copy/device to host", to_host, 8 * n, "GB/s")
+    for size, count in (("", n), (" 1 MB", 1 << 18), (" 4 KB", 1 << 10)):
+        yield Case(f"copy/host to device{size}", from_host(count), 8 * count, "GB/s")
+        yield Case(f"copy/device to host{size}", to_host(count), 8 * count, "GB/s")
+    yield Case("copy/clone 1 MB", one(lambda x: x.clone(), 1 << 18), 8 << 18, "GB/s")
+    yield Case("copy/zero_ 1 MB", one(lambda x: x.zero_(), 1 << 18), 4 << 18, "GB/s")
     yield Case("copy/cat", one(lambda x: torch.cat([x, x]), n // 2), 8 * n, "GB/s")
 
 
@@ -299,6 +308,25 @@ def transforms() -> Iterator[Case]:
     )
 
 
+def recurrents() -> Iterator[Case]:
+    def network(kind: type[torch.nn.RNNBase], batch: int, steps: int, size: int, backward: bool) -> Make:
+        def make(device: str) -> Callable[[], object]:
+            torch.manual_seed(0)
+            model, x = kind(size, size).to(device).requires_grad_(backward), randn(device, steps, batch, size)
+            if not backward:
+                return lambda: model(x)
+            weights = list(model.parameters())
+            return lambda: torch.autograd.grad(model(x)[0].sum(), weights)
+
+        return make
+
+    for kind, gates in ((torch.nn.LSTM, 4), (torch.nn.GRU, 3)):
+        for batch, steps, size in ((16, 100, 64), (32, 50, 128), (32, 64, 256), (1, 50, 128)):
+            name, work = f"recurrent/{kind.__name__} {steps}x{batch}x{size}", 4 * gates * steps * batch * size * size
+            yield Case(name, network(kind, batch, steps, size, False), work, "GFLOP/s")
+            yield Case(f"{name} with gradients", network(kind, batch, steps, size, True), 3 * work, "GFLOP/s")
+
+
 def images() -> Iterator[Case]:
     size = 128
 
@@ -355,6 +383,7 @@ def all_cases() -> Iterator[Case]:
         convolutions,
         attentions,
         transforms,
+        recurrents,
         indexing,
         images,
         randoms,

@@ -129,6 +129,13 @@ class TestCxx:
         "same(lambda x, w: torch.conv_transpose1d(x, w, stride=2), torch.randn(2, 3, 40), torch.randn(3, 2, 4))",
         "attention": "q, k, v = torch.randn(3, 2, 4, 30, 16)\n"
         "same(lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True), q, k, v)",
+        "recurrent": "for cell, gates in (('lstm', 4), ('gru', 3)):\n"
+        "    def network(x, h, *w):\n"
+        "        h = [h, h] if cell == 'lstm' else h\n"
+        "        y = getattr(torch, cell)(x, h, w, False, 1, 0.0, False, False, False)[0]\n"
+        "        return torch.autograd.grad(y.square().sum(), w)[0]\n"
+        "    w = [torch.randn(gates * 20, n).requires_grad_() for n in (7, 20)]\n"
+        "    same(network, torch.randn(5, 3, 7), torch.randn(1, 3, 20), *w)",
         "transforms": "same(torch.fft.fft, torch.randn(5, 60, dtype=torch.complex64))\n"
         "same(lambda x: torch.fft.rfft(x, dim=0), torch.randn(24, 40, dtype=torch.float64))",
         "pooling": "same(lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1), torch.randn(2, 3, 20, 21))\n"

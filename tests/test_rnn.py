@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
+
+from torchgraft import _C
+from torchgraft.plans.device import kernel_form
 
 pytestmark = pytest.mark.no_fallback
 
@@ -89,17 +95,102 @@ def test_no_gradient_comes_in(device: str, bias: bool) -> None:
     assert torch.autograd.grad(y.sum(), [x, *model.parameters()], allow_unused=True) == (None,) * (5 if bias else 3)
 
 
-def test_second_derivatives(device: str) -> None:
-    for kind in (nn.LSTMCell, nn.GRUCell):
-        model = kind(2, 3).double()
-        results = []
-        for where in (device, "cpu"):
-            own = copy.deepcopy(model).to(where)
-            x = torch.linspace(-1, 1, 4, dtype=torch.float64).view(2, 2).to(where).requires_grad_()
-            y = tree_leaves(own(x))[0]
-            (first,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-            results.append(torch.autograd.grad(first.square().sum(), x)[0].cpu())
-        torch.testing.assert_close(*results)
+KINDS = [nn.LSTM, nn.GRU, nn.RNN, functools.partial(nn.RNN, nonlinearity="relu")]
+NAMES = ["lstm", "gru", "rnn_tanh", "rnn_relu"]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, *KINDS], ids=["lstm_cell", "gru_cell", *NAMES])
+def test_second_derivatives(device: str, kind: Callable[..., nn.Module]) -> None:
+    model = kind(2, 3).double()
+    shape = (2, 2) if isinstance(model, nn.RNNCellBase) else (3, 2, 2)
+    results: list[list[torch.Tensor]] = []
+    for where in (device, "cpu"):
+        own = copy.deepcopy(model).to(where)
+        x = torch.linspace(-1, 1, math.prod(shape), dtype=torch.float64).view(shape).to(where).requires_grad_()
+        leaves = tree_leaves(own(x))
+        first = torch.autograd.grad(sum(y.square().sum() for y in leaves), [x, *own.parameters()], create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), [x, *own.parameters()])
+        results.append([g.cpu() for g in second])
+    for mine, expected in zip(*results, strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
+def calls_of(op: str) -> int:
+    """How often an op has been run by a plan."""
+    return sum(hits + misses for name, _, hits, misses in _C.plan_counts() if name == op)
+
+
+class TestLayers:
+    """What takes one launch for all steps."""
+
+    # Steps, batch, inputs, units: tiles of 1, 2 and 4 rows, several of them, panels that are full and that are not.
+    SHAPES: ClassVar = [(1, 1, 3, 5), (4, 2, 5, 32), (3, 5, 4, 33), (6, 9, 16, 64), (2, 19, 8, 20), (40, 4, 6, 16)]
+
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+    @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
+    def test_shapes(
+        self, device: str, kind: Callable[..., nn.Module], dtype: torch.dtype, shape: tuple[int, int, int, int]
+    ) -> None:
+        steps, batch, inputs, units = shape
+        states = [torch.randn(2, batch, units) for _ in range(2 if kind is nn.LSTM else 1)]
+        model = kind(inputs, units, bidirectional=True)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(2)  # away from what is nearly linear
+        before = calls_of("torchgraft::recurrent"), calls_of("torchgraft::recurrent_backward")
+        compare(device, model, torch.randn(steps, batch, inputs), *states, dtype=dtype)
+        if kernel_form(0) == "cpu":
+            assert calls_of("torchgraft::recurrent") == before[0] + 2
+            assert calls_of("torchgraft::recurrent_backward") == before[1] + 2
+
+    @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
+    def test_without_gradients(self, device: str, kind: Callable[..., nn.Module]) -> None:
+        model, x = kind(5, 24, num_layers=2, dropout=0.5, batch_first=True).eval(), torch.randn(7, 6, 5)
+        with torch.no_grad():
+            expected = tree_leaves(model(x))
+            found = tree_leaves(copy.deepcopy(model).to(device)(x.to(device)))
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine.grad_fn is None
+            torch.testing.assert_close(mine.cpu(), theirs, rtol=2e-5, atol=2e-5)
+
+    @pytest.mark.parametrize("frozen", ["weight_hh_l0", "bias_hh_l0", "weight_ih_l0", "input"])
+    def test_some_need_no_gradient(self, device: str, frozen: str) -> None:
+        model, x = nn.GRU(4, 9), torch.randn(3, 2, 4)
+        gradients = []
+        for where in ("cpu", device):
+            own, given = copy.deepcopy(model).to(where), x.clone().to(where).requires_grad_(frozen != "input")
+            for name, parameter in own.named_parameters():
+                parameter.requires_grad_(name != frozen)
+            own(given)[0].square().sum().backward()
+            gradients.append([t.grad for t in (given, *own.parameters())])
+        for theirs, mine in zip(*gradients, strict=True):
+            assert (mine is None) == (theirs is None)
+            if mine is not None:
+                torch.testing.assert_close(mine.cpu(), theirs, rtol=2e-5, atol=2e-5)
+
+    def test_dropout_between_layers(self, device: str) -> None:
+        model, x = nn.LSTM(4, 8, num_layers=2, dropout=1.0).to(device), torch.randn(3, 2, 4, device=device)
+        first, second = model(x)[0], model(torch.zeros_like(x))[0]
+        torch.testing.assert_close(first, second)  # nothing of the first layer passes
+        assert model.eval()(x)[0].ne(first).any()
+
+    def test_what_is_composed(self, device: str) -> None:
+        """Calls that the op does not know are torch's composition, with torch's results and refusals."""
+        model, x = nn.LSTM(4, 8).to(device), torch.randn(3, 2, 4, device=device)
+        expected = model(x)[0]
+        before = calls_of("torchgraft::recurrent")
+        with torch.autocast(device, dtype=torch.bfloat16):
+            torch.testing.assert_close(model(x)[0].float(), expected, rtol=2e-2, atol=2e-2)
+        gradient = torch.func.grad(lambda x: model(x)[0].sum())(x)
+        copy.deepcopy(model).half()(x.half())
+        with pytest.raises(RuntimeError):
+            torch.lstm(
+                x, [torch.zeros(1, 2, 7, device=device)] * 2, model._flat_weights, True, 1, 0.0, False, False, False
+            )
+        assert calls_of("torchgraft::recurrent") == before
+        x.requires_grad_()
+        torch.testing.assert_close(gradient, *torch.autograd.grad(model(x)[0].sum(), x), rtol=2e-5, atol=2e-5)
 
 
 def test_a_wrong_width_is_refused(device: str) -> None:
