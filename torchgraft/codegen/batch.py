@@ -15,8 +15,9 @@ from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.pointwise import Input, Loop, Result
 from torchgraft.codegen.types import BY_NAME, value_ctype
 
-#: Tensors of one launch: one of these, the rest of the places left empty, so that few kernels serve all lists.
-COUNTS = (1, 2, 4, 16)
+#: Tensors of one launch: the least of these that will do, the rest of the places left empty, so that few kernels serve
+#: all lists. One, where more do not fit into a launch's arguments.
+COUNTS = (4, 16)
 # OpenCL guarantees 1024 bytes of arguments.
 _ARGUMENT_BYTES = 960
 
@@ -57,7 +58,7 @@ class Batch:
                 sizes.append(size)
             else:
                 fixed += size
-        return max(count for count in COUNTS if count == 1 or fixed + count * sum(sizes) <= _ARGUMENT_BYTES)
+        return max([1, *(count for count in COUNTS if fixed + count * sum(sizes) <= _ARGUMENT_BYTES)])
 
 
 @functools.cache

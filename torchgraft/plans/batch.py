@@ -33,7 +33,7 @@ def plan_batch(p: Steps, batch: Batch, items: Sequence[Item]) -> None:
     capacity = batch.capacity
     for start in range(0, len(items), capacity):
         part = items[start : start + capacity]
-        count = next(c for c in COUNTS if c >= len(part))
+        count = 1 if capacity == 1 else next(c for c in COUNTS if c >= len(part))
         arguments: dict[str, Any] = {}
         for k, operand in enumerate(batch.operands):
             arguments |= numbered(f"{operand.name}_p", [item.specs[k] for item in part], count, None)
