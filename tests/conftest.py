@@ -28,6 +28,8 @@ from torchgraft.plans.device import kernel_form
 TESTS = Path(__file__).parent
 SEED = int(os.environ.get("TORCHGRAFT_TEST_SEED") or random.SystemRandom().randrange(2**31))
 os.environ["TORCHGRAFT_TEST_SEED"] = str(SEED)  # for the processes among which pytest-xdist shares the tests
+# There are as many processes as cores already; test_compile_ahead.py has helpers.
+os.environ.setdefault("TORCHGRAFT_COMPILE_HELPERS", "0")
 
 
 # How hypothesis tries random calls and programs.

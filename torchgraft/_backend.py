@@ -12,6 +12,9 @@ from torchgraft import _C
 
 DeviceLike: TypeAlias = torch.device | str | int | None
 
+#: Path and symbol of each driver that is a shared library.
+libraries: list[tuple[str, str]] = []
+
 _lock = threading.RLock()
 _opened = False
 _opening = False

@@ -264,6 +264,7 @@ def _load(driver: Driver | SharedLibrary) -> Callable[[], None]:
     if isinstance(driver, Driver):
         return lambda: _C.add_python_driver(driver)
     table = _C.load_driver(fspath(driver.path), driver.symbol)
+    _backend.libraries.append((fspath(driver.path), driver.symbol))
     return lambda: _C.add_driver(table)
 
 

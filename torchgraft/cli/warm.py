@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         variables.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
     else:
         jobs = {name: [name, *arguments.modules] for name in arguments.only or NAMES}
+        variables["TORCHGRAFT_COMPILE_HELPERS"] = "0"  # these are as many as there should be
     begin, failed, compiled = time.monotonic(), False, 0
     for name, report in _reports(jobs, variables, max(1, arguments.jobs)):
         error = report["error"]

@@ -129,6 +129,10 @@ class KernelCache:
             return None
         return payload
 
+    def has(self, key: str) -> bool:
+        """Whether there is one, good or not."""
+        return self._usable() and self._path(key).exists()
+
     def write(self, key: str, binary: bytes) -> None:
         """Keeps a binary; another process writing the same one at the same time does no harm."""
         if not self._usable() or len(binary) > self.bound:

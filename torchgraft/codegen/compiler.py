@@ -6,10 +6,11 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torchgraft import _C
+from torchgraft.codegen import ahead
 from torchgraft.codegen.cache import KernelCache
 from torchgraft.codegen.dialect import Dialect
 from torchgraft.codegen.dialects import dialect
@@ -91,6 +92,16 @@ def compiled(kernel: Kernel, device: int) -> _C.Kernel:
             if known is None:
                 known = _kernels[key] = _make(kernel, device)
     return known
+
+
+def compile_ahead(kernels: Iterable[Kernel], device: int) -> None:
+    """Has helpers compile those that are neither in this process nor on disk, the last of them first."""
+    # Another process on a GPU would take memory from it, and its compiler serves threads.
+    if _properties(device)["kind"] != "cpu" or not ahead.is_possible() or not _disk().enabled:
+        return
+    missing = [kernel for kernel in dict.fromkeys(kernels) if (device, kernel) not in _kernels]
+    jobs = [_job(kernel, device) for kernel in missing]
+    ahead.send(job.described() for job in jobs if not _disk().has(job.key()))
 
 
 def compiled_source(source: str, name: str, device: int, options: str) -> _C.Kernel:
@@ -181,6 +192,13 @@ class _Job:
         device = str(properties["name"]), str(properties["driver_version"])
         return KernelCache.key("" if self.shared else self.name, self.source, self.options, *device)
 
+    def described(self) -> ahead.Job:
+        """For a helper."""
+        properties = _properties(self.device)
+        device = [properties["name"], properties["driver_version"]]
+        where = {"driver": properties["driver"], "ordinal": properties["ordinal"], "device": device}
+        return {"key": self.key(), "source": self.source, "options": self.options, **where}
+
     def make(self, module: _C.Module) -> _C.Kernel:
         return _C.make_kernel(module, self.name, self.source, list(self.local))
 
@@ -189,10 +207,15 @@ def _with_users(options: str) -> str:
     return " ".join(filter(None, [options, os.environ.get("TORCHGRAFT_COMPILE_OPTIONS", "")]))
 
 
-def _make(kernel: Kernel, device: int) -> _C.Kernel:
+@functools.lru_cache(maxsize=64)
+def _job(kernel: Kernel, device: int) -> _Job:
     language = device_dialect(device)
     source = language.render(kernel, has_base_offset_pointers(device), vector_lanes(simd_width(device)))
-    return _build(_Job(source, kernel.name, device, _with_users(language.options), kernel.local)).kernel
+    return _Job(source, kernel.name, device, _with_users(language.options), kernel.local)
+
+
+def _make(kernel: Kernel, device: int) -> _C.Kernel:
+    return _build(_job(kernel, device)).kernel
 
 
 def _build(job: _Job) -> _Built:

@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from torchgraft import _C
-from torchgraft.codegen.compiler import KernelCompileError
+from torchgraft.codegen.compiler import KernelCompileError, counts
 from torchgraft.codegen.dialect import UnsupportedKernel
 from torchgraft.codegen.types import UnsupportedDtype
 from torchgraft.plans import registry
+from torchgraft.plans.ahead import expect_gradient
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.device import device_traits, kernel_form
 from torchgraft.plans.elementwise import number_dtype, result_spec, wrapped_number
@@ -123,7 +124,11 @@ def plan_call(
             if not traits.has_compiler:
                 raise Unsupported("the device has no kernel compiler")
             p = PlanBuilder(traits, kernel_form(device), name, contiguous, nested=plan_nested)
-            return _Call(entry, p, arguments, places, reads).plan(full or partial or unclear), reads.mask
+            compiled_before = counts.compiled
+            plan = _Call(entry, p, arguments, places, reads).plan(full or partial or unclear)
+            if counts.compiled != compiled_before and entry.kind == "functional":
+                expect_gradient(entry.op, _named(entry.op, arguments), device, plan_nested)
+            return plan, reads.mask
         except (Unsupported, UnsupportedDtype, UnsupportedKernel) as reason:
             return _C.Plan.fallback(name, str(reason)), reads.mask
         except KernelCompileError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchgraft import _C
-from torchgraft.codegen.compiler import compiled
+from torchgraft.codegen.compiler import compile_ahead, compiled
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer
 from torchgraft.codegen.loops import GROUP, WIDTH, Layout
 from torchgraft.codegen.pointwise import Loop
@@ -319,6 +319,11 @@ class Steps:
         return widest if widest == "i64" or self.device.float64 else type_
 
     @property
+    def kernels(self) -> list[Kernel]:
+        """Those that are launched, in order."""
+        return [step.kernel for step in self._steps if isinstance(step, _Launch)]
+
+    @property
     def step_count(self) -> int:
         """How many steps the plan has so far."""
         return len(self._steps)
@@ -342,6 +347,9 @@ class Steps:
         for number, spec in enumerate(results):
             self.memory(spec).slot = arguments + number
         temporaries, arena = self._place_temporaries(arguments + len(results))
+        kernels = self.kernels
+        if len(kernels) > 1:
+            compile_ahead(kernels[1:], self.device.index)  # from the end on, while they are made here from the first on
         steps = [self._step(step) for step in self._steps]
         return _C.Plan(
             self.op,

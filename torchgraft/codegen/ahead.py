@@ -1,0 +1,127 @@
+"""Compiling ahead of need, in other processes: a compiler such as PoCL's works for one thread of a process at a time.
+
+Kernels are sent to helpers (`codegen.helper`), which leave them on disk; whoever needs one meanwhile waits for the
+helper that has begun it, as for any process (`KernelCache.claim`), or compiles it. So nothing depends on a helper: one
+that ends, or does nothing, costs time. There are helpers only for CPU devices of drivers in shared libraries, where
+kernels are kept on disk, and only while something is compiled at all.
+
+Environment: TORCHGRAFT_COMPILE_HELPERS is how many there are at most, by default one for each core but one, up to 3.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from torchgraft import _backend
+
+__all__ = ["Job", "helper_limit", "is_possible", "later", "send"]
+
+Job = dict[str, object]
+"""key, source, options, and the device: driver, ordinal, device (name and version)."""
+
+_work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+_thread: threading.Thread | None = None
+_starting = threading.Lock()
+_helpers: list[subprocess.Popen[bytes]] = []  # of the thread alone
+_turn = 0
+
+
+def helper_limit() -> int:
+    """How many helpers there may be.
+
+    Raises:
+        ValueError: TORCHGRAFT_COMPILE_HELPERS is no number.
+    """
+    text = os.environ.get("TORCHGRAFT_COMPILE_HELPERS", "")
+    if not text:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(3, cores - 1)
+    if not text.isdecimal():
+        raise ValueError(f"TORCHGRAFT_COMPILE_HELPERS is a number of processes, not {text!r}")
+    return int(text)
+
+
+def is_possible() -> bool:
+    """Whether there can be helpers."""
+    return bool(_backend.libraries and sys.executable) and helper_limit() > 0
+
+
+def send(jobs: Iterable[Job]) -> None:
+    """Has helpers compile, the last of what they have been sent first."""
+    lines = [json.dumps(job).encode() + b"\n" for job in jobs]
+    if lines:
+        later(lambda: _send(lines))
+
+
+def later(task: Callable[[], None]) -> None:
+    """Has a thread beside run something that may fail; it is lost if the process ends before."""
+    global _thread
+    with _starting:
+        if _thread is None:
+            _thread = threading.Thread(target=_run, name="torchgraft-ahead", daemon=True)
+            _thread.start()
+            atexit.register(_stop, _thread)
+    _work.put(task)
+
+
+def _run() -> None:
+    while (task := _work.get()) is not None:
+        with contextlib.suppress(Exception):
+            task()
+
+
+def _stop(thread: threading.Thread) -> None:
+    """Before the interpreter ends: what the thread is doing, it finishes."""
+    while True:
+        try:
+            _work.get_nowait()
+        except queue.Empty:
+            break
+    _work.put(None)
+    thread.join(timeout=2)
+
+
+def _send(lines: list[bytes]) -> None:
+    global _turn
+    for line in lines:
+        _turn += 1
+        helper = _helper(_turn % helper_limit())
+        assert helper.stdin is not None
+        with contextlib.suppress(OSError):  # it has just ended
+            helper.stdin.write(line)
+            helper.stdin.flush()
+
+
+def _helper(number: int) -> subprocess.Popen[bytes]:
+    """A helper that runs."""
+    while len(_helpers) <= number:
+        _helpers.append(_start())
+    if _helpers[number].poll() is not None:
+        _helpers[number] = _start()
+    return _helpers[number]
+
+
+def _start() -> subprocess.Popen[bytes]:
+    program = Path(__file__).with_name("helper.py")
+    command = [sys.executable, "-I", "-S", str(program), *(f"{path}:{symbol}" for path, symbol in _backend.libraries)]
+    silent = subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, start_new_session=True)
+
+
+def _forget() -> None:
+    """In a forked process, to which neither the thread nor the helpers belong."""
+    global _thread, _work, _starting
+    _thread, _work, _starting = None, queue.SimpleQueue(), threading.Lock()
+    _helpers.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
