@@ -268,7 +268,7 @@ def test_tables_go_with_their_plans(device: str, script: Script) -> None:
         torch.fft.fft(x)
         assert torch.ocl.memory_allocated() > before
         torchgraft.plans.clear()
-        fft._on_device.cache_clear()
+        fft._tables.clear()
         gc.collect()  # what planned them
         assert torch.ocl.memory_allocated() == before, (torch.ocl.memory_allocated(), before)
     """)
@@ -301,3 +301,17 @@ def test_kernels_for_gpus(script: Script, device: str) -> None:
         """,
         TORCHGRAFT_KERNEL_FORM="gpu",
     )
+
+
+@pytest.mark.thorough
+def test_the_tables_of_many_lengths_are_bounded(device: str) -> None:
+    """Each length has tables of its own, of its own size: those of plans that are used no longer go."""
+    torch.accelerator.synchronize()
+    torch.accelerator.empty_cache()
+    before = torch.accelerator.memory_allocated()
+    length = 1 << 20
+    for n in range(length, length + 40):  # 8 MB and more a table; primes among them have three
+        torch.fft.fft(torch.ones(n, dtype=torch.complex64, device=device))
+    x = torch.randn(length, dtype=torch.complex64)
+    torch.testing.assert_close(torch.fft.fft(x.to(device)).cpu(), torch.fft.fft(x), rtol=1e-3, atol=1e-2)
+    assert torch.accelerator.memory_allocated() - before < 320 << 20

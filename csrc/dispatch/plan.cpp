@@ -119,14 +119,19 @@ void Plan::complete() {
 }
 
 void Plan::keep(const std::vector<at::Tensor>& added) {
-  for (const at::Tensor& table : added)
-    if (std::none_of(tables.begin(), tables.end(), [&](const at::Tensor& kept) { return kept.is_same(table); }))
-      tables.push_back(table);
+  for (const at::Tensor& table : added) {
+    if (std::any_of(tables.begin(), tables.end(), [&](const at::Tensor& kept) { return kept.is_same(table); }))
+      continue;
+    tables.push_back(table);
+    table_bytes += table.nbytes();
+  }
 }
 
 namespace {
 
 std::atomic<size_t> plan_capacity{4096};
+// What the tables of one op's plans may take of a device's memory.
+constexpr size_t kTableBytes = size_t{64} << 20;
 std::atomic<uint64_t> clock_ticks{0};
 
 // ---- a call is run ----
@@ -316,11 +321,19 @@ void PlannedOp::insert(const Key& key, const std::shared_ptr<Plan>& plan) {
   std::vector<std::shared_ptr<Plan>> dropped;
   std::unique_lock lock(mutex_);
   if (plans_.size() >= plan_capacity.load(std::memory_order_relaxed)) drop_older_half(dropped);
+  while (plan->table_bytes != 0 && !plans_.empty() && table_bytes_ + plan->table_bytes > kTableBytes)
+    drop_older_half(dropped);
+  table_bytes_ += plan->table_bytes;
   // Where there is a plan its guards have not held, and the values that came last are likely to come again.
   auto [kept, added] = plans_.try_emplace(key, plan);
   if (added) return;
-  retired_hits_ += kept->second->hits.load(std::memory_order_relaxed);
+  retire(*kept->second);
   dropped.push_back(std::exchange(kept->second, plan));
+}
+
+void PlannedOp::retire(const Plan& plan) {
+  retired_hits_ += plan.hits.load(std::memory_order_relaxed);
+  table_bytes_ -= plan.table_bytes;
 }
 
 void PlannedOp::drop_older_half(std::vector<std::shared_ptr<Plan>>& dropped) {
@@ -331,7 +344,7 @@ void PlannedOp::drop_older_half(std::vector<std::shared_ptr<Plan>>& dropped) {
   std::erase_if(plans_, [&](auto& item) {
     const std::shared_ptr<Plan>& plan = item.second;
     if (plan->last_used.load(std::memory_order_relaxed) > *middle) return false;
-    retired_hits_ += plan->hits.load(std::memory_order_relaxed);
+    retire(*plan);
     dropped.push_back(plan);
     return true;
   });
@@ -399,7 +412,7 @@ uint64_t PlannedOp::hits() const {
 void PlannedOp::clear() {
   decltype(plans_) dropped;
   std::unique_lock lock(mutex_);
-  for (const auto& [_, plan] : plans_) retired_hits_ += plan->hits.load(std::memory_order_relaxed);
+  for (const auto& [_, plan] : plans_) retire(*plan);
   dropped.swap(plans_);
   lock.unlock();
 }

@@ -148,8 +148,9 @@ struct Plan {
   uint64_t philox_count = 0;
   std::vector<Guard> guards;
   std::vector<at::Tensor> tables;  // that its launches point into, each once
-  bool fallback = false;           // this key goes to the CPU
-  std::string reason;              // why
+  size_t table_bytes = 0;
+  bool fallback = false;  // this key goes to the CPU
+  std::string reason;     // why
   // Instead of steps: a function that runs other ops, for results whose shape depends on data. Replaces the arguments
   // by the results.
   std::function<void(const c10::OperatorHandle&, torch::jit::Stack*)> eager;
@@ -186,6 +187,7 @@ class PlannedOp {
   std::shared_ptr<Plan> make(const Call& call);
   void insert(const Key& key, const std::shared_ptr<Plan>& plan);
   void drop_older_half(std::vector<std::shared_ptr<Plan>>& dropped);  // those used longest ago
+  void retire(const Plan& plan);                                      // its counts, when it leaves `plans_`
 
   c10::OperatorHandle op_;
   std::string name_;
@@ -194,6 +196,7 @@ class PlannedOp {
   std::atomic<uint64_t> misses_{0}, retired_hits_{0};
   mutable std::shared_mutex mutex_;
   std::unordered_map<Key, std::shared_ptr<Plan>, KeyHash, KeyEqual> plans_;
+  size_t table_bytes_ = 0;  // of `plans_`
 };
 
 // What a name stands for now; its planner may be replaced while the op is in use.

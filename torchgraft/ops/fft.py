@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -153,10 +155,29 @@ _MAKERS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-@functools.lru_cache(maxsize=64)
-def _on_device(dtype: torch.dtype, device: int, name: str, args: tuple[int, ...]) -> torch.Tensor:
+_Table = tuple[torch.dtype, int, str, tuple[int, ...]]
+"""Its type, its device, its name and the arguments of its maker."""
+
+# Plans of one length share tables. The last few are kept beside the plans that use them.
+_tables: OrderedDict[_Table, torch.Tensor] = OrderedDict()
+_tables_lock = threading.Lock()
+_KEPT_BYTES = 32 << 20
+
+
+def _on_device(key: _Table) -> torch.Tensor:
+    with _tables_lock:
+        table = _tables.get(key)
+        if table is not None:
+            _tables.move_to_end(key)
+            return table
+    dtype, device, name, args = key
     where = torch.device(torch._C._get_privateuse1_backend_name(), device)
-    return _MAKERS[name](*args).to(dtype).to(where)
+    table = _MAKERS[name](*args).to(dtype).to(where)
+    with _tables_lock:
+        _tables[key] = table
+        while sum(kept.nbytes for kept in _tables.values()) > _KEPT_BYTES:
+            _tables.popitem(last=False)
+    return table
 
 
 # ---- Lines. ----
@@ -213,7 +234,7 @@ class _Axis:
     scale: float
 
     def table(self, name: str, *args: int) -> torch.Tensor:
-        return self.p.table(_on_device(self.type_, self.p.device.index, name, args))
+        return self.p.table(_on_device((self.type_, self.p.device.index, name, args)))
 
     def between(self, length: int) -> _Side:
         """A temporary for all lines of some length."""
