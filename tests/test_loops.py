@@ -79,7 +79,8 @@ class TestRuns:
     def test_rows(self, device: str, form: str, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
         x = torch.randn(shape)
         for view in (x, x[..., ::2], x.transpose(0, 3)):
-            assert_close(_op("sum", form)(_like(view, device), dims).cpu(), view.sum(dims), rtol=1e-5, atol=1e-4)
+            expected = view.double().sum(dims).float()  # of up to 59,400 numbers, which may nearly cancel
+            assert_close(_op("sum", form)(_like(view, device), dims).cpu(), expected, rtol=1e-5, atol=1e-3)
 
     @pytest.mark.parametrize("shape", [(1, 1 << 20), (1 << 17, 16)])
     def test_long_sums_are_put_aside(self, device: str, form: str, shape: tuple[int, ...]) -> None:

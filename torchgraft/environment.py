@@ -14,6 +14,7 @@ VARIABLES = {
     "TORCHGRAFT_CACHE": "0 keeps no compiled kernels on disk",
     "TORCHGRAFT_CACHE_DIR": "where compiled kernels are kept",
     "TORCHGRAFT_CACHE_SIZE": "how much of them is kept, as 512M",
+    "TORCHGRAFT_COMPILE_HELPERS": "how many processes compile kernels ahead for this one",
     "TORCHGRAFT_COMPILE_OPTIONS": "more options for the device's compiler",
     "TORCHGRAFT_MEMORY_CACHING": "0 asks the driver for each tensor's memory by itself, for tools that watch accesses",
     "TORCHGRAFT_KERNEL_FORM": "cpu or gpu: forces one form of the kernels that have two",

@@ -207,11 +207,15 @@ def _with_users(options: str) -> str:
     return " ".join(filter(None, [options, os.environ.get("TORCHGRAFT_COMPILE_OPTIONS", "")]))
 
 
-@functools.lru_cache(maxsize=64)
 def _job(kernel: Kernel, device: int) -> _Job:
+    options = _with_users(device_dialect(device).options)
+    return _Job(_source(kernel, device), kernel.name, device, options, kernel.local)
+
+
+@functools.lru_cache(maxsize=64)  # a kernel that is compiled ahead is soon looked for
+def _source(kernel: Kernel, device: int) -> str:
     language = device_dialect(device)
-    source = language.render(kernel, has_base_offset_pointers(device), vector_lanes(simd_width(device)))
-    return _Job(source, kernel.name, device, _with_users(language.options), kernel.local)
+    return language.render(kernel, has_base_offset_pointers(device), vector_lanes(simd_width(device)))
 
 
 def _make(kernel: Kernel, device: int) -> _C.Kernel:
