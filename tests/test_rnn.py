@@ -169,6 +169,27 @@ class TestLayers:
             if mine is not None:
                 torch.testing.assert_close(mine.cpu(), theirs, rtol=2e-5, atol=2e-5)
 
+    @pytest.mark.parametrize("kind", KINDS[1:], ids=NAMES[1:])
+    def test_results_may_be_written(self, device: str, kind: Callable[..., nn.Module]) -> None:
+        model, x = kind(3, 4), torch.randn(5, 2, 3)
+        gradients = []
+        for where in (device, "cpu"):
+            own = copy.deepcopy(model).to(where)
+            y, h = own(x.to(where))
+            (y.mul_(2).sum() + h.add_(1).sum()).backward()
+            gradients.append([parameter.grad.cpu() for parameter in own.parameters()])
+        for mine, expected in zip(*gradients, strict=True):
+            torch.testing.assert_close(mine, expected, rtol=2e-5, atol=2e-5)
+
+    @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
+    def test_what_is_not_a_number_stays_so(self, device: str, kind: Callable[..., nn.Module]) -> None:
+        model, x = kind(3, 20), torch.randn(4, 3, 3)
+        x[1, 2] = float("nan")
+        with torch.no_grad():
+            expected, found = model(x)[0], copy.deepcopy(model).to(device)(x.to(device))[0].cpu()
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert found[:, :2].isfinite().all()
+
     def test_dropout_between_layers(self, device: str) -> None:
         model, x = nn.LSTM(4, 8, num_layers=2, dropout=1.0).to(device), torch.randn(3, 2, 4, device=device)
         first, second = model(x)[0], model(torch.zeros_like(x))[0]

@@ -67,9 +67,13 @@ def later(task: Callable[[], None]) -> None:
     global _thread
     with _starting:
         if _thread is None:
-            _thread = threading.Thread(target=_run, name="torchgraft-ahead", daemon=True)
-            _thread.start()
-            atexit.register(_stop, _thread)
+            thread = threading.Thread(target=_run, name="torchgraft-ahead", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter ends, or there can be no more threads
+                return
+            _thread = thread
+            atexit.register(_stop, thread)
     _work.put(task)
 
 

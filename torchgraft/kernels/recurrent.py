@@ -54,7 +54,7 @@ class Cell:
 
 def _plain(function: str, slope: str) -> Cell:
     """torch.nn.RNN's."""
-    return Cell(1, False, f"const T y = {function};", "y", ("y",), "", (slope,))
+    return Cell(1, False, f"const T a = x0 + h0, y = {function};", "y", ("y",), "", (slope,))
 
 
 #: By name; equations as in `torchgraft.ops.rnn`.
@@ -91,8 +91,8 @@ const T dr = dn * h * (1 - r) * r;""",
         hidden_gradients=("dr", "dz", "dn * r"),
         carry="dh * z",
     ),
-    "rnn_tanh": _plain("@tanh(x0 + h0)", "dh * (1 - y * y)"),
-    "rnn_relu": _plain("@fmax(x0 + h0, (T)0)", "y > 0 ? dh : (T)0"),
+    "rnn_tanh": _plain("@tanh(a)", "dh * (1 - y * y)"),
+    "rnn_relu": _plain("a < 0 ? (T)0 : a", "y <= 0 ? (T)0 : dh"),  # NaN stays NaN
 }
 
 

@@ -377,7 +377,8 @@ def _of_one_state(name: str, cell: str) -> Callable[..., Results]:
         about = (has_biases, num_layers, dropout, train)
         if _fits(cell, input, [hx], params, has_biases, num_layers, 1 + bidirectional):
             output, hs, _ = _run(cell, input, [hx], params, *about, 1 + bidirectional, batch_first)
-            return output, torch.stack(hs)
+            # The layer's own is kept for its gradient. What torch composes may be written, unlike an LSTM's on its CPU.
+            return output.clone() if output.requires_grad else output, torch.stack(hs)
         return _torchs(op, input, hx, params, *about, bidirectional, batch_first)
 
     return network
