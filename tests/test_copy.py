@@ -237,3 +237,83 @@ def test_copies_are_differentiable(device: str) -> None:
     y = torch.ones(3, device=device, requires_grad=True)
     (target + 0).copy_(y).sum().backward()
     same(y.grad, torch.full((3,), 2.0))
+
+
+class TestByTheHost:
+    """Where the host may use the device's memory it copies and fills by itself, but never before what is queued."""
+
+    # Bytes: by one thread, by several, and by the driver; with ends that fit no word.
+    SIZES = (1, 63, (512 << 10) - 1, 512 << 10, (512 << 10) + 3, (4 << 20) + 1, (32 << 20) - 1, (32 << 20) + 5)
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_sizes(self, device: str, size: int) -> None:
+        x = torch.randint(256, (size + 1,), dtype=torch.uint8)[1:]  # an odd address
+        there = torch.full((size + 2,), 7, dtype=torch.uint8, device=device)
+        inner = there[1:-1]
+        inner.copy_(x)
+        same(inner, x)
+        same(inner.clone(), x)
+        assert (there[0].item(), there[-1].item()) == (7, 7)
+        inner.fill_(9)
+        assert torch.equal(inner.cpu(), torch.full((size,), 9, dtype=torch.uint8))
+        inner.zero_()
+        assert inner.cpu().count_nonzero().item() == 0
+        assert (there[0].item(), there[-1].item()) == (7, 7)
+
+    @pytest.mark.parametrize("count", [3, 300_000])
+    @pytest.mark.parametrize("dtype", [*DTYPES, torch.int16, torch.int32, torch.complex128], ids=str)
+    def test_fills(self, device: str, dtype: torch.dtype, count: int) -> None:
+        value = True if dtype is torch.bool else 3 if not (dtype.is_floating_point or dtype.is_complex) else -1.7
+        value = complex(value, 0.3) if dtype.is_complex else value
+        for where in (slice(None), slice(1, None), slice(None, None, 2)):
+            expected, found = torch.zeros(count, dtype=dtype), torch.zeros(count, dtype=dtype, device=device)
+            expected[where].fill_(value)
+            found[where].fill_(value)
+            same(found, expected)
+            found[where].zero_()
+            assert found.cpu().count_nonzero().item() == 0
+
+    def test_numbers_that_do_not_fit_are_refused(self, device: str) -> None:
+        for where in (device, "cpu"):
+            x = torch.ones(4, dtype=torch.int8, device=where)
+            with pytest.raises(RuntimeError, match="without overflow"):
+                x.fill_(1000)
+            with pytest.raises(RuntimeError):
+                torch.ones(4, device=where).fill_(1 + 2j)
+            assert x.tolist() == [1, 1, 1, 1]
+
+    @pytest.mark.parametrize("size", [100, 200_000])
+    def test_after_what_is_queued(self, device: str, size: int) -> None:
+        for _ in range(20):
+            work = torch.ones(1 << 20, device=device)
+            x, out = torch.zeros(size, device=device), torch.ones(size, device=device)
+            for _ in range(5):
+                work = work * 1.0001 + 1e-6  # takes a while
+            x += work[:size] * 0 + 1  # behind it
+            out.copy_(x)  # and behind that
+            x.zero_()
+            y = x.clone()
+            x.fill_(5)
+            x.copy_(torch.full((size,), 6.0))
+            assert out.cpu().unique().tolist() == [1]
+            assert y.cpu().unique().tolist() == [0]
+            assert x.cpu().unique().tolist() == [6]
+
+    def test_by_many_threads(self, device: str) -> None:
+        wrong: list[int] = []
+
+        def copies(seed: int) -> None:
+            source = torch.full((300_000,), float(seed))
+            for _ in range(30):
+                there = source.to(device)
+                there.add_(1)
+                twice = there.clone().fill_(seed)
+                if not torch.equal(there.cpu(), source + 1) or not torch.equal(twice.cpu(), source):
+                    wrong.append(seed)
+
+        threads = [threading.Thread(target=copies, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
