@@ -130,3 +130,29 @@ def test_filling_expanded_tensors_is_deprecated(name: str, device: torch.device)
     for place in (torch.device("cpu"), device):
         with pytest.warns(UserWarning, match=f"Use of {name} on expanded tensors is deprecated"):
             DEPRECATED[name](place)
+
+
+def test_an_out_that_is_resized(device: str) -> None:
+    """Some ops look at it before, as it is given, and some after, when it no longer lies over itself."""
+    results = []
+    for where in (device, "cpu"):
+        x, index = torch.rand(4, 4, device=where), torch.tensor([1], device=where)
+        ops: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "cumsum": lambda out, x=x: torch.cumsum(x, 0, out=out),
+            "sum": lambda out, x=x: torch.sum(x, 0, out=out),
+            "mm": lambda out, x=x: torch.mm(x, x, out=out),
+            "add": lambda out, x=x: torch.add(x, x, out=out),
+            "exp": lambda out, x=x: torch.exp(x, out=out),
+            "index_select": lambda out, x=x, index=index: torch.index_select(x, 0, index, out=out),
+            "take": lambda out, x=x, index=index: torch.take(x, index, out=out),
+        }
+        found = {}
+        for name, op in ops.items():
+            for shape in ((3,), (4, 4)):  # which changes, and which may stay
+                out = torch.ones((), device=where).expand(shape)
+                try:
+                    found[name, shape] = str(op(out).shape)
+                except RuntimeError as error:
+                    found[name, shape] = "more than one element" in str(error)
+        results.append(found)
+    assert results[0] == results[1]

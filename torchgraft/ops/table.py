@@ -205,8 +205,8 @@ class Row:
 
     def _is_number(self, name: str, argument: Any) -> bool:
         """Python numbers stand for tensors or scalars where an op is planned inside another."""
-        types = {a.type.removeprefix("Optional[").rstrip("]") for a in self.parameters if a.name == name}
-        return isinstance(argument, (int, float, complex)) and not types.isdisjoint(_OPERANDS)
+        may_be = any(_is_operand(a) for a in self.parameters if a.name == name)
+        return isinstance(argument, (int, float, complex)) and may_be
 
     def __call__(self, p: PlanBuilder, out: Any, *args: Any, **kwargs: Any) -> None:
         arguments = dict(zip((a.name for a in self.parameters), args, strict=False)) | kwargs
@@ -332,6 +332,9 @@ class Row:
             for n, a in numbers.items()
         ):
             return None
+        modes = [a for a in self.parameters if a.name in numbers and not _is_operand(a) and a.type != "bool"]
+        if any(numbers[a.name] != a.default for a in modes):
+            return None  # it may be none that there is
         result: torch.Tensor = self._results(arguments, result_spec)
         return result
 
@@ -374,6 +377,11 @@ class Row:
         if kind.gives_real:
             return _REAL_OF.get(compute, compute)
         return compute
+
+
+def _is_operand(parameter: Parameter) -> bool:
+    """Whether an expression may compute with it."""
+    return parameter.type.removeprefix("Optional[").rstrip("]") in _OPERANDS
 
 
 def _prepare(prepared: Mapping[str, str], ctype: str, texts: list[str]) -> list[str]:

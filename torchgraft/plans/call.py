@@ -29,6 +29,7 @@ from torchgraft.plans.refusals import (
     check_out,
     check_out_dtype,
     check_over_itself,
+    looks_at_out_first,
     named_tensors,
     refuse_overlap,
     refuse_resized,
@@ -141,8 +142,8 @@ def _check_written(entry: Entry, arguments: list[Any], overlap: bool, partial: b
     targets = named_tensors(named, written(entry.op))
     if not entry.op._schema.name.startswith("aten::_copy_from"):
         check_on_device(targets)
-    if entry.kind != "out" or entry.plan is no_plan:  # an `out=` may get another shape before it is written
-        check_over_itself(overload_name(entry.functional), targets)
+    if entry.kind != "out" or entry.plan is no_plan or entry.options.pointwise or looks_at_out_first(entry.functional):
+        check_over_itself(overload_name(entry.functional), targets)  # else when it is known whether they are resized
     if overlap:
         check_apart(targets, named_tensors(named, entry.options.apart))
     if partial and entry.options.pointwise:

@@ -241,6 +241,15 @@ _WARN_OF_EXPANDED = {
 _WRITE_ONE_VALUE = {"aten::fill_.Scalar", "aten::fill_.Tensor", "aten::zero_", "aten::threshold", *_WARN_OF_EXPANDED}
 
 
+# Elementwise ops and these look at an `out=` as it is given, others as it is when it has got the result's shape.
+_LOOK_FIRST = {"aten::index_select", "aten::take"}
+
+
+def looks_at_out_first(functional: torch._ops.OpOverload) -> bool:
+    """Whether an `out=` that lies over itself is refused even if it is to get another shape."""
+    return functional._schema.name in _LOOK_FIRST
+
+
 def check_on_device(written: Iterable[torch.Tensor]) -> None:
     """Refuses to write tensors on the CPU."""
     elsewhere = next((t.device for t in written if t.device.type == "cpu"), None)
