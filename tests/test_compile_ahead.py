@@ -64,6 +64,7 @@ def run(text: str, device: str, tmp_path: Path, helpers: str = "1", timeout: flo
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_a_backward_pass_finds_its_kernels(device: str, tmp_path: Path) -> None:
     text = """
     loss = nn.functional.cross_entropy(model(x), y)
@@ -97,6 +98,7 @@ def test_a_plan_shares_its_kernels_with_a_helper(device: str, tmp_path: Path) ->
     assert loaded >= 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("helpers", "text"),
     [

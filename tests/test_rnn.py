@@ -126,6 +126,7 @@ class TestLayers:
     # Steps, batch, inputs, units: tiles of 1, 2 and 4 rows, several of them, panels that are full and that are not.
     SHAPES: ClassVar = [(1, 1, 3, 5), (4, 2, 5, 32), (3, 5, 4, 33), (6, 9, 16, 64), (2, 19, 8, 20), (40, 4, 6, 16)]
 
+    @pytest.mark.quick(shape=[(1, 1, 3, 5), (3, 5, 4, 33)], dtype=[torch.float32])
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
     @pytest.mark.parametrize("kind", KINDS, ids=NAMES)

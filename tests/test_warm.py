@@ -52,6 +52,7 @@ def test_a_program(program: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert counts(capfd.readouterr().out, program) == (0, compiled)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("last_line", "said"),
     [
@@ -76,6 +77,7 @@ def test_without_a_cache(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     assert "no kernels are kept on disk (TORCHGRAFT_CACHE)" in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_device_whose_kernels_are_functions(tmp_path: Path, capfd: pytest.CaptureFixture[str],
                                               monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     monkeypatch.syspath_prepend(str(tmp_path))
