@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import random
 import textwrap
+import threading
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import hypothesis
@@ -50,6 +52,14 @@ def random_examples(count: int, seed: int = SEED) -> Callable[[Callable[..., Non
         return chosen if _REPEATED else hypothesis.seed(seed)(chosen)
 
     return decorate
+
+
+def in_threads(*functions: Callable[[], None]) -> None:
+    """Calls each function in a thread of its own, and raises what one of them has raised."""
+    started = threading.Barrier(len(functions))
+    with ThreadPoolExecutor(len(functions), initializer=started.wait) as pool:
+        for done in [pool.submit(function) for function in functions]:
+            done.result()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

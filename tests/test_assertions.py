@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import Script
+from conftest import Script, in_threads
 
 acc = torch.accelerator
 
@@ -113,14 +112,6 @@ class TestReportedErrors:
         waited.set()
         thread.join()
         assert raised == ["bad value"]
-
-
-def in_threads(*functions: Callable[[], None]) -> None:
-    threads = [threading.Thread(target=function) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def test_an_index_error_is_the_guilty_calls(device: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+from conftest import in_threads
 
 SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dense": lambda x: x,
@@ -211,22 +212,12 @@ def test_between_devices(device: str) -> None:
 
 
 def test_threads(device: str) -> None:
-    failures: list[BaseException] = []
-
     def work(number: int) -> None:
-        try:
-            for size in range(1, 60):
-                host = torch.full((size, 7), float(number))
-                same(host.to(device).t().double().to(torch.int32), host.t().int())
-        except BaseException as error:
-            failures.append(error)
+        for size in range(1, 60):
+            host = torch.full((size, 7), float(number))
+            same(host.to(device).t().double().to(torch.int32), host.t().int())
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    in_threads(*(partial(work, number) for number in range(4)))
 
 
 def test_copies_are_differentiable(device: str) -> None:
@@ -300,20 +291,13 @@ class TestByTheHost:
             assert x.cpu().unique().tolist() == [6]
 
     def test_by_many_threads(self, device: str) -> None:
-        wrong: list[int] = []
-
         def copies(seed: int) -> None:
             source = torch.full((300_000,), float(seed))
             for _ in range(30):
                 there = source.to(device)
                 there.add_(1)
                 twice = there.clone().fill_(seed)
-                if not torch.equal(there.cpu(), source + 1) or not torch.equal(twice.cpu(), source):
-                    wrong.append(seed)
+                same(there, source + 1)
+                same(twice, source)
 
-        threads = [threading.Thread(target=copies, args=(seed,)) for seed in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong
+        in_threads(*(partial(copies, seed) for seed in range(6)))

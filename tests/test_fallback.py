@@ -10,13 +10,13 @@ import functools
 import os
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from conftest import in_threads
 
 import torchgraft
 
@@ -399,11 +399,7 @@ def test_counts_are_right_with_threads(device: str) -> None:
         for _ in range(100):
             on_cpu(aten.special_i1e.default, x)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[work] * 4)
     row = torchgraft.fallback_report()[NAME]
     assert row.calls == 400
     assert row.bytes_to_device == 400 * 256

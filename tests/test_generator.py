@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
+from conftest import in_threads
 
 
 @pytest.fixture
@@ -107,11 +106,7 @@ def test_threads_never_draw_the_same_numbers(device: str) -> None:
     def draw() -> None:
         drawn.extend(torch.rand(64, device=device).cpu() for _ in range(20))
 
-    threads = [threading.Thread(target=draw) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*[draw] * 4)
     assert len({tuple(each.tolist()) for each in drawn}) == 80
 
 

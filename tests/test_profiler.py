@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Script
+from conftest import Script, in_threads
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -200,11 +200,7 @@ class TestActivities:
                 x.to(device)
 
         with profile(activities=activities(device)) as prof:
-            threads = [threading.Thread(target=work) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            in_threads(*[work] * 4)
         assert len(commands(prof)) == 800
 
     def test_threads_that_do_not_stop(self, device: str) -> None:

@@ -14,27 +14,28 @@ bool is_one_piece(const at::Tensor& tensor) {
   return tensor.numel() != 0 && tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-void run(const char* name, const char* overload, torch::jit::Stack stack) {
-  run_plan(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload), &stack);
-}
-
 at::Tensor& fill_scalar(at::Tensor& self, const at::Scalar& value) {
   if (is_one_piece(self)) {
     at::Tensor element(at::detail::empty_cpu({}, self.scalar_type()));
     at::native::fill_(element, value);
     fill_memory(self, element.const_data_ptr(), self.itemsize());
   } else {
-    run("aten::fill_", "Scalar", {self, value});
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::fill_", "Scalar");
+    torch::jit::Stack stack{self, value};
+    run_plan(op, &stack);
   }
   return self;
 }
 
 at::Tensor& zero(at::Tensor& self) {
   constexpr char kZero = 0;
-  if (is_one_piece(self))
+  if (is_one_piece(self)) {
     fill_memory(self, &kZero, 1);
-  else
-    run("aten::zero_", "", {self});
+  } else {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::zero_", "");
+    torch::jit::Stack stack{self};
+    run_plan(op, &stack);
+  }
   return self;
 }
 

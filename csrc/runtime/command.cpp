@@ -22,16 +22,16 @@ at::Tensor tensor_over(void* data, uint64_t bytes, c10::ScalarType dtype) {
   return at::from_blob(data, {static_cast<int64_t>(bytes / c10::elementSize(dtype))}, dtype);
 }
 
-c10::ScalarType integer_of(uint64_t bytes) {
-  return bytes == 8 ? at::kLong : bytes == 4 ? at::kInt : bytes == 2 ? at::kShort : at::kByte;
-}
-
 template <typename T>
-c10::Scalar fill_with(void* destination, const void* pattern, uint64_t bytes) {
+void fill_with(void* destination, const void* pattern, uint64_t bytes) {
   T value;
   std::memcpy(&value, pattern, sizeof value);
-  if (bytes < kShared) std::fill_n(static_cast<T*>(destination), bytes / sizeof value, value);
-  return value;
+  if (bytes < kShared) {
+    std::fill_n(static_cast<T*>(destination), bytes / sizeof value, value);
+  } else {
+    at::Tensor memory = tensor_over(destination, bytes, c10::CppTypeToScalarType<T>::value);
+    at::native::fill_(memory, value);
+  }
 }
 
 }  // namespace
@@ -47,33 +47,28 @@ void host_copy(void* destination, const void* source, uint64_t bytes) {
     std::memmove(destination, source, bytes);
     return;
   }
-  const c10::ScalarType type = integer_of(bytes % 8 == 0 ? 8 : 1);
+  const c10::ScalarType type = bytes % sizeof(int64_t) == 0 ? at::kLong : at::kByte;
   at::native::copy_ignoring_overlaps(tensor_over(destination, bytes, type),
                                      tensor_over(const_cast<void*>(source), bytes, type));
 }
 
 bool host_fill(void* destination, const void* pattern, uint32_t pattern_bytes, uint64_t bytes) {
   if (reinterpret_cast<uintptr_t>(destination) % pattern_bytes != 0) return false;
-  c10::Scalar value;
   switch (pattern_bytes) {
     case 1:
-      value = fill_with<uint8_t>(destination, pattern, bytes);
+      fill_with<uint8_t>(destination, pattern, bytes);
       break;
     case 2:
-      value = fill_with<int16_t>(destination, pattern, bytes);
+      fill_with<int16_t>(destination, pattern, bytes);
       break;
     case 4:
-      value = fill_with<int32_t>(destination, pattern, bytes);
+      fill_with<int32_t>(destination, pattern, bytes);
       break;
     case 8:
-      value = fill_with<int64_t>(destination, pattern, bytes);
+      fill_with<int64_t>(destination, pattern, bytes);
       break;
     default:
       return false;
-  }
-  if (bytes >= kShared) {
-    at::Tensor memory = tensor_over(destination, bytes, integer_of(pattern_bytes));
-    at::native::fill_(memory, value);
   }
   return true;
 }

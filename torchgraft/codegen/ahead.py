@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -32,7 +33,7 @@ _work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 _thread: threading.Thread | None = None
 _starting = threading.Lock()
 _helpers: list[subprocess.Popen[bytes]] = []  # of the thread alone
-_turn = 0
+_turns = itertools.count()
 
 
 def helper_limit() -> int:
@@ -95,10 +96,8 @@ def _stop(thread: threading.Thread) -> None:
 
 
 def _send(lines: list[bytes]) -> None:
-    global _turn
     for line in lines:
-        _turn += 1
-        helper = _helper(_turn % helper_limit())
+        helper = _helper(next(_turns) % helper_limit())
         assert helper.stdin is not None
         with contextlib.suppress(OSError):  # it has just ended
             helper.stdin.write(line)

@@ -115,7 +115,7 @@ class KernelCache:
 
     def read(self, key: str) -> bytes | None:
         """The binary, or None if there is none that can be trusted."""
-        if not self._usable():
+        if not self.usable():
             return None
         try:
             content = self._content(self._path(key))
@@ -131,11 +131,11 @@ class KernelCache:
 
     def has(self, key: str) -> bool:
         """Whether there is one, good or not."""
-        return self._usable() and self._path(key).exists()
+        return self.usable() and self._path(key).exists()
 
     def write(self, key: str, binary: bytes) -> None:
         """Keeps a binary; another process writing the same one at the same time does no harm."""
-        if not self._usable() or len(binary) > self.bound:
+        if not self.usable() or len(binary) > self.bound:
             return
         path = self._path(key)
         temporary = None
@@ -260,7 +260,7 @@ class KernelCache:
 
     def _locked(self, lock: Path, deadline: float) -> int | None:
         """Makes and locks a file; None if that cannot be done, or not until then."""
-        if not self._can_write or not self._usable():
+        if not self._can_write or not self.usable():
             return None
         with contextlib.suppress(OSError):
             lock.parent.mkdir(mode=0o700, exist_ok=True)
@@ -293,7 +293,8 @@ class KernelCache:
                             found.append(_File(min(status.st_mtime, now), status.st_size, entry.name, entry.path))
         return found
 
-    def _usable(self) -> bool:
+    def usable(self) -> bool:
+        """Whether kernels are kept: not switched off, and the directory is the user's own."""
         if not self.enabled:
             return False
         if self._trusted is None:

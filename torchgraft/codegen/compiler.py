@@ -97,7 +97,7 @@ def compiled(kernel: Kernel, device: int) -> _C.Kernel:
 def compile_ahead(kernels: Iterable[Kernel], device: int) -> None:
     """Has helpers compile those that are neither in this process nor on disk, the last of them first."""
     # Another process on a GPU would take memory from it, and its compiler serves threads.
-    if _properties(device)["kind"] != "cpu" or not ahead.is_possible() or not _disk().enabled:
+    if _properties(device)["kind"] != "cpu" or not ahead.is_possible() or not _disk().usable():
         return
     missing = [kernel for kernel in dict.fromkeys(kernels) if (device, kernel) not in _kernels]
     jobs = [_job(kernel, device) for kernel in missing]

@@ -253,6 +253,8 @@ def _fits(
     layers: int, directions: int,
 ) -> bool:  # fmt: skip
     """Whether a call is as simple as it is for users of the modules. What is odd, or wrong, is torch's to treat."""
+    if len(states) != 1 + CELLS[cell].has_c:
+        return False
     tensors = [input, *states, *params]
     first = tensors[0]
     if first.dtype not in (torch.float32, torch.float64) or first.device.type == "meta":
@@ -261,7 +263,7 @@ def _fits(
         return False
     if any(t.dtype != first.dtype or t.device != first.device for t in tensors):
         return False
-    if input.dim() != 3 or input.numel() == 0 or len(params) != layers * directions * (4 if has_biases else 2):
+    if input.dim() != 3 or input.numel() == 0 or len(params) != layers * directions * _parameters_each(has_biases):
         return False
     if torch.is_autocast_enabled(first.device.type) or torch._C._are_functorch_transforms_active():
         return False
@@ -269,15 +271,22 @@ def _fits(
         return False
     gates = CELLS[cell].gates
     return all(s.dim() == 3 and s.size(0) == layers * directions for s in states) and all(
-        _weights_fit(params, number, gates, states, has_biases) for number in range(layers * directions)
+        _weights_fit(weights, gates, states) for weights in _by_layer(params, has_biases)
     )
 
 
-def _weights_fit(
-    params: Sequence[torch.Tensor], number: int, gates: int, states: Sequence[torch.Tensor], has_biases: bool
-) -> bool:
-    each = 4 if has_biases else 2
-    w_ih, w_hh, *biases = params[number * each : (number + 1) * each]
+def _parameters_each(has_biases: bool) -> int:
+    """Of a layer in one direction."""
+    return 4 if has_biases else 2
+
+
+def _by_layer(params: Sequence[torch.Tensor], has_biases: bool) -> list[Sequence[torch.Tensor]]:
+    each = _parameters_each(has_biases)
+    return [params[first : first + each] for first in range(0, len(params), each)]
+
+
+def _weights_fit(weights: Sequence[torch.Tensor], gates: int, states: Sequence[torch.Tensor]) -> bool:
+    w_ih, w_hh, *biases = weights
     _, batch, size = states[0].shape
     return (
         size > 0
@@ -303,13 +312,13 @@ def _run(
     batch_first: bool,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
     """All layers: what the last one gives, and the last states of each layer and direction."""
-    each = 4 if has_biases else 2
+    weights = _by_layer(params, has_biases)
     x, hs, cs = input.transpose(0, 1) if batch_first else input, [], []
     for layer in range(layers):
         outputs = []
         for direction in range(directions):
             number = layer * directions + direction
-            w_ih, w_hh, *biases = params[number * each : (number + 1) * each]
+            w_ih, w_hh, *biases = weights[number]
             hx, cx = states[0][number], states[1][number] if CELLS[cell].has_c else None
             output, cy = _layer(cell, x, hx, cx, w_ih, w_hh, biases, direction == 1)
             outputs.append(output)
@@ -340,32 +349,14 @@ def _torchs(op: Any, *arguments: Any) -> Results:
     return results
 
 
-@recomposed("lstm.input")
-def _lstm(
-    input: torch.Tensor,
-    hx: Sequence[torch.Tensor],
-    params: Sequence[torch.Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Results:
-    about = (has_biases, num_layers, dropout, train)
-    if len(hx) == 2 and _fits("lstm", input, hx, params, has_biases, num_layers, 1 + bidirectional):
-        output, hs, cs = _run("lstm", input, hx, params, *about, 1 + bidirectional, batch_first)
-        return output, torch.stack(hs), torch.stack(cs)
-    return _torchs(torch.ops.aten.lstm.input, input, hx, params, *about, bidirectional, batch_first)
-
-
-def _of_one_state(name: str, cell: str) -> Callable[..., Results]:
-    """The networks whose cells have one state."""
+def _network(name: str) -> Callable[..., Results]:
+    """A network of layers of one cell."""
     op = getattr(torch.ops.aten, name).input
+    has_c = CELLS[name].has_c
 
     def network(
         input: torch.Tensor,
-        hx: torch.Tensor,
+        hx: Any,
         params: Sequence[torch.Tensor],
         has_biases: bool,
         num_layers: int,
@@ -375,14 +366,17 @@ def _of_one_state(name: str, cell: str) -> Callable[..., Results]:
         batch_first: bool,
     ) -> Results:
         about = (has_biases, num_layers, dropout, train)
-        if _fits(cell, input, [hx], params, has_biases, num_layers, 1 + bidirectional):
-            output, hs, _ = _run(cell, input, [hx], params, *about, 1 + bidirectional, batch_first)
-            # The layer's own is kept for its gradient. What torch composes may be written, unlike an LSTM's on its CPU.
-            return output.clone() if output.requires_grad else output, torch.stack(hs)
-        return _torchs(op, input, hx, params, *about, bidirectional, batch_first)
+        states = hx if has_c else [hx]
+        if not _fits(name, input, states, params, has_biases, num_layers, 1 + bidirectional):
+            return _torchs(op, input, hx, params, *about, bidirectional, batch_first)
+        output, hs, cs = _run(name, input, states, params, *about, 1 + bidirectional, batch_first)
+        if has_c:
+            return output, torch.stack(hs), torch.stack(cs)
+        # The layer's own is kept for its gradient. What torch composes may be written, unlike an LSTM's on its CPU.
+        return output.clone() if output.requires_grad else output, torch.stack(hs)
 
     return network
 
 
-for _name in ("gru", "rnn_tanh", "rnn_relu"):
-    recomposed(f"{_name}.input")(_of_one_state(_name, _name))
+for _name in CELLS:
+    recomposed(f"{_name}.input")(_network(_name))

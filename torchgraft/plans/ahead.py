@@ -8,12 +8,9 @@ compiled; a process that finds its kernels on disk never comes here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_leaves
 
 from torchgraft.codegen import ahead
@@ -22,6 +19,7 @@ from torchgraft.codegen.kernel import Kernel
 from torchgraft.plans.builder import Nested, PlanBuilder
 from torchgraft.plans.device import device_traits, kernel_form
 from torchgraft.plans.elementwise import number_dtype, wrapped_number
+from torchgraft.plans.mode import ThreadMode
 from torchgraft.plans.registry import ENTRIES
 from torchgraft.plans.schema import call_by_name, overload_name, parameters
 
@@ -79,21 +77,12 @@ def _compile_gradient(op: torch._ops.OpOverload, specs: dict[str, Any], device: 
     compile_ahead(reversed(kernels), device)  # the first is needed first
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(ThreadMode):
     """Keeps the planned ops that are called."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.calls: list[tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]] = []
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """In the calling thread alone; see `_Trace.active`."""
-        _push_mode(self)
-        try:
-            yield
-        finally:
-            _pop_mode()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.convolution_backward.default:  # the device's own has no sizes of the bias

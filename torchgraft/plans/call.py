@@ -354,32 +354,34 @@ class _Call:
 
     def _describe(self, returned: tuple[Any, ...]) -> tuple[list[_C.Output], list[torch.Tensor]]:
         results: list[torch.Tensor] = []
+        return [self._output(item, results) for item in returned], results
 
-        def describe(item: Any) -> _C.Output:
-            if item is None:
-                return _C.Output.undefined()
-            if isinstance(item, (list, tuple)):
-                return _C.Output.list([describe(part) for part in item])
-            if not isinstance(item, torch.Tensor):
-                return _C.Output.constant(item)
-            for slot, spec in enumerate(self.specs):
-                if spec is item:
-                    return _C.Output.argument(slot)
-            memory = self.p.memory(item)
-            if memory.kind == "argument":
-                return _C.Output.view(memory.argument, item.shape, item.stride(), int(item.storage_offset()))
-            slot = len(self.specs) + len(results)
-            results.append(item)
-            memory.kind = "result"
-            if self.p.any_shape and self.first is not None:
-                first = self.specs[self.first]
-                if first is not None and first.shape == item.shape:
-                    return _C.Output.like(slot, self.first, item.dtype)
-            # Some of torch's meta functions order the dimensions even of a result without elements.
-            strides = item.stride() if item.numel() else torch.empty(item.shape, device="meta").stride()
-            return _C.Output.new(slot, item.shape, strides, item.dtype)
-
-        return [describe(item) for item in returned], results
+    # A method: a function that calls itself from within another one holds what it sees, tables on the device among it,
+    # until Python looks for cycles.
+    def _output(self, item: Any, results: list[torch.Tensor]) -> _C.Output:
+        """What is returned for an item; adds it to the results if it is a new tensor."""
+        if item is None:
+            return _C.Output.undefined()
+        if isinstance(item, (list, tuple)):
+            return _C.Output.list([self._output(part, results) for part in item])
+        if not isinstance(item, torch.Tensor):
+            return _C.Output.constant(item)
+        for slot, spec in enumerate(self.specs):
+            if spec is item:
+                return _C.Output.argument(slot)
+        memory = self.p.memory(item)
+        if memory.kind == "argument":
+            return _C.Output.view(memory.argument, item.shape, item.stride(), int(item.storage_offset()))
+        slot = len(self.specs) + len(results)
+        results.append(item)
+        memory.kind = "result"
+        if self.p.any_shape and self.first is not None:
+            first = self.specs[self.first]
+            if first is not None and first.shape == item.shape:
+                return _C.Output.like(slot, self.first, item.dtype)
+        # Some of torch's meta functions order the dimensions even of a result without elements.
+        strides = item.stride() if item.numel() else torch.empty(item.shape, device="meta").stride()
+        return _C.Output.new(slot, item.shape, strides, item.dtype)
 
 
 def plain_arguments(p: PlanBuilder, arguments: dict[str, Any]) -> dict[str, Any]:

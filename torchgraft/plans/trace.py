@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 from torch.utils._pytree import tree_map
 
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.meta import has_meta
+from torchgraft.plans.mode import ThreadMode
 from torchgraft.plans.refusals import Refuses, gathered, other_out
 from torchgraft.plans.registry import ENTRIES, Options, register
 from torchgraft.plans.scalar import Scalar
@@ -28,22 +27,12 @@ def _is_view(op: torch._ops.OpOverload) -> bool:
     return aliased and not any(a.alias_info is not None and a.alias_info.is_write for a in op._schema.arguments)
 
 
-class _Trace(TorchDispatchMode):
+class _Trace(ThreadMode):
     """Turns each op that runs on specs into steps of a plan."""
 
     def __init__(self, p: PlanBuilder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.p = p
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Where the calling thread's ops come here. Not `with self`, which sets flags for the whole process besides, by
-        which torch.compile would take other threads for being in a mode."""
-        _push_mode(self)
-        try:
-            yield
-        finally:
-            _pop_mode()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.plan(func, args, kwargs or {})

@@ -1,0 +1,27 @@
+"""Dispatch modes that other threads see nothing of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+
+__all__ = ["ThreadMode"]
+
+
+class ThreadMode(TorchDispatchMode):
+    """A mode for the calling thread alone."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Where the thread's ops come here. Not `with self`, which sets flags for the whole process besides, by which
+        torch.compile would take other threads for being in a mode."""
+        _push_mode(self)
+        try:
+            yield
+        finally:
+            _pop_mode()
