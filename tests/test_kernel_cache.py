@@ -533,6 +533,7 @@ class TestCompiler:
         assert (torch.ones(3, device=device) + 1).tolist() == [2, 2, 2]
 
 
+@pytest.mark.thorough
 def test_processes_share_kernels(device: str, script: Script, tmp_path: Path) -> None:
     """Two begin at once with nothing, and each kernel is compiled by one of them; a third finds everything."""
     if device == "npy":

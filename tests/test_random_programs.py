@@ -456,7 +456,7 @@ def room_for(count: int | None) -> Iterator[None]:
 @pytest.mark.parametrize("room", [None, 2])
 def test_any_program(device: str, room: int | None) -> None:
     with room_for(room):
-        program_test(torch.device(device), SEED, int(os.environ.get("TORCHGRAFT_TEST_PROGRAMS", "100")))()
+        program_test(torch.device(device), SEED, int(os.environ.get("TORCHGRAFT_TEST_PROGRAMS", "60")))()
 
 
 @pytest.mark.thorough

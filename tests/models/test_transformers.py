@@ -36,7 +36,7 @@ def make(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
-@pytest.mark.quick(kind=["t5", "mamba"])
+@pytest.mark.quick(kind="mamba")
 def test_training(device: str, kind: str) -> None:
     def loss(model: nn.Module, words: torch.Tensor) -> torch.Tensor:
         value: torch.Tensor = model(input_ids=words, labels=words).loss

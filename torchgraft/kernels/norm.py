@@ -1,19 +1,19 @@
 """Kernels of layer, group and batch normalisation.
 
 Layer and group norm are teams on rows: contiguous runs of elements that share a mean. Both take two passes over a row
-for the mean and the variance - the row lies in a cache - so that nothing is lost by cancellation. Batch norm takes its
-sums from `kernels.reduce`; here are the steps between, walks over channels, and the last one, which is an affine map
-for each channel.
+for the mean and the variance - the row lies in a cache - so that nothing is lost by cancellation. Batch norm is a
+reduction (`kernels.reduce`), which also does what there is to do once for each channel, and an affine map.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
-from torchgraft.codegen.kernel import Kernel, parameters
+from torchgraft.codegen.kernel import Kernel, Parameter, parameters
 from torchgraft.codegen.loops import FEW, Layout, Team, Walk
 from torchgraft.codegen.types import BY_NAME, value_ctype
-from torchgraft.kernels.reduce import Reduction
+from torchgraft.kernels.reduce import Reduction, variance
 
 
 def _moments(team: Team, acc: str, type_: str) -> str:
@@ -101,6 +101,21 @@ def layer_norm_weight(type_: str, stat_type: str) -> Kernel:
     acc = BY_NAME[type_].accumulate
     params = parameters(f"const {type_}* grad, x; const {stat_type}* means, rstds; {acc}* dws, dbs; i64 rows, part")
     return walk.kernel(f"layer_norm_weight_{type_}", params, walk.each(column), dims=2)
+
+
+@functools.cache
+def totals(acc: str, types: tuple[str, ...]) -> Reduction:
+    """The sums of one or two tensors of `acc`, as `types`."""
+    names = ("a", "b")[: len(types)]
+    return Reduction(
+        f"totals_{acc}",
+        tuple((name, acc, "0") for name in names),
+        " ".join(f"A.{name} += {value};" for name, value in zip(names, ("x", "y"), strict=False)),
+        " ".join(f"A.{name} += B.{name};" for name in names),
+        tuple((type_, f"A.{name}") for name, type_ in zip(names, types, strict=True)),
+        cascade=acc == "f32",
+        others=(("y", acc, "same"),)[: len(types) - 1],
+    )
 
 
 # Group norm ----------------------------------------------------------------------------------------------------------
@@ -199,119 +214,112 @@ def group_norm_weight(form: str, acc: str, weight_type: str, stat_type: str) -> 
 
 
 @functools.cache
-def batch_norm_statistics(
-    form: str, acc: str, weight_type: str, stat_type: str, running_type: str, options: str
-) -> Kernel:
-    """What follows from the statistics of a batch. The walk is over channels.
-
-    Saves mean and inverse deviation, updates the running statistics, and finds the affine map of each channel.
-    `options` are letters: w weight, b bias, r running statistics are updated, e evaluation (from the running
-    statistics), s save. Parameters: `mean`, `var`, `weight`, `bias`, `running_mean`, `running_var`, `save_mean`,
-    `save_invstd`, `scale`, `shift`, `center`, `count`, `momentum`, `eps`.
-    """
-    walk, t = Walk(form), value_ctype(acc)
-    weight = f"load_{weight_type}(weight, i)" if "w" in options else "1"
-    bias = f"load_{weight_type}(bias, i)" if "b" in options else "0"
-    if "e" in options:
-        source = f"const {t} m = load_{running_type}(running_mean, i), v = load_{running_type}(running_var, i);"
-    else:
-        source = f"const {t} m = mean[i], v = var[i];"
-    update = ""
-    if "r" in options:
-        old_mean, old_var = (f"load_{running_type}(running_{name}, i)" for name in ("mean", "var"))
-        update = f"""
-  const {t} unbiased = v * (({t})count / (({t})count - 1));
-  store_{running_type}(running_mean, i, {old_mean} * (1 - momentum) + m * momentum);
-  store_{running_type}(running_var, i, {old_var} * (1 - momentum) + unbiased * momentum);"""
-    save = f"store_{stat_type}(save_mean, i, m); store_{stat_type}(save_invstd, i, inverse);" if "s" in options else ""
-    channel = f"""
-  {source}
-  const {t} inverse = 1 / sqrt(v + eps);{update}
-  {save}
-  scale[i] = inverse * {weight};
-  shift[i] = {bias};
-  center[i] = m;"""
-    params = parameters(
-        f"const {acc}* mean, var; const {weight_type}* weight, bias; {running_type}* running_mean, running_var; "
-        f"{stat_type}* save_mean, save_invstd; {acc}* scale, shift, center; i64 count; {acc} momentum, eps"
-    )
-    return walk.kernel(f"batch_norm_statistics_{stat_type}", params, walk.each(channel, vectorize=False))
+def batch_norm_moments(acc: str, stat_type: str | None, running_type: str | None) -> Reduction:
+    """Mean and inverse deviation of each channel, as `acc` and, if there is a `stat_type`, as that, and the running
+    statistics brought forward. Values: `eps`, `momentum`."""
+    base, t = variance(acc, acc, False, True), value_ctype(acc)
+    var = f"(A.m2 / ({t})count)"
+    inverse = f"1 / sqrt({var} + eps)"
+    results = [(acc, "A.mean"), (acc, inverse)]
+    if stat_type is not None:
+        results += [(stat_type, "A.mean"), (stat_type, inverse)]
+    if running_type is not None:
+        results += [
+            (running_type, f"old * (1 - momentum) + {value} * momentum")
+            for value in ("A.mean", f"{var} * (({t})count / (({t})count - 1))")
+        ]
+    values = (("eps", acc), ("momentum", acc))
+    return replace(base, name=f"batch_norm_{acc}", results=tuple(results), values=values)
 
 
 @functools.cache
-def batch_norm_sums(acc: str, input_type: str) -> Reduction:
-    """The sums of dy and of dy (x - mean) for each channel."""
+def batch_norm_sums(
+    acc: str, input_type: str, stat_type: str, var: bool, sums: bool, grad_types: tuple[str | None, str | None]
+) -> Reduction:
+    """The sums of dy and of dy (x - mean) for each channel, as `acc` if `sums`, and the gradients of weight and bias,
+    as `grad_types` where there are such. The third of the others is the inverse deviation or, with `var`, the
+    variance. Values: `eps`."""
+    weight_type, bias_type = grad_types
+    results = [(acc, "A.sum"), (acc, "A.dot")] if sums else []
+    if weight_type is not None:
+        results.append((weight_type, "A.dot * " + ("(1 / sqrt(scale + eps))" if var else "scale")))
+    if bias_type is not None:
+        results.append((bias_type, "A.sum"))
     return Reduction(
-        f"batch_norm_{acc}",
+        f"batch_norm_backward_{acc}",
         (("sum", acc, "0"), ("dot", acc, "0")),
         "A.sum += x; A.dot = fma(x, value - center, A.dot);",
         "A.sum += B.sum; A.dot += B.dot;",
-        ((acc, "A.sum"), (acc, "A.dot")),
+        tuple(results),
+        values=(("eps", acc),),
         cascade=acc == "f32",
-        others=(("value", input_type, "same"), ("center", acc, "kept")),
+        others=(("value", input_type, "same"), ("center", stat_type, "kept"), ("scale", stat_type, "kept")),
     )
 
 
 @functools.cache
-def batch_norm_center(form: str, acc: str, running_type: str, stat_type: str, train: bool) -> Kernel:
-    """The mean and inverse deviation that a backward pass uses, as `acc`. The walk is over channels. Parameters:
-    `running_mean`, `running_var`, `save_mean`, `save_invstd`, `center`, `invstd`, `eps`."""
-    walk, t = Walk(form), value_ctype(acc)
-    if train:
-        values = f"load_{stat_type}(save_mean, i), inverse = load_{stat_type}(save_invstd, i)"
-    else:
-        values = f"load_{running_type}(running_mean, i), inverse = 1 / sqrt(load_{running_type}(running_var, i) + eps)"
+def batch_norm_map(
+    form: str, type_: str, stat_type: str, weight_type: str | None, bias_type: str | None, var: bool, last: bool
+) -> Kernel:
+    """The normalised elements. `center` and `deviation` are a channel's mean and inverse deviation or, with `var`, its
+    variance. Parameters: `x`, `center`, `deviation`, `weight`, `bias`, `out`, `channels`, `eps`."""
+    channel = {"m": f"load_{stat_type}(center, k)", "s": _inverse(stat_type, var)}
+    if weight_type is not None:
+        channel["s"] += f" * load_{weight_type}(weight, k)"
+    if bias_type is not None:
+        channel["b"] = f"load_{bias_type}(bias, k)"
+    value = f"(load_{type_}(x, at + j) - m) * s" + (" + b" if bias_type is not None else "")
+    acc = BY_NAME[type_].accumulate
     params = parameters(
-        f"const {running_type}* running_mean, running_var; const {stat_type}* save_mean, save_invstd; "
-        f"{acc}* center, invstd; {acc} eps"
+        f"const {type_}* x; const {stat_type}* center, deviation; const {weight_type or acc}* weight; "
+        f"const {bias_type or acc}* bias; {type_}* out; i64 channels; {acc} eps"
     )
-    channel = f"const {t} m = {values}; center[i] = m; invstd[i] = inverse;"
-    return walk.kernel(f"batch_norm_center_{acc}", params, walk.each(channel, vectorize=False))
+    return _channel_map("batch_norm", form, type_, params, channel, value, last)
 
 
 @functools.cache
-def batch_norm_coefficients(form: str, acc: str, weight_type: str, grad_type: str, weight: bool, train: bool) -> Kernel:
-    """Gradients of weight and bias, and dx as scale dy + slope (x - mean) + shift. The walk is over channels.
-    Parameters: `sum`, `dot`, `invstd`, `weight`, `weight_grad`, `bias_grad`, `scale`, `slope`, `shift`, `count`,
-    `has_weight`, `has_bias`."""
-    walk, t = Walk(form), value_ctype(acc)
-    factor = f"load_{weight_type}(weight, i)" if weight else "1"
-    rest = "slope[i] = 0; shift[i] = 0;"
+def batch_norm_input(
+    form: str, type_: str, stat_type: str, weight_type: str | None, var: bool, train: bool, last: bool
+) -> Kernel:
+    """The gradient of the input, from `sum` and `dot` of `batch_norm_sums` in training. Parameters: those of
+    `batch_norm_map` without the bias, `grad`, `sum`, `dot`, and `each`, the elements of a channel."""
+    acc = BY_NAME[type_].accumulate
+    channel = {"s": _inverse(stat_type, var)}
+    value = f"s * load_{type_}(grad, at + j)"
     if train:
-        rest = f"slope[i] = -s * inverse * inverse * dot[i] / ({t})count; shift[i] = -s * sum[i] / ({t})count;"
-    channel = f"""
-  const {t} inverse = invstd[i], s = inverse * {factor};
-  scale[i] = s;
-  {rest}
-  if (has_weight) store_{grad_type}(weight_grad, i, dot[i] * inverse);
-  if (has_bias) store_{grad_type}(bias_grad, i, sum[i]);"""
+        channel = {"r": channel["s"], "s": "r", "m": f"load_{stat_type}(center, k)"}
+        channel["share"] = f"-1 / ({value_ctype(acc)})each"
+    if weight_type is not None:
+        channel["s"] += f" * load_{weight_type}(weight, k)"
+    if train:
+        channel |= {"slope": "s * r * r * dot[k] * share", "shift": "s * sum[k] * share"}
+        value += f" + slope * (load_{type_}(x, at + j) - m) + shift"
     params = parameters(
-        f"const {acc}* sum, dot, invstd; const {weight_type}* weight; {grad_type}* weight_grad, bias_grad; "
-        f"{acc}* scale, slope, shift; i64 count; i32 has_weight, has_bias"
+        f"const {type_}* grad, x; const {stat_type}* center, deviation; const {weight_type or acc}* weight; "
+        f"const {acc}* sum, dot; {type_}* out; i64 channels, each; {acc} eps"
     )
-    return walk.kernel(f"batch_norm_coefficients_{acc}", params, walk.each(channel, vectorize=False))
+    return _channel_map("batch_norm_backward", form, type_, params, channel, value, last)
 
 
-@functools.cache
-def channel_map(form: str, type_: str, backward: bool, last: bool) -> Kernel:
-    """The affine map of each element. Parameters: `x`, `grad` and `slope` if `backward`, `scale`, `shift`, `center`,
-    `out`, `channels`.
+def _inverse(stat_type: str, var: bool) -> str:
+    """The inverse deviation of channel ``k``."""
+    deviation = f"load_{stat_type}(deviation, k)"
+    return f"1 / sqrt({deviation} + eps)" if var else deviation
+
+
+def _channel_map(
+    name: str, form: str, type_: str, params: tuple[Parameter, ...], channel: dict[str, str], value: str, last: bool
+) -> Kernel:
+    """`value` for each element, with the numbers of `channel` ``k`` by name.
 
     The walk is over rows and their elements: a row is a channel of a sample or, with `last`, where channels are fastest
     in memory, the channels of one position.
     """
-    walk, acc = Walk(form, rank=2), BY_NAME[type_].accumulate
-    t = value_ctype(acc)
-    names = ["scale", "shift", "center", *(["slope"] if backward else [])]
-    row, channel = "const long at = i0 * n1 + i1;", "i1 + j"
-    own = {name: f"{name}[{channel}]" for name in names}
-    if not last:
-        row += " const long k = i0 % channels;" + "".join(f" const {t} {name}_k = {name}[k];" for name in names)
-        own = {name: f"{name}_k" for name in names}
-    x = f"load_{type_}(x, at + j) - {own['center']}"
-    value = f"({x}) * {own['scale']} + {own['shift']}"
-    if backward:
-        value = f"{own['scale']} * load_{type_}(grad, at + j) + {own['slope']} * ({x}) + {own['shift']}"
-    gradient = f"const {type_}* grad; const {acc}* slope; " if backward else ""
-    params = parameters(f"const {type_}* x; {gradient}const {acc}* scale, shift, center; {type_}* out; i64 channels")
-    return walk.kernel(f"channel_map_{type_}", params, walk.each(f"store_{type_}(out, at + j, {value});", row))
+    walk, t = Walk(form, rank=2), value_ctype(BY_NAME[type_].accumulate)
+    numbers = " ".join(f"const {t} {number} = {text};" for number, text in channel.items())
+    row, store = "const long at = i0 * n1 + i1;", f"store_{type_}(out, at + j, {value});"
+    if last:
+        store = f"const long k = i1 + j; {numbers} {store}"
+    else:
+        row += f" const long k = i0 % channels; {numbers}"
+    return walk.kernel(f"{name}_{type_}", params, walk.each(store, row))

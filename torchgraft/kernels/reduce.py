@@ -32,7 +32,7 @@ class Reduction:
             `index`), into accumulator A: ``A.sum += x;``.
         combine: statements that take accumulator B into A.
         results: (element type, expression of A) of each output. May use ``count``, the number of reduced elements, of
-            type i64, and `values`.
+            type i64, `values`, `others` of kind "kept", and ``old``, what the output holds before.
         values: more scalar parameters (name, element type), given to every kernel.
         index: element type of indices; "" if `step` does not need ``i``.
         cascade: sums of sums: accumulators are emptied into others after some steps, so that rounding errors grow with
@@ -57,15 +57,27 @@ class Reduction:
         """Statements that take element ``c`` of a row into accumulator A."""
         declared = f"const {value_ctype(self.index)} i = ({value_ctype(self.index)})c; " if self.index else ""
         declared += f"const {value_ctype(input_type)} x = load_{input_type}(input, {team.at}); "
-        for name, type_, kind in self.others:
-            at = team.at if kind == "same" else team.row
-            declared += f"const {value_ctype(type_)} {name} = load_{type_}(in_{name}, {at}); "
+        for other in self.others:
+            declared += self._load(other, team.at if other[2] == "same" else team.row) + " "
         return f"{{ {declared} {self.step} }}"
 
-    def store(self, at: str, accumulator: str) -> str:
-        """Statements that store all results; `accumulator` spells a field "{}"."""
-        texts = [(type_, bind(expression, A=accumulator)) for type_, expression in self.results]
-        return " ".join(f"store_{type_}(out{n}, {at}, {text});" for n, (type_, text) in enumerate(texts))
+    def store(self, at: str, row: str, accumulator: str) -> str:
+        """Statements that store all results of a row; `accumulator` spells a field "{}"."""
+        texts = [self._load(other, row) for other in self.kept_for_results()]
+        for n, (type_, expression) in enumerate(self.results):
+            value = re.sub(r"\bold\b", f"load_{type_}(out{n}, {at})", bind(expression, A=accumulator))
+            texts.append(f"store_{type_}(out{n}, {at}, {value});")
+        return " ".join(texts)
+
+    def kept_for_results(self) -> tuple[tuple[str, str, str], ...]:
+        """Those of `others` that results use."""
+        text = " ".join(expression for _, expression in self.results)
+        return tuple(o for o in self.others if o[2] == "kept" and re.search(rf"\b{o[0]}\b", text))
+
+    @staticmethod
+    def _load(other: tuple[str, str, str], at: str) -> str:
+        name, type_, _ = other
+        return f"const {value_ctype(type_)} {name} = load_{type_}(in_{name}, {at});"
 
     def parameters(self, sources: str, parts: bool) -> tuple[Parameter, ...]:
         """`sources`, results ``out<n>`` or accumulators ``part_<field>``, strides of the results, and `values`."""
@@ -75,6 +87,10 @@ class Reduction:
         out = "; ".join(f"{type_}* {name}" for name, type_ in targets)
         values = "; ".join(f"{type_} {name}" for name, type_ in self.values)
         return parameters(f"{sources}; {out}; i64 os0, os1; {values}")
+
+
+def _inputs(others: tuple[tuple[str, str, str], ...]) -> str:
+    return "; ".join(f"const {type_}* in_{name}" for name, type_, _ in others)
 
 
 @functools.cache
@@ -93,11 +109,10 @@ def reduce_kernel(r: Reduction, input_type: str, layout: Layout, width: int, par
         at = f"GROUP_ID(1) * (outer * inner) + {team.row}"
         store = " ".join(f"part_{name}[{at}] = {name};" for name, _, _ in r.fields)
     else:
-        store = f"const long count = size; {r.store(f'o * os0 + {team.column} * os1', '{}')}"
-    others = "; ".join(f"const {type_}* in_{name}" for name, type_, _ in r.others)
+        store = f"const long count = size; {r.store(f'o * os0 + {team.column} * os1', team.row, '{}')}"
     return team.kernel(
         f"{r.name}_{input_type}",
-        r.parameters(f"const {input_type}* input; {others}", parts),
+        r.parameters(f"const {input_type}* input; {_inputs(r.others)}", parts),
         team.fold(
             {name: (type_, identity) for name, type_, identity in r.fields},
             r.taken_in(input_type, team),
@@ -122,11 +137,11 @@ def combine_kernel(r: Reduction, form: str) -> Kernel:
     {declared}
     for (long part = 0; part < parts; ++part) {{ {loads} {combine} }}
     const long k0 = i / inner, k1 = i - k0 * inner;
-    {r.store("k0 * os0 + k1 * os1", "a_{}")}""",
+    {r.store("k0 * os0 + k1 * os1", "i", "a_{}")}""",
         vectorize=False,
     )
     accumulators = "; ".join(f"const {type_}* part_{name}" for name, type_, _ in r.fields)
-    params = r.parameters(f"{accumulators}; i64 inner, count, parts", False)
+    params = r.parameters(f"{accumulators}; {_inputs(r.kept_for_results())}; i64 inner, count, parts", False)
     return walk.kernel(f"combine_{r.name}", params, body, r.helpers)
 
 

@@ -11,10 +11,10 @@ import torch
 from torchgraft.codegen import ceil_div, element_type
 from torchgraft.codegen.loops import FEW
 from torchgraft.kernels import norm as kernels
-from torchgraft.kernels import reduce
 from torchgraft.ops.entries import enter, enter_composite
 from torchgraft.ops.reductions import plan_reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+from torchgraft.plans.grid import Grid
 from torchgraft.plans.refusals import check_out
 
 aten = torch.ops.aten
@@ -24,6 +24,10 @@ Mask = Sequence[bool]
 
 def _name(t: torch.Tensor | None, default: str) -> str:
     return default if t is None else element_type(t.dtype).name
+
+
+def _type_name(t: torch.Tensor | None) -> str | None:
+    return None if t is None else element_type(t.dtype).name
 
 
 def _float_name(x: torch.Tensor) -> str:
@@ -134,10 +138,12 @@ def layer_norm_backward(
     if wants_weight and gpu:
         columns = p.walk(size, multiple=1, group=FEW).by(parts)
         p.launch(kernels.layer_norm_weight(type_, stat), columns, **arguments, rows=rows, part=ceil_div(rows, parts))
-    for grad, sums in ((weight_grad, dws), (bias_grad, dbs)):
-        if grad is not None and sums is not None:
-            to = element_type(grad.dtype)
-            plan_reduction(p, reduce.total(to.accumulate, to.name), [grad.view(-1)], sums, [0])
+    grads = [grad for grad in (weight_grad, bias_grad) if grad is not None]
+    if grads and dws is not None and dbs is not None:
+        acc, types = element_type(dws.dtype).name, tuple(element_type(grad.dtype).name for grad in grads)
+        others = [dbs] if len(grads) == 2 else []
+        first = dbs if weight_grad is None else dws
+        plan_reduction(p, kernels.totals(acc, types), [grad.view(-1) for grad in grads], first, [0], others=others)
 
 
 # ---- group norm ----
@@ -222,11 +228,9 @@ def group_norm_backward(
 
 def _channels_last(x: torch.Tensor) -> bool | None:
     """Whether channels are fastest in memory; None if the tensor is neither that nor contiguous."""
-    if x.is_contiguous():
-        return False
-    if x.movedim(1, -1).is_contiguous():
+    if x.movedim(1, -1).is_contiguous():  # of one position to a sample, too
         return True
-    return None
+    return False if x.is_contiguous() else None
 
 
 def _like(p: PlanBuilder, x: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
@@ -238,29 +242,12 @@ def _like(p: PlanBuilder, x: torch.Tensor, strides: Sequence[int]) -> torch.Tens
     return copy
 
 
-def _map_channels(
-    p: PlanBuilder,
-    out: torch.Tensor,
-    x: torch.Tensor,
-    scale: torch.Tensor,
-    shift: torch.Tensor,
-    center: torch.Tensor,
-    grad: torch.Tensor | None = None,
-    slope: torch.Tensor | None = None,
-) -> None:
-    """out = (x - center) scale + shift for each channel, or scale grad + slope (x - center) + shift.
-
-    All tensors have one layout.
-    """
+def _channel_walk(p: PlanBuilder, x: torch.Tensor) -> tuple[bool, Grid]:
+    """Whether channels are fastest in memory, and the walk of a kernel for each element."""
     last = bool(_channels_last(x))
     samples, channels = x.shape[:2]
     inner = math.prod(x.shape[2:])
-    rows, size = (samples * inner, channels) if last else (samples * channels, inner)
-    tensors: dict[str, torch.Tensor | None] = {"x": x, "scale": scale, "shift": shift, "center": center, "out": out}
-    if grad is not None:
-        tensors |= {"grad": grad, "slope": slope}
-    kernel = kernels.channel_map(p.form, element_type(x.dtype).name, grad is not None, last)
-    p.launch(kernel, p.walk((rows, size)), **tensors, channels=channels)
+    return last, p.walk((samples * inner, channels) if last else (samples * channels, inner))
 
 
 class _Channels:
@@ -317,50 +304,46 @@ def _batch_norm(
     save_mean, save_invstd = of_channels.write(save_mean, save_invstd)
     target = p.empty_like(y) if _channels_last(y) is None else y
     x = _like(p, x, target.stride())
-    channels = x.size(1)
-    dtype = _accumulate(x)
-    acc = element_type(dtype).name
-    mean, var, scale, shift, center = (p.empty((channels,), dtype) for _ in range(5))
-    options = ("w" if weight is not None else "") + ("b" if bias is not None else "")
-    if training or running_mean is None:
-        dims = [d for d in range(x.dim()) if d != 1]
-        plan_reduction(p, reduce.variance(acc, acc, False, True), [var, mean], x, dims, [0])
-        if training and running_mean is not None:
-            options += "r"
+    if training or running_mean is None or running_var is None:
+        updated = training and running_mean is not None
+        running = (running_mean, running_var) if updated else (None, None)
+        center, deviation = _moments(p, x, (save_mean, save_invstd), running, momentum, eps)
     else:
-        options += "e"
-    if save_mean is not None and save_mean.numel() and save_invstd is not None:
-        options += "s"
-    kernel = kernels.batch_norm_statistics(
-        p.form,
-        acc,
-        _name(weight if weight is not None else bias, type_),
-        _name(save_mean, acc),
-        _name(running_mean, acc),
-        options,
-    )
-    p.launch(
-        kernel,
-        p.walk(channels, multiple=1),
-        mean=mean,
-        var=var,
-        weight=weight,
-        bias=bias,
-        running_mean=running_mean,
-        running_var=running_var,
-        save_mean=save_mean,
-        save_invstd=save_invstd,
-        scale=scale,
-        shift=shift,
-        center=center,
-        count=x.numel() // channels,
-        momentum=momentum,
-        eps=eps,
-    )
+        center, deviation = running_mean, running_var
     of_channels.finish()
-    _map_channels(p, target, x, scale, shift, center)
+    last, grid = _channel_walk(p, x)
+    var = deviation is running_var
+    kernel = kernels.batch_norm_map(
+        p.form, type_, _name(center, type_), _type_name(weight), _type_name(bias), var, last
+    )
+    statistics = {"center": center, "deviation": deviation, "weight": weight, "bias": bias}
+    p.launch(kernel, grid, x=x, **statistics, out=target, channels=x.size(1), eps=eps)
     if target is not y:
         p.copy(y, target)
+
+
+def _moments(
+    p: PlanBuilder,
+    x: torch.Tensor,
+    saved: tuple[torch.Tensor | None, torch.Tensor | None],
+    running: tuple[torch.Tensor | None, torch.Tensor | None],
+    momentum: Scalar | float,
+    eps: Scalar,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Plans mean and inverse deviation of each channel, and whatever follows from them."""
+    dtype = _accumulate(x)
+    acc = element_type(dtype).name
+    keeps = [spec for spec in saved if spec is not None and spec.numel()]
+    exact = len(keeps) == 2 and keeps[0].dtype == dtype
+    center, deviation = keeps if exact else [p.empty((x.size(1),), dtype) for _ in range(2)]
+    more = [] if exact else keeps
+    updated = [spec for spec in running if spec is not None]
+    reduction = kernels.batch_norm_moments(
+        acc, _type_name(more[0]) if more else None, _type_name(updated[0]) if updated else None
+    )
+    dims = [d for d in range(x.dim()) if d != 1]
+    plan_reduction(p, reduction, [center, deviation, *more, *updated], x, dims, [eps, momentum])
+    return center, deviation
 
 
 def _batch_norm_without_statistics_meta(
@@ -484,41 +467,29 @@ def _batch_norm_backward(
         layout = torch.empty(x.shape, device="meta")
     x = _like(p, x, layout.stride())
     grad = _like(p, p.cast(grad, x.dtype), layout.stride())
+    center, deviation = (save_mean, save_invstd) if train else (running_mean, running_var)
+    if center is None or deviation is None:
+        raise Unsupported("no statistics")
+    stat_type = _name(center, type_)
     channels, dtype = x.size(1), _accumulate(x)
     acc = element_type(dtype).name
-    grid = p.walk(channels, multiple=1)
-    center, invstd, total, dot, scale, slope, shift = (p.empty((channels,), dtype) for _ in range(7))
-    kernel = kernels.batch_norm_center(p.form, acc, _name(running_mean, acc), _name(save_mean, acc), train)
-    running = {"running_mean": running_mean, "running_var": running_var}
-    saved = {"save_mean": save_mean, "save_invstd": save_invstd}
-    p.launch(kernel, grid, **running, **saved, center=center, invstd=invstd, eps=eps)
-    dims = [d for d in range(x.dim()) if d != 1]
-    plan_reduction(p, kernels.batch_norm_sums(acc, type_), [total, dot], grad, dims, others=[x, center])
-    some = weight_grad if weight_grad is not None else bias_grad
-    kernel = kernels.batch_norm_coefficients(
-        p.form, acc, _name(weight, acc), _name(some, acc), weight is not None, train
-    )
-    p.launch(
-        kernel,
-        grid,
-        sum=total,
-        dot=dot,
-        invstd=invstd,
-        weight=weight,
-        weight_grad=weight_grad,
-        bias_grad=bias_grad,
-        scale=scale,
-        slope=slope,
-        shift=shift,
-        count=x.numel() // channels,
-        has_weight=int(weight_grad is not None),
-        has_bias=int(bias_grad is not None),
-    )
+    sums = [p.empty((channels,), dtype) for _ in range(2)] if train and input_grad is not None else []
+    grads = [grad for grad in (weight_grad, bias_grad) if grad is not None]
+    if sums or grads:
+        grad_types = _type_name(weight_grad), _type_name(bias_grad)
+        reduction = kernels.batch_norm_sums(acc, type_, stat_type, not train, bool(sums), grad_types)
+        dims = [d for d in range(x.dim()) if d != 1]
+        plan_reduction(p, reduction, [*sums, *grads], grad, dims, [eps], others=[x, center, deviation])
     of_channels.finish()
     if input_grad is None:
         return
     target = input_grad if input_grad.stride() == x.stride() else p.empty(x.shape, x.dtype, x.stride())
-    _map_channels(p, target, x, scale, shift, center, grad, slope)
+    last, grid = _channel_walk(p, x)
+    kernel = kernels.batch_norm_input(p.form, type_, stat_type, _type_name(weight), not train, train, last)
+    total, dot = sums or (None, None)
+    statistics = {"center": center, "deviation": deviation, "weight": weight, "sum": total, "dot": dot}
+    sizes = {"channels": channels, "each": x.numel() // channels}
+    p.launch(kernel, grid, grad=grad, x=x, **statistics, out=target, **sizes, eps=eps)
     if target is not input_grad:
         p.copy(input_grad, target)
 

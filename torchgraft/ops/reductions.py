@@ -255,9 +255,11 @@ def _reduce(
     kernel = kernels.reduce_kernel(r, element_type(x.dtype).name, layout, share.width, parts > 1)
     p.launch(kernel, grid, input=x, **sources, **targets, **given)
     if parts > 1:
-        kernel = kernels.combine_kernel(replace(r, cascade=False, others=(), index=""), p.form)
+        r = replace(r, cascade=False, others=r.kept_for_results(), index="")
+        kept = {f"in_{name}": sources[f"in_{name}"] for name, _, _ in r.others}
+        sizes = {"inner": k1.size, "count": g.count, "parts": parts}
         grid = p.walk(g.outputs, parts)
-        p.launch(kernel, grid, **targets, **results, **given, inner=k1.size, count=g.count, parts=parts)
+        p.launch(kernels.combine_kernel(r, p.form), grid, **targets, **kept, **results, **given, **sizes)
 
 
 # ---- sums ----

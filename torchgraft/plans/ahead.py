@@ -73,6 +73,7 @@ def _compile_gradient(op: torch._ops.OpOverload, specs: dict[str, Any], device: 
         for number, spec in enumerate(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
             p.adopt(spec.detach(), "argument", number)
         p.call(func, *args, **kwargs)
+        p.settle()
         kernels += p.kernels
     compile_ahead(reversed(kernels), device)  # the first is needed first
 

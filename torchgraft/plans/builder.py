@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from torchgraft.codegen.types import element_type
-from torchgraft.plans import pointwise
-from torchgraft.plans.steps import Steps, _Copy, _Fill
+from torchgraft.plans import fusion, pointwise
+from torchgraft.plans.steps import PlannedLoop, Steps, _Copy, _Fill
 
 #: Plans an op on specs with its arguments and keyword arguments, into the last argument if that is not None.
 Nested = Callable[["PlanBuilder", Any, tuple[Any, ...], dict[str, Any], Any], Any]
@@ -61,7 +61,7 @@ class PlanBuilder(Steps):
             and not self.is_cpu_scalar(source)
         )
         if plain:
-            self._steps.append(_Copy(destination, source, destination.numel() * destination.element_size()))
+            self.add(_Copy(destination, source, destination.numel() * destination.element_size()))
         else:
             pointwise.plan_copy(self, destination, source)
 
@@ -71,7 +71,7 @@ class PlanBuilder(Steps):
             return
         if pointwise.is_dense(destination):
             pattern = _pattern(destination.dtype, value)
-            self._steps.append(_Fill(destination, destination.numel() * destination.element_size(), pattern))
+            self.add(_Fill(destination, destination.numel() * destination.element_size(), pattern))
         else:
             pointwise.plan_fill(self, destination, value)
 
@@ -89,6 +89,18 @@ class PlanBuilder(Steps):
         """Plans another op (its functional overload) as part of this plan, writing into `out` (a spec or a tuple of
         them)."""
         self.nested(self, op, args, kwargs, out)
+
+    # ---- the end ----
+
+    def settle(self) -> None:
+        """Makes few steps of many: the last thing before the plan is finished, or its kernels are looked at."""
+        steps = self._steps if self.any_shape else fusion.without_copies(self, self._steps)
+        self._steps = []
+        for step in fusion.fused(self, steps):
+            if isinstance(step, PlannedLoop):
+                pointwise.launch_loop(self, step)
+            else:
+                self.add(step)
 
 
 _STRUCT = {

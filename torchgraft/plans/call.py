@@ -276,6 +276,7 @@ class _Call:
         functional = {a.name: self.arguments[a.name] for a in parameters(entry.functional)}
         run_planner(p, entry, outs, functional, overlap)
         outputs, results = self._describe(returned)
+        p.settle()
         return p.finish(outputs, results, len(self.specs), resizes)
 
     def _order(self, shape: torch.Size) -> Sequence[int]:

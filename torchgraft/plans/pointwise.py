@@ -36,23 +36,28 @@ def plan_loop(
     inputs: Sequence[torch.Tensor],
     numbers: Sequence[Any],
 ) -> None:
-    """Adds the launch of a loop to a plan.
+    """Adds a loop to a plan.
 
     Args:
         results: specs of the loop's results, all of one shape.
         inputs: specs of its inputs, broadcastable to that shape.
         numbers: launch arguments for its numbers, and for its report if it has a fault.
     """
+    planned = PlannedLoop(loop, results, inputs, numbers, p.any_shape)
     if p.gathered is not None:
-        p.gathered.append(PlannedLoop(loop, results, inputs, numbers))
-        return
-    if p.any_shape:
+        p.gathered.append(planned)
+    elif p.any_shape or results[0].numel() != 0:
+        p.add(planned)
+
+
+def launch_loop(p: Steps, planned: PlannedLoop) -> None:
+    """Adds the launch of a loop to a plan."""
+    loop, results, inputs, numbers = planned.loop, planned.results, planned.inputs, planned.numbers
+    if planned.any_shape:
         given = _arguments(loop, [*results, *inputs], numbers)
         p.launch(contiguous_kernel(loop, p.form), p.any_number(loop.cost), **given)
         return
     shape = results[0].shape
-    if shape.numel() == 0:
-        return
     specs = [*results, *(_broadcast(spec, shape) for spec in inputs)]
     plan_strided_loop(p, loop, specs, numbers, *coalesce(list(shape), [list(spec.stride()) for spec in specs]))
 

@@ -75,12 +75,20 @@ class _Launch:
     chunking: _C.Chunking | None
     args: list[Any]
 
+    @property
+    def specs(self) -> list[torch.Tensor]:
+        return [arg for arg in self.args if isinstance(arg, torch.Tensor)]
+
 
 @dataclass
 class _Copy:
     destination: torch.Tensor
     source: torch.Tensor
     nbytes: int
+
+    @property
+    def specs(self) -> list[torch.Tensor]:
+        return [self.destination, self.source]
 
 
 @dataclass
@@ -89,15 +97,27 @@ class _Fill:
     nbytes: int
     pattern: bytes
 
+    @property
+    def specs(self) -> list[torch.Tensor]:
+        return [self.destination]
+
 
 @dataclass
 class PlannedLoop:
-    """A call of `pointwise.plan_loop`, kept instead of planned; see `Steps.gathered`."""
+    """A loop over elements that is not a launch yet: it may become one with others."""
 
     loop: Loop
     results: Sequence[torch.Tensor]
     inputs: Sequence[torch.Tensor]
     numbers: Sequence[Any]
+    any_shape: bool
+
+    @property
+    def specs(self) -> list[torch.Tensor]:
+        return [*self.results, *self.inputs, *(n for n in self.numbers if isinstance(n, torch.Tensor))]
+
+
+Step = _Launch | _Copy | _Fill | PlannedLoop
 
 
 @dataclass
@@ -109,7 +129,7 @@ class Steps:
         form: "cpu" or "gpu", the form of kernels to use.
         op: the op's name, for messages.
         any_shape: all tensors of the call have one shape and are contiguous, and the plan must serve any such shape.
-        gathered: while it is a list, loops over elements are put there instead of becoming launches; see
+        gathered: while it is a list, loops over elements are put there instead of becoming steps; see
             plans/batch.py.
     """
 
@@ -119,7 +139,7 @@ class Steps:
     any_shape: bool = False
     gathered: list[PlannedLoop] | None = None
     _memory: dict[int, Memory] = field(default_factory=dict)
-    _steps: list[_Launch | _Copy | _Fill] = field(default_factory=list)
+    _steps: list[Step] = field(default_factory=list)
     _philox: int = 0
     _guards: list[_C.Guard] = field(default_factory=list)
 
@@ -137,6 +157,10 @@ class Steps:
         if found is None:
             found = self._memory[key] = Memory("temporary", spec)
         return found
+
+    def unite(self, spec: torch.Tensor, other: torch.Tensor) -> None:
+        """Makes the memory of a spec that of another one: specs of either lie in it."""
+        self._memory[spec.untyped_storage()._cdata] = self.memory(other)
 
     def is_cpu_scalar(self, spec: torch.Tensor) -> bool:
         """True of a zero-dim CPU tensor, whose value is read when the plan is run."""
@@ -184,6 +208,10 @@ class Steps:
 
     # ---- steps ----
 
+    def add(self, step: Step) -> None:
+        """Has the plan do something next."""
+        self._steps.append(step)
+
     def launch(self, kernel: Kernel, grid: Grid | Sequence[int], /, **arguments: Any) -> None:
         """Runs a kernel; nothing is launched if there are no groups.
 
@@ -203,7 +231,7 @@ class Steps:
             raise TypeError(f"kernel {kernel.name} has {kernel.dims} dimensions, not {len(grid.groups)}")
         given = self._named(kernel, grid, arguments)
         if all(g > 0 for g in grid.groups):
-            self._steps.append(_Launch(kernel, grid.groups, grid.chunking, given))
+            self.add(_Launch(kernel, grid.groups, grid.chunking, given))
 
     def _named(self, kernel: Kernel, grid: Grid, arguments: dict[str, Any]) -> list[Any]:
         """A launch's arguments in the order of the kernel's parameters."""
@@ -325,7 +353,7 @@ class Steps:
 
     @property
     def step_count(self) -> int:
-        """How many steps the plan has so far."""
+        """How many steps the plan has so far; some may become one."""
         return len(self._steps)
 
     # ---- the end ----
@@ -363,17 +391,12 @@ class Steps:
             guards=self._guards,
         )
 
-    def _specs_of(self, step: _Launch | _Copy | _Fill) -> list[torch.Tensor]:
-        if isinstance(step, _Launch):
-            return [arg for arg in step.args if isinstance(arg, torch.Tensor)]
-        return [step.destination, step.source] if isinstance(step, _Copy) else [step.destination]
-
     def _place_temporaries(self, first_slot: int) -> tuple[list[_C.Address], int]:
         """Gives each temporary a slot and a place in one arena; those whose uses do not overlap in time share
         memory."""
         lives: dict[int, tuple[Memory, int, int]] = {}
         for time, step in enumerate(self._steps):
-            for spec in self._specs_of(step):
+            for spec in step.specs:
                 memory = self.memory(spec)
                 if memory.kind == "temporary":
                     start = lives.get(id(memory), (memory, time, time))[1]
@@ -396,13 +419,14 @@ class Steps:
             top = max(top, offset + size)
         return out, top
 
-    def _step(self, step: _Launch | _Copy | _Fill) -> _C.LaunchStep | _C.CopyStep | _C.FillStep:
+    def _step(self, step: Step) -> _C.LaunchStep | _C.CopyStep | _C.FillStep:
+        assert not isinstance(step, PlannedLoop), "loops have become launches"
         if isinstance(step, _Copy):
             return _C.CopyStep(self._address(step.destination), self._address(step.source), step.nbytes)
         if isinstance(step, _Fill):
             return _C.FillStep(self._address(step.destination), step.nbytes, step.pattern)
         arguments = [self._argument(param, arg) for param, arg in zip(step.kernel.params, step.args, strict=True)]
-        nbytes = sum(_extent(spec, step.chunking is not None) for spec in self._specs_of(step))
+        nbytes = sum(_extent(spec, step.chunking is not None) for spec in step.specs)
         return _C.LaunchStep(compiled(step.kernel, self.device.index), step.groups, arguments, step.chunking, nbytes)
 
     def _place(self, spec: torch.Tensor) -> tuple[int, int]:

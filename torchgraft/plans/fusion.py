@@ -1,0 +1,172 @@
+"""Steps of a plan that become one: what a decomposition leaves behind.
+
+A loop over elements that follows others over the same elements takes their values from registers, and what nobody reads
+afterwards is not stored. Values are those of the loops apart, bit by bit. A temporary that is only copied to a result
+is the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from torchgraft.codegen.pointwise import Input, Loop, Number, Result, convert
+from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.plans.steps import Memory, PlannedLoop, Step, Steps, _Copy
+
+__all__ = ["fused", "without_copies"]
+
+# Some devices pass no more than 1 KiB of arguments to a kernel, and registers end.
+_OPERANDS = 24
+
+
+def without_copies(p: Steps, steps: Sequence[Step]) -> list[Step]:
+    """The steps without copies of whole temporaries into results that have not been touched before."""
+    kept: list[Step] = []
+    for time, step in enumerate(steps):
+        if isinstance(step, _Copy) and _is_result(p, step, steps[:time], steps[time + 1 :]):
+            p.unite(step.source, step.destination)
+        else:
+            kept.append(step)
+    return kept
+
+
+def _is_result(p: Steps, copy: _Copy, before: Sequence[Step], after: Sequence[Step]) -> bool:
+    source, destination = p.memory(copy.source), p.memory(copy.destination)
+    return (
+        (source.kind, destination.kind) == ("temporary", "result")
+        and source.nbytes == destination.nbytes == copy.nbytes
+        and not _touch(p, before, destination)
+        and not _touch(p, after, source)
+    )
+
+
+def _touch(p: Steps, steps: Iterable[Step], memory: Memory) -> bool:
+    return any(p.memory(spec) is memory for step in steps for spec in step.specs)
+
+
+def fused(p: Steps, steps: Sequence[Step]) -> list[Step]:
+    """The steps, with neighbouring loops in one."""
+    done: list[Step] = []
+    group: list[PlannedLoop] = []
+
+    def close(after: Sequence[Step]) -> None:
+        done.extend([_Fusion(p, group, after).planned()] if len(group) > 1 else group)
+        group.clear()
+
+    for time, step in enumerate(steps):
+        if isinstance(step, PlannedLoop):
+            if not _fits(p, group, step):
+                close(steps[time:])
+            group.append(step)
+        else:
+            close(steps[time:])
+            done.append(step)
+    close(())
+    return done
+
+
+def _fits(p: Steps, group: Sequence[PlannedLoop], loop: PlannedLoop) -> bool:
+    """Whether a loop goes over the same elements as those before it, and gains by them."""
+    together = [*group, loop]
+    first = together[0]
+    if not group or loop.any_shape != first.any_shape or loop.results[0].shape != first.results[0].shape:
+        return False
+    if any(each.loop.fault for each in together) or sum(len(each.loop.operands) for each in together) > _OPERANDS:
+        return False
+    before = [spec for each in group for spec in each.results]
+    if any(spec.is_conj() or spec.is_neg() for spec in before):  # what is loaded is not what was computed
+        return False
+    if not any(_same(spec, read) for spec in before for read in loop.inputs) and not _alike(p, first, loop):
+        return False
+    written = [*before, *loop.results]
+    touched = [spec for each in together for spec in each.specs]
+    return all(_same(w, t) or p.memory(w) is not p.memory(t) for w in written for t in touched)
+
+
+def _alike(p: Steps, first: PlannedLoop, loop: PlannedLoop) -> bool:
+    """Whether all that a loop touches lies as the results of another one do, so that neither holds the other up."""
+    order = first.results[0].stride()
+    return all(spec.stride() == order for spec in loop.specs if not p.is_cpu_scalar(spec))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """The same elements of memory, as the same numbers."""
+
+    def facts(t: torch.Tensor) -> tuple[object, ...]:
+        where = t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride()
+        return *where, t.dtype, t.is_conj(), t.is_neg()
+
+    return facts(a) == facts(b)
+
+
+class _Fusion:
+    """Loops as one. Each keeps the names of its operands, in a block of its own."""
+
+    def __init__(self, p: Steps, loops: Sequence[PlannedLoop], after: Sequence[Step]) -> None:
+        self._loops = list(loops)
+        self._inputs: list[tuple[Input, torch.Tensor]] = []
+        self._numbers: list[Number] = []
+        self._results: list[tuple[Result, torch.Tensor]] = []
+        self._blocks: list[str] = []
+        for planned in self._loops:
+            self._take(planned)
+        last = len(self._results) - len(loops[-1].results)
+        self._results = [
+            (result, spec)
+            for number, (result, spec) in enumerate(self._results)
+            if number >= last or p.memory(spec).kind != "temporary" or _touch(p, after, p.memory(spec))
+        ]
+
+    def planned(self) -> PlannedLoop:
+        loops = [planned.loop for planned in self._loops]
+        inner = f"_{len(loops) - 2}_more" if len(loops) > 2 else ""
+        loop = Loop(
+            f"{loops[0].name}{inner}_{loops[-1].name}",
+            tuple(operand for operand, _ in self._inputs),
+            tuple(self._numbers),
+            tuple(result for result, _ in self._results),
+            "\n".join(self._blocks),
+            sum(each.cost for each in loops),
+        )
+        return replace(
+            self._loops[0],
+            loop=loop,
+            results=[spec for _, spec in self._results],
+            inputs=[spec for _, spec in self._inputs],
+            numbers=[number for planned in self._loops for number in planned.numbers],
+        )
+
+    def _take(self, planned: PlannedLoop) -> None:
+        loop = planned.loop
+        own = [(i.name, i.compute, self._value(i, spec)) for i, spec in zip(loop.inputs, planned.inputs, strict=True)]
+        for number in loop.numbers:
+            own.append((number.name, number.type, f"tg_k{len(self._numbers)}"))
+            self._numbers.append(Number(f"tg_k{len(self._numbers)}", number.type))
+        results = [
+            Result(f"tg_y{n}", result.storage, result.compute, f"tg_v{n}")
+            for n, result in enumerate(loop.results, len(self._results))
+        ]
+        self._blocks += [f"{value_ctype(result.compute)} {result.text};" for result in results]
+        self._blocks += ["{", *(f"{value_ctype(type_)} {name} = {value};" for name, type_, value in own)]
+        self._blocks += [loop.statements] if loop.statements else []
+        self._blocks += [f"{to.text} = {by.text};" for to, by in zip(results, loop.results, strict=True)]
+        self._blocks.append("}")
+        self._results += zip(results, planned.results, strict=True)
+
+    def _value(self, operand: Input, spec: torch.Tensor) -> str:
+        """What was computed before, as a load after a store would give it, or a load."""
+        for result, written in reversed(self._results):
+            if _same(written, spec):
+                stored = convert(result.text, result.compute, result.storage)
+                if BY_NAME[result.storage].compute != result.storage:
+                    stored = f"tg_narrow_{result.storage}({stored})"
+                return convert(stored, result.storage, operand.compute)
+        for known, other in self._inputs:
+            if _same(other, spec) and known.compute == operand.compute:
+                return known.name
+        name = f"tg_x{len(self._inputs)}"
+        self._inputs.append((replace(operand, name=name), spec))
+        return name
