@@ -172,7 +172,7 @@ class BorrowedDefaultGenerator {
 // ---- one call
 // -----------------------------------------------------------------------------------------------------------
 
-bool is_ours(const at::Tensor& tensor) { return tensor.defined() && tensor.device().is_privateuseone(); }
+bool is_on_device(const at::Tensor& tensor) { return tensor.defined() && tensor.device().is_privateuseone(); }
 
 template <typename Visit>
 void for_each_tensor(const c10::IValue& value, const Visit& visit) {
@@ -261,7 +261,7 @@ class HostCall {
     bool found = false;
     for (size_t i = 0; i < arguments().size(); ++i)
       for_each_tensor(argument(i), [&](const at::Tensor& tensor) {
-        if (!found && is_ours(tensor)) {
+        if (!found && is_on_device(tensor)) {
           device_ = tensor.device().index();
           found = true;
         }
@@ -320,7 +320,7 @@ class HostCall {
       } else {
         const bool written = is_written(name_, declared);
         transform_tensors(value, [&](const at::Tensor& tensor) {
-          return is_ours(tensor) ? bring(tensor, written, !declared.is_out()) : tensor;
+          return is_on_device(tensor) ? bring(tensor, written, !declared.is_out()) : tensor;
         });
       }
     }

@@ -16,20 +16,20 @@ struct Adopted {
   std::function<void()> release;
 };
 
-struct Registry {
+struct AdoptedMemory {
   std::shared_mutex mutex;
   std::multimap<const char*, const Adopted*> all;  // the same memory may be adopted twice
 };
 
-Registry& registry() {
-  static auto* instance = new Registry;  // outlives the tensors that are freed when the process ends
+AdoptedMemory& adopted_memory() {
+  static auto* instance = new AdoptedMemory;  // outlives the tensors that are freed when the process ends
   return *instance;
 }
 
 void give_back(void* context) {
   std::unique_ptr<Adopted> adopted(static_cast<Adopted*>(context));
   {
-    Registry& r = registry();
+    AdoptedMemory& r = adopted_memory();
     std::lock_guard lock(r.mutex);
     auto [first, last] = r.all.equal_range(adopted->begin);
     r.all.erase(std::find_if(first, last, [&](const auto& each) { return each.second == adopted.get(); }));
@@ -47,7 +47,7 @@ c10::Storage adopt_memory(c10::DeviceIndex index, void* address, size_t bytes, s
   get_device(index);
   auto adopted = std::make_unique<Adopted>(Adopted{index, static_cast<char*>(address), bytes, std::move(release)});
   {
-    Registry& r = registry();
+    AdoptedMemory& r = adopted_memory();
     std::lock_guard lock(r.mutex);
     r.all.emplace(adopted->begin, adopted.get());
   }
@@ -58,7 +58,7 @@ c10::Storage adopt_memory(c10::DeviceIndex index, void* address, size_t bytes, s
 
 c10::DeviceIndex device_of_adopted(const void* address) {
   const auto* wanted = static_cast<const char*>(address);
-  Registry& r = registry();
+  AdoptedMemory& r = adopted_memory();
   std::shared_lock lock(r.mutex);
   // Few are ever adopted at once.
   for (const auto& [begin, adopted] : r.all)

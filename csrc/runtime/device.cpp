@@ -37,7 +37,7 @@ Registry& registry() {
 std::atomic<int> phase{kClosed};
 std::atomic<bool> forked{false};
 Device* devices = nullptr;
-c10::DeviceIndex count = 0;
+c10::DeviceIndex opened_count = 0;
 thread_local bool opening_in_this_thread = false;
 
 // A lock held by another thread of the parent stays locked in the child for ever, so in the child everything that would
@@ -107,7 +107,7 @@ c10::DeviceIndex open_devices() noexcept {
   if (opening_in_this_thread) return 0;  // a driver that asks, while it is opened
   Registry& r = registry();
   GilSafeLock lock(r.mutex);
-  if (phase.load() == kOpened) return count;
+  if (phase.load() == kOpened) return opened_count;
   opening_in_this_thread = true;
   phase.store(kOpening);
   try {
@@ -118,10 +118,10 @@ c10::DeviceIndex open_devices() noexcept {
     r.errors += e.what();
   }
   devices = r.devices.data();
-  count = static_cast<c10::DeviceIndex>(r.devices.size());
+  opened_count = static_cast<c10::DeviceIndex>(r.devices.size());
   phase.store(kOpened, std::memory_order_release);
   opening_in_this_thread = false;
-  return count;
+  return opened_count;
 }
 
 std::string device_name(const Device& device) { return backend_name() + ":" + std::to_string(device.index); }
@@ -216,7 +216,7 @@ void set_backend_name(const std::string& name) { registry().name = name; }
 
 c10::DeviceIndex device_count() noexcept {
   if (phase.load(std::memory_order_acquire) == kOpened) [[likely]]
-    return count;
+    return opened_count;
   if (forked.load(std::memory_order_relaxed)) return 0;  // forked while the parent was opening
   return open_devices();
 }
