@@ -97,6 +97,11 @@ class NinjaBuild(build_ext):
                 f"the C++ core did not compile (ninja ended with {error.returncode}); the messages are above"
             ) from None
 
+    def copy_extensions_to_source(self) -> None:
+        for ext in self.extensions:  # the folder of a version that is new in this tree
+            ROOT.joinpath(*ext.name.split(".")[:-1]).mkdir(parents=True, exist_ok=True)
+        super().copy_extensions_to_source()
+
     @staticmethod
     def ninja() -> str:
         if found := shutil.which("ninja"):
