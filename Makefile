@@ -149,6 +149,7 @@ docs: setup
 
 clean:
 	rm -rf build opencl/build *.egg-info opencl/*.egg-info .mypy_cache .ruff_cache .pytest_cache
-	rm -f torchgraft/*.so opencl/torchgraft_opencl/*.so
+	rm -rf torchgraft/_core/torch*
+	rm -f opencl/torchgraft_opencl/*.so
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 	rm -f $(VENV)/.stamp-*built $(VENV)/.stamp-*installed

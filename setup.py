@@ -1,4 +1,4 @@
-"""Builds the C++ core, `torchgraft._C`.
+"""Builds the C++ core, `torchgraft._C`, for the minor version of torch that is here; see torchgraft/_core/__init__.py.
 
 The build is one small ninja file: csrc/**/*.cpp, compiled against the headers of the installed torch and linked with
 its libraries. Torch's headers take longer than our text, so each folder is one unit, and the bindings, which need
@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -26,15 +27,32 @@ ROOT = Path(__file__).resolve().parent
 LIBRARIES = ["c10", "torch_cpu", "torch", "torch_python"]
 
 
-def torch_directory() -> Path:
+def installed_torch() -> Path | None:
     """Where torch is, found without the seconds that importing it takes."""
     spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
+    return Path(spec.submodule_search_locations[0]) if spec and spec.submodule_search_locations else None
+
+
+def torch_directory() -> Path:
+    if (found := installed_torch()) is None:
         raise SystemExit(
             "torchgraft is compiled against the torch it will run with, and there is no torch here. Install torch "
             "first, then torchgraft: pip install --no-build-isolation torchgraft"
         )
-    return Path(spec.submodule_search_locations[0])
+    return found
+
+
+def torch_version() -> str:
+    """As 2.13.0+cpu; empty without torch, which a source distribution is made without."""
+    if (found := installed_torch()) is None:
+        return ""
+    match = re.search(r"^__version__ = ['\"](.+)['\"]$", (found / "version.py").read_text(), re.MULTILINE)
+    return match[1] if match else ""
+
+
+def core_name() -> str:
+    """The core's full name, in a folder of the minor version of torch: cores for several lie side by side."""
+    return f"torchgraft._core.torch{'_'.join(torch_version().split('.')[:2])}._C"
 
 
 def compiler() -> str:
@@ -84,7 +102,8 @@ class NinjaBuild(build_ext):
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         # Objects stay in one place whatever pip's temporary directories are, so that only what changed is compiled.
-        objects = ROOT / "build" / f"core-{sysconfig.get_platform()}-{sysconfig.get_config_var('py_version_nodot')}"
+        python = f"{sysconfig.get_platform()}-{sysconfig.get_config_var('py_version_nodot')}"
+        objects = ROOT / "build" / f"core-{python}-torch-{torch_version()}"
         objects.mkdir(parents=True, exist_ok=True)
         jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
         try:
@@ -96,6 +115,11 @@ class NinjaBuild(build_ext):
             raise SystemExit(
                 f"the C++ core did not compile (ninja ended with {error.returncode}); the messages are above"
             ) from None
+
+    def copy_extensions_to_source(self) -> None:
+        for ext in self.extensions:  # the folder of a version that is new in this tree
+            ROOT.joinpath(*ext.name.split(".")[:-1]).mkdir(parents=True, exist_ok=True)
+        super().copy_extensions_to_source()
 
     @staticmethod
     def ninja() -> str:
@@ -143,4 +167,4 @@ class NinjaBuild(build_ext):
 
 
 sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.cpp"))
-setup(ext_modules=[Extension("torchgraft._C", sources)], cmdclass={"build_ext": NinjaBuild})
+setup(ext_modules=[Extension(core_name(), sources)], cmdclass={"build_ext": NinjaBuild})

@@ -11,20 +11,23 @@ torch.ones(3, device="foo")
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from torchgraft._missing_core import explain_missing_core
+from torchgraft import _core
 from torchgraft._version import __version__
 
+_core_error: ImportError | None = None
 try:
+    _core.choose(__path__)
     import torch as torch  # before the core, which needs its libraries
 
     from torchgraft import _C as _C
 except ImportError as error:
     # The package can still be imported, so that `torchgraft doctor` can say what is wrong; using it says so too.
-    _core_error: ImportError | None = error
-else:
-    _core_error = None
+    _core_error = error
+    if isinstance(error, _core.UnfitTorchError):
+        warnings.warn(str(error), stacklevel=2)
 
 if TYPE_CHECKING or _core_error is None:
     from torchgraft import driver
@@ -78,7 +81,7 @@ _LATE = {
 
 def __getattr__(name: str) -> Any:
     if _core_error is not None and name in __all__:
-        explain_missing_core(_core_error)
+        _core.explain_missing(_core_error)
     if name in _LATE:
         module = importlib.import_module(f"torchgraft.{_LATE[name] or name}")
         return getattr(module, name) if _LATE[name] else module

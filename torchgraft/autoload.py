@@ -27,7 +27,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import NoReturn
 
-from torchgraft._missing_core import explain_missing_core
+import torchgraft
+from torchgraft import _core
 from torchgraft.installed import backend_names, driver_entries, installed_drivers
 from torchgraft.naming import check_name
 
@@ -105,7 +106,7 @@ def _register(name: str, *references: str) -> None:
     try:
         from torchgraft.registration import register
     except ImportError as error:
-        explain_missing_core(error)
+        _core.explain_missing(torchgraft._core_error or error)
     register(name, installed_drivers(name, *references))
 
 

@@ -10,10 +10,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from importlib import metadata
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from torchgraft import autoload, environment
+from torchgraft import _core, autoload, environment
 from torchgraft.diagnosis import DIAGNOSES, Finding
 from torchgraft.installed import DRIVERS, backend_names, driver_entries
 
@@ -39,10 +38,13 @@ def versions() -> Iterator[Finding]:
 
 def core() -> Iterator[Finding]:
     """Whether the C++ core is there, for which torch it was compiled, and whether it loads."""
-    files = [Path(__file__).parents[1] / f"_C{suffix}" for suffix in EXTENSION_SUFFIXES]
-    file = next((path for path in files if path.exists()), None)
-    if file is None:
-        yield Finding("C++ core", "problem", f"{files[0]} is missing", "compile it: pip install --no-build-isolation .")
+    try:
+        file = _core.find()
+    except _core.UnfitTorchError as error:
+        yield Finding("C++ core", "problem", str(error))
+        return
+    except ImportError as error:
+        yield Finding("C++ core", "problem", str(error), "compile it: pip install --no-build-isolation .")
         return
     compiled_for = compiled_for_torch(file) or "an unknown torch"
     try:

@@ -1,0 +1,143 @@
+"""Which versions of torch work: what is said of them, which core is taken, and what any other torch is told."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Script
+
+from torchgraft import _C, _core
+
+ROOT = Path(__file__).parents[1]
+HERE = _core.minor(torch.__version__)
+
+REFUSED = """
+    import warnings
+    import torch
+    torch.__version__ = "{version}"
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        import torchgraft
+    (warning,) = warned
+    try:
+        torchgraft.register
+    except ImportError as error:
+        assert str(error) == str(warning.message)
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.15.0a0+git1234", "3.0.1+cpu", "1.13"])
+def test_a_torch_out_of_range(script: Script, version: str) -> None:
+    """It is told when torchgraft is imported, and the core is not tried: its symbols would not be found."""
+    said = script(REFUSED.format(version=version))
+    assert _core.supported() in said and f"this is torch {version}" in said and _core.requirement() in said
+
+
+def test_a_torch_out_of_range_leaves_torch_usable(script: Script) -> None:
+    said = script(
+        """
+        import sys, warnings
+        import torch
+        torch.__version__ = "2.15.0"
+        warnings.simplefilter("ignore")
+        from torchgraft.autoload import autoload
+        autoload()
+        assert torch.ones(2).sum() == 2 and "torchgraft._C" not in sys.modules
+        try:
+            torch.ones(2, device="ocl")
+        except (RuntimeError, ImportError) as error:
+            print(error)
+        """,
+        TORCHGRAFT_BACKEND="ocl",
+    )
+    assert _core.supported() in said
+
+
+def test_versions_are_read_without_importing_torch(script: Script) -> None:
+    said = script(
+        """
+        import sys, types
+        package = types.ModuleType("torchgraft")
+        package.__path__ = ["PACKAGE"]
+        sys.modules["torchgraft"] = package
+        from torchgraft import _core
+        print(_core.torch_version())
+        assert "torch" not in sys.modules
+        """.replace("PACKAGE", str(ROOT / "torchgraft")),
+        fresh=True,
+    )
+    assert said.split() == [torch.__version__]
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """A copy of the package without any core: the folder of its cores."""
+    package = tmp_path / "torchgraft"
+    shutil.copytree(ROOT / "torchgraft", package, ignore=shutil.ignore_patterns("torch2_*", "__pycache__"))
+    return package / "_core"
+
+
+def told(script: Script, package: Path) -> str:
+    return script(f"""
+        import sys
+        sys.path.insert(0, {str(package)!r})
+        import torchgraft
+        assert torchgraft.__file__.startswith({str(package)!r})
+        try:
+            torchgraft.register
+        except ImportError as error:
+            print(error)
+        else:
+            print(torchgraft._C.__file__)
+    """)
+
+
+def core_named(cores: Path, minor: tuple[int, int]) -> Path:
+    """This torch's core as if it were that of another version."""
+    target = cores / f"torch{minor[0]}_{minor[1]}" / Path(_C.__file__).name
+    target.parent.mkdir()
+    shutil.copy(_C.__file__, target)
+    return target
+
+
+def test_the_core_of_this_torch_is_taken(script: Script, copied: Path) -> None:
+    """Beside cores of other versions, and before one that an older torchgraft left in the package itself."""
+    own, _ = core_named(copied, HERE), core_named(copied, (2, HERE[1] + 1))
+    (copied.parent / own.name).write_bytes(b"not a library")
+    assert told(script, copied.parents[1]).split() == [str(own)]
+
+
+def test_without_a_core_for_this_torch(script: Script, copied: Path) -> None:
+    assert "it has not been compiled" in told(script, copied.parents[1])
+    core_named(copied, (2, 3)), core_named(copied, (2, 10))
+    said = told(script, copied.parents[1])
+    assert f"into torch {torch.__version__} (there is none for it, only for torch 2.3, 2.10)" in said
+    assert "pip install --force-reinstall" in said
+
+
+def test_a_core_in_the_wrong_folder(script: Script, copied: Path) -> None:
+    """A core looks itself at the torch that it is loaded into."""
+    core_named(copied, other := (2, 12 if HERE[1] == 13 else 13))
+    said = script(f"""
+        import sys
+        sys.path.insert(0, {str(copied.parents[1])!r})
+        import torch
+        torch.__version__ = "{other[0]}.{other[1]}.7"
+        import torchgraft
+        try:
+            torchgraft.register
+        except ImportError as error:
+            print(error)
+    """)
+    assert f"compiled for torch {torch.__version__.split('+')[0]}, and this is {other[0]}.{other[1]}.7" in said
+
+
+def test_one_range_everywhere() -> None:
+    """What cannot be computed from torchgraft/_version.py says the same as it."""
+    assert (ROOT / "pyproject.toml").read_text().count(f'"{_core.requirement()}"') == 2  # to build it, and to use it
+    for page in ("README.md", "docs/troubleshooting.md"):
+        assert _core.supported() in (ROOT / page).read_text(), page
