@@ -6,7 +6,9 @@ pybind11's templates, another: a third of the time of files one by one. (A preco
 takes longer to load than it saves.) Only what has changed is compiled, on all processors, through ccache where that is
 installed.
 
-Environment: CXX, CXXFLAGS (appended), LDFLAGS, MAX_JOBS, TORCHGRAFT_PYTHON_INCLUDE (the folder of Python.h).
+Environment: CXX, CXXFLAGS (appended), LDFLAGS, MAX_JOBS, TORCHGRAFT_PYTHON_INCLUDE (the folder of Python.h);
+TORCHGRAFT_CORES, the folders of cores for other versions of torch, compiled in place before, that go into the wheel
+too (torch2_12 torch2_14).
 """
 
 from __future__ import annotations
@@ -115,6 +117,14 @@ class NinjaBuild(build_ext):
             raise SystemExit(
                 f"the C++ core did not compile (ninja ended with {error.returncode}); the messages are above"
             ) from None
+
+    def run(self) -> None:
+        super().run()
+        for name in [] if self.inplace else os.environ.get("TORCHGRAFT_CORES", "").split():
+            core = next((ROOT / "torchgraft/_core" / name).glob(f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"))
+            target = Path(self.build_lib, "torchgraft/_core", name, core.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(core, target)
 
     def copy_extensions_to_source(self) -> None:
         for ext in self.extensions:  # the folder of a version that is new in this tree

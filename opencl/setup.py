@@ -14,6 +14,7 @@ import subprocess
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).resolve().parent
@@ -66,10 +67,17 @@ class BuildDriver(build_ext):
         )
 
 
+class AnyPython(bdist_wheel):
+    """The wheel's only library knows nothing of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 sources = sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc").rglob("*.cpp"))
 setup(
     version=version(),
     install_requires=[f"torchgraft=={version()}"],
     ext_modules=[Extension("torchgraft_opencl.libtorchgraft_opencl", sources)],
-    cmdclass={"build_ext": BuildDriver},
+    cmdclass={"build_ext": BuildDriver, "bdist_wheel": AnyPython},
 )
