@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,10 @@ def test_a_core_in_the_wrong_folder(script: Script, copied: Path) -> None:
 def test_one_range_everywhere() -> None:
     """What cannot be computed from torchgraft/_version.py says the same as it."""
     assert (ROOT / "pyproject.toml").read_text().count(f'"{_core.requirement()}"') == 2  # to build it, and to use it
-    for page in ("README.md", "docs/troubleshooting.md"):
+    workflow = (ROOT / "torchgraft/cli/templates/python/dot-github/workflows/ci.yml").read_text()
+    (pinned,) = re.findall(r"torch==(\S+)\.\*", workflow)
+    assert TORCH_FROM <= _core.minor(pinned) < TORCH_BELOW
+    for page in ("README.md", "docs/troubleshooting.md", "docs/torch-versions.md"):
         assert _core.supported() in (ROOT / page).read_text(), page
 
 
