@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build browser demo test test-rest test-all test-second conformance conformance-quick conformance-gpu conformance-record \
+.PHONY: help setup build browser demo test test-rest test-all test-second test-torch conformance conformance-quick conformance-gpu conformance-record \
   oclgrind asan coverage lint tidy format bench docs docs-code pictures clean
 
 help:
@@ -12,6 +12,7 @@ help:
 	@echo 'make test   run the tests, ten minutes on two cores                       (ARGS="-k name -n 0": options of pytest)'
 	@echo 'make test-all   the same, those that it leaves out, ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, conformance-quick, conformance-gpu'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
+	@echo 'make test-torch TORCH=2.14.1   the tests, and a slice of the conformance, with another torch in an environment of its own'
 	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (half an hour)   make conformance-quick   a slice of it'
 	@echo 'make conformance-gpu   every op in float32 by the form of the kernels that GPUs get'
 	@echo 'make oclgrind   kernels under a tool that watches each access            make asan   tests of the core under sanitizers'
@@ -24,7 +25,7 @@ help:
 	@echo 'make browser   the same, and a headless Chromium for the tests that look at pages'
 
 setup build:
-	@$(PYTHON) scripts/setup --venv $(VENV)
+	@$(PYTHON) scripts/setup --venv $(VENV) $(SETUP)
 
 # A headless Chromium, for the test of the coverage page and for pictures.
 browser:
@@ -56,6 +57,12 @@ SECOND_TESTS ?= tests/test_copy.py tests/test_matmul.py tests/test_softmax.py te
 test-second:
 	@$(PYTHON) scripts/setup --venv $(VENV) --opencl wheels
 	@TORCHGRAFT_OPENCL_LIBRARY=$$($(BIN)/python -c '$(SECOND)') $(PYTEST) --all $(SECOND_TESTS) $(ARGS)
+
+# Another of the versions of torch that work, in $(VENV)-$(TORCH); the cores for each lie side by side. What `make clean`
+# leaves of it is yours to remove: some gigabytes.
+test-torch:
+	@test -n '$(TORCH)' || { echo 'with which torch? make test-torch TORCH=2.14.1' >&2; exit 2; }
+	@$(MAKE) --no-print-directory VENV=$(VENV)-$(TORCH) SETUP='--torch $(TORCH)' test conformance-quick
 
 # PyTorch's operator database on the device; what it does is kept in $(STORED), which later runs must not fall behind.
 STORED := tests/conformance/pocl.jsonl.gz

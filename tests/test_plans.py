@@ -22,7 +22,7 @@ import torchgraft
 from torchgraft import _C, plans
 from torchgraft.codegen import Kernel, Pointer, Value
 from torchgraft.codegen.compiler import simd_width
-from torchgraft.plans import PlanBuilder, registry
+from torchgraft.plans import PlanBuilder, registry, versions
 from torchgraft.plans.call import plan_call, plan_nested
 from torchgraft.plans.device import device_traits
 
@@ -427,7 +427,6 @@ EXACT: dict[str, Into] = {
 CONVERTING: dict[str, Into] = {
     "addr": lambda x, to: torch.addr(x, x[0], x[1], **to),
     "cat": lambda x, to: torch.cat([x, x], **to),
-    "cholesky": lambda x, to: torch.cholesky(x, **to),
     "clamp to tensors": lambda x, to: torch.clamp(x, x[0], x[1], **to),
     "largest": lambda x, to: torch.max(x, **to),
     "lerp": lambda x, to: torch.lerp(x, x.t(), 0.25, **to),
@@ -435,6 +434,8 @@ CONVERTING: dict[str, Into] = {
     "mean": lambda x, to: torch.mean(x, 0, **to),
     "stack": lambda x, to: torch.stack([x, x], **to),
 }
+if [*versions.here(["cholesky"])]:
+    CONVERTING["cholesky"] = lambda x, to: torch.cholesky(x, **to)
 
 
 class TestOut:

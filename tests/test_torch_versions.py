@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from conftest import Script
 
-from torchgraft import _C, _core
+from torchgraft import _C, _core, ops, plans
+from torchgraft._version import TORCH_BELOW, TORCH_FROM
+from torchgraft.plans import registry, versions
 
 ROOT = Path(__file__).parents[1]
 HERE = _core.minor(torch.__version__)
@@ -139,5 +143,63 @@ def test_a_core_in_the_wrong_folder(script: Script, copied: Path) -> None:
 def test_one_range_everywhere() -> None:
     """What cannot be computed from torchgraft/_version.py says the same as it."""
     assert (ROOT / "pyproject.toml").read_text().count(f'"{_core.requirement()}"') == 2  # to build it, and to use it
-    for page in ("README.md", "docs/troubleshooting.md"):
+    workflow = (ROOT / "torchgraft/cli/templates/python/dot-github/workflows/ci.yml").read_text()
+    (pinned,) = re.findall(r"torch==(\S+)\.\*", workflow)
+    assert TORCH_FROM <= _core.minor(pinned) < TORCH_BELOW
+    for page in ("README.md", "docs/troubleshooting.md", "docs/torch-versions.md"):
         assert _core.supported() in (ROOT / page).read_text(), page
+
+
+# ---- Ops that some versions have ----
+
+
+def test_ops_that_some_versions_have() -> None:
+    """What is said of them is so in this torch; and each is only there for a version that works, or it is no matter."""
+    for name, span in versions.PARTIAL.items():
+        assert hasattr(torch.ops.aten, name) == (HERE in span), name
+        worked = [(2, second) in span for second in range(TORCH_FROM[1], TORCH_BELOW[1])]
+        assert True in worked and False in worked, f"{name} is the same for all versions that work"
+
+
+def test_an_op_is_declared_where_it_is() -> None:
+    Span = versions.Span
+    some = {"old": Span(until=(2, 13)), "new": Span(since=(2, 14)), "both": Span((2, 13), (2, 14))}
+    names = ("old", "mm", "aten::new", "both.out", "newer")
+
+    def left(version: tuple[int, int]) -> list[str]:
+        return list(versions.here(names, version, some))
+
+    assert left((2, 12)) == ["old", "mm", "newer"]
+    assert left((2, 13)) == ["mm", "both.out", "newer"]
+    assert left((2, 14)) == ["mm", "aten::new", "newer"]
+
+
+@pytest.mark.parametrize("declare", [plans.planner, plans.composite, plans.decomposition])
+def test_declarations_of_ops_that_this_torch_lacks(declare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are left out if that is known; an op that should be there stays an error."""
+
+    def function() -> None: ...
+
+    with pytest.raises(ValueError, match="there is no op aten::gone_long_ago"):
+        declare("gone_long_ago")(function)
+    monkeypatch.setitem(versions.PARTIAL, "gone_long_ago", versions.Span(until=HERE))
+    before = dict(registry.ENTRIES)
+    assert declare("gone_long_ago")(function) is function
+    assert before == registry.ENTRIES
+    monkeypatch.setitem(versions.PARTIAL, "gone_long_ago", versions.Span(since=HERE))
+    with pytest.raises(ValueError, match="there is no op aten::gone_long_ago"):
+        declare("gone_long_ago")(function)
+
+
+def test_rows_of_ops_that_this_torch_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (
+        lambda name: ops.row(name, "x"),
+        lambda name: ops.reduction(name, combine="a + b", identity="0"),
+        plans.decompose,
+    )
+    for row in rows:
+        with pytest.raises(ValueError, match="there is no op aten::gone_long_ago"):
+            row("gone_long_ago")
+    monkeypatch.setitem(versions.PARTIAL, "gone_long_ago", versions.Span(until=HERE))
+    for row in rows:
+        row("gone_long_ago")

@@ -31,6 +31,7 @@ from torchgraft.plans.refusals import Refusals, Refuses, gathered, refuse_dtype
 from torchgraft.plans.registry import Options, register
 from torchgraft.plans.scalar import Scalar
 from torchgraft.plans.schema import Parameter, parameters, resolve
+from torchgraft.plans.versions import here
 
 __all__ = ["Kind", "Row", "by_kind", "reduction", "row"]
 
@@ -131,7 +132,7 @@ def row(
         ValueError: there is no such op, it has a planner, or a row says what its schema does not allow.
     """
     refusals = gathered(refuses)
-    for name in names.split():
+    for name in here(names.split()):
         op = resolve(name)
         _check_row(name, op._schema, operands or {})
         made = Row(name, parameters(op), text, kind, integer, boolean, complex, operands or {}, cost, refusals)
@@ -449,7 +450,7 @@ def reduction(
     Raises:
         ValueError: there is no such op, it has a planner, or its schema is not that of a reduction.
     """
-    for name in names.split():
+    for name in here(names.split()):
         op = resolve(name)
         plan = _ReductionPlanner(name, op._schema, combine, identity, map, finish, dtype, accumulate)
         register(name, plan, Options(meta=None if has_meta(op) else plan.meta, refusals=Refusals()), replace)

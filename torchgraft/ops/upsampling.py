@@ -399,5 +399,4 @@ for _op, _mode in {
     "_upsample_bicubic2d_aa": "cubic-aa",
     "_upsample_lanczos2d_aa": "lanczos-aa",
 }.items():
-    if hasattr(torch.ops.aten, _op):  # lanczos came with torch 2.12
-        _declare(_op, _mode, int(_op.removesuffix("_aa")[-2]), True)
+    _declare(_op, _mode, int(_op.removesuffix("_aa")[-2]), True)

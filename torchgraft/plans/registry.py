@@ -17,6 +17,7 @@ from torchgraft.plans.meta import has_meta, meta_function
 from torchgraft.plans.refusals import Refusals, Refuses, check_in_place, gathered, other_out
 from torchgraft.plans.schema import is_composed, overload_name, parameters, resolve, variants, written
 from torchgraft.plans.steps import Unsupported
+from torchgraft.plans.versions import here
 
 Planner = Callable[..., None]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -255,7 +256,7 @@ def planner(
 
     def declare(plan: Planner) -> Planner:
         options = Options(contiguous, inplace_safe, meta=meta, apart=apart, refusals=refusals)
-        for name in names:
+        for name in here(names):
             register(name, plan, options, replace)
         return plan
 
@@ -294,7 +295,7 @@ def composite(
     options = Options(way="composite", apart=apart, refusals=refusals)
 
     def declare(function: Function) -> Function:
-        for name in names:
+        for name in here(names):
             entries = [
                 Entry(overload, op, kind, no_plan, options, (Composite(function, when, op, kind, refusals),))
                 for op, overload, kind in _declared(name)

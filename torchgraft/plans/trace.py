@@ -16,6 +16,7 @@ from torchgraft.plans.registry import ENTRIES, Options, register
 from torchgraft.plans.scalar import Scalar
 from torchgraft.plans.schema import overload_name, resolve
 from torchgraft.plans.steps import Unsupported
+from torchgraft.plans.versions import here
 
 aten = torch.ops.aten
 
@@ -178,7 +179,7 @@ def decomposition(
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-        for name in names:
+        for name in here(names):
             op = resolve(name)
             own = meta or (None if has_meta(op) else function)
             register(name, _planner_of(op, function), Options(meta=own, way="decomposed"), replace)
@@ -198,7 +199,7 @@ def decompose(*names: str, refuses: Refuses = other_out, replace: bool = False) 
     Raises:
         ValueError: there is no such op, it has a planner, or torch has no decomposition of it.
     """
-    for name in names:
+    for name in here(names):
         op = resolve(name)
         definition = torch._decomp.decomposition_table.get(op)
         if definition is None and not torch._C._dispatch_has_kernel_for_dispatch_key(
