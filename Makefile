@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
 .PHONY: help setup build browser demo test test-rest test-all test-second test-torch conformance conformance-quick conformance-gpu conformance-record \
-  oclgrind asan coverage lint tidy format bench docs docs-code pictures clean
+  oclgrind asan coverage lint tidy format bench wheels docs docs-code pictures clean
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
@@ -19,6 +19,7 @@ help:
 	@echo 'make coverage   which lines of Python and of C++ the tests run           make tidy   clang-tidy'
 	@echo 'make lint   ruff, mypy --strict and clang-format                          make format   let them rewrite'
 	@echo 'make bench  microseconds a call, GB/s and GFLOP/s beside the CPU          make clean    remove what was built'
+	@echo 'make wheels   both distributions as they are published, in dist    (TORCH="2.12.1 2.13.0 2.14.1": with a core for each)'
 	@echo 'make docs   the documentation as a site, in build/docs                    make docs-code   copies the code that it quotes'
 	@echo 'make pictures  those of the documentation, drawn anew, in docs/assets'
 	@echo 'make setup  only the set-up: virtual environment, torch, OpenCL platform, both distributions compiled'
@@ -134,6 +135,10 @@ format: setup
 bench: setup
 	$(BIN)/python benchmarks/dispatch.py $(ARGS)
 	$(BIN)/python benchmarks/ops.py $(ARGS)
+
+# Wheels and source distributions, in dist. Other versions of torch than the one here get environments in build/wheels.
+wheels: setup
+	@$(BIN)/python scripts/wheels --torch $(TORCH)
 
 # The pages' quotations of code, copied anew from where they are taken.
 docs-code:
