@@ -24,6 +24,17 @@ def tensor(device: str) -> torch.Tensor:
     return torch.arange(3.0, device=device)
 
 
+def test_unnamed_groups_serve_the_cpu() -> None:
+    from torch.distributed.distributed_c10d import Backend, BackendConfig
+
+    name = torch._C._get_privateuse1_backend_name()
+    config = BackendConfig.__new__(BackendConfig)
+    unpatched(BackendConfig.__init__)(config, Backend.UNDEFINED)
+    assert list(config.device_backend_map) == [name]
+    assert list(BackendConfig(Backend.UNDEFINED).device_backend_map) == ["cpu", name]
+    assert list(BackendConfig("gloo").device_backend_map) == Backend.backend_capability["gloo"]
+
+
 def test_dlpack_knows_the_device(tensor: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="Unknown device type"):
         unpatched(torch.Tensor.__dlpack_device__)(tensor)

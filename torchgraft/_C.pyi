@@ -254,6 +254,10 @@ class Plan:
     def op(self) -> str: ...
     def describe(self, source: bool = False) -> str: ...
 
+# ---- collectives: csrc/distributed/distributed_bindings.cpp ----
+
+def distributed_backend(inner: Any, name: str) -> Any: ...
+
 # ---- for authors of ops: csrc/dispatch/author_bindings.cpp ----
 
 class Launcher:

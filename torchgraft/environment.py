@@ -16,6 +16,7 @@ VARIABLES = {
     "TORCHGRAFT_CACHE_SIZE": "how much of them is kept, as 512M",
     "TORCHGRAFT_COMPILE_HELPERS": "how many processes compile kernels ahead for this one",
     "TORCHGRAFT_COMPILE_OPTIONS": "more options for the device's compiler",
+    "TORCHGRAFT_DISTRIBUTED_STAGED": "1 copies what collectives send, also where the host could read it in place",
     "TORCHGRAFT_MEMORY_CACHING": "0 asks the driver for each tensor's memory by itself, for tools that watch accesses",
     "TORCHGRAFT_KERNEL_FORM": "cpu or gpu: forces one form of the kernels that have two",
     "TORCHGRAFT_SIMD_WIDTH": "how many float32 a vector register holds, in place of what the driver says",

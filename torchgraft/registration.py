@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import backend_registration
 
-from torchgraft import _C, _backend, multiprocessing, upstream
+from torchgraft import _C, _backend, distributed, multiprocessing, upstream
 from torchgraft.device_module import make_device_module
 from torchgraft.driver import Driver, SharedLibrary
 from torchgraft.installed import DRIVERS, installed_drivers
@@ -135,6 +135,7 @@ def _register(name: str, drivers: Sequence[Driver | SharedLibrary], unsupported_
         lambda: sys.modules.get(f"torch.{name}") is module is getattr(torch, name),
     )
     _step("let processes exchange tensors", multiprocessing.install)
+    _step("offer collectives", partial(distributed.install, name), distributed.is_installed)
     _step("correct torch where it forgets devices like this", upstream.apply)
     _registered = name
     return module

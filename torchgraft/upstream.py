@@ -123,7 +123,29 @@ def _closed_over(value: Any) -> Iterator[FunctionType]:
         yield from _closed_over(cell.cell_contents)
 
 
+def unnamed_groups_serve_the_cpu() -> None:
+    """`torch.distributed.init_process_group()` without a backend's name makes a group for the accelerator's tensors
+    alone, so that a program that uses the CPU's stops working when a device is installed. torch 2.12 to 2.14
+    (torch/distributed/distributed_c10d.py, `BackendConfig`).
+    """
+    if not torch.distributed.is_available():
+        return
+    from torch.distributed.distributed_c10d import Backend, BackendConfig
+
+    plain = BackendConfig.__init__
+
+    @wraps(plain)
+    def __init__(self: Any, backend: Any) -> None:
+        plain(self, backend)
+        served = self.device_backend_map
+        if str(backend) == Backend.UNDEFINED and list(served) == [_backend.name()]:
+            self.device_backend_map = {"cpu": Backend(Backend.GLOO), **served}
+
+    BackendConfig.__init__ = __init__  # type: ignore[method-assign]
+
+
 PATCHES: tuple[Callable[[], None], ...] = (
+    unnamed_groups_serve_the_cpu,
     dlpack_knows_the_device,
     dlpack_offers_host_memory,
     dlpack_refuses_foreign_memory,

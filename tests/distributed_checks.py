@@ -1,0 +1,359 @@
+"""What each of several processes does, on the device and beside it on the CPU: started by test_distributed.py.
+
+Environment: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torch.distributed wants them; CHECKS_DEVICE,
+CHECKS_BACKEND ("" for none), CHECKS_RESULTS, a folder in which each rank says what failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+DEVICE = os.environ.get("CHECKS_DEVICE", "ocl")
+RANK, SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+CHECKS: dict[str, Callable[[], None]] = {}
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int64, torch.int32, torch.int8, torch.uint8]
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Other ones on each rank, the same in each run; sums of them are exact."""
+    generator = torch.Generator().manual_seed(17 + RANK)
+    return torch.randint(1, 4, shape, generator=generator).to(dtype)
+
+
+def both(collective: Callable[[torch.Tensor], Any], x: torch.Tensor) -> None:
+    """The same call with the device's tensor and with the CPU's; what each has done to its tensor is compared."""
+    there, here = x.to(DEVICE), x.clone()
+    collective(there)
+    collective(here)
+    assert there.device.type == torch.device(DEVICE).type
+    torch.testing.assert_close(there.cpu(), here, rtol=0, atol=0)
+
+
+def gathered(make: Callable[[torch.device], tuple[Any, list[torch.Tensor]]]) -> None:
+    """The same for a call that fills other tensors: `make` calls it for a device, and returns them."""
+    (_, there), (_, here) = make(torch.device(DEVICE)), make(torch.device("cpu"))
+    for a, b in zip(there, here, strict=True):
+        assert a.device.type == torch.device(DEVICE).type
+        torch.testing.assert_close(a.cpu(), b, rtol=0, atol=0)
+
+
+@check
+def all_reduce() -> None:
+    for dtype in FLOATS + INTEGERS:
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+            both(lambda x, op=op: dist.all_reduce(x, op), values(5, 7, dtype=dtype))
+    for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):
+        both(lambda x, op=op: dist.all_reduce(x, op), values(33, dtype=torch.int32))
+
+
+@check
+def average() -> None:
+    for dtype in FLOATS:
+        x = values(100, dtype=dtype).to(DEVICE)
+        expected = values(100, dtype=dtype)
+        dist.all_reduce(expected)
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        torch.testing.assert_close(x.cpu(), expected / SIZE)
+
+
+@check
+def layouts() -> None:
+    """Strided, offset, conjugate, empty and zero-dim tensors."""
+    for make in (lambda t: t.t(), lambda t: t[::2], lambda t: t[1:], lambda t: t[:, 1], lambda t: t[:0]):
+        x = values(6, 5).to(DEVICE)
+        view = make(x)
+        expected = make(values(6, 5)).clone()
+        dist.all_reduce(view)
+        dist.all_reduce(expected)
+        assert torch.equal(view.cpu(), expected)
+        untouched = values(6, 5)
+        make(untouched).copy_(expected)
+        assert torch.equal(x.cpu(), untouched)
+    both(lambda x: dist.all_reduce(x), torch.tensor(float(RANK)))
+    z = torch.complex(values(8), values(8)).to(DEVICE)
+    expected = torch.complex(values(8), values(8))
+    dist.all_reduce(z)
+    dist.all_reduce(expected)
+    assert torch.equal(z.cpu(), expected)
+
+
+@check
+def booleans() -> None:
+    flags = torch.tensor([RANK == 0, True, False], device=DEVICE)
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    assert flags.tolist() == [True, True, False]
+    dist.broadcast(flags := torch.tensor([RANK == 0], device=DEVICE), 0)
+    assert flags.tolist() == [True]
+
+
+@check
+def broadcast_and_reduce() -> None:
+    for root in range(SIZE):
+        both(lambda x, root=root: dist.broadcast(x, root), values(300))
+        x, expected = values(9).to(DEVICE), values(9)
+        dist.reduce(x, root)
+        dist.reduce(expected, root)
+        if root == RANK:
+            assert torch.equal(x.cpu(), expected)
+
+
+@check
+def gathers() -> None:
+    def lists(device: torch.device) -> tuple[Any, list[torch.Tensor]]:
+        out = [torch.empty(3, 2, device=device) for _ in range(SIZE)]
+        return dist.all_gather(out, values(3, 2).to(device)), out
+
+    def into(device: torch.device) -> tuple[Any, list[torch.Tensor]]:
+        out = torch.empty(3 * SIZE, 2, device=device)
+        return dist.all_gather_into_tensor(out, values(3, 2).to(device)), [out]
+
+    def to_one(device: torch.device) -> tuple[Any, list[torch.Tensor]]:
+        out = [torch.empty(4, device=device) for _ in range(SIZE)] if RANK == 0 else None
+        return dist.gather(values(4).to(device), out, dst=0), out or []
+
+    for each in (lists, into, to_one):
+        gathered(each)
+
+
+@check
+def scatters() -> None:
+    def from_one(device: torch.device) -> tuple[Any, list[torch.Tensor]]:
+        out = torch.empty(4, device=device)
+        parts = [values(4).to(device) + k for k in range(SIZE)] if RANK == 0 else None
+        return dist.scatter(out, parts, src=0), [out]
+
+    def reduced(device: torch.device) -> tuple[Any, list[torch.Tensor]]:
+        out = torch.empty(4, device=device)
+        return dist.reduce_scatter(out, [values(4).to(device) * (k + 1) for k in range(SIZE)]), [out]
+
+    def reduced_tensor(device: torch.device) -> tuple[Any, list[torch.Tensor]]:
+        out = torch.empty(4, device=device)
+        return dist.reduce_scatter_tensor(out, values(4 * SIZE).to(device)), [out]
+
+    for each in (from_one, reduced, reduced_tensor):
+        gathered(each)
+
+
+@check
+def all_to_all() -> None:
+    def single(device: torch.device) -> tuple[Any, list[torch.Tensor]]:
+        out = torch.empty(2 * SIZE, 3, device=device)
+        return dist.all_to_all_single(out, values(2 * SIZE, 3).to(device)), [out]
+
+    def uneven(device: torch.device) -> tuple[Any, list[torch.Tensor]]:
+        sent = torch.cat([values(k + 1).to(device) for k in range(SIZE)])
+        out = torch.empty((RANK + 1) * SIZE, device=device)
+        given = dist.all_to_all_single(out, sent, [RANK + 1] * SIZE, [k + 1 for k in range(SIZE)])
+        return given, [out]
+
+    gathered(single)
+    gathered(uneven)
+    out = [torch.empty(RANK + 1, device=DEVICE) for _ in range(SIZE)]
+    dist.all_to_all(out, [torch.full((k + 1,), float(10 * RANK + k), device=DEVICE) for k in range(SIZE)])
+    assert [t.tolist() for t in out] == [[10.0 * k + RANK] * (RANK + 1) for k in range(SIZE)]
+
+
+@check
+def point_to_point() -> None:
+    after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    received = torch.empty(50, device=DEVICE)
+    incoming = dist.irecv(received, before)  # posted first by all: the queue must not wait for it
+    dist.isend(torch.full((50,), float(RANK), device=DEVICE), after).wait()
+    incoming.wait()
+    assert received.unique().tolist() == [before]
+    ops = [
+        dist.P2POp(dist.isend, torch.full((5,), float(RANK), device=DEVICE), after, tag=3),
+        dist.P2POp(dist.irecv, received[:5], before, tag=3),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    assert received[:5].tolist() == [float(before)] * 5
+    if RANK == 0:
+        for _ in range(SIZE - 1):
+            found = torch.empty(1, device=DEVICE)
+            assert dist.recv(found) == int(found.item())
+    else:
+        dist.send(torch.tensor([float(RANK)], device=DEVICE), 0)
+
+
+@check
+def the_streams_order() -> None:
+    """What was queued before a collective is in it, and what is queued after `wait` finds its result."""
+    x = torch.ones(300, 300, device=DEVICE) / 300
+    for _ in range(20):
+        y = x @ x
+        y += 1
+        work = dist.all_reduce(y, async_op=True)
+        work.wait()
+        expected = (torch.ones(300, 300) / 300 + 1) * SIZE
+        torch.testing.assert_close((y * 1).cpu(), expected)
+    with torch.Stream(device=DEVICE):
+        z = x.sum() * 0 + RANK
+        dist.all_reduce(z)
+        assert z.item() == sum(range(SIZE))
+
+
+@check
+def futures() -> None:
+    x = torch.full((4,), 1.0, device=DEVICE)
+    future = dist.all_reduce(x, async_op=True).get_future()
+    doubled = future.then(lambda done: [t * 2 for t in done.value()])
+    (result,) = doubled.wait()
+    assert result.tolist() == [2.0 * SIZE] * 4 and result.device.type == torch.device(DEVICE).type
+
+
+@check
+def many_at_once() -> None:
+    works, tensors = [], []
+    for number in range(50):
+        tensors.append(torch.full((1000,), float(number + RANK), device=DEVICE))
+        works.append(dist.all_reduce(tensors[-1], async_op=True))
+    for work in reversed(works):
+        work.wait()
+    assert all(work.is_completed() for work in works)
+    assert [int(t[0].item()) for t in tensors] == [SIZE * n + sum(range(SIZE)) for n in range(50)]
+
+
+@check
+def objects_and_barriers() -> None:
+    found: list[Any] = [None] * SIZE
+    dist.all_gather_object(found, {"rank": RANK})
+    assert [each["rank"] for each in found] == list(range(SIZE))
+    dist.barrier()
+    given = [f"from {RANK}", torch.ones(2)]
+    dist.broadcast_object_list(given, 0)
+    assert given[0] == "from 0"
+
+
+@check
+def groups() -> None:
+    pairs = dist.new_group([0, 1])
+    alone = dist.new_group([RANK], use_local_synchronization=True)
+    x = torch.full((3,), 1.0, device=DEVICE)
+    if RANK < 2:
+        dist.all_reduce(x, group=pairs)
+        assert x.tolist() == [2.0] * 3
+    dist.all_reduce(x, group=alone)
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh(torch.device(DEVICE).type, (SIZE,))
+    y = torch.ones(2, device=DEVICE)
+    dist.all_reduce(y, group=mesh.get_group())
+    assert y.tolist() == [float(SIZE)] * 2
+
+
+@check
+def errors() -> None:
+    """They belong to the call, and the group goes on."""
+    try:
+        dist.broadcast(torch.ones(2, device=DEVICE), SIZE + 3)
+    except (RuntimeError, ValueError) as error:
+        assert str(error)
+    else:
+        raise AssertionError("a root that there is not")
+    x = torch.ones(3, device=DEVICE)
+    dist.all_reduce(x)
+    assert x.tolist() == [float(SIZE)] * 3
+
+
+@check
+def data_parallel() -> None:
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    alone = [p.detach().clone() for p in model.parameters()]
+    inputs, targets = torch.randn(4 * SIZE, 8), torch.randn(4 * SIZE, 4)
+    parallel = torch.nn.parallel.DistributedDataParallel(model.to(DEVICE))
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    mine = slice(4 * RANK, 4 * RANK + 4)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(parallel(inputs[mine].to(DEVICE)), targets[mine].to(DEVICE)).backward()
+        optimizer.step()
+    expected = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+    with torch.no_grad():
+        for p, value in zip(expected.parameters(), alone, strict=True):
+            p.copy_(value)
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(expected(inputs), targets).backward()
+        optimizer.step()
+    for p, q in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(p.detach().cpu(), q.detach())
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    others = [torch.empty_like(flat) for _ in range(SIZE)]
+    dist.all_gather(others, flat)
+    assert all(torch.equal(other.cpu(), flat.cpu()) for other in others)
+
+
+@check
+def fully_sharded() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3)))
+    expected = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(3)))
+    expected.load_state_dict(model.state_dict())
+    model.to(DEVICE)
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    x = torch.randn(2 * SIZE, 16)
+    for network, batch in ((model, x[2 * RANK : 2 * RANK + 2].to(DEVICE)), (expected, x)):
+        optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            network(batch).square().mean().backward()
+            optimizer.step()
+    for p, q in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(p.full_tensor().detach().cpu(), q.detach(), rtol=1e-4, atol=1e-5)  # type: ignore[attr-defined]
+
+
+@check
+def tensors_in_parts() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh(torch.device(DEVICE).type, (SIZE,))
+    torch.manual_seed(5)
+    whole = torch.randn(4 * SIZE, 6)
+    parts = distribute_tensor(whole.to(DEVICE), mesh, [Shard(0)])
+    assert parts.to_local().shape == (4, 6)
+    product = (parts @ parts.t()).redistribute(mesh, [Replicate()]).to_local()
+    torch.testing.assert_close(product.cpu(), whole @ whole.t())
+    model = torch.nn.Sequential(torch.nn.Linear(6, 4 * SIZE), torch.nn.GELU(), torch.nn.Linear(4 * SIZE, 6))
+    expected = model(whole)
+    parallelize_module(model.to(DEVICE), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    torch.testing.assert_close(model(whole.to(DEVICE)).detach().cpu(), expected.detach())
+
+
+def main() -> None:
+    dist.init_process_group(os.environ.get("CHECKS_BACKEND") or None)
+    said = {}
+    for name, function in CHECKS.items():
+        try:
+            function()
+            said[name] = ""
+        except BaseException:  # told by the test of that name; the other ranks may then wait in vain
+            said[name] = traceback.format_exc()
+        Path(os.environ["CHECKS_RESULTS"], f"{RANK}.json").write_text(json.dumps(said))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

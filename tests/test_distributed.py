@@ -1,0 +1,153 @@
+"""Collectives in several processes: on the device they do what they do on the CPU. What each process does is in
+distributed_checks.py."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import distributed_checks
+import pytest
+import torch
+from processes import environment_of
+
+import torchgraft
+from torchgraft import _C, distributed
+
+CHECKS = Path(distributed_checks.__file__)
+ROOT = CHECKS.parents[1]
+
+Said = dict[str, list[str]]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def ranks(count: int, *program: str | Path, **environment: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that know of each other; those that are left are killed at the end."""
+    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *program],
+            env=environment_of(True, **where, RANK=str(rank), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", **environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(
+    scope="module", params=[(2, "graft", ""), (3, "", ""), (2, "graft", "1")], ids=["two", "three", "staged"]
+)
+def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """For each check, what each rank said; nothing, where it did not fail."""
+    count, backend, staged = request.param
+    results = tmp_path_factory.mktemp("ranks")
+    told = {"CHECKS_BACKEND": backend, "CHECKS_RESULTS": str(results), "TORCHGRAFT_DISTRIBUTED_STAGED": staged}
+    with ranks(count, CHECKS, CHECKS_DEVICE=torch._C._get_privateuse1_backend_name(), **told) as processes:
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * count, "\n".join(outputs)[-5000:]
+    found = [json.loads((results / f"{rank}.json").read_text()) for rank in range(count)]
+    return {name: [each[name] for each in found] for name in distributed_checks.CHECKS}
+
+
+@pytest.fixture(autouse=True)
+def _device(device: str) -> None:
+    if device in ("npy", "cxx", "c"):
+        pytest.skip("other processes find a device that is installed")
+
+
+@pytest.mark.quick(said=(2, "graft", ""))
+@pytest.mark.parametrize("check", distributed_checks.CHECKS)
+def test_in_each_process(said: Said, check: str) -> None:
+    assert "".join(said[check]) == ""
+
+
+def test_its_name_is_known() -> None:
+    backend = torch.distributed.Backend
+    name = torch._C._get_privateuse1_backend_name()
+    assert backend.default_device_backend_map[name] == distributed.NAME
+    assert backend.backend_capability[distributed.NAME] == ["cpu", name]
+
+
+def test_programs_for_the_cpu_are_as_they_were(tmp_path: Path) -> None:
+    """Without a backend's name, too; and no device is opened for them."""
+    program = tmp_path / "program.py"
+    program.write_text("""
+import torch, torch.distributed as dist
+dist.init_process_group()
+x = torch.ones(3)
+dist.all_reduce(x)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+model(torch.ones(1, 2)).sum().backward()
+print(x.tolist(), torch.get_device_module().is_initialized())
+dist.destroy_process_group()
+""")
+    with ranks(1, program) as (process,):
+        output = process.communicate(timeout=120)[0]
+    assert "[1.0, 1.0, 1.0] False" in output
+
+
+def test_a_rank_that_dies_is_told_to_the_others(device: str, tmp_path: Path) -> None:
+    program = tmp_path / "dies.py"
+    program.write_text(f"""
+import os, datetime, torch, torch.distributed as dist
+dist.init_process_group("graft", timeout=datetime.timedelta(seconds=20))
+x = torch.ones(4, device={device!r})
+dist.all_reduce(x)
+if dist.get_rank() == 1:
+    os._exit(3)
+try:
+    dist.all_reduce(x)
+except RuntimeError as error:
+    print("told:", str(error).splitlines()[0])
+y = torch.ones(3, device={device!r}) + 1
+print(y.tolist())
+os._exit(0)
+""")
+    with ranks(2, program) as processes:
+        output = processes[0].communicate(timeout=120)[0]
+    assert "told:" in output and "[2.0, 2.0, 2.0]" in output
+
+
+def test_a_backend_for_something_else() -> None:
+    with pytest.raises(TypeError):
+        _C.distributed_backend(object(), "graft")
+    assert torchgraft.distributed is distributed
+
+
+@pytest.mark.thorough
+def test_the_example(device: str) -> None:
+    """Losses of two processes are those of one, which sees the whole batch."""
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    losses = []
+    for launcher in ([], command):
+        done = subprocess.run(
+            [sys.executable, *launcher, ROOT / "examples/train_ddp.py", "--steps", "10", "--device", device],
+            env=environment_of(True, OMP_NUM_THREADS="1"),
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        losses.append([float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step")])
+    assert len(losses[0]) == 10
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
