@@ -111,14 +111,14 @@ def kernel_cache() -> Iterator[Finding]:
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
-    advice = "set TORCHGRAFT_CACHE_DIR to a folder of your own; without a cache every process compiles its kernels anew"
+    cost = "without a cache every process compiles its kernels anew"
     try:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
-        yield Finding("kernel cache", "warning", f"{folder} cannot be written: {error}", advice)
+        yield Finding("kernel cache", "warning", f"{folder} cannot be written: {error}", f"{cache.remedy()}; {cost}")
         return
     if (distrust := cache.distrust()) is not None:
-        yield Finding("kernel cache", "warning", f"{distrust}: not used", f"chmod go-w {folder}, or {advice}")
+        yield Finding("kernel cache", "warning", f"{distrust}: not used", f"{cache.remedy()}; {cost}")
     elif existing != folder:
         yield Finding("kernel cache", "ok", f"{folder} will be made when it is first needed")
     else:
