@@ -87,10 +87,12 @@ def packages() -> Iterator[Finding]:
 
 def environment_variables() -> Iterator[Finding]:
     """The variables that are set, and those that are probably misspelt; values only of those that are known."""
-    misspelt = environment.misspelt()
+    misspelt, meaningless = environment.misspelt(), environment.meaningless()
     for name, value in environment.in_force().items():
         if name in misspelt:
             yield Finding(name, "warning", "is set, and nothing reads it", f"meant is {misspelt[name]}?")
+        elif name in meaningless:
+            yield Finding(name, "warning", f"{value!r} means nothing", f"it may be {meaningless[name]}")
         elif value is None:
             yield Finding(name, "note", "is set: a variable of a backend, or of nothing that is known here")
         else:
