@@ -257,6 +257,14 @@ class TestRefused:
             with pytest.raises(ValueError, match="cannot be"):
                 scale[grid]
 
+    @pytest.mark.parametrize("options", [None, ""])
+    def test_compilers_print_nothing(self, device: str, capfd: pytest.CaptureFixture[str], options: str | None) -> None:
+        """All that they say is in the exception."""
+        kernel = torchgraft.kernel("__kernel void wrong(__global float* x) { x[0] = nonsense(1); }", options=options)
+        with pytest.raises(KernelCompileError, match="nonsense"):
+            kernel[1](torch.ones(1, device=device))
+        assert capfd.readouterr() == ("", "")
+
     def test_what_the_device_refuses(self, device: str) -> None:
         x = torch.ones(3, device=device)
         fixed = SCALE.replace("void", "__attribute__((reqd_work_group_size(2, 1, 1))) void")
