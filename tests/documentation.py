@@ -163,8 +163,8 @@ def with_quotations(path: Path) -> str:
 
 
 def program(path: Path, process: Process) -> str:
-    """A program that runs the blocks in an empty folder, as a reader does who has none of the tests' modules; its errors
-    name the page and its lines."""
+    """A program that runs the blocks as a reader does: in an empty folder, without the tests' modules. Its errors name
+    the page and its lines."""
     blocks = [(block.line, block.code, block.prints) for block in process.blocks]
     return textwrap.dedent(f"""
         import contextlib, doctest, io, os, sys, tempfile
