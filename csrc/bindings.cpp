@@ -36,6 +36,7 @@ PYBIND11_MODULE(_C, m) {
     torchgraft::register_copy();
     torchgraft::register_fill();
     torchgraft::register_sparse();
+    torchgraft::register_nested();
     torchgraft::register_fallback();  // for what is left
     torchgraft::register_autocast();
     torchgraft::register_attention();

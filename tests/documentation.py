@@ -163,12 +163,14 @@ def with_quotations(path: Path) -> str:
 
 
 def program(path: Path, process: Process) -> str:
-    """A program that runs the blocks in an empty folder; its errors name the page and its lines."""
+    """A program that runs the blocks as a reader does: in an empty folder, without the tests' modules. Its errors name
+    the page and its lines."""
     blocks = [(block.line, block.code, block.prints) for block in process.blocks]
     return textwrap.dedent(f"""
         import contextlib, doctest, io, os, sys, tempfile
 
         os.chdir(tempfile.mkdtemp())
+        sys.path[:] = [folder for folder in sys.path if os.path.basename(folder.rstrip("/")) != "tests"]
         options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.REPORT_NDIFF
         space = {{"__name__": "__main__"}}
         for line, code, expected in {blocks!r}:

@@ -345,6 +345,12 @@ class TestRefused:
             ops.row("adding::listed", "x")
         with pytest.raises(ValueError, match="has no argument alpha"):
             ops.row("adding::wrong", "x", operands={"alpha": "promotes"})
+        for wrong in ("x + alpha", "T y = x; y * alpha", lambda alpha, **_: "x"):
+            with pytest.raises(ValueError, match="adding::wrong has no argument alpha, which "):
+                ops.row("adding::wrong", wrong)
+        with pytest.raises(ValueError, match="has no argument alpha, which a function of its row names"):
+            ops.row("adding::wrong", "x", kind=lambda alpha, **_: ops.Kind.DEFAULT)
+        assert "adding::wrong" not in plans.ENTRIES
         with pytest.raises(ValueError, match="is no reduction of one tensor to one"):
             ops.reduction("adding::mul_add", combine="a + b", identity="0")
         with pytest.raises(ValueError, match="torch has no decomposition of adding::wrong"):
@@ -381,11 +387,11 @@ class TestRefused:
         )
 
     def test_a_kernel_that_does_not_compile(self, device: str) -> None:
-        ops.row("adding::broken", "x + nonsense")
+        ops.row("adding::broken", "x + nonsense(x)")
         for _ in range(2):
             with pytest.raises(plans.KernelCompileError, match="kernel adding__broken_f32 does not compile") as error:
                 own.broken(torch.ones(3, device=device))
-            line = next(line for line in str(error.value).splitlines() if "x + nonsense" in line and "float" in line)
+            line = next(line for line in str(error.value).splitlines() if "x + nonsense(x)" in line and "float" in line)
             assert error.value.log
             assert "nonsense" in error.value.source.splitlines()[int(line.split()[0]) - 1]
 

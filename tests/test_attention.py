@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 pytestmark = pytest.mark.no_fallback
@@ -282,3 +283,26 @@ def test_encoder_with_padding(device: str) -> None:
         expected = encoder(x, src_key_padding_mask=padding)
         got = encoder.to(device)(x.to(device), src_key_padding_mask=padding.to(device)).cpu()
     torch.testing.assert_close(got[~padding], expected[~padding])
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_flex_attention(device: str, compiled: bool) -> None:
+    """Without inductor it is made of ops, which are the device's."""
+
+    def causal(b: Any, h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return q >= k
+
+    def bias(score: torch.Tensor, b: Any, h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return score + (q - k)
+
+    torch._dynamo.reset()
+    attend: Any = torch.compile(flex_attention, backend="eager") if compiled else flex_attention
+    on_cpu = [torch.randn(1, 2, 16, 8) for _ in range(3)]
+    q, k, v = (t.to(device).requires_grad_() for t in on_cpu)
+    result = attend(q, k, v, score_mod=bias, block_mask=create_block_mask(causal, 1, 1, 16, 16, device=device))
+    expected = flex_attention(*on_cpu, score_mod=bias, block_mask=create_block_mask(causal, 1, 1, 16, 16, device="cpu"))
+    torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-5)
+    result.sum().backward()
+    assert v.grad is not None and v.grad.device == v.device
+    torch.testing.assert_close(v.grad.sum().item(), float(result.numel()), rtol=1e-4, atol=1e-4)

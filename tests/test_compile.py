@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.exc
 import torch._dynamo.utils
 import torch.nn.functional as F
 from conftest import Script
@@ -169,6 +170,27 @@ class TestCompile:
         expected, w.grad = w.grad, None
         torch.compile(work, backend="aot_eager", fullgraph=True)(x).backward()
         assert_close(w.grad, expected)
+
+
+class TestInductor:
+    def test_it_says_what_works(self, device: str) -> None:
+        x = torch.randn(2, 3, device=device)
+        name = device.split(":")[0]
+        message = f"generates no code for device '{name}'.*backend=\"aot_eager\""
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message):
+            torch.compile(nn.Linear(3, 4).to(device))(x)
+
+    def test_nothing_is_imported_for_it(self, script: Script) -> None:
+        script(
+            """
+            import sys
+            import torch
+
+            torch.ones(2, device="ocl") + 1
+            assert not any(name.startswith("torch._inductor.") for name in sys.modules)
+            """,
+            autoload=True,
+        )
 
 
 @pytest.mark.no_fallback

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import Script
 
 from torchgraft import environment
 from torchgraft.diagnosis import host
@@ -100,3 +101,77 @@ def test_no_values_of_unknown_variables_are_told(monkeypatch: pytest.MonkeyPatch
     assert "'silent'" in findings["TORCHGRAFT_FALLBACK"].text
     assert findings["TORCHGRAFT_DEVICE"].state == "warning"
     assert not any("hunter2" in str(finding) for finding in findings.values())
+
+
+NEARLY = {"TORCHGRAFT_CAHCE_DIR": "/tmp", "TORCHGRAFT_OPENCL_MEMROY": "svm"}
+MEANINGLESS = {"TORCHGRAFT_CACHE": "maybe", "TORCHGRAFT_FALLBACK": "loud", "TORCHGRAFT_PROGRESS": "yes"}
+
+
+def test_mistakes_are_warned_of_once_when_the_devices_are_opened(script: Script) -> None:
+    out = script(
+        """
+        import warnings
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import torch
+            print(len(caught))
+            for _ in range(2):
+                torch.ones(2, device="ocl").add(1)
+        for each in caught:
+            print(each.filename, each.message)
+        """,
+        autoload=True,
+        TORCHGRAFT_MINE="1",
+        TORCHGRAFT_MEMORY_CACHING="",
+        **NEARLY,
+        **MEANINGLESS,
+    )
+    first, *others = out.splitlines()
+    assert first == "0", "nothing is looked at while torch is imported"
+    assert others == [
+        "<string> the environment has TORCHGRAFT_CAHCE_DIR, which nothing reads: is TORCHGRAFT_CACHE_DIR meant?",
+        "<string> the environment has TORCHGRAFT_OPENCL_MEMROY, which nothing reads: is TORCHGRAFT_OPENCL_MEMORY "
+        "meant?",
+        "<string> TORCHGRAFT_CACHE is 'maybe', which means nothing: it may be 0 or 1",
+        "<string> TORCHGRAFT_PROGRESS is 'yes', which means nothing: it may be 0 or 1",
+        "<string> TORCHGRAFT_FALLBACK is 'loud', which means nothing: it may be warn, silent or error",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "right"),
+    [
+        ("TORCHGRAFT_CACHE", "0", True),
+        ("TORCHGRAFT_CACHE", "", True),
+        ("TORCHGRAFT_CACHE", "off", False),
+        ("TORCHGRAFT_FALLBACK", " Silent ", True),
+        ("TORCHGRAFT_FALLBACK", "quiet", False),
+        ("TORCHGRAFT_MEMORY_CACHING", "no", False),
+    ],
+)
+def test_values(monkeypatch: pytest.MonkeyPatch, name: str, value: str, right: bool) -> None:
+    monkeypatch.setenv(name, value)
+    assert (name not in environment.meaningless()) == right
+    states = {finding.subject: finding.state for finding in host.environment_variables()}
+    assert states[name] == ("note" if right else "warning")
+
+
+def test_a_backend_that_is_not_installed(script: Script) -> None:
+    out = script(
+        """
+        import warnings
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import torch
+        print(*(each.message for each in caught))
+        import torchgraft_opencl  # the name is free for what was meant
+        print(torch.ones(1, device="ocl").item())
+        """,
+        autoload=True,
+        TORCHGRAFT_BACKEND="oclx",
+    )
+    assert out.splitlines() == [
+        "TORCHGRAFT_BACKEND is 'oclx', for which no installed package has a driver: is 'ocl' meant? No backend is "
+        "registered",
+        "1.0",
+    ]

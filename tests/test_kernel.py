@@ -97,12 +97,28 @@ class TestLaunch:
         grid[(2, 3, 2), 1](out)
         assert out[:, :, 1].tolist() == [[0, 10, 20], [0, 10, 20]]
 
-    def test_nothing_to_do(self, device: str) -> None:
+    def test_no_groups(self, device: str) -> None:
         x = torch.ones(3, device=device)
-        torchgraft.kernel(SCALE)[0, 64](x, 2.0, 3)
-        torchgraft.kernel(SCALE)[(4, 0), (1, 1)](x, 2.0, 3)
+        for grid in ((0, 64), ((4, 0), (1, 1)), 0):
+            with pytest.raises(ValueError, match=r"kernel scale: groups is .*0.*, which is no work-group at all"):
+                torchgraft.kernel(SCALE)[grid](x, 2.0, 3)
         torchgraft.kernel(SCALE)[1](x[:0], 2.0, 0)
         assert x.tolist() == [1, 1, 1]
+
+    def test_too_many_groups(self, device: str) -> None:
+        x = torch.ones(3, device=device)
+        for groups in (1 << 32, 1 << 40, (1 << 16, 1 << 16), 1 << 70):
+            with pytest.raises(ValueError, match=r"kernel scale: groups is .*fewer than 2\*\*32"):
+                torchgraft.kernel(SCALE)[groups, 1](x, 2.0, 3)
+
+    def test_a_group_that_is_too_large(self, device: str) -> None:
+        x = torch.ones(3, device=device)
+        most = getattr(torch, device.split(":")[0]).get_device_properties().max_work_group_size
+        torchgraft.kernel(SCALE)[1, most](x, 2.0, 3)
+        for local in (most + 1, (1, most, 2), (1 << 32, 1 << 32)):
+            with pytest.raises(ValueError, match=rf"kernel scale: a work-group of .* is larger than the {most} that"):
+                torchgraft.kernel(SCALE)[1, local](x, 2.0, 3)
+        assert x.tolist() == [2, 2, 2]
 
     def test_on_the_current_stream(self, device: str) -> None:
         module = getattr(torch, device.split(":")[0])
@@ -241,10 +257,19 @@ class TestRefused:
             with pytest.raises(ValueError, match="cannot be"):
                 scale[grid]
 
+    @pytest.mark.parametrize("options", [None, ""])
+    def test_compilers_print_nothing(self, device: str, capfd: pytest.CaptureFixture[str], options: str | None) -> None:
+        """All that they say is in the exception."""
+        kernel = torchgraft.kernel("__kernel void wrong(__global float* x) { x[0] = nonsense(1); }", options=options)
+        with pytest.raises(KernelCompileError, match="nonsense"):
+            kernel[1](torch.ones(1, device=device))
+        assert capfd.readouterr() == ("", "")
+
     def test_what_the_device_refuses(self, device: str) -> None:
         x = torch.ones(3, device=device)
+        fixed = SCALE.replace("void", "__attribute__((reqd_work_group_size(2, 1, 1))) void")
         with pytest.raises(RuntimeError, match="launch kernel scale"):
-            torchgraft.kernel(SCALE)[1, (1 << 20,)](x, 2.0, 3)
+            torchgraft.kernel(fixed)[1, 3](x, 2.0, 3)
         assert x.tolist() == [1, 1, 1]
 
     def test_the_compiler_says_where(self, device: str) -> None:

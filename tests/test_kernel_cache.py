@@ -134,7 +134,7 @@ class TestFiles:
     def test_a_directory_that_others_may_write_is_not_used(self, cache: KernelCache, mode: int) -> None:
         cache.directory.chmod(mode)
         fresh = KernelCache(cache.directory, enabled=True)
-        with pytest.warns(UserWarning, match="belongs to another user or is writable by others"):
+        with pytest.warns(UserWarning, match="is writable by others.*TORCHGRAFT_CACHE_DIR.*chmod go-w"):
             assert fresh.read(KEY) is None
         before = sorted(cache.directory.rglob("*"))
         fresh.write(KernelCache.key("new"), BINARY)  # and it warns once only
@@ -145,8 +145,15 @@ class TestFiles:
         os.chown(file_of(cache), 12345, 12345)
         assert cache.read(KEY) is None
         os.chown(cache.directory, 12345, 12345)
-        with pytest.warns(UserWarning, match="belongs to another user"):
+        with pytest.warns(UserWarning, match="belongs to another user.*TORCHGRAFT_CACHE_DIR") as warned:
             assert KernelCache(cache.directory, enabled=True).read(KEY) is None
+        assert "chmod" not in str(warned[0].message), "that is not the user's to do"
+
+    def test_a_directory_for_all_is_left_as_it_is(self, cache: KernelCache) -> None:
+        cache.directory.chmod(0o1777)
+        with pytest.warns(UserWarning, match="is writable by others.*TORCHGRAFT_CACHE_DIR") as warned:
+            assert KernelCache(cache.directory, enabled=True).read(KEY) is None
+        assert "chmod" not in str(warned[0].message)
 
     def test_where_no_directory_can_be(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")

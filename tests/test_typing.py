@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,24 @@ class TestMypy:
         done = check(folder, "-c", "import torch; torch.ones(2).late(); torch.late.synchronize()")
         (folder / "pyproject.toml").write_text(text)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.thorough
+def test_what_setup_installs_is_found(tmp_path: Path) -> None:
+    """In editable form: mypy follows paths, not the finders that setuptools makes otherwise."""
+    setup = runpy.run_path(str(ROOT / "scripts" / "setup"))
+    package, site = tmp_path / "package", tmp_path / "site"
+    (package / "editable_one").mkdir(parents=True)
+    (package / "editable_one" / "__init__.py").write_text("answer: int = 42\n")
+    (package / "editable_one" / "py.typed").touch()
+    (package / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "editable-one"\nversion = "0"\n[tool.setuptools]\npackages = ["editable_one"]\n'
+    )
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation", "--target", site]
+    subprocess.run([*pip, *setup["EDITABLE"], package], check=True, timeout=120)
+    (path,) = [line for file in site.glob("*.pth") for line in file.read_text().splitlines()]
+    assert path == str(package)
 
 
 @pytest.mark.parametrize(

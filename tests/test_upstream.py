@@ -70,6 +70,17 @@ def test_deepcopy_carries_fields(tensor: torch.Tensor) -> None:
     assert backend_meta(tensor.__deepcopy__({})) == {"a": 1}
 
 
+def test_flex_attention_knows_the_device(tensor: torch.Tensor) -> None:
+    """tests/test_attention.py compares what it computes then."""
+    from torch.nn.attention import flex_attention
+
+    with pytest.raises(ValueError, match="only supported on"):
+        unpatched(flex_attention._validate_device)(tensor, tensor, tensor)
+    flex_attention._validate_device(tensor, tensor, tensor)
+    with pytest.raises(ValueError, match="only supported on"):
+        flex_attention._validate_device(*[torch.ones(2, device="meta")] * 3)
+
+
 def test_every_patch_is_tested_here() -> None:
     assert {f"test_{patch.__name__}" for patch in upstream.PATCHES} <= set(globals())
     assert all(patch.__doc__ and "torch 2." in patch.__doc__ for patch in upstream.PATCHES)

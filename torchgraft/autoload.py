@@ -19,6 +19,7 @@ Afterwards `import torch` is all that a program needs for `torch.device("foo")`.
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import threading
@@ -46,6 +47,13 @@ def autoload() -> None:
         if present() is not None:
             return  # torch calls this once for each installed backend
         name = preferred()
+        if name and (meant := _misspelt(name)):
+            warnings.warn(
+                f"TORCHGRAFT_BACKEND is {name!r}, for which no installed package has a driver: is {meant!r} meant? No "
+                "backend is registered",
+                stacklevel=2,
+            )
+            return
         if name and (os.environ.get("TORCHGRAFT_BACKEND") or not _has_other_accelerator()):
             attempt(name, lambda: _register(name))
     except Exception as error:
@@ -126,6 +134,13 @@ def preferred() -> str | None:
         if any(entry.module.partition(".")[0] in sys.modules for entry in driver_entries(name)):
             return name
     return names[0] if names else None
+
+
+def _misspelt(name: str) -> str | None:
+    """The installed backend whose name is nearly this one, which is none's."""
+    installed = backend_names()
+    near = [] if name in installed else difflib.get_close_matches(name, installed, n=1)
+    return near[0] if near else None
 
 
 def _has_other_accelerator() -> bool:

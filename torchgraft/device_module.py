@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchgraft import _C, _backend, amp, memory, random, storages, streams
+from torchgraft import _C, _backend, amp, inductor, memory, random, storages, streams
 from torchgraft._backend import DeviceLike
 
 __all__ = [
@@ -219,6 +219,7 @@ def make_device_module(name: str) -> DeviceModule:
     module.__dict__.update(
         legacy,
         **parts,
+        **dict.fromkeys(inductor.HOOKS, inductor.no_generator),
         _lazy_init=_backend.open_devices,
         _is_in_bad_fork=_C.in_bad_fork,
         _get_generator=random.generator,

@@ -218,12 +218,8 @@ def warn_user(message: str) -> None:
 def _set_up() -> None:
     _C.fallback_set_hooks(_place, warn_user)
     chosen = os.environ.get("TORCHGRAFT_FALLBACK", "warn").strip().lower() or "warn"
-    if chosen in _MODES:
-        fallback.set_mode(chosen)  # type: ignore[arg-type]
-    else:  # not an error: this runs while torch itself is imported
-        warnings.warn(
-            f"TORCHGRAFT_FALLBACK is {chosen!r}, but must be one of {', '.join(_MODES)}; 'warn' holds", stacklevel=2
-        )
+    # Of others there is a warning when the devices are opened: this runs while torch itself is imported.
+    fallback.set_mode(chosen if chosen in _MODES else "warn")  # type: ignore[arg-type]
 
 
 _set_up()

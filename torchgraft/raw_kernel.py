@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,12 +18,16 @@ from torchgraft.codegen.types import BY_NAME
 
 __all__ = ["RawKernel", "host_view", "kernel"]
 
+# Implementations count them in 32 bits.
+_MOST_GROUPS = 1 << 32
+
 
 class RawKernel:
     """A kernel that is launched by `kernel[groups, local](arguments)`; made by `torchgraft.kernel`.
 
     `groups` is the number of work-groups and `local` that of the work-items in each, both an int or a tuple of up to
-    three. Arguments are given in the order of the kernel's parameters:
+    three. No group at all, and a group of more work-items than the device can run, are ValueErrors. Arguments are given
+    in the order of the kernel's parameters:
 
     * for a pointer a tensor of the device, of a dtype that has the pointer's elements: the kernel gets the address of
       its first element, whatever its strides; or None, which is a null pointer;
@@ -46,6 +51,7 @@ class RawKernel:
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         groups, local = grid if isinstance(grid, tuple) else (grid, self._local)
         groups, local = _sizes("groups", groups), _sizes("local", local)
+        self._check_groups(groups)
         dims = max(len(groups), len(local))
         return functools.partial(
             self._launcher, groups + (1,) * (dims - len(groups)), local + (1,) * (dims - len(local))
@@ -54,8 +60,24 @@ class RawKernel:
     def __call__(self, *arguments: Any) -> None:
         raise TypeError(f"say on how many work-groups and work-items: kernel[groups, local](...), for {self.name}")
 
+    def _check_groups(self, groups: tuple[int, ...]) -> None:
+        if 0 in groups:
+            raise ValueError(
+                f"kernel {self.name}: groups is {_text(groups)}, which is no work-group at all; leave the launch out "
+                "where there is nothing to do, or round up: (n + local - 1) // local"
+            )
+        if math.prod(groups) >= _MOST_GROUPS:
+            raise ValueError(
+                f"kernel {self.name}: groups is {_text(groups)}, and fewer than 2**32 work-groups can be launched at "
+                "once: have each do more, or launch several times"
+            )
+
     def __repr__(self) -> str:
         return f"<kernel {self.name}({', '.join(a.text for a in self.arguments)})>"
+
+
+def _text(sizes: tuple[int, ...]) -> str:
+    return repr(sizes[0] if len(sizes) == 1 else sizes)
 
 
 def _sizes(what: str, given: Any) -> tuple[int, ...]:

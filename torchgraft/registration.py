@@ -17,7 +17,9 @@ from torch.utils import backend_registration
 from torchgraft import _C, _backend, distributed, multiprocessing, upstream
 from torchgraft.device_module import make_device_module
 from torchgraft.driver import Driver, SharedLibrary
-from torchgraft.installed import DRIVERS, installed_drivers
+from torchgraft.environment import warn_of_mistakes
+from torchgraft.fallback import warn_user
+from torchgraft.installed import DRIVERS, backend_names, installed_drivers
 from torchgraft.naming import check_name
 from torchgraft.shutdown import wait_at_exit
 
@@ -241,7 +243,7 @@ def _check_drivers(name: str, drivers: Sequence[Driver | SharedLibrary]) -> None
     if not drivers:
         raise ValueError(
             f"the backend '{name}' needs at least one driver: pass a list of them, or install a package with an entry "
-            f'point "{name}" in the group "{DRIVERS}"'
+            f'point "{name}" in the group "{DRIVERS}"{_installed_ones()}'
         )
     for place, driver in enumerate(drivers):
         if driver in drivers[:place]:
@@ -251,6 +253,11 @@ def _check_drivers(name: str, drivers: Sequence[Driver | SharedLibrary]) -> None
             raise TypeError(
                 f"a driver is a torchgraft.Driver or a torchgraft.SharedLibrary, not {type(driver).__name__}{advice}"
             )
+
+
+def _installed_ones() -> str:
+    names = backend_names()
+    return f" (installed are: {', '.join(names)})" if names else ""
 
 
 # ---- The steps ----
@@ -272,6 +279,7 @@ def _load(driver: Driver | SharedLibrary) -> Callable[[], None]:
 def _install_kernels() -> None:
     """The core's kernels now; the op library, which takes longer, when the device is first used."""
     _C.install_kernels()
+    _backend.when_opened(partial(warn_of_mistakes, warn_user))
     _backend.when_opened(_install_ops)
     _backend.when_opened(wait_at_exit)
 

@@ -100,6 +100,26 @@ def references_import_no_tracer() -> None:
                     _leave_untraced(function)
 
 
+def flex_attention_knows_the_device() -> None:
+    """`flex_attention` refuses devices that are not on a list in its own source, though what it does without inductor
+    is made of ops that every device has. torch 2.11 to 2.13 (torch/nn/attention/flex_attention.py).
+    """
+    _backend.when_opened(_let_flex_attention_in)  # it has not been imported yet
+
+
+def _let_flex_attention_in() -> None:
+    from torch.nn.attention import flex_attention
+
+    plain, ours = flex_attention._validate_device, _backend.name()
+
+    @wraps(plain)
+    def _validate_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        if query.device.type != ours:  # in words that torch.compile traces
+            plain(query, key, value)
+
+    flex_attention._validate_device = _validate_device
+
+
 def _leave_untraced(disabled: FunctionType) -> None:
     """Has a wrapper call its function as it is until there is a tracer."""
     function: Any = disabled.__wrapped__  # type: ignore[attr-defined]
@@ -151,6 +171,7 @@ PATCHES: tuple[Callable[[], None], ...] = (
     dlpack_refuses_foreign_memory,
     deepcopy_carries_fields,
     references_import_no_tracer,
+    flex_attention_knows_the_device,
 )
 
 

@@ -62,10 +62,10 @@ class Launcher {
     if (device < 0) device = current_device();
     std::shared_ptr<Kernel>& kernel = kernels_[size_t(device)];
     if (kernel == nullptr) kernel = make_(int(device)).cast<std::shared_ptr<Kernel>>();
+    check_group(local, device);
     Grid grid{uint32_t(groups.size())};
     std::copy(groups.begin(), groups.end(), grid.groups.begin());
     std::copy(local.begin(), local.end(), grid.local.begin());
-    if (std::find(groups.begin(), groups.end(), 0) != groups.end()) return;
     for (size_t i = 0; i < args.size(); ++i)  // so that autograd notices what has changed since it was saved
       if (parameters_[i].written && !given[i].is_none())
         THPVariable_Unpack(given[i].ptr()).unsafeGetTensorImpl()->bump_version();
@@ -74,6 +74,15 @@ class Launcher {
   }
 
  private:
+  void check_group(const std::vector<size_t>& local, c10::DeviceIndex index) const {
+    const size_t most = get_device(index).properties.max_work_group_size;
+    size_t room = most;
+    for (size_t n : local) room /= n;
+    TORCH_CHECK_VALUE(room > 0, "kernel ", name_, ": a work-group of ", c10::Join(" x ", local),
+                      " work-items is larger than the ", most, " that ", backend_name(), ":", int(index),
+                      " can run: launch more groups that are smaller");
+  }
+
   static std::string kind(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
   void put_pointer(tg_arg& arg, size_t i, py::handle given, c10::DeviceIndex& device) const {

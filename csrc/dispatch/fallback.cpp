@@ -18,6 +18,7 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <set>
 #include <string_view>
 #include <unordered_map>
 
@@ -26,7 +27,7 @@
 #include "../runtime/stream.h"
 #include "copy.h"
 #include "dispatch.h"
-#include "sparse.h"
+#include "nested.h"
 
 namespace torchgraft {
 namespace {
@@ -47,6 +48,7 @@ struct Account {
 struct Ledger {
   std::mutex mutex;
   std::unordered_map<c10::OperatorName, Account> accounts;
+  std::set<c10::DeviceIndex> told_of;  // devices without a compiler of which there was a warning
   FallbackHooks hooks;
 };
 
@@ -62,15 +64,28 @@ std::string user_place() {
 
 std::string in_parentheses(const std::string& place) { return place.empty() ? "" : " (called at " + place + ")"; }
 
-// Asks Python who calls, where that is wanted, and warns at the first time. Python is asked without the lock: it may
-// run other threads.
+// What a device without a compiler has no function for is not a matter of this op or that one.
+std::string warning_of_device(c10::DeviceIndex device) {
+  return c10::str("device '", backend_name(), ":", static_cast<int>(device), "' (", get_device(device).properties.name,
+                  ") has no kernel compiler, so every op that it has no function for runs on the CPU");
+}
+
+std::string warning_of_op(const c10::OperatorName& name, c10::DeviceIndex device, const std::string& place) {
+  return c10::str(name, " runs on the CPU: device '", backend_name(), ":", static_cast<int>(device),
+                  "' has no kernel for it, or none for these arguments", in_parentheses(place));
+}
+
+// Asks Python who calls, where that is wanted, and warns at the first time: of each op, or of a device without a
+// compiler. Python is asked without the lock: it may run other threads.
 void announce(const c10::OperatorName& name, c10::DeviceIndex device, FallbackMode mode) {
   Ledger& books = ledger();
+  const bool by_op = get_device(device).has(TG_CAP_COMPILER);
   bool locate, warn;
   {
     std::lock_guard lock(books.mutex);
     Account& account = books.accounts[name];
-    warn = mode == FallbackMode::Warn && !account.warned && books.hooks.warn;
+    warn = mode == FallbackMode::Warn && books.hooks.warn &&
+           (by_op ? !account.warned : books.told_of.insert(device).second);
     locate = warn || !account.located || places_of_every_call.load(std::memory_order_relaxed);
     account.located = true;
     account.warned |= warn;
@@ -82,12 +97,10 @@ void announce(const c10::OperatorName& name, c10::DeviceIndex device, FallbackMo
     ++books.accounts[name].record.places[place];
   }
   if (warn)
-    books.hooks.warn(
-        c10::str(name, " runs on the CPU: device '", backend_name(), ":", static_cast<int>(device),
-                 "' has no kernel for it, or none for these arguments", in_parentheses(place),
-                 ". The result is right, the time is not. torchgraft.fallback_report() tells what it costs; "
-                 "torchgraft.fallback.set_mode('silent') or TORCHGRAFT_FALLBACK=silent stops these warnings, 'error' "
-                 "forbids it."));
+    books.hooks.warn(c10::str(by_op ? warning_of_op(name, device, place) : warning_of_device(device),
+                              ". The result is right, the time is not. torchgraft.fallback_report() tells what it "
+                              "costs; torchgraft.fallback.set_mode('silent') or TORCHGRAFT_FALLBACK=silent stops these "
+                              "warnings, 'error' forbids it."));
 }
 
 void count(const c10::OperatorName& name, uint64_t to_host, uint64_t to_device, double seconds) {
@@ -173,6 +186,13 @@ class BorrowedDefaultGenerator {
 // -----------------------------------------------------------------------------------------------------------
 
 bool is_on_device(const at::Tensor& tensor) { return tensor.defined() && tensor.device().is_privateuseone(); }
+
+// Whether it is made of other tensors, which then are what is brought and sent.
+bool has_members(const at::Tensor& tensor) { return is_sparse(tensor) || tensor.is_nested(); }
+
+at::Tensor with_members(const at::Tensor& tensor, c10::DeviceType type, const MapTensor& map) {
+  return tensor.is_nested() ? map_nested(tensor, map) : map_members(tensor, type, map);
+}
 
 template <typename Visit>
 void for_each_tensor(const c10::IValue& value, const Visit& visit) {
@@ -333,12 +353,12 @@ class HostCall {
     for (Pair& pair : pairs_)
       if (pair.device.is_same(tensor)) {
         pair.written |= written;
-        if (read && !is_sparse(tensor)) fetch(mirror_of(tensor.storage()), tensor);
+        if (read && !has_members(tensor)) fetch(mirror_of(tensor.storage()), tensor);
         return pair.host;
       }
-    if (is_sparse(tensor)) {  // its members are needed whether or not they are read: they may be kept
-      at::Tensor host = map_members(tensor, c10::DeviceType::CPU,
-                                    [&](const at::Tensor& member) { return bring(member, written, true); });
+    if (has_members(tensor)) {  // its members are needed whether or not they are read: they may be kept
+      at::Tensor host = with_members(tensor, c10::DeviceType::CPU,
+                                     [&](const at::Tensor& member) { return bring(member, written, true); });
       pairs_.push_back({tensor, host, nullptr, written});
       return host;
     }
@@ -380,6 +400,7 @@ class HostCall {
 
   void put_back(const Pair& pair) {
     const auto& [device, host, data, written] = pair;
+    if (host.is_nested()) return;  // its buffer is a pair of its own
     if (is_sparse(host)) {
       replace_members(device, host, [&](const at::Tensor& member) { return to_device(member); });
       return;
@@ -412,9 +433,9 @@ class HostCall {
     if (!host.defined() || !host.is_cpu()) return host;
     for (const Pair& pair : pairs_)
       if (pair.host.is_same(host)) return pair.device;
-    if (is_sparse(host) && !results_stay_)
-      return map_members(host, c10::DeviceType::PrivateUse1,
-                         [&](const at::Tensor& member) { return to_device(member); });
+    if (has_members(host) && !results_stay_)
+      return with_members(host, c10::DeviceType::PrivateUse1,
+                          [&](const at::Tensor& member) { return to_device(member); });
     TORCH_CHECK_NOT_IMPLEMENTED(results_stay_ || host.layout() == c10::kStrided, name_, " gives a tensor (of layout ",
                                 host.layout(), ") that device '", backend_name(),
                                 "' cannot hold. Move its arguments to the CPU for this call.");
@@ -480,8 +501,8 @@ void register_for(c10::DispatchKey key) {
   library->fallback(torch::CppFunction::makeFromBoxedFunction<&boxed_fallback<kernel>>());
 }
 
-// The same for sparse and quantised tensors. What the CPU has a kernel of its own for, for such tensors, must not be
-// composed of other ops as it is for dense ones: a composition comes before a fallback.
+// The same for sparse, quantised and nested tensors. What the CPU has a kernel of its own for, for such tensors, must
+// not be composed of other ops as it is for dense ones: a composition comes before a fallback.
 template <c10::DispatchKey kernel>
 void register_each_for(c10::DispatchKey key) {
   register_for<kernel>(key);
@@ -490,7 +511,7 @@ void register_each_for(c10::DispatchKey key) {
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
     if (!op || name.name.rfind("aten::", 0) != 0 || !op->hasKernelForDispatchKey(kernel)) continue;
-    if (op->hasKernelForDispatchKey(key)) continue;  // see register_sparse
+    if (op->hasKernelForDispatchKey(key)) continue;  // see register_sparse, register_nested
     library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&boxed_fallback<kernel>>());
   }
 }
@@ -516,6 +537,7 @@ void reset_fallback_report(bool warnings) {
   Ledger& books = ledger();
   std::lock_guard lock(books.mutex);
   for (auto& [name, account] : books.accounts) account = Account{{}, false, account.warned && !warnings};
+  if (warnings) books.told_of.clear();
 }
 
 void record_fallback_places(bool every_call) noexcept {
@@ -548,11 +570,12 @@ void cpu_fallback(const c10::OperatorHandle& op, Stack* stack, c10::DispatchKey 
 }
 
 void register_fallback() {
-  // Sparse and quantised tensors have keys of their own, for which the CPU has kernels of their own.
+  // Sparse, quantised and nested tensors have keys of their own, for which the CPU has kernels of their own.
   register_for<c10::DispatchKey::CPU>(c10::DispatchKey::PrivateUse1);
   register_each_for<c10::DispatchKey::SparseCPU>(c10::DispatchKey::SparsePrivateUse1);
   register_each_for<c10::DispatchKey::SparseCsrCPU>(c10::DispatchKey::SparseCsrPrivateUse1);
   register_each_for<c10::DispatchKey::QuantizedCPU>(c10::DispatchKey::QuantizedPrivateUse1);
+  register_each_for<c10::DispatchKey::NestedTensorCPU>(c10::DispatchKey::NestedTensorPrivateUse1);
 }
 
 }  // namespace torchgraft

@@ -11,6 +11,7 @@ void register_views();
 void register_copy();
 void register_fill();
 void register_sparse();
+void register_nested();
 void register_fallback();
 void register_autocast();
 void register_attention();

@@ -340,6 +340,7 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
       is_cpu && (number<cl_bitfield>(*this, CL_DEVICE_EXECUTION_CAPABILITIES) & CL_EXEC_NATIVE_KERNEL) != 0;
   has_priorities = api->clCreateCommandQueueWithProperties != nullptr && has("cl_khr_priority_hints");
 
+  prints_counts = is_pocl(*this);
   // The other value is for comparing.
   includes_builtins = is_pocl(*this) && environment("TORCHGRAFT_OPENCL_BUILTINS") != "header";
 

@@ -35,6 +35,8 @@ struct Device {
   bool has_priorities = false;
   // The compiler parses declarations of all builtin functions for every program; see program.cpp.
   bool includes_builtins = false;
+  // The compiler prints how many errors there were; see program.cpp.
+  bool prints_counts = false;
   // Launches are asked for their events, and begin at once without a flush. Not so on GPUs, nor where a memory model
   // makes a CPU behave like one (which is how that half of the driver is tested without a GPU).
   bool has_cheap_events = false;

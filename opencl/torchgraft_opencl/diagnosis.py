@@ -33,6 +33,11 @@ _INSTALL = (
 
 def diagnose() -> Iterator[Finding]:
     """What is found on the way from the environment to a device."""
+    yield Finding(
+        "name",
+        "note",
+        "the device is 'ocl', as in torch.ones(2, device=\"ocl\"); 'opencl' is a type of torch's own, unused",
+    )
     for name, meaning in VARIABLES.items():
         if name in os.environ:
             yield Finding(name, "note", f"{os.environ[name]!r}: {meaning}")

@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import os
 import re
+import shlex
 import stat
 import tempfile
 import time
@@ -236,9 +237,22 @@ class KernelCache:
             return str(error)
         if not stat.S_ISDIR(status.st_mode):
             return f"{self.directory} is no directory"
+        if status.st_uid != os.geteuid():
+            return f"{self.directory} belongs to another user"
         if not _owned_privately(status):
-            return f"{self.directory} belongs to another user or is writable by others"
+            return f"{self.directory} is writable by others"
         return None
+
+    def remedy(self) -> str:
+        """What to do about a directory that is not trusted."""
+        elsewhere = "set TORCHGRAFT_CACHE_DIR to a directory of your own"
+        with contextlib.suppress(OSError):
+            status = os.stat(self.directory)
+            # Nobody can mend what is another's; and what has the sticky bit, as /tmp, is meant to be for all.
+            is_for_all = bool(status.st_mode & stat.S_ISVTX)
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not is_for_all:
+                return f"{elsewhere}, or mend it with: chmod go-w {shlex.quote(str(self.directory))}"
+        return elsewhere
 
     def _path(self, key: str) -> Path:
         return self.directory / key[:2] / key[2:]
@@ -309,9 +323,7 @@ class KernelCache:
             return False
         if (reason := self.distrust()) is not None:
             warnings.warn(
-                f"torchgraft: no kernel cache on disk: {reason}, so it is not used; set TORCHGRAFT_CACHE_DIR to a "
-                f"directory of your own, or mend it with: chmod go-w {self.directory}",
-                stacklevel=2,
+                f"torchgraft: no kernel cache on disk: {reason}, so it is not used; {self.remedy()}", stacklevel=2
             )
             return False
         return True

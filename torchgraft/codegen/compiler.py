@@ -15,6 +15,7 @@ from torchgraft.codegen.cache import KernelCache
 from torchgraft.codegen.dialect import Dialect
 from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel
+from torchgraft.codegen.progress import progress
 from torchgraft.codegen.vectors import vector_lanes
 
 _CAP_BASE_OFFSET_POINTERS = 1 << 6
@@ -249,7 +250,7 @@ def _load(job: _Job, key: str) -> _Built | None:
 
 
 def _compile(job: _Job, key: str) -> _Built:
-    with _compiler:
+    with _compiler, progress.compiling():
         module, log = _C.compile_module(job.device, job.source, job.options)
         if module is None:
             properties = _properties(job.device)

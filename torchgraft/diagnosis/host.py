@@ -89,10 +89,12 @@ def packages() -> Iterator[Finding]:
 
 def environment_variables() -> Iterator[Finding]:
     """The variables that are set, and those that are probably misspelt; values only of those that are known."""
-    misspelt = environment.misspelt()
+    misspelt, meaningless = environment.misspelt(), environment.meaningless()
     for name, value in environment.in_force().items():
         if name in misspelt:
             yield Finding(name, "warning", "is set, and nothing reads it", f"meant is {misspelt[name]}?")
+        elif name in meaningless:
+            yield Finding(name, "warning", f"{value!r} means nothing", f"it may be {meaningless[name]}")
         elif value is None:
             yield Finding(name, "note", "is set: a variable of a backend, or of nothing that is known here")
         else:
@@ -113,14 +115,14 @@ def kernel_cache() -> Iterator[Finding]:
     existing = folder
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
-    advice = "set TORCHGRAFT_CACHE_DIR to a folder of your own; without a cache every process compiles its kernels anew"
+    cost = "without a cache every process compiles its kernels anew"
     try:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
-        yield Finding("kernel cache", "warning", f"{folder} cannot be written: {error}", advice)
+        yield Finding("kernel cache", "warning", f"{folder} cannot be written: {error}", f"{cache.remedy()}; {cost}")
         return
     if (distrust := cache.distrust()) is not None:
-        yield Finding("kernel cache", "warning", f"{distrust}: not used", f"chmod go-w {folder}, or {advice}")
+        yield Finding("kernel cache", "warning", f"{distrust}: not used", f"{cache.remedy()}; {cost}")
     elif existing != folder:
         yield Finding("kernel cache", "ok", f"{folder} will be made when it is first needed")
     else:

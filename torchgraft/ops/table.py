@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,15 @@ _REAL_OF = {"c64": "f32", "c128": "f64"}
 _OPERANDS = ("Tensor", "number", "float")  # argument types that an expression may compute with
 _NUMBER = "number"  # what texts get of a tensor that is a number from the CPU, in place of the argument's name
 _ROLES = ("promotes", "keeps", "rounded", "cast", "divisor")
+
+# Of an expression: names, unless they are called, members or a mathematical function; and those that it gives values.
+_NAME = re.compile(r"(?<![\w.@])[A-Za-z_]\w*\b(?!\s*\()")
+_OWN_NAME = re.compile(r"\b([A-Za-z_]\w*)\s*(?:<<|>>|[-+*/%&|^])?=(?!=)|[A-Za-z_]\w*\s+([A-Za-z_]\w*)\s*[;,\[]")
+# What the kernel language has: constants and words in capitals, T among them; types; statements.
+_LANGUAGE = re.compile(
+    r"[A-Z][A-Z0-9_]*|MAKE_T|(u?(char|short|int|long)|float|double)\d*u?|bool|void|size_t|(un)?signed|const|volatile|"
+    r"if|else|for|while|do|switch|case|default|break|continue|return|true|false"
+)
 
 
 class Kind(enum.Enum):
@@ -129,12 +139,14 @@ def row(
         replace: takes the place of the planner that an op has, which is an error otherwise.
 
     Raises:
-        ValueError: there is no such op, it has a planner, or a row says what its schema does not allow.
+        ValueError: there is no such op, it has a planner, or a row says what its schema does not allow, such as a name
+            that is no argument.
     """
     refusals = gathered(refuses)
     for name in here(names.split()):
         op = resolve(name)
         _check_row(name, op._schema, operands or {})
+        _check_names(name, op._schema, text, integer, boolean, complex, kind)
         made = Row(name, parameters(op), text, kind, integer, boolean, complex, operands or {}, cost, refusals)
         # torch's own refuses a complex out= for the real numbers that are made of complex ones; its kernels do not.
         gives_real = isinstance(kind, Kind) and kind.gives_real
@@ -161,6 +173,36 @@ def _check_row(name: str, schema: torch._C.FunctionSchema, operands: Mapping[str
         raise ValueError(f"an operand is one of {', '.join(_ROLES)}, not {', '.join(sorted(odd))}")
     if any(str(r.type) != "Tensor" for r in schema.returns):
         raise ValueError(f"{name} returns something else than tensors, so it is no pointwise op: {schema}")
+
+
+def _check_names(name: str, schema: torch._C.FunctionSchema, *given: Any) -> None:
+    """Refuses names in expressions, and parameters of functions in their places, that are no arguments of the op."""
+    arguments = {a.name for a in schema.arguments}
+    for text in _each(given):
+        unknown = _foreign_names(text) - arguments
+        if unknown:
+            where = repr(text) if isinstance(text, str) else "a function of its row"
+            raise ValueError(f"{name} has no argument {', '.join(sorted(unknown))}, which {where} names: {schema}")
+
+
+def _each(given: Iterable[Any]) -> Iterator[Any]:
+    for text in given:
+        yield from text.values() if isinstance(text, Mapping) else (text,)
+
+
+def _foreign_names(text: Any) -> set[str]:
+    """What an expression takes from elsewhere, or what a function asks for by name."""
+    if isinstance(text, str):
+        own = {word for found in _OWN_NAME.findall(text) for word in found}
+        return {word for word in _NAME.findall(text) if word not in own and not _LANGUAGE.fullmatch(word)}
+    if not callable(text) or isinstance(text, Kind):
+        return set()
+    asked = inspect.signature(text).parameters.values()
+    return {
+        each.name
+        for each in asked
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) and each.default is each.empty
+    }
 
 
 @dataclass(frozen=True)

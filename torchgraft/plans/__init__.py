@@ -83,7 +83,7 @@ def stats() -> Stats:
 
 
 def show(op: str, source: bool = False) -> str:
-    """The plans of an op as text.
+    """The plans of an op as text, to print.
 
     Args:
         op: an overload's name, such as "aten::add.Tensor"; "add" stands for all overloads.
