@@ -5,6 +5,7 @@ installed device. A comment before a block, which readers do not see, says where
 
     <!-- new process: NAME=value -->               from here on another process, with this environment, in which torch
                                                    finds no device by itself
+    <!-- needs one other -->                       the block runs where these libraries are installed
     <!-- from tests/walkthrough/test_x.py:use -->  a quotation, which `make docs-code` (this file, run as a program)
                                                    copies from there
 
@@ -18,6 +19,7 @@ A block marked as `text` right after one of Python is what that one prints; "...
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import textwrap
 from collections.abc import Iterator
@@ -100,6 +102,8 @@ def read(path: Path) -> Page:
             page.quotations.append((comment.removeprefix("from "), code))
             continue
         if fence["language"] != "python":
+            continue
+        if comment.startswith("needs ") and not all(map(importlib.util.find_spec, comment.split()[1:])):
             continue
         if comment.startswith("new process"):
             pairs = comment.removeprefix("new process").lstrip(":").split()

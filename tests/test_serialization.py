@@ -366,7 +366,7 @@ def test_safetensors(device: str, tmp_path: Path) -> None:
     tensors = {"a": torch.randn(2, 3, device=device), "b": torch.arange(4, device=device).to(torch.bfloat16)}
     safetensors.torch.save_file(tensors, path)
     current = torch.accelerator.current_device_index()
-    # A number means the accelerator, whatever it is; names of devices are a list inside safetensors.
+    # A number means the accelerator, whatever it is; names of devices are tested in ecosystem/test_libraries.py.
     for loaded in (safetensors.torch.load_file(path, device=current), safetensors.torch.load_file(path)):
         for name, tensor in tensors.items():
             same(loaded[name], tensor)
