@@ -1,5 +1,6 @@
 // Autocast: PyTorch's own lists of what is cast to what, for this device. All other ops pass through.
 #include <ATen/autocast_mode.h>
+#include <torch/version.h>
 
 #include "dispatch.h"
 
@@ -99,6 +100,9 @@ void register_autocast() {
   // The names that PyTorch's macros expect.
   torch::Library& m = *library;
   using at::IntArrayRef, at::Scalar, at::ScalarType, at::Tensor;
+#if TORCH_VERSION_MINOR < 13  // it has named dimensions
+  using at::DimnameList;
+#endif
 #define TORCHGRAFT_LOWER_PRECISION_FP(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
 #define TORCHGRAFT_FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
 #define TORCHGRAFT_FP32_SET_OPT_DTYPE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
