@@ -112,6 +112,9 @@ void register_autocast() {
   AT_FORALL_FP32_SET_OPT_DTYPE(TORCHGRAFT_FP32_SET_OPT_DTYPE)
   AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_PRIVATEUSEONE)
   AT_FORALL_PROMOTE(TORCHGRAFT_PROMOTE)
+#if TORCH_VERSION_MINOR >= 14  // which casts it for CUDA and the CPU, not in the list for all
+  TORCHGRAFT_FP32(linalg_matrix_sqrth)
+#endif
   m.impl("binary_cross_entropy", TORCH_FN(binary_cross_entropy_banned));
 }
 
