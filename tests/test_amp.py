@@ -17,6 +17,8 @@ from torch.nn import functional as F
 from torch.testing._internal.autocast_test_lists import AutocastTestLists
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from torchgraft.plans import versions
+
 LOW = [torch.float16, torch.bfloat16]
 
 
@@ -28,7 +30,8 @@ def name(device: str) -> str:
 
 # ---- the lists ----
 
-NOT_FOR_CUDA_ALONE = {"aten::cudnn_convolution", "aten::cudnn_convolution_transpose"}
+# Only torch that is built for CUDA has the last of them there.
+NOT_FOR_CUDA_ALONE = {"aten::cudnn_convolution", "aten::cudnn_convolution_transpose", "aten::_cudnn_rnn"}
 
 
 def registered(key: str) -> set[str]:
@@ -96,6 +99,8 @@ EXTRA: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "sum with a dtype": (lambda x: torch.sum(x, 0, dtype=torch.float16), (_half(),)),
     "sum of integers": (torch.sum, (torch.arange(5),)),
 }
+if [*versions.here(["linalg_matrix_sqrth"])]:
+    EXTRA["linalg_matrix_sqrth"] = (aten.linalg_matrix_sqrth.default, (_half(),))
 
 
 def _function(op: str) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ __all__ = ["PATCHES", "apply"]
 
 def dlpack_knows_the_device() -> None:
     """`Tensor.__dlpack_device__` knows devices from outside as "privateuse1" only, not by the name they were given, so
-    that `torch.from_dlpack(tensor)` raises ValueError. torch 2.11 to 2.13 (torch/_tensor.py).
+    that `torch.from_dlpack(tensor)` raises ValueError. torch 2.12 to 2.14 (torch/_tensor.py).
     """
     plain = torch.Tensor.__dlpack_device__
 
@@ -41,7 +41,7 @@ def dlpack_knows_the_device() -> None:
 
 def dlpack_offers_host_memory() -> None:
     """`Tensor.__dlpack__` always copies to reach the host, as if no device but the CPU had memory that the host can
-    read, and orders streams for CUDA only. No hook for either. torch 2.11 to 2.13 (torch/_tensor.py).
+    read, and orders streams for CUDA only. No hook for either. torch 2.12 to 2.14 (torch/_tensor.py).
     """
     plain = torch.Tensor.__dlpack__
 
@@ -58,7 +58,7 @@ def dlpack_offers_host_memory() -> None:
 
 def dlpack_refuses_foreign_memory() -> None:
     """A capsule of type kDLExtDev becomes a tensor of the backend whoever made it; using it reads wild addresses.
-    torch 2.11 to 2.13 (aten/src/ATen/DLConvertor.cpp asks no hook about it).
+    torch 2.12 to 2.14 (aten/src/ATen/DLConvertor.cpp asks no hook about it).
     """
     plain = torch._C._from_dlpack
 
@@ -73,7 +73,7 @@ def dlpack_refuses_foreign_memory() -> None:
 
 def deepcopy_carries_fields() -> None:
     """`Tensor.__deepcopy__` makes the copy from the storage and forgets the BackendMeta, which pickling and
-    `Parameter.__deepcopy__` keep. torch 2.11 to 2.13 (torch/_tensor.py).
+    `Parameter.__deepcopy__` keep. torch 2.12 to 2.14 (torch/_tensor.py).
     """
     plain: Callable[..., Any] = torch.Tensor.__deepcopy__
 
@@ -90,7 +90,7 @@ def deepcopy_carries_fields() -> None:
 def references_import_no_tracer() -> None:
     """Torch's reference functions, which are its meta functions of elementwise ops, import torch._dynamo (a second)
     when they are called, to keep it from tracing them. What has not been imported traces nothing; once it is there,
-    everything is as torch has it. torch 2.11 to 2.13 (torch/_compile.py, `_disable_dynamo`).
+    everything is as torch has it. torch 2.12 to 2.14 (torch/_compile.py, `_disable_dynamo`).
     """
     wrappers = [code for code in torch._compile._disable_dynamo.__code__.co_consts if isinstance(code, CodeType)]
     for module in [module for name, module in sys.modules.items() if name.startswith("torch._refs")]:

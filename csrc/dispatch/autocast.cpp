@@ -1,5 +1,6 @@
 // Autocast: PyTorch's own lists of what is cast to what, for this device. All other ops pass through.
 #include <ATen/autocast_mode.h>
+#include <torch/version.h>
 
 #include "dispatch.h"
 
@@ -99,6 +100,9 @@ void register_autocast() {
   // The names that PyTorch's macros expect.
   torch::Library& m = *library;
   using at::IntArrayRef, at::Scalar, at::ScalarType, at::Tensor;
+#if TORCH_VERSION_MINOR < 13  // it has named dimensions
+  using at::DimnameList;
+#endif
 #define TORCHGRAFT_LOWER_PRECISION_FP(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
 #define TORCHGRAFT_FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
 #define TORCHGRAFT_FP32_SET_OPT_DTYPE(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
@@ -108,6 +112,9 @@ void register_autocast() {
   AT_FORALL_FP32_SET_OPT_DTYPE(TORCHGRAFT_FP32_SET_OPT_DTYPE)
   AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_PRIVATEUSEONE)
   AT_FORALL_PROMOTE(TORCHGRAFT_PROMOTE)
+#if TORCH_VERSION_MINOR >= 14  // which casts it for CUDA and the CPU, not in the list for all
+  TORCHGRAFT_FP32(linalg_matrix_sqrth)
+#endif
   m.impl("binary_cross_entropy", TORCH_FN(binary_cross_entropy_banned));
 }
 

@@ -32,6 +32,7 @@ class Span:
 #: The versions that have an op, by its name without the overload's. Each is looked up in torch by a test.
 PARTIAL = {
     "cholesky": Span(until=(2, 14)),  # linalg_cholesky remains
+    "linalg_matrix_sqrth": Span(since=(2, 14)),  # autocast knows it, in C++
 }
 
 
