@@ -90,8 +90,8 @@ def accelerate_takes_the_device(state: Any) -> None:
         device = _rather_than_cpu(plain(self))
         if _is_ours(device) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             warnings.warn(
-                f"Devices '{device.type}' do not communicate with each other: each of these processes works alone, on "
-                f"{device}. Start one process, or pass cpu=True for several on the CPU",
+                f"Accelerate joins no processes on devices '{device.type}': each of these works alone, on {device}. "
+                "Start one process, use torch.distributed itself, or pass cpu=True for several on the CPU",
                 stacklevel=2,
             )
         return device
@@ -354,7 +354,7 @@ class _OneDevice:
         if len(numbers) != 1:
             name = _backend.name()
             raise ValueError(
-                f"Devices '{name}' do not communicate with each other, so Lightning can use one of them: "
+                f"Lightning's strategies for several devices do not know devices '{name}', of which it uses one: "
                 f"devices=1, or devices=[1] for {name}:1, in place of devices={devices!r}"
             )
         return numbers

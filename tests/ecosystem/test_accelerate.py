@@ -67,7 +67,7 @@ def test_what_is_asked_for_is_used(accelerate: Any, monkeypatch: pytest.MonkeyPa
 
 def test_several_processes_are_told_that_they_work_alone(accelerate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.warns(UserWarning, match="do not communicate with each other"):
+    with pytest.warns(UserWarning, match="joins no processes"):
         assert accelerate.PartialState.default_device.fget(None).type != "cpu"
 
 
