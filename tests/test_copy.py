@@ -301,3 +301,41 @@ class TestByTheHost:
                 same(twice, source)
 
         in_threads(*(partial(copies, seed) for seed in range(6)))
+
+
+FLOAT8 = [
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+]
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+class TestFloat8:
+    """What the CPU does with numbers of 8 bits: they are stored, moved, viewed, converted and printed."""
+
+    def test_moves_and_views(self, device: str, dtype: torch.dtype) -> None:
+        x = torch.tensor([[1.0, 2.5, 0.1], [300.0, 0.0, 7.0]]).to(dtype)
+        moved = x.to(device)
+        assert moved.dtype == dtype and moved.device.type == torch.device(device).type
+        for view in (
+            lambda t: t,
+            lambda t: t.t().contiguous(),
+            lambda t: t[0, ::2].clone(),
+            lambda t: torch.cat([t, t]),
+            lambda t: t.reshape(3, 2),
+            torch.zeros_like,
+        ):
+            assert torch.equal(view(moved).cpu().view(torch.uint8), view(x).view(torch.uint8))
+        assert torch.equal(moved.view(torch.uint8).cpu(), x.view(torch.uint8))
+        assert str(moved).split(", device")[0] == str(x).split(", dtype")[0]
+
+    @pytest.mark.parametrize("other", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32])
+    def test_conversions(self, device: str, dtype: torch.dtype, other: torch.dtype) -> None:
+        x = torch.tensor([1.0, 2.0, 0.25, 5.0, 64.0])
+        narrow = x.to(dtype)
+        assert torch.equal(narrow.to(device).to(other).cpu(), narrow.to(other))
+        converted = x.to(other).to(device).to(dtype).cpu()
+        assert torch.equal(converted.view(torch.uint8), x.to(other).to(dtype).view(torch.uint8))

@@ -19,6 +19,8 @@ from torchgraft.diagnosis import DIAGNOSES
 
 __all__ = ["VARIABLES", "in_force", "meaningless", "misspelt", "warn_of_mistakes"]
 
+_PREFIX = "TORCHGRAFT_"
+
 VARIABLES = {
     "TORCHGRAFT_BACKEND": "the backend that `import torch` registers, of several installed ones",
     "TORCHGRAFT_DEVICES": "which devices are used, and in which order",
@@ -63,11 +65,13 @@ def misspelt() -> dict[str, str]:
     strange = [name for name in os.environ if _is_ours(name) and name not in VARIABLES]
     if not strange:
         return {}
-    known = [*VARIABLES, *_of_backends()]
+    # Without what all begin with, which would make any two of them alike.
+    known = {name.removeprefix(_PREFIX) for name in (*VARIABLES, *_of_backends()) if _is_ours(name)}
     found = {}
     for name in strange:
-        if name not in known and (near := difflib.get_close_matches(name, known, n=1, cutoff=0.85)):
-            found[name] = near[0]
+        own = name.removeprefix(_PREFIX)
+        if own not in known and (near := difflib.get_close_matches(own, known, n=1, cutoff=0.8)):
+            found[name] = _PREFIX + near[0]
     return found
 
 
@@ -96,4 +100,4 @@ def _of_backends() -> Iterator[str]:
 
 
 def _is_ours(name: str) -> bool:
-    return name.startswith("TORCHGRAFT_")
+    return name.startswith(_PREFIX)

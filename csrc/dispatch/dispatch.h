@@ -27,6 +27,9 @@ void fill_memory(const at::Tensor& dense, const void* pattern, size_t pattern_by
 void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack,
                   c10::DispatchKey kernel = c10::DispatchKey::CPU);
 
+// dispatch/fallback: the ops that PyTorch had declared when this was first asked.
+const std::vector<c10::OperatorHandle>& aten_ops();
+
 // dispatch/plan: runs `op` by a plan for this call, made by Python when there is none. Used by copy_from for
 // device-to-device copies that are not plain (strided, or changing dtype): the planner of "aten::_copy_from".
 void run_plan(const c10::OperatorHandle& op, torch::jit::Stack* stack);

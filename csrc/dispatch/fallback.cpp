@@ -506,17 +506,29 @@ void register_for(c10::DispatchKey key) {
 template <c10::DispatchKey kernel>
 void register_each_for(c10::DispatchKey key) {
   register_for<kernel>(key);
-  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
   auto* library = new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    const auto op = dispatcher.findOp(name);
-    if (!op || name.name.rfind("aten::", 0) != 0 || !op->hasKernelForDispatchKey(kernel)) continue;
-    if (op->hasKernelForDispatchKey(key)) continue;  // see register_sparse, register_nested
-    library->impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&boxed_fallback<kernel>>());
+  for (const c10::OperatorHandle& op : aten_ops()) {
+    if (!op.hasKernelForDispatchKey(kernel)) continue;
+    if (op.hasKernelForDispatchKey(key)) continue;  // see register_sparse, register_nested
+    library->impl(c10::toString(op.operator_name()).c_str(),
+                  torch::CppFunction::makeFromBoxedFunction<&boxed_fallback<kernel>>());
   }
 }
 
 }  // namespace
+
+const std::vector<c10::OperatorHandle>& aten_ops() {
+  static const auto* const found = [] {
+    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+    auto* ops = new std::vector<c10::OperatorHandle>;
+    for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+      if (name.name.rfind("aten::", 0) != 0) continue;
+      if (auto op = dispatcher.findOp(name)) ops->push_back(*op);
+    }
+    return ops;
+  }();
+  return *found;
+}
 
 void set_fallback_mode(FallbackMode mode) noexcept { current_mode.store(mode, std::memory_order_relaxed); }
 FallbackMode fallback_mode() noexcept { return current_mode.load(std::memory_order_relaxed); }

@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <initializer_list>
 #include <string_view>
+#include <utility>
 
 #include "dispatch.h"
 
@@ -57,16 +58,14 @@ void register_nested() {
   dense->impl("_nested_view_from_buffer", TORCH_FN(at::native::_nested_view_from_buffer));
 
   static auto* nested = new torch::Library(MAKE_TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1));
-  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    const auto op = dispatcher.findOp(name);
-    if (!op || name.name.rfind("aten::", 0) != 0) continue;
-    if (is_for_every_device(*op))
-      nested->impl(c10::toString(name).c_str(),
-                   torch::CppFunction::makeFromBoxedFunction<&boxed_of<c10::DispatchKey::NestedTensorHPU>>());
-    else if (serves_every_device(name))
-      nested->impl(c10::toString(name).c_str(),
-                   torch::CppFunction::makeFromBoxedFunction<&boxed_of<c10::DispatchKey::NestedTensorCPU>>());
+  const auto give = [](const c10::OperatorHandle& op, torch::CppFunction function) {
+    nested->impl(c10::toString(op.operator_name()).c_str(), std::move(function));
+  };
+  for (const c10::OperatorHandle& op : aten_ops()) {
+    if (is_for_every_device(op))
+      give(op, torch::CppFunction::makeFromBoxedFunction<&boxed_of<c10::DispatchKey::NestedTensorHPU>>());
+    else if (serves_every_device(op.operator_name()))
+      give(op, torch::CppFunction::makeFromBoxedFunction<&boxed_of<c10::DispatchKey::NestedTensorCPU>>());
   }
 }
 
