@@ -18,6 +18,7 @@ import torch._compile
 from torch.overrides import has_torch_function_unary
 
 from torchgraft import _C, _backend
+from torchgraft._core import minor
 
 __all__ = ["PATCHES", "apply"]
 
@@ -123,12 +124,22 @@ def _closed_over(value: Any) -> Iterator[FunctionType]:
         yield from _closed_over(cell.cell_contents)
 
 
+def enumerations_know_the_name() -> None:
+    """`ProfilerActivity.<NAME>` and `DeviceType.<NAME>`, which torch sets since 2.13 when it renames the backend.
+    torch 2.12 (torch/utils/backend_registration.py).
+    """
+    alias = _backend.name().upper()
+    for enumeration in (torch._C._profiler.ProfilerActivity, torch._C._autograd.DeviceType):
+        setattr(enumeration, alias, enumeration.PrivateUse1)
+
+
 PATCHES: tuple[Callable[[], None], ...] = (
     dlpack_knows_the_device,
     dlpack_offers_host_memory,
     dlpack_refuses_foreign_memory,
     deepcopy_carries_fields,
     references_import_no_tracer,
+    *((enumerations_know_the_name,) if minor(torch.__version__) < (2, 13) else ()),
 )
 
 
