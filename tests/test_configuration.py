@@ -19,6 +19,8 @@ READ = re.compile(
 )
 # Set for processes that are started, not read.
 WRITTEN = {"PYTHONPATH"}
+# By which torchrun tells its processes apart.
+OF_TORCHRUN = {"RANK", "WORLD_SIZE"}
 
 
 def read_by(*folders: str) -> set[str]:
@@ -30,7 +32,8 @@ def read_by(*folders: str) -> set[str]:
         if file.suffix in (".py", ".cpp", ".h")
     ]
     assert files
-    return {name for file in files for found in READ.findall(file.read_text()) for name in found if name} - WRITTEN
+    found = {name for file in files for names in READ.findall(file.read_text()) for name in names if name}
+    return found - WRITTEN - OF_TORCHRUN
 
 
 def on_page() -> set[str]:

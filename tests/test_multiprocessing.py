@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -336,3 +337,4 @@ def test_fork_workers_that_use_the_device(device: str) -> None:
     loader = DataLoader(Numbers(device), batch_size=8, num_workers=2, multiprocessing_context="fork")
     with pytest.raises(RuntimeError, match="spawn"):
         list(loader)
+    gc.collect()  # ends the workers, which hold pipes of the process that they were forked from

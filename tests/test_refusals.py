@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import torchgraft
+from torchgraft.plans import versions
 
 Op = Callable[[torch.device], object]
 
@@ -154,7 +155,7 @@ REFUSED: dict[str, tuple[type[Exception], Op]] = {
         RuntimeError,
         lambda d: torch.abs(floats(d, 3), out=torch.zeros(3, dtype=torch.complex64, device=d)),
     ),
-    "number minus bool": (RuntimeError, lambda d: 1 - floats(d, 3).bool()),
+    "number minus bool": (versions.BOOLEANS_REFUSED, lambda d: 1 - floats(d, 3).bool()),
     "fraction of integers added": (
         RuntimeError,
         lambda d: torch.add(floats(d, 3).int(), floats(d, 3).int(), alpha=0.5),
@@ -217,7 +218,7 @@ REFUSED: dict[str, tuple[type[Exception], Op]] = {
     "argmax of no truth": (RuntimeError, lambda d: torch.ones(0, dtype=torch.bool, device=d).argmax()),
     "argmin of no truth": (RuntimeError, lambda d: torch.ones(3, 0, dtype=torch.bool, device=d).argmin(1)),
     "argmax of no complex numbers": (RuntimeError, lambda d: torch.ones(0, dtype=torch.cfloat, device=d).argmax()),
-    "relu of truth": (RuntimeError, lambda d: torch.ones(3, dtype=torch.bool, device=d).relu_()),
+    "relu of truth": (versions.BOOLEANS_REFUSED, lambda d: torch.ones(3, dtype=torch.bool, device=d).relu_()),
     "elu of integers": (NotImplementedError, lambda d: F.elu(torch.ones(3, dtype=torch.int32, device=d))),
     "leaky_relu of integers": (NotImplementedError, lambda d: F.leaky_relu(torch.ones(3, dtype=torch.int8, device=d))),
     "silu of integers": (NotImplementedError, lambda d: F.silu(torch.ones(3, dtype=torch.int32, device=d))),

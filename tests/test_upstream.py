@@ -11,6 +11,7 @@ from conftest import Script
 from torch.utils.dlpack import DLDeviceType
 
 from torchgraft import upstream
+from torchgraft.plans.versions import HERE
 from torchgraft.serialization import backend_meta, set_backend_meta
 
 
@@ -79,6 +80,27 @@ def test_flex_attention_knows_the_device(tensor: torch.Tensor) -> None:
     flex_attention._validate_device(tensor, tensor, tensor)
     with pytest.raises(ValueError, match="only supported on"):
         flex_attention._validate_device(*[torch.ones(2, device="meta")] * 3)
+
+
+def test_enumerations_know_the_name(script: Script) -> None:
+    """By torch itself just where the patch is not applied; and with a backend in any torch."""
+    script(f"""
+        import torch
+        from torch.autograd import DeviceType
+        from torch.profiler import ProfilerActivity
+
+        torch.utils.rename_privateuse1_backend("npy")
+        assert [hasattr(each, "NPY") for each in (DeviceType, ProfilerActivity)] == [{HERE >= (2, 13)}] * 2
+    """)
+    script("""
+        import torch, torchgraft
+        from torch.autograd import DeviceType
+        from torch.profiler import ProfilerActivity
+        from numpy_driver import NumpyDriver
+
+        torchgraft.register("npy", [NumpyDriver()])
+        assert DeviceType.NPY == DeviceType.PrivateUse1 and ProfilerActivity.NPY == ProfilerActivity.PrivateUse1
+    """)
 
 
 def test_every_patch_is_tested_here() -> None:

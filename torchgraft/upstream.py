@@ -18,6 +18,7 @@ import torch._compile
 from torch.overrides import has_torch_function_unary
 
 from torchgraft import _C, _backend
+from torchgraft._core import minor
 
 __all__ = ["PATCHES", "apply"]
 
@@ -100,26 +101,6 @@ def references_import_no_tracer() -> None:
                     _leave_untraced(function)
 
 
-def flex_attention_knows_the_device() -> None:
-    """`flex_attention` refuses devices that are not on a list in its own source, though what it does without inductor
-    is made of ops that every device has. torch 2.11 to 2.13 (torch/nn/attention/flex_attention.py).
-    """
-    _backend.when_opened(_let_flex_attention_in)  # it has not been imported yet
-
-
-def _let_flex_attention_in() -> None:
-    from torch.nn.attention import flex_attention
-
-    plain, ours = flex_attention._validate_device, _backend.name()
-
-    @wraps(plain)
-    def _validate_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        if query.device.type != ours:  # in words that torch.compile traces
-            plain(query, key, value)
-
-    flex_attention._validate_device = _validate_device
-
-
 def _leave_untraced(disabled: FunctionType) -> None:
     """Has a wrapper call its function as it is until there is a tracer."""
     function: Any = disabled.__wrapped__  # type: ignore[attr-defined]
@@ -143,6 +124,26 @@ def _closed_over(value: Any) -> Iterator[FunctionType]:
         yield from _closed_over(cell.cell_contents)
 
 
+def flex_attention_knows_the_device() -> None:
+    """`flex_attention` refuses devices that are not on a list in its own source, though what it does without inductor
+    is made of ops that every device has. torch 2.12 to 2.14 (torch/nn/attention/flex_attention.py).
+    """
+    _backend.when_opened(_let_flex_attention_in)  # it has not been imported yet
+
+
+def _let_flex_attention_in() -> None:
+    from torch.nn.attention import flex_attention
+
+    plain, ours = flex_attention._validate_device, _backend.name()
+
+    @wraps(plain)
+    def _validate_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        if query.device.type != ours:  # in words that torch.compile traces
+            plain(query, key, value)
+
+    flex_attention._validate_device = _validate_device
+
+
 def unnamed_groups_serve_the_cpu() -> None:
     """`torch.distributed.init_process_group()` without a backend's name makes a group for the accelerator's tensors
     alone, so that a program that uses the CPU's stops working when a device is installed. torch 2.12 to 2.14
@@ -164,6 +165,15 @@ def unnamed_groups_serve_the_cpu() -> None:
     BackendConfig.__init__ = __init__  # type: ignore[method-assign]
 
 
+def enumerations_know_the_name() -> None:
+    """`ProfilerActivity.<NAME>` and `DeviceType.<NAME>`, which torch sets since 2.13 when it renames the backend.
+    torch 2.12 (torch/utils/backend_registration.py).
+    """
+    alias = _backend.name().upper()
+    for enumeration in (torch._C._profiler.ProfilerActivity, torch._C._autograd.DeviceType):
+        setattr(enumeration, alias, enumeration.PrivateUse1)
+
+
 PATCHES: tuple[Callable[[], None], ...] = (
     unnamed_groups_serve_the_cpu,
     dlpack_knows_the_device,
@@ -172,6 +182,7 @@ PATCHES: tuple[Callable[[], None], ...] = (
     deepcopy_carries_fields,
     references_import_no_tracer,
     flex_attention_knows_the_device,
+    *((enumerations_know_the_name,) if minor(torch.__version__) < (2, 13) else ()),
 )
 
 

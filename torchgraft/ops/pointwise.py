@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from torchgraft.ops.table import Kind, by_kind, row
-from torchgraft.plans import OtherOut, Scalar, composite, only, other_out, within
+from torchgraft.plans import OtherOut, Scalar, composite, only, other_out, versions, within
 from torchgraft.plans.refusals import Within, check_filling, check_fits, check_floating
 
 ALWAYS_FLOAT = Kind.ALWAYS_FLOAT
@@ -36,12 +36,12 @@ def _check_alpha(self: torch.Tensor, other: torch.Tensor, alpha: complex = 1, **
 
 def _check_difference(self: torch.Tensor, other: torch.Tensor, alpha: complex = 1, **_: Any) -> None:
     if self.dtype == other.dtype == torch.bool:
-        raise RuntimeError(
+        raise versions.BOOLEANS_REFUSED(
             "Subtraction, the `-` operator, with two bool tensors is not supported. Use the `^` or `logical_xor()` "
             "operator instead."
         )
     if torch.bool in (self.dtype, other.dtype):
-        raise RuntimeError(
+        raise versions.BOOLEANS_REFUSED(
             "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, "
             "use the `~` or `logical_not()` operator instead."
         )
@@ -550,7 +550,7 @@ row(
 
 def _check_relu(self: torch.Tensor, **_: Any) -> None:
     if self.dtype == torch.bool:
-        raise RuntimeError("Boolean inputs not supported for relu")
+        raise versions.BOOLEANS_REFUSED("Boolean inputs not supported for relu")
 
 
 row("relu", "self != self ? self : (self > 0 ? self : (T)0)", refuses=(only("number"), _check_relu))

@@ -1,4 +1,4 @@
-"""Ops that some of the torch versions that work have, and others do not.
+"""What differs between the versions of torch that work: ops that some of them have, and types of exceptions.
 
 A declaration of such an op is left out where it is not. An op that is missing and is not named here is an error, as one
 is that a declaration misspells.
@@ -13,9 +13,9 @@ import torch
 
 from torchgraft._core import minor
 
-__all__ = ["PARTIAL", "Span", "here"]
+__all__ = ["BOOLEANS_REFUSED", "HERE", "PARTIAL", "Span", "here"]
 
-_HERE = minor(torch.__version__)
+HERE = minor(torch.__version__)
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,11 @@ PARTIAL = {
 }
 
 
-def here(
-    names: Iterable[str], version: tuple[int, int] = _HERE, partial: Mapping[str, Span] = PARTIAL
-) -> Iterator[str]:
+#: What torch raises where an op does not take booleans.
+BOOLEANS_REFUSED: type[RuntimeError] = NotImplementedError if HERE >= (2, 14) else RuntimeError
+
+
+def here(names: Iterable[str], version: tuple[int, int] = HERE, partial: Mapping[str, Span] = PARTIAL) -> Iterator[str]:
     """The names of ops ("mm", "aten::sum.dim_IntList"), but for those that this version of torch is known not to
     have."""
     for name in names:
