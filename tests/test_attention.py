@@ -286,6 +286,7 @@ def test_encoder_with_padding(device: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.quick(compiled=False)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_flex_attention(device: str, compiled: bool) -> None:
     """Without inductor it is made of ops, which are the device's."""

@@ -649,6 +649,7 @@ def test_checkpoint_repeats_random_numbers(device: str, reentrant: bool) -> None
     assert not torch.equal(masks[0], masks[1])
 
 
+@pytest.mark.thorough
 def test_checkpoint_in_a_fresh_process(script: Script) -> None:
     """The device is first used inside the checkpointed function or right before it."""
     script(

@@ -371,6 +371,7 @@ class TestFork:
         assert not torch.toy._is_in_bad_fork() and (x + 1).cpu().tolist() == [2, 2, 2]
         """)
 
+    @pytest.mark.thorough
     def test_freeing_in_a_child_is_harmless_whatever_other_threads_hold(self, in_parent: Run) -> None:
         in_parent("""
         stop = False

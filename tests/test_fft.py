@@ -257,6 +257,7 @@ def test_convolution_lengths() -> None:
         assert max(planners._primes(length)) <= 5
 
 
+@pytest.mark.thorough
 def test_tables_go_with_their_plans(device: str, script: Script) -> None:
     """What plans keep on the device is given back when they are cleared."""
     script(f"""

@@ -318,6 +318,7 @@ class TestSources:
         torchgraft.kernel(source, "missing")[1](out, out)
         assert counts.compiled == before + 1
 
+    @pytest.mark.thorough
     def test_compiled_once_for_all_processes(self, script: Script, tmp_path: Any) -> None:
         text = f"""
             import torch, torchgraft

@@ -333,6 +333,7 @@ def test_workers_that_use_the_device(device: str) -> None:
     assert sum_of(batches, device) == TOTAL
 
 
+@pytest.mark.thorough
 def test_fork_workers_that_use_the_device(device: str) -> None:
     loader = DataLoader(Numbers(device), batch_size=8, num_workers=2, multiprocessing_context="fork")
     with pytest.raises(RuntimeError, match="spawn"):

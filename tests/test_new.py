@@ -142,6 +142,7 @@ def test_it_wants_the_torchgraft_that_wrote_it(package: Package) -> None:
     assert torchgraft.__version__ in requirement.specifier
 
 
+@pytest.mark.thorough
 class TestTwoInstalledBackends:
     """A process has room for one; the second says why it cannot be used, and what to do."""
 

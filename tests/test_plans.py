@@ -123,7 +123,7 @@ class TestKeys:
             torch.use_deterministic_algorithms(was)
         assert misses(lambda: torch.cos(x)) == 0
 
-    @pytest.mark.quick(deterministic=True)
+    @pytest.mark.thorough
     @pytest.mark.parametrize("deterministic", [True, False])
     def test_other_threads_see_nothing_of_plans_being_made(self, script: Script, deterministic: bool) -> None:
         """What torch and Python keep for the whole process stays as it is, however briefly another thread looks."""

@@ -40,6 +40,7 @@ def counts(text: str, name: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+@pytest.mark.thorough
 def test_a_program(program: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["warm", program, "2.0"]) == 0
     first = capfd.readouterr().out
