@@ -204,6 +204,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     return failing_checks(report)
 
 
+@pytest.mark.thorough
 class TestAnAuthorsMistakes:
     """Each is found by a check of the protocol that is there for it."""
 

@@ -104,6 +104,7 @@ def test_layouts(device: str, name: str, shape: tuple[tuple[int, ...], Any], dty
             check(op(z, dims, keepdim=keepdim), op(wide(y), dims, keepdim=keepdim), 1e-3)
 
 
+@pytest.mark.quick(size=[(64, 70), ()], dtype=[torch.float32, torch.int64])
 @pytest.mark.parametrize(
     ("size", "dtype"),
     [((64, 70), dtype) for dtype in (*FLOATS, *INTEGERS, torch.complex64)]
