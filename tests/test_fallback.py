@@ -273,19 +273,22 @@ def test_results_that_the_device_cannot_hold(device: str) -> None:
 
 def test_warns_once_for_each_op_naming_the_line(device: str) -> None:
     x = torch.ones(3, device=device)
+    torchgraft.reset_fallback_report(warnings=True)
     with warnings.catch_warnings(record=True) as caught, torchgraft.fallback("warn"):
         warnings.simplefilter("always")
         for _ in range(2):
             on_cpu(aten.special_i1e.default, x)
             on_cpu(aten.special_i0e.default, x)
-    assert len(caught) == 2
+    # Where nothing can be compiled there is one for the device: see the next test.
+    assert len(caught) == (1 if device == "npy" else 2)
     text = str(caught[0].message)
     assert caught[0].category is UserWarning
     assert caught[0].filename == __file__
-    assert NAME in text
     assert torch.device(device).type in text
-    assert __file__ in text
     assert "fallback_report" in text
+    if device != "npy":
+        assert NAME in text
+        assert __file__ in text
 
 
 def test_a_device_without_a_compiler_is_warned_of_once(script: Script) -> None:
@@ -314,9 +317,10 @@ def test_a_device_without_a_compiler_is_warned_of_once(script: Script) -> None:
 
 def test_a_warning_may_be_an_error(device: str) -> None:
     x = torch.ones(3, device=device)
+    torchgraft.reset_fallback_report(warnings=True)
     with warnings.catch_warnings(), torchgraft.fallback("warn"):
         warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match="special_i1e"):
+        with pytest.raises(UserWarning, match="no kernel compiler" if device == "npy" else "special_i1e"):
             on_cpu(aten.special_i1e.default, x)
 
 

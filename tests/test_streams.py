@@ -219,8 +219,10 @@ def test_an_interrupt_ends_a_wait(script: Script, wait: str) -> None:
         weights = torch.full((1024, 1024), 1 / 1024, device="ocl")
         (x @ weights).cpu()
         before = time.perf_counter()
-        (x @ weights).cpu()
-        products = int(2 / (time.perf_counter() - before)) + 1  # some seconds of them
+        for _ in range(10):
+            y = x @ weights
+        y.cpu()
+        products = int(30 / (time.perf_counter() - before)) + 1  # three seconds of them
         event = torch.Event(device="ocl")
         for _ in range(products):
             x = x @ weights

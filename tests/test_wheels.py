@@ -110,8 +110,11 @@ def link(name: str, site: Path) -> None:
 
 
 def run(environment: Path, *command: str | Path, path: str = "", **more: str) -> str:
-    """Outside the repository, with nothing on PATH but the environment and `path`."""
+    """Outside the repository, with nothing on PATH but the environment and `path`, and what PoCL calls by name."""
     python = environment / "bin/python"
+    linker = shutil.which("ld")
+    if linker is not None and not (environment / "bin/ld").exists():
+        (environment / "bin/ld").symlink_to(linker)
     kept = ("HOME", "LANG", "OCL_ICD_VENDORS", "TORCHGRAFT_OPENCL_LIBRARY")
     own = {name: os.environ[name] for name in kept if name in os.environ}
     own |= {"PATH": f"{environment / 'bin'}:{path}", "TORCHGRAFT_CACHE_DIR": str(environment / "kernels"), **more}

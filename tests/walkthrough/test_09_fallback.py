@@ -26,8 +26,11 @@ def test_a_warning_an_error_or_silence(device: str) -> None:
         torch.linalg.eigvals(matrix)
     # </modes>
     assert len(caught) == 1
-    assert "aten::_linalg_eigvals" in str(caught[0].message)
-    assert "test_09_fallback.py" in str(caught[0].message)
+    if device == "npy":  # which compiles nothing, so that the warning is of the device
+        assert "has no kernel compiler" in str(caught[0].message)
+    else:
+        assert "aten::_linalg_eigvals" in str(caught[0].message)
+        assert "test_09_fallback.py" in str(caught[0].message)
 
 
 def test_the_report(device: str) -> None:
