@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed
 
 from torchgraft import _C
+from torchgraft._core import minor
 
 __all__ = ["NAME", "install"]
 
@@ -35,5 +36,6 @@ def is_installed() -> bool:
 
 def _make(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     inner = torch.distributed.ProcessGroupGloo(store, rank, size, timeout=timeout)
-    inner._set_sequence_number_for_group()
+    if minor(torch.__version__) < (2, 14):  # where a group begins to count with its first collective
+        inner._set_sequence_number_for_group()
     return _C.distributed_backend(inner, NAME)
