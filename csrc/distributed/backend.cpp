@@ -1,6 +1,5 @@
 #include "backend.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
@@ -161,14 +160,20 @@ GraftBackend::WorkPtr GraftBackend::reduce(Tensors& tensors, const c10d::ReduceO
   });
 }
 
-GraftBackend::WorkPtr GraftBackend::allgather(TensorLists& outputs, Tensors& inputs,
-                                              const c10d::AllgatherOptions& options) {
+GraftBackend::WorkPtr GraftBackend::fill_lists(OpType type, const TensorLists& outputs, const Tensors& inputs,
+                                               std::function<WorkPtr(TensorLists&, Tensors&)> ask) {
   const Tensors all = flattened(outputs);
-  return submit(OpType::ALLGATHER, all, joined(all, inputs), [=, this](Stage& stage) {
+  return submit(type, all, joined(all, inputs), [=, ask = std::move(ask)](Stage& stage) {
     TensorLists to = each_list(outputs, [&](const Tensors& list) { return stage.out(list); });
     Tensors from = stage.in(inputs);
-    return inner_->allgather(to, from, options);
+    return ask(to, from);
   });
+}
+
+GraftBackend::WorkPtr GraftBackend::allgather(TensorLists& outputs, Tensors& inputs,
+                                              const c10d::AllgatherOptions& options) {
+  return fill_lists(OpType::ALLGATHER, outputs, inputs,
+                    [=, this](TensorLists& to, Tensors& from) { return inner_->allgather(to, from, options); });
 }
 
 GraftBackend::WorkPtr GraftBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
@@ -181,10 +186,7 @@ GraftBackend::WorkPtr GraftBackend::_allgather_base(at::Tensor& output, at::Tens
 
 GraftBackend::WorkPtr GraftBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                         const c10d::AllgatherOptions& options) {
-  const Tensors all = flattened(outputs);
-  return submit(OpType::ALLGATHER_COALESCED, all, joined(all, inputs), [=, this](Stage& stage) {
-    TensorLists to = each_list(outputs, [&](const Tensors& list) { return stage.out(list); });
-    Tensors from = stage.in(inputs);
+  return fill_lists(OpType::ALLGATHER_COALESCED, outputs, inputs, [=, this](TensorLists& to, Tensors& from) {
     return inner_->allgather_coalesced(to, from, options);
   });
 }
@@ -198,12 +200,8 @@ GraftBackend::WorkPtr GraftBackend::allgather_into_tensor_coalesced(Tensors& out
 }
 
 GraftBackend::WorkPtr GraftBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
-  const Tensors all = flattened(outputs);
-  return submit(OpType::GATHER, all, joined(all, inputs), [=, this](Stage& stage) {
-    TensorLists to = each_list(outputs, [&](const Tensors& list) { return stage.out(list); });
-    Tensors from = stage.in(inputs);
-    return inner_->gather(to, from, options);
-  });
+  return fill_lists(OpType::GATHER, outputs, inputs,
+                    [=, this](TensorLists& to, Tensors& from) { return inner_->gather(to, from, options); });
 }
 
 GraftBackend::WorkPtr GraftBackend::scatter(Tensors& outputs, TensorLists& inputs,

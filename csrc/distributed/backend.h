@@ -78,6 +78,9 @@ class GraftBackend final : public c10d::Backend {
   using Ask = std::function<WorkPtr(Stage&)>;
   // Queues a collective: `tensors` are all that it touches, `outputs` those that its future holds.
   WorkPtr submit(c10d::OpType type, Tensors outputs, const Tensors& tensors, Ask ask);
+  // The same for those that give each rank's tensor a place of its own.
+  WorkPtr fill_lists(c10d::OpType type, const TensorLists& outputs, const Tensors& inputs,
+                     std::function<WorkPtr(TensorLists&, Tensors&)> ask);
   // Has a work end when the inner backend's does.
   void follow(const c10::intrusive_ptr<GraftWork>& work, const WorkPtr& inner);
   // The inner backend knows sums only: divides them where an average is asked for.
