@@ -26,6 +26,7 @@ PYBIND11_MODULE(_C, m) {
   check_torch_version();
   m.doc() = "The C++ core of torchgraft: runtime, dispatch and plans.";
   torchgraft::bind_runtime(m);
+  torchgraft::bind_graphs(m);
   torchgraft::bind_fallback(m);
   torchgraft::bind_plans(m);
   torchgraft::bind_author(m);

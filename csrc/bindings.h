@@ -6,6 +6,7 @@
 namespace torchgraft {
 
 void bind_runtime(pybind11::module_& m);
+void bind_graphs(pybind11::module_& m);
 void bind_fallback(pybind11::module_& m);
 void bind_plans(pybind11::module_& m);
 void bind_records(pybind11::module_& m);  // what plans consist of

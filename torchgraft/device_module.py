@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchgraft import _C, _backend, amp, inductor, memory, random, storages, streams
+from torchgraft import _C, _backend, amp, graphs, inductor, memory, random, storages, streams
 from torchgraft._backend import DeviceLike
 
 __all__ = [
@@ -208,13 +208,13 @@ def make_device_module(name: str) -> DeviceModule:
     module = DeviceModule(
         f"torch.{name}", f"Devices '{name}': memory, streams, events, random numbers, mixed precision."
     )
-    offered = {part: list(part.__all__) for part in (memory, streams, random, amp)}
+    offered = {part: list(part.__all__) for part in (memory, streams, random, amp, graphs)}
     offered[sys.modules[__name__]] = list(__all__)
     for part, names in offered.items():
         for each in names:
             setattr(module, each, getattr(part, each))
     legacy = storages.make_storages(module.__name__)
-    parts = {"memory": memory, "streams": streams, "random": random, "amp": amp}
+    parts = {"memory": memory, "streams": streams, "random": random, "amp": amp, "graphs": graphs}
     public = {*legacy, *parts, "default_generators"}.union(*offered.values())
     module.__dict__.update(
         legacy,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import backend_registration
 
-from torchgraft import _C, _backend, distributed, ecosystem, multiprocessing, upstream
+from torchgraft import _C, _backend, distributed, ecosystem, graphs, multiprocessing, upstream
 from torchgraft.device_module import make_device_module
 from torchgraft.driver import Driver, SharedLibrary
 from torchgraft.environment import warn_of_mistakes
@@ -137,6 +137,7 @@ def _register(name: str, drivers: Sequence[Driver | SharedLibrary], unsupported_
         lambda: sys.modules.get(f"torch.{name}") is module is getattr(torch, name),
     )
     _step("let processes exchange tensors", multiprocessing.install)
+    _step("offer graphs", graphs.install)
     _step("offer collectives", partial(distributed.install, name), distributed.is_installed)
     _step("correct torch where it forgets devices like this", upstream.apply)
     _step("tell libraries of the device", ecosystem.install)

@@ -49,7 +49,13 @@ void driver_copy(const Device& device, void* destination, const void* source, si
   const char* what = kind == TG_COPY_HOST_TO_DEVICE   ? "copying to the device"
                      : kind == TG_COPY_DEVICE_TO_HOST ? "copying to the host"
                                                       : "copying on the device";
-  const tg_stream stream = current_stream_handle(device.index);
+  const c10::StreamId id = current_stream(device.index).id();
+  const tg_stream stream = stream_handle(device.index, id);
+  if (blocking)
+    refuse_in_capture(device.index, id,
+                      kind == TG_COPY_HOST_TO_DEVICE
+                          ? "a copy from host memory other than non_blocking=True from pinned memory"
+                          : "a copy to the host other than non_blocking=True to pinned memory");
   // What the copy would wait for is waited for before it, since a copy that has begun cannot be abandoned.
   if (blocking && (can_interrupt(device) || device.has(TG_CAP_UNIFIED_MEMORY)))
     check(device, wait_interruptibly(device, stream), what);
@@ -58,6 +64,8 @@ void driver_copy(const Device& device, void* destination, const void* source, si
 
 // The block of pinned memory must not be handed out again before the stream is through with it.
 void keep_pinned_until_done(const at::Tensor& host, c10::DeviceIndex index) {
+  if (capturing()) [[unlikely]]
+    if (const Captured captured = capture_of_current(index)) return captured->keep(host.storage());
   host_allocator()->record_event(const_cast<void*>(host.storage().data()), host.storage().data_ptr().get_context(),
                                  current_stream(index));
 }
@@ -139,6 +147,10 @@ void copy_within(const at::Tensor& self, const at::Tensor& dst) {
   }
   at::assert_no_internal_overlap(dst);
   if (!device.has(TG_CAP_COMPILER)) {
+    if (capturing()) [[unlikely]]
+      if (const Captured captured = capture_of_current(device.index))
+        return captured->function(captured.stream, "aten::_copy_from",
+                                  [from = at::alias(self), to = at::alias(dst)] { copy_on_host(from, to); });
     copy_on_host(self, dst);
     return;
   }
@@ -319,6 +331,9 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& dst) {
 
 at::Scalar local_scalar_dense(const at::Tensor& self) {
   const Device& device = device_under(self);
+  refuse_in_capture(device.index, current_stream(device.index).id(),
+                    "a tensor's value (aten::_local_scalar_dense: item(), if, int(), a result whose size depends on "
+                    "data)");
   at::Tensor value(at::detail::empty_cpu({}, self.scalar_type()));
   if (device.has(TG_CAP_UNIFIED_MEMORY)) {
     wait_for_device(device.index);

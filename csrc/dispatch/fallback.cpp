@@ -23,7 +23,9 @@
 #include <unordered_map>
 
 #include "../runtime/assertions.h"
+#include "../runtime/capture.h"
 #include "../runtime/generator.h"
+#include "../runtime/place.h"
 #include "../runtime/stream.h"
 #include "copy.h"
 #include "dispatch.h"
@@ -49,17 +51,12 @@ struct Ledger {
   std::mutex mutex;
   std::unordered_map<c10::OperatorName, Account> accounts;
   std::set<c10::DeviceIndex> told_of;  // devices without a compiler of which there was a warning
-  FallbackHooks hooks;
+  std::function<void(const std::string&)> warn;
 };
 
 Ledger& ledger() {
   static auto* instance = new Ledger;  // outlives the threads that may still be counting when the process ends
   return *instance;
-}
-
-std::string user_place() {
-  const auto& place = ledger().hooks.place;
-  return place ? place() : std::string();
 }
 
 std::string in_parentheses(const std::string& place) { return place.empty() ? "" : " (called at " + place + ")"; }
@@ -84,8 +81,7 @@ void announce(const c10::OperatorName& name, c10::DeviceIndex device, FallbackMo
   {
     std::lock_guard lock(books.mutex);
     Account& account = books.accounts[name];
-    warn = mode == FallbackMode::Warn && books.hooks.warn &&
-           (by_op ? !account.warned : books.told_of.insert(device).second);
+    warn = mode == FallbackMode::Warn && books.warn && (by_op ? !account.warned : books.told_of.insert(device).second);
     locate = warn || !account.located || places_of_every_call.load(std::memory_order_relaxed);
     account.located = true;
     account.warned |= warn;
@@ -97,10 +93,10 @@ void announce(const c10::OperatorName& name, c10::DeviceIndex device, FallbackMo
     ++books.accounts[name].record.places[place];
   }
   if (warn)
-    books.hooks.warn(c10::str(by_op ? warning_of_op(name, device, place) : warning_of_device(device),
-                              ". The result is right, the time is not. torchgraft.fallback_report() tells what it "
-                              "costs; torchgraft.fallback.set_mode('silent') or TORCHGRAFT_FALLBACK=silent stops these "
-                              "warnings, 'error' forbids it."));
+    books.warn(c10::str(by_op ? warning_of_op(name, device, place) : warning_of_device(device),
+                        ". The result is right, the time is not. torchgraft.fallback_report() tells what it "
+                        "costs; torchgraft.fallback.set_mode('silent') or TORCHGRAFT_FALLBACK=silent stops these "
+                        "warnings, 'error' forbids it."));
 }
 
 void count(const c10::OperatorName& name, uint64_t to_host, uint64_t to_device, double seconds) {
@@ -152,7 +148,7 @@ bool is_generator(const c10::Argument& argument) {
 // A seed for a CPU generator out of the device's: it moves on with every use and repeats when the device is seeded
 // again.
 uint64_t draw_seed(const std::optional<at::Generator>& generator, c10::DeviceIndex device) {
-  const auto [seed, offset] = reserve_philox(generator, device, 1);
+  const auto [seed, offset] = philox_state(generator, device)->reserve(1);
   uint64_t mixed = seed + (offset + 1) * 0x9E3779B97F4A7C15ull;
   mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9ull;
   mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBull;
@@ -476,6 +472,91 @@ class HostCall {
   uint64_t bytes_to_host_ = 0, bytes_to_device_ = 0;
 };
 
+// ---- captures
+// -----------------------------------------------------------------------------------------------------------
+
+// The same memory, whatever the user makes of the tensor itself: a module's parameters move when it does.
+at::Tensor alias_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false));
+}
+
+at::Tensor meta_of(const at::Tensor& tensor) {
+  if (!is_on_device(tensor)) return tensor;
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+}
+
+// Results that the op was given to write to may have been of another size.
+void resize_like(const at::Tensor& tensor, const at::Tensor& meta) {
+  if (!meta.defined() || !meta.is_meta() || tensor.sizes() == meta.sizes()) return;
+  tensor.resize_(meta.sizes());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(meta.sizes(), meta.strides());
+}
+
+// The results that the op will have for these arguments, on the device: those that are arguments, and new ones, by
+// PyTorch's meta function.
+std::vector<c10::IValue> results_in_capture(const c10::OperatorHandle& op, const Stack& stack,
+                                            c10::DeviceIndex device) {
+  const c10::FunctionSchema& schema = op.schema();
+  TORCH_CHECK(op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta), op.operator_name(),
+              " cannot be captured into a graph: it runs on the CPU, and PyTorch has no meta function that tells its "
+              "results' shapes");
+  Stack meta;
+  for (const c10::IValue& value : stack) {
+    c10::IValue& argument = meta.emplace_back(value);
+    if (argument.isDevice()) argument = c10::Device(c10::DeviceType::Meta);
+    if (argument.isGenerator()) argument = c10::IValue();
+    transform_tensors(argument, meta_of);
+  }
+  const Stack arguments = meta;
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &meta);
+  for (size_t i = 0; i < arguments.size(); ++i)
+    if (arguments[i].isTensor()) resize_like(stack[i].toTensor(), arguments[i].toTensor());
+  const auto on_device = [&](const at::Tensor& result) -> at::Tensor {
+    for (size_t i = 0; i < arguments.size(); ++i)
+      if (arguments[i].isTensor() && arguments[i].toTensor().is_same(result)) return stack[i].toTensor();
+    if (!result.defined()) return result;
+    return empty_on_device(device, result.sizes(), result.strides(), result.scalar_type());
+  };
+  for (c10::IValue& result : meta) transform_tensors(result, on_device);
+  TORCH_INTERNAL_ASSERT(meta.size() == schema.returns().size());
+  return meta;
+}
+
+void copy_results(const std::vector<c10::IValue>& from, const std::vector<c10::IValue>& to) {
+  std::vector<at::Tensor> sources;
+  const auto note = [&](const at::Tensor& tensor) { sources.push_back(tensor); };
+  for (const c10::IValue& value : from) for_each_tensor(value, note);
+  size_t next = 0;
+  const auto copy = [&](const at::Tensor& kept) {
+    const at::Tensor& source = sources[next++];
+    if (kept.defined() && kept.data_ptr() != source.data_ptr()) copy_from(source, kept, false);
+  };
+  for (const c10::IValue& value : to) for_each_tensor(value, copy);
+}
+
+// A device without a compiler has all its work done this way, so a graph of it is a list of such calls. For one with a
+// compiler it would be slow where nobody expects it.
+void capture_fallback(const c10::OperatorHandle& op, Stack* stack, c10::DispatchKey kernel, c10::DeviceIndex device,
+                      const Captured& captured) {
+  if (get_device(device).has(TG_CAP_COMPILER))
+    refuse_in_capture(device, captured.stream, c10::str(op.operator_name(), ", which runs on the CPU,"));
+  const size_t count = op.schema().arguments().size();
+  const Stack arguments(stack->end() - static_cast<ptrdiff_t>(count), stack->end());
+  const std::vector<c10::IValue> results = results_in_capture(op, arguments, device);
+  Stack kept = arguments;
+  std::vector<c10::IValue> kept_results = results;
+  for (std::vector<c10::IValue>* values : {&kept, &kept_results})
+    for (c10::IValue& value : *values) transform_tensors(value, alias_of);
+  captured->function(captured.stream, c10::toString(op.operator_name()), [op, kept, kernel, kept_results] {
+    Stack call = kept;
+    cpu_fallback(op, &call, kernel);
+    copy_results(call, kept_results);
+  });
+  torch::jit::drop(*stack, count);
+  stack->insert(stack->end(), results.begin(), results.end());
+}
+
 // The copy kernel has no CPU counterpart under its name.
 void copy_fallback(const c10::OperatorHandle& op, Stack* stack) {
   const auto start = std::chrono::steady_clock::now();
@@ -556,7 +637,7 @@ void record_fallback_places(bool every_call) noexcept {
   places_of_every_call.store(every_call, std::memory_order_relaxed);
 }
 
-void set_fallback_hooks(FallbackHooks hooks) { ledger().hooks = std::move(hooks); }
+void set_fallback_warning(std::function<void(const std::string&)> warn) { ledger().warn = std::move(warn); }
 
 void cpu_fallback(const c10::OperatorHandle& op, Stack* stack, c10::DispatchKey kernel) {
   const c10::OperatorName& name = op.operator_name();
@@ -575,6 +656,9 @@ void cpu_fallback(const c10::OperatorHandle& op, Stack* stack, c10::DispatchKey 
       static_cast<int>(call.device()), "' and PyTorch has none for the CPU, on which it could run instead",
       in_parentheses(user_place()), ". Give the device a kernel for it, or move the tensors to a device that has one.");
   announce(name, call.device(), mode);
+  if (capturing()) [[unlikely]]
+    if (const Captured captured = capture_of_current(call.device()))
+      return capture_fallback(op, stack, kernel, call.device(), captured);
   const auto start = std::chrono::steady_clock::now();
   call.run();
   count(name, call.bytes_to_host(), call.bytes_to_device(),

@@ -29,10 +29,7 @@ void reset_fallback_report(bool warnings);
 // Whether to ask for the user's line at every call, not only at the first of each op.
 void record_fallback_places(bool every_call) noexcept;
 
-struct FallbackHooks {
-  std::function<std::string()> place;            // the user's line, "train.py:42"; empty where there is none
-  std::function<void(const std::string&)> warn;  // may throw
-};
-void set_fallback_hooks(FallbackHooks hooks);
+// What warns; it may throw.
+void set_fallback_warning(std::function<void(const std::string&)> warn);
 
 }  // namespace torchgraft

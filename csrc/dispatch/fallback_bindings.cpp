@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "../bindings.h"
+#include "../runtime/place.h"
 #include "fallback.h"
 
 namespace torchgraft {
@@ -28,16 +29,16 @@ void bind_fallback(pybind11::module_& m) {
         // Kept for ever: the interpreter may be gone when C++ destroys its globals.
         auto* held_place = new py::object(place);
         auto* held_warn = new py::object(warn);
-        set_fallback_hooks({[held_place]() -> std::string {
-                              if (!Py_IsInitialized()) return {};
-                              py::gil_scoped_acquire gil;
-                              return py::cast<std::string>((*held_place)());
-                            },
-                            [held_warn](const std::string& message) {
-                              if (!Py_IsInitialized()) return;
-                              py::gil_scoped_acquire gil;
-                              (*held_warn)(message);
-                            }});
+        set_user_place([held_place]() -> std::string {
+          if (!Py_IsInitialized()) return {};
+          py::gil_scoped_acquire gil;
+          return py::cast<std::string>((*held_place)());
+        });
+        set_fallback_warning([held_warn](const std::string& message) {
+          if (!Py_IsInitialized()) return;
+          py::gil_scoped_acquire gil;
+          (*held_warn)(message);
+        });
       },
       py::arg("place"), py::arg("warn"));
 }

@@ -144,15 +144,20 @@ struct Replay {
   tg_stream stream;
   c10::SmallVector<char*, 16> slots;
   int64_t numel = 0, chunk = 0;
+  Captured captured;                 // the capture that the stream is in, if any
   std::optional<CallErrors> errors;  // what the call's kernels report, where it waits for them
   std::pair<uint64_t, uint64_t> philox{0, 0};
+  uint32_t generator = 0;  // its number in the capture
 
   Replay(const Plan& plan, const Call& call)
       : plan(plan),
         call(call),
         device(get_device(call.device)),
         current(current_stream(call.device)),
-        stream(stream_handle(call.device, current.id())) {}
+        stream(stream_handle(call.device, current.id())) {
+    if (capturing()) [[unlikely]]
+      captured = capture_of(call.device, current.id());
+  }
 
   using Results = c10::SmallVector<c10::IValue, 4>;
 
@@ -175,12 +180,19 @@ struct Replay {
     }
     if (plan.philox_count != 0) reserve();
     // The plan may be dropped, and its tables with it, while work on this stream still reads them.
-    for (const at::Tensor& table : plan.tables) device_allocator()->recordStream(table.storage().data_ptr(), current);
+    for (const at::Tensor& table : plan.tables) keep(table.storage());
     for (const Step& step : plan.steps) std::visit([this](const auto& s) { submit(s); }, step);
     // A CPU's kernels share its cores with the caller, so that waiting for the few that look at what they are given
     // costs little; and the error comes from the line that caused it.
     if (errors) errors->raise();
     return results;
+  }
+
+  void keep(const c10::Storage& table) const {
+    if (captured) [[unlikely]]
+      captured->keep(table);
+    else
+      device_allocator()->recordStream(table.data_ptr(), current);
   }
 
   void resize(const Resize& change) const {
@@ -197,9 +209,13 @@ struct Replay {
   }
 
   void reserve() {
-    std::optional<at::Generator> generator;
-    if (call.generator != nullptr && !call.generator->isNone()) generator = call.generator->toGenerator();
-    philox = reserve_philox(generator, call.device, plan.philox_count);
+    std::optional<at::Generator> given;
+    if (call.generator != nullptr && !call.generator->isNone()) given = call.generator->toGenerator();
+    const std::shared_ptr<PhiloxState>& state = philox_state(given, call.device);
+    if (captured) [[unlikely]]
+      std::tie(generator, philox.second) = captured->draw(state, plan.philox_count);
+    else
+      philox = state->reserve(plan.philox_count);
   }
 
   c10::IValue make(const Output& output) {
@@ -251,11 +267,23 @@ struct Replay {
     c10::SmallVector<tg_arg, 16> args(step.args.begin(), step.args.end());
     for (const auto& [position, source] : step.patches) patch(args[position], source);
     const uint64_t bytes = step.bytes * (step.chunking ? uint64_t(numel) : 1);
-    launch(*step.kernel, stream, {step.kernel->dims(), groups, step.kernel->local(), bytes}, args, plan.op);
-    if (step.reports && !errors) note_checked_launch(call.device, current.id());
+    launch(*step.kernel, stream, {step.kernel->dims(), groups, step.kernel->local(), bytes}, args, plan.op,
+           captured ? randoms(step) : c10::SmallVector<RandomArgument, 2>());
+    if (step.reports && !errors && !captured) note_checked_launch(call.device, current.id());
+  }
+
+  c10::SmallVector<RandomArgument, 2> randoms(const LaunchStep& step) const {
+    c10::SmallVector<RandomArgument, 2> found;
+    for (const auto& [position, source] : step.patches)
+      if (source.kind == ArgumentSource::Seed || source.kind == ArgumentSource::Offset)
+        found.push_back(
+            {position, source.kind == ArgumentSource::Seed, philox.second + uint64_t(source.offset), generator});
+    return found;
   }
 
   void* error_words() {
+    if (captured) [[unlikely]]
+      return captured->error_words(plan.op);
     if (device.properties.kind != TG_DEVICE_CPU) return stream_error_words(call.device, current.id());
     if (!errors) errors.emplace(device, current);
     return errors->words();

@@ -91,6 +91,7 @@ void bind_places(py::module_& m) {
 }  // namespace
 
 std::pair<std::shared_ptr<Plan>, uint64_t> request_plan(const std::string& op, const Call& call) {
+  const CaptureSuspended suspended;  // the plan's tables are made now
   py::gil_scoped_acquire gil;
   try {
     TORCH_CHECK(python_planner != nullptr, "torchgraft has not been set up: call torchgraft.register first");

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "adopted_memory.h"
+#include "capture.h"
 #include "command.h"
 #include "event.h"
 #include "stream.h"
@@ -42,6 +43,8 @@ using c10::CachingAllocator::format_size;
 using c10::CachingAllocator::Stat;
 using c10::CachingAllocator::StatArray;
 using c10::CachingDeviceAllocator::DeviceStats;
+
+constexpr c10::MempoolId_t kNoPool{0, 0};
 
 constexpr size_t kGranule = 512;
 constexpr size_t kSmallLimit = size_t{1} << 20;
@@ -92,8 +95,12 @@ struct BySize {
   bool operator()(const Block* a, size_t size) const { return a->size < size; }
 };
 
-// The free blocks of one stream.
+// The free blocks of one stream, or of one in the captures of one pool.
 struct StreamPools {
+  StreamPools(c10::StreamId stream, c10::MempoolId_t pool) : stream(stream), pool(pool) {}
+
+  const c10::StreamId stream;
+  const c10::MempoolId_t pool;
   std::array<Block*, kBins> bins{};  // by size / kGranule
   size_t binned = 0;
   std::set<Block*, BySize> sets[2];
@@ -130,6 +137,9 @@ class Heap {
   explicit Heap(Device& device) : device_(device) {}
 
   Block* allocate(size_t bytes, c10::StreamId stream) {
+    c10::MempoolId_t pool = kNoPool;
+    if (capturing()) [[unlikely]]
+      if (const Captured captured = capture_of(device_.index, stream)) pool = captured->pool();
     TORCH_CHECK(bytes < std::numeric_limits<size_t>::max() / 2, name(), ": cannot allocate ", bytes, " bytes");
     size_t size = round_up(bytes, kGranule);
     Block* block;
@@ -137,12 +147,12 @@ class Heap {
     {
       std::lock_guard lock(mutex_);
       history_ = (history_ << 8) + bytes * kScatter;
-      block = take(pools_of(stream), size);
+      block = take(pools_of(stream, pool), size);
       if (block) [[likely]]
         usage = hand_out(block, bytes);
     }
     if (!block) [[unlikely]]
-      return allocate_slowly(bytes, size, stream);
+      return allocate_slowly(bytes, size, stream, pool);
     report(block->address, static_cast<int64_t>(block->size), usage);
     return block;
   }
@@ -165,13 +175,43 @@ class Heap {
         used_on.swap(block->used_on);
     }
     report(address, -size, usage);  // the block may be in another thread's hands by now
-    if (!used_on.empty()) [[unlikely]]
+    if (used_on.empty()) [[likely]]
+      return;
+    const auto is_captured = [](c10::Stream s) { return bool(capture_of(s.device_index(), s.id())); };
+    if (capturing() && std::any_of(used_on.begin(), used_on.end(), is_captured)) {
+      std::lock_guard lock(mutex_);
+      after_capture_.emplace_back(block, std::move(used_on));
+    } else {
       free_after(block, used_on);
+    }
+  }
+
+  void free_after_capture() {
+    decltype(after_capture_) freed;
+    {
+      std::lock_guard lock(mutex_);
+      freed.swap(after_capture_);
+    }
+    for (const auto& [block, used_on] : freed) free_after(block, used_on);
+  }
+
+  void enter_pool(c10::MempoolId_t pool) {
+    std::lock_guard lock(mutex_);
+    ++graph_pools_[pool].users;
+  }
+  void leave_pool(c10::MempoolId_t pool) {
+    std::lock_guard lock(mutex_);
+    --graph_pools_.at(pool).users;
+    // Those whose memory has been given back.
+    std::erase_if(graph_pools_, [this](const auto& entry) {
+      const auto lies_there = [&](const auto& segment) { return segment.second->owner->pool == entry.first; };
+      return entry.second.users == 0 && std::none_of(segments_.begin(), segments_.end(), lies_there);
+    });
   }
 
   void record_stream(Block* block, c10::Stream stream) {
     std::lock_guard lock(mutex_);
-    if (stream.device_index() == block->device && block->owner == pools_[stream.id()].get()) return;
+    if (stream.device_index() == block->device && block->owner->stream == stream.id()) return;
     auto& used_on = block->used_on;
     if (std::find(used_on.begin(), used_on.end(), stream) == used_on.end()) used_on.push_back(stream);
   }
@@ -253,7 +293,8 @@ class Heap {
     for (const auto& [address, first] : segments_) {
       SegmentInfo& segment = segments.emplace_back();
       segment.device = device_.index;
-      segment.stream = stream_of(first);
+      segment.stream = first->owner->stream;
+      segment.pool = first->owner->pool;
       segment.large = first->pool == kLargePool;
       for (const Block* block = first; block; block = block->next)
         segment.blocks.push_back({reinterpret_cast<uintptr_t>(block->address), block->size,
@@ -287,20 +328,14 @@ class Heap {
   size_t active_bytes() const { return static_cast<size_t>(stats_.active_bytes[0].current); }
   size_t reserved_bytes() const { return static_cast<size_t>(stats_.reserved_bytes[0].current); }
 
-  StreamPools& pools_of(c10::StreamId stream) {
-    auto& pools = pools_[stream];
+  StreamPools& pools_of(c10::StreamId stream, c10::MempoolId_t pool) {
+    auto& pools = pool == kNoPool ? pools_[stream] : graph_pools_.at(pool).streams[stream];
     if (!pools) [[unlikely]]
-      pools = std::make_unique<StreamPools>();
+      pools = std::make_unique<StreamPools>(stream, pool);
     return *pools;
   }
 
   // Everything below is called with the mutex held, down to the slow path.
-
-  c10::StreamId stream_of(const Block* block) const {
-    auto owner =
-        std::find_if(pools_.begin(), pools_.end(), [&](const auto& each) { return each.get() == block->owner; });
-    return owner - pools_.begin();
-  }
 
   void count_inactive(const Block* block, bool more) {
     if (block->whole()) return;
@@ -423,13 +458,17 @@ class Heap {
   // Takes segments that nothing uses out of their sets, the largest first, until they are `excess` bytes.
   std::vector<Block*> take_unused(size_t excess) {
     std::vector<Block*> unused;
-    for (auto& pools : pools_) {
-      if (!pools) continue;
-      empty_bins(*pools);
-      for (auto& set : pools->sets)
+    const auto add = [&](StreamPools& pools) {
+      empty_bins(pools);
+      for (auto& set : pools.sets)
         std::copy_if(set.begin(), set.end(), std::back_inserter(unused),
                      [](const Block* each) { return each->whole(); });
-    }
+    };
+    for (auto& pools : pools_)
+      if (pools) add(*pools);
+    for (auto& [_, graph_pool] : graph_pools_)
+      if (graph_pool.users == 0)
+        for (auto& [_, pools] : graph_pool.streams) add(*pools);
     std::sort(unused.begin(), unused.end(), [](const Block* a, const Block* b) { return BySize()(b, a); });
     size_t taken = 0, count = 0;
     for (; count < unused.size() && taken < excess; ++count) {
@@ -457,10 +496,10 @@ class Heap {
 
   // Takes the lock itself, like everything below.
 
-  Block* allocate_slowly(size_t bytes, size_t size, c10::StreamId stream) {
+  Block* allocate_slowly(size_t bytes, size_t size, c10::StreamId stream, c10::MempoolId_t graph_pool) {
     Pool pool = size < kSmallLimit ? kSmallPool : kLargePool;
     collect_pending(/*wait=*/false);
-    Block* block = retry(bytes, size, stream);
+    Block* block = retry(bytes, size, stream, graph_pool);
     if (block) return block;
 
     size_t comfortable;
@@ -474,16 +513,19 @@ class Heap {
       comfortable = std::max<size_t>(size, largest / kGranule * kGranule);
 
     std::string reason;
-    block = new_segment(bytes, size, comfortable, pool, stream, reason);
+    const auto segment = [&](size_t bytes_of_segment) {
+      return new_segment(bytes, size, bytes_of_segment, pool, stream, graph_pool, reason);
+    };
+    block = segment(comfortable);
     if (!block) {
       {
         std::lock_guard lock(mutex_);
         ++stats_.num_alloc_retries;
       }
-      if (release_cached()) block = new_segment(bytes, size, comfortable, pool, stream, reason);
-      if (!block && comfortable > size) block = new_segment(bytes, size, size, pool, stream, reason);
+      if (release_cached()) block = segment(comfortable);
+      if (!block && comfortable > size) block = segment(size);
     }
-    if (!block) block = retry(bytes, size, stream);  // what other threads have freed meanwhile
+    if (!block) block = retry(bytes, size, stream, graph_pool);  // what other threads have freed meanwhile
     if (!block) raise_out_of_memory(bytes, reason);
     return block;
   }
@@ -510,12 +552,12 @@ class Heap {
     return segment;
   }
 
-  Block* retry(size_t bytes, size_t size, c10::StreamId stream) {
+  Block* retry(size_t bytes, size_t size, c10::StreamId stream, c10::MempoolId_t pool) {
     Usage usage;
     Block* block;
     {
       std::lock_guard lock(mutex_);
-      block = take(pools_of(stream), size);
+      block = take(pools_of(stream, pool), size);
       if (!block) return nullptr;
       usage = hand_out(block, bytes);
     }
@@ -563,7 +605,8 @@ class Heap {
   }
 
   // Asks the driver for a segment and cuts the block from it. NULL, and the driver's reason, when there is no memory.
-  Block* new_segment(size_t bytes, size_t size, size_t segment, Pool pool, c10::StreamId stream, std::string& reason) {
+  Block* new_segment(size_t bytes, size_t size, size_t segment, Pool pool, c10::StreamId stream,
+                     c10::MempoolId_t graph_pool, std::string& reason) {
     {
       std::lock_guard lock(mutex_);
       if (static_cast<uint64_t>(stats_.reserved_bytes[0].current) + segment > limit_) {
@@ -590,7 +633,7 @@ class Heap {
     Usage usage;
     {
       std::lock_guard lock(mutex_);
-      block = new Block(static_cast<char*>(address), segment, &pools_of(stream), device_.index, pool);
+      block = new Block(static_cast<char*>(address), segment, &pools_of(stream, graph_pool), device_.index, pool);
       segments_[block->address] = block;
       increase(stats_.segment, pool, 1);
       ++stats_.num_device_alloc;
@@ -639,10 +682,17 @@ class Heap {
     }
   }
 
+  struct GraphPool {
+    int users = 0;  // graphs and captures; without them its memory may be given back
+    std::map<c10::StreamId, std::unique_ptr<StreamPools>> streams;
+  };
+
   Device& device_;
   std::mutex mutex_;
   std::array<std::unique_ptr<StreamPools>, kMaxStreams> pools_;
-  std::map<const char*, Block*> segments_;  // the first block of each, by address
+  std::map<c10::MempoolId_t, GraphPool> graph_pools_;
+  std::vector<std::pair<Block*, std::vector<c10::Stream>>> after_capture_;  // freed, and in use on captured streams
+  std::map<const char*, Block*> segments_;                                  // the first block of each, by address
   std::deque<std::pair<EventPtr, Block*>> pending_;
   DeviceStats stats_;
   uint64_t limit_ = std::numeric_limits<uint64_t>::max();
@@ -768,6 +818,16 @@ c10::DataPtr allocate(c10::DeviceIndex index, size_t bytes) {
   Heap& heap = heap_of(index);
   Block* block = heap.allocate(bytes, current_stream(index).id());
   return {block->address, block, &free_block, device};
+}
+
+void enter_pool(c10::DeviceIndex index, c10::MempoolId_t pool) { heap_of(index).enter_pool(pool); }
+
+void leave_pool(c10::DeviceIndex index, c10::MempoolId_t pool) noexcept {
+  if (!in_bad_fork()) heaps[index].load()->leave_pool(pool);
+}
+
+void free_after_capture(c10::DeviceIndex index) noexcept {
+  if (!in_bad_fork()) heaps[index].load()->free_after_capture();
 }
 
 c10::DeviceIndex device_of_address(const void* address) {

@@ -31,11 +31,19 @@ struct BlockInfo {
 struct SegmentInfo {
   c10::DeviceIndex device;
   c10::StreamId stream;
+  c10::MempoolId_t pool;  // of graphs; {0, 0}: not theirs
   bool large;
   std::vector<BlockInfo> blocks;
 };
 // What all devices' segments are cut into.
 std::vector<SegmentInfo> memory_snapshot();
+
+// Memory of graphs. While a stream is captured, memory comes from the pool of the capture, which nothing else uses
+// until its last user has left it.
+void enter_pool(c10::DeviceIndex index, c10::MempoolId_t pool);
+void leave_pool(c10::DeviceIndex index, c10::MempoolId_t pool) noexcept;
+// What was freed while it was in use on a stream that was being captured waits until the capture is over.
+void free_after_capture(c10::DeviceIndex index) noexcept;
 
 // Called once by install_runtime().
 void register_allocator();

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "allocator.h"
 #include "command.h"
 #include "stream.h"
 
@@ -14,13 +15,14 @@ namespace torchgraft {
 namespace {
 
 constexpr uint64_t kWordsBytes = 4 * sizeof(int32_t);
-constexpr size_t kCallsPerBlock = 64;
+constexpr size_t kWordsPerBlock = 64;
 
 using Report = std::array<int32_t, 4>;
 
 struct StreamErrors {
   std::atomic<bool> watched{false};  // a checked kernel may have run since the words were last read
   std::atomic<bool> follows{false};  // `upstream` has members
+  std::atomic<bool> replays{false};  // graphs have been replayed on it, see DeviceErrors::replayed
   StreamSet upstream;                // the streams whose errors it inherits; guarded by DeviceErrors::mutex
 };
 
@@ -32,6 +34,8 @@ struct DeviceErrors {
   std::vector<void*> call_words;  // zeroed, and nobody's at present
   // Of calls that failed before they had waited (Ctrl-C), whose kernels may still report; by stream.
   std::vector<std::pair<c10::StreamId, void*>> abandoned;
+  // Of graphs whose kernels may have reported, by the stream on which they were replayed.
+  std::vector<std::pair<c10::StreamId, std::shared_ptr<GraphErrors>>> replayed;
   std::mutex taking;  // taken by GilSafeLock: an error is raised once
 };
 
@@ -80,7 +84,8 @@ char* create_stream_words(Device& device) {
   return expected;
 }
 
-void raise_if_any(const Report& report) {
+// `place` says where in a graph it was found.
+void raise_if_any(const Report& report, const std::string& place = "") {
   const int32_t code = report[0];
   if (code == 0) return;
   const auto index = static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(report[2])) << 32 |
@@ -92,6 +97,7 @@ void raise_if_any(const Report& report) {
     return m.texts[code - 1];
   }();
   if (auto at = text.find("{}"); at != std::string::npos) text.replace(at, 2, std::to_string(index));
+  if (!place.empty()) text += " (" + place + ", found when the graph was replayed)";
   TORCH_CHECK_INDEX(!is_index_error, text);
   TORCH_CHECK(false, text);
 }
@@ -107,21 +113,25 @@ tg_stream reader_of(Device& device) {
   return expected;
 }
 
-Report read_words(Device& device, const void* address, tg_stream stream) {
-  Report found;
+void read_words(Device& device, const void* address, Report* found, size_t count, tg_stream stream) {
   if (device.has(TG_CAP_UNIFIED_MEMORY)) {
-    std::copy_n(static_cast<const volatile int32_t*>(address), found.size(), found.begin());
+    const auto* words = static_cast<const volatile int32_t*>(address);
+    for (size_t i = 0; i < count; ++i) std::copy_n(words + i * found[i].size(), found[i].size(), found[i].begin());
   } else {
     check(device,
-          submit_copy(device, stream, found.data(), address, kWordsBytes, TG_COPY_DEVICE_TO_HOST, /*blocking=*/1),
+          submit_copy(device, stream, found, address, count * kWordsBytes, TG_COPY_DEVICE_TO_HOST, /*blocking=*/1),
           "reading the error words");
   }
+}
+
+Report read_words(Device& device, const void* address, tg_stream stream) {
+  Report found;
+  read_words(device, address, &found, 1, stream);
   return found;
 }
 
-// What a stream's kernels have reported, taken out of its words; these are looked at through `reader`.
-Report take_report(Device& device, c10::StreamId id, tg_stream reader) {
-  void* address = stream_error_words(device.index, id);
+// What kernels of a stream have reported to some words, taken out of them; these are looked at through `reader`.
+Report take_report(Device& device, c10::StreamId id, void* address, tg_stream reader) {
   Report found = read_words(device, address, reader);
   if (found[0] == 0) return found;
   GilSafeLock lock(errors_of(device.index).taking);
@@ -135,7 +145,26 @@ Report take_report(Device& device, c10::StreamId id, tg_stream reader) {
   return found;
 }
 
+// With `done`, all that the stream was given is.
+void raise_of_graphs(Device& device, c10::StreamId id, bool done, tg_stream reader) {
+  DeviceErrors& errors = errors_of(device.index);
+  std::atomic<bool>& replays = errors.streams[id].replays;
+  if (!replays.load(std::memory_order_acquire)) return;
+  std::vector<std::shared_ptr<GraphErrors>> graphs;
+  {
+    std::lock_guard lock(errors.mutex);
+    for (const auto& [stream, graph] : errors.replayed)
+      if (stream == id) graphs.push_back(graph);
+    if (done) {
+      std::erase_if(errors.replayed, [id](const auto& entry) { return entry.first == id; });
+      replays.store(false);
+    }
+  }
+  for (const auto& graph : graphs) graph->raise(id, reader);
+}
+
 void raise_own(Device& device, c10::StreamId id) {
+  raise_of_graphs(device, id, /*done=*/true, stream_handle(device.index, id));
   std::atomic<bool>& watched = errors_of(device.index).streams[id].watched;
   if (!watched.load(std::memory_order_acquire)) return;
   // Looking again is cheap in unified memory, and necessary where another thread's kernel is still running. Elsewhere
@@ -143,7 +172,7 @@ void raise_own(Device& device, c10::StreamId id) {
   if (!device.has(TG_CAP_UNIFIED_MEMORY)) watched.store(false);
   Report found;
   try {
-    found = take_report(device, id, stream_handle(device.index, id));
+    found = take_report(device, id, stream_error_words(device.index, id), stream_handle(device.index, id));
   } catch (...) {
     watched.store(true);  // nothing was learnt
     throw;
@@ -152,9 +181,13 @@ void raise_own(Device& device, c10::StreamId id) {
 }
 
 void raise_so_far(Device& device, c10::StreamId id) {
-  if (!errors_of(device.index).streams[id].watched.load(std::memory_order_acquire)) return;
-  const bool unified = device.has(TG_CAP_UNIFIED_MEMORY);
-  raise_if_any(take_report(device, id, unified ? stream_handle(device.index, id) : reader_of(device)));
+  const StreamErrors& errors = errors_of(device.index).streams[id];
+  const bool watched = errors.watched.load(std::memory_order_acquire);
+  if (!watched && !errors.replays.load(std::memory_order_acquire)) return;
+  tg_stream reader = device.has(TG_CAP_UNIFIED_MEMORY) ? stream_handle(device.index, id) : reader_of(device);
+  raise_of_graphs(device, id, /*done=*/false, reader);
+  if (!watched) return;
+  raise_if_any(take_report(device, id, stream_error_words(device.index, id), reader));
 }
 
 void raise_inherited(Device& device, c10::StreamId id) {
@@ -218,7 +251,7 @@ void inherit_errors(c10::DeviceIndex index, c10::StreamId waiting, c10::StreamId
   DeviceErrors& errors = errors_of(index);
   StreamErrors &to = errors.streams[waiting], &from = errors.streams[awaited];
   // A stream in which nothing has been checked has no errors that could have reached its results.
-  const bool watched = from.watched.load(std::memory_order_acquire);
+  const bool watched = from.watched.load(std::memory_order_acquire) || from.replays.load(std::memory_order_acquire);
   if (!watched && !from.follows.load(std::memory_order_acquire)) return;
   std::lock_guard lock(errors.mutex);
   to.upstream |= from.upstream;
@@ -227,14 +260,45 @@ void inherit_errors(c10::DeviceIndex index, c10::StreamId waiting, c10::StreamId
   to.follows.store(to.upstream.any(), std::memory_order_release);
 }
 
+void* GraphErrors::add(std::string place) {
+  const size_t place_in_block = places_.size() % kWordsPerBlock;
+  if (place_in_block == 0) {
+    c10::DataPtr block = allocate(device_.index, kWordsPerBlock * kWordsBytes);
+    clear_words(device_, block.get(), kWordsPerBlock * kWordsBytes, reader_of(device_));
+    blocks_.push_back(std::move(block));
+  }
+  places_.push_back(std::move(place));
+  return static_cast<char*>(blocks_.back().get()) + place_in_block * kWordsBytes;
+}
+
+void GraphErrors::raise(c10::StreamId stream, tg_stream reader) {
+  std::array<Report, kWordsPerBlock> found;
+  for (size_t first = 0; first < places_.size(); first += found.size()) {
+    auto* words = static_cast<char*>(blocks_[first / found.size()].get());
+    const size_t count = std::min(found.size(), places_.size() - first);
+    read_words(device_, words, found.data(), count, reader);
+    for (size_t i = 0; i < count; ++i)
+      if (found[i][0] != 0)
+        raise_if_any(take_report(device_, stream, words + i * kWordsBytes, reader), places_[first + i]);
+  }
+}
+
+void note_replay(c10::DeviceIndex index, c10::StreamId stream, const std::shared_ptr<GraphErrors>& replayed) {
+  DeviceErrors& errors = errors_of(index);
+  std::lock_guard lock(errors.mutex);
+  const std::pair entry(stream, replayed);
+  if (std::ranges::find(errors.replayed, entry) == errors.replayed.end()) errors.replayed.push_back(entry);
+  errors.streams[stream].replays.store(true);
+}
+
 CallErrors::CallErrors(Device& device, c10::Stream stream) : device_(device), stream_(stream) {
   DeviceErrors& errors = errors_of(device.index);
   std::unique_lock lock(errors.mutex);
   if (errors.call_words.empty()) {
     lock.unlock();
-    char* block = allocate_words(device, kCallsPerBlock, stream_handle(device.index, stream.id()));
+    char* block = allocate_words(device, kWordsPerBlock, stream_handle(device.index, stream.id()));
     lock.lock();
-    for (size_t i = 0; i < kCallsPerBlock; ++i) errors.call_words.push_back(block + i * kWordsBytes);
+    for (size_t i = 0; i < kWordsPerBlock; ++i) errors.call_words.push_back(block + i * kWordsBytes);
   }
   words_.push_back(errors.call_words.back());
   errors.call_words.pop_back();

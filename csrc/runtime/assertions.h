@@ -4,10 +4,12 @@
 // it, nowhere else. Where a call waits for its kernels itself, it belongs to the call: see CallErrors.
 #pragma once
 
+#include <c10/core/Allocator.h>
 #include <c10/core/Stream.h>
 #include <torchgraft/driver.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -38,6 +40,24 @@ void raise_reported_errors(c10::DeviceIndex index);
 void raise_errors_reported_so_far(c10::DeviceIndex index, c10::StreamId stream);
 // Tells that one stream waits for what another was given so far: its results may come from there, and so its errors.
 void inherit_errors(c10::DeviceIndex index, c10::StreamId waiting, c10::StreamId awaited);
+
+// The words of a graph's kernels, each with words of its own so that it is known which of them found the error. They
+// lie in the graph's memory.
+class GraphErrors {
+ public:
+  explicit GraphErrors(Device& device) : device_(device) {}
+  // Words for one more kernel; `place` says which one it is in messages. Called while the graph is captured.
+  void* add(std::string place);
+  // What the kernels of a replay on the stream have reported, which is looked at through `reader`.
+  void raise(c10::StreamId stream, tg_stream reader);
+
+ private:
+  Device& device_;
+  std::vector<c10::DataPtr> blocks_;
+  std::vector<std::string> places_;
+};
+// Tells that a graph whose kernels may report has been replayed on the stream.
+void note_replay(c10::DeviceIndex index, c10::StreamId stream, const std::shared_ptr<GraphErrors>& errors);
 
 // The words of one call, for devices on which a call with checked kernels waits for them: so the error comes from the
 // line that caused it, whatever other threads do on the same stream.

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "host_allocator.h"
+
 namespace torchgraft {
 namespace {
 
@@ -35,6 +37,27 @@ void fill_with(void* destination, const void* pattern, uint64_t bytes) {
 }
 
 }  // namespace
+
+bool captured_copy(const Device& device, tg_stream stream, void* destination, const void* source, uint64_t bytes,
+                   tg_copy_kind kind, bool blocking) {
+  const Captured captured = capture_of(device.index, stream);
+  if (!captured) return false;
+  const bool to_host = kind == TG_COPY_DEVICE_TO_HOST;
+  if (blocking || (kind != TG_COPY_DEVICE_TO_DEVICE && !is_pinned(to_host ? destination : source)))
+    refuse_in_capture(device.index, captured.stream,
+                      to_host ? "a copy to the host other than non_blocking=True to pinned memory"
+                              : "a copy from host memory other than non_blocking=True from pinned memory");
+  captured->copy(captured.stream, destination, source, bytes, kind);
+  return true;
+}
+
+bool captured_fill(const Device& device, tg_stream stream, void* destination, const void* pattern,
+                   uint32_t pattern_bytes, uint64_t bytes) {
+  const Captured captured = capture_of(device.index, stream);
+  if (!captured) return false;
+  captured->fill(captured.stream, destination, pattern, pattern_bytes, bytes);
+  return true;
+}
 
 bool takes_host(const Device& device, tg_stream stream, uint64_t bytes, bool blocking) {
   return device.has(TG_CAP_UNIFIED_MEMORY) && bytes < kLarge && !collecting() &&

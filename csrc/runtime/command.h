@@ -10,6 +10,7 @@
 #include <string>
 
 #include "activity.h"
+#include "capture.h"
 #include "device.h"
 
 namespace torchgraft {
@@ -28,8 +29,16 @@ inline tg_status submit_launch(const Device& device, tg_stream stream, const tg_
   return submit();
 }
 
+// False if the stream is not being captured; otherwise the command is recorded, or refused.
+bool captured_copy(const Device& device, tg_stream stream, void* destination, const void* source, uint64_t bytes,
+                   tg_copy_kind kind, bool blocking);
+bool captured_fill(const Device& device, tg_stream stream, void* destination, const void* pattern,
+                   uint32_t pattern_bytes, uint64_t bytes);
+
 inline tg_status submit_copy(const Device& device, tg_stream stream, void* destination, const void* source,
                              uint64_t bytes, tg_copy_kind kind, bool blocking) {
+  if (capturing() && captured_copy(device, stream, destination, source, bytes, kind, blocking)) [[unlikely]]
+    return TG_OK;
   if (takes_host(device, stream, bytes, blocking)) {
     host_copy(destination, source, bytes);
     return TG_OK;
@@ -57,6 +66,8 @@ inline tg_status submit_peer_copy(const Device& device, tg_stream stream, void* 
 
 inline tg_status submit_fill(const Device& device, tg_stream stream, void* destination, const void* pattern,
                              uint32_t pattern_bytes, uint64_t bytes) {
+  if (capturing() && captured_fill(device, stream, destination, pattern, pattern_bytes, bytes)) [[unlikely]]
+    return TG_OK;
   if (takes_host(device, stream, bytes, /*blocking=*/false) && host_fill(destination, pattern, pattern_bytes, bytes))
     return TG_OK;
   auto submit = [&] {

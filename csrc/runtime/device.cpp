@@ -179,6 +179,12 @@ tg_driver checked_table(const tg_driver* driver) {
     TG_REQUIRE(event_times);
     TG_REQUIRE(device_time);
   }
+  if (driver->graph_create || driver->graph_destroy || driver->graph_set_argument || driver->graph_launch) {
+    TG_REQUIRE(graph_create);
+    TG_REQUIRE(graph_destroy);
+    TG_REQUIRE(graph_set_argument);
+    TG_REQUIRE(graph_launch);
+  }
 #undef TG_REQUIRE
   return table;
 }

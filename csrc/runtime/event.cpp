@@ -63,17 +63,54 @@ void destroy_event(Event* event) noexcept {
   delete event;
 }
 
+namespace {
+
+bool record_in_capture(Event& event, c10::Stream stream) {
+  const Captured captured = capture_of(event.device, stream.id());
+  if (!captured) return false;
+  event.mark = captured->mark(stream.id());
+  event.capture = captured.capture;
+  event.stream = stream.id();
+  event.captured = true;
+  return true;
+}
+
+void join_capture(const Event& event, c10::Stream stream) {
+  const std::shared_ptr<Capture> capture = event.capture.lock();
+  if (capture == nullptr) refuse_captured(event, "cannot wait for");
+  TORCH_CHECK(stream.device_index() == event.device, "a stream of ", stream.device(), " cannot join the capture of ",
+              backend_name(), ":", static_cast<int>(event.device), ": a graph is of one device");
+  enter_capture(capture, stream.id());
+  capture->wait(stream.id(), event.mark);
+}
+
+}  // namespace
+
+void refuse_captured(const Event& event, const char* what) {
+  TORCH_CHECK(!event.captured, what, " an event of ", backend_name(), ":", static_cast<int>(event.device),
+              " that was last recorded while its stream was being captured into a graph: outside of that capture it "
+              "means nothing. Record it again.");
+}
+
 void record_event(Event& event, c10::Stream stream) {
   Device& device = get_device(event.device);
   TORCH_CHECK(stream.device_index() == event.device, "an event of ", backend_name(), ":",
               static_cast<int>(event.device), " cannot be recorded on a stream of ", stream.device());
   tg_stream handle = stream_handle(event.device, stream.id());
+  if (capturing() && record_in_capture(event, stream)) [[unlikely]]
+    return;
   check(device, device.driver->event_record(device.driver->context, device.ordinal, event.handle, handle),
         "recording an event");
   event.stream = stream.id();
+  event.captured = false;
 }
 
 void wait_event(Event& event, c10::Stream stream) {
+  if (event.captured) [[unlikely]]
+    return join_capture(event, stream);
+  // What is done already need not be in the graph.
+  if (capturing() && !query_event(event)) [[unlikely]]
+    refuse_in_capture(stream.device_index(), stream.id(), "a wait for work that was submitted before the capture");
   if (stream.device_index() != event.device) {
     synchronize_event(event);
     raise_errors_reported_so_far(event.device, event.stream);
@@ -87,6 +124,7 @@ void wait_event(Event& event, c10::Stream stream) {
 }
 
 bool query_event(Event& event) {
+  refuse_captured(event, "cannot query");
   Device& device = get_device(event.device);
   tg_status status = device.driver->event_query(device.driver->context, device.ordinal, event.handle);
   if (status == TG_NOT_READY) return false;
@@ -95,12 +133,15 @@ bool query_event(Event& event) {
 }
 
 void synchronize_event(Event& event) {
+  refuse_captured(event, "cannot wait for");
   Device& device = get_device(event.device);
   check(device, device.driver->event_synchronize(device.driver->context, device.ordinal, event.handle),
         "waiting for an event");
 }
 
 double elapsed_time(Event& start, Event& end) {
+  refuse_captured(start, "cannot read the time of");
+  refuse_captured(end, "cannot read the time of");
   TORCH_CHECK(start.device == end.device, "elapsed_time: the events belong to different devices");
   Device& device = get_device(start.device);
   TORCH_CHECK_NOT_IMPLEMENTED(device.has(TG_CAP_EVENT_TIMING), backend_name(), ":", static_cast<int>(start.device),

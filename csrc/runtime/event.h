@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "capture.h"
 #include "device.h"
 
 namespace torchgraft {
@@ -14,6 +15,9 @@ struct Event {
   c10::DeviceIndex device;
   bool timing;
   c10::StreamId stream = 0;  // on which it was last recorded
+  bool captured = false;     // which was in a capture,
+  std::weak_ptr<Capture> capture{};
+  uint32_t mark = 0;  // of which it is this mark
 };
 
 // Driver events are kept for reuse: making one can cost more than recording it.
@@ -29,7 +33,10 @@ void record_event(Event& event, c10::Stream stream);
 // Makes the stream wait; where the stream belongs to another device than the event, the host waits instead.
 void wait_event(Event& event, c10::Stream stream);
 bool query_event(Event& event);
+// Waits for the event, uninterruptibly.
 void synchronize_event(Event& event);
+// Throws RuntimeError if the event was last recorded in a capture, where nothing passes it.
+void refuse_captured(const Event& event, const char* what);
 // Milliseconds.
 double elapsed_time(Event& start, Event& end);
 

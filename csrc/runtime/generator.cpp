@@ -12,23 +12,21 @@
 
 namespace torchgraft {
 
-// Shared by the generators that graphsafe_set_state joins. Its own mutex, so that replayed plans need not take the
-// generator's.
-struct PhiloxGenerator::State {
-  mutable std::mutex mutex;
-  uint64_t seed = c10::default_rng_seed_val;
-  uint64_t offset = 0;
+std::pair<uint64_t, uint64_t> PhiloxState::get() const {
+  std::lock_guard lock(mutex);
+  return {seed, offset};
+}
 
-  std::pair<uint64_t, uint64_t> get() const {
-    std::lock_guard lock(mutex);
-    return {seed, offset};
-  }
-  void set(uint64_t new_seed, uint64_t new_offset) {
-    std::lock_guard lock(mutex);
-    seed = new_seed;
-    offset = new_offset;
-  }
-};
+void PhiloxState::set(uint64_t new_seed, uint64_t new_offset) {
+  std::lock_guard lock(mutex);
+  seed = new_seed;
+  offset = new_offset;
+}
+
+std::pair<uint64_t, uint64_t> PhiloxState::reserve(uint64_t count) {
+  std::lock_guard lock(mutex);
+  return {seed, std::exchange(offset, offset + count)};
+}
 
 namespace {
 constexpr int64_t kStateBytes = 2 * sizeof(uint64_t);
@@ -37,7 +35,7 @@ constexpr int64_t kStateBytes = 2 * sizeof(uint64_t);
 PhiloxGenerator::PhiloxGenerator(c10::DeviceIndex index)
     : GeneratorImpl(c10::Device(c10::DeviceType::PrivateUse1, index),
                     c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
-      state_(std::make_shared<State>()) {}
+      state_(std::make_shared<PhiloxState>()) {}
 
 void PhiloxGenerator::set_current_seed(uint64_t seed) { state_->set(seed, 0); }
 void PhiloxGenerator::set_offset(uint64_t offset) {
@@ -89,13 +87,6 @@ PhiloxGenerator* PhiloxGenerator::clone_impl() const {
   return copy;
 }
 
-std::pair<uint64_t, uint64_t> PhiloxGenerator::reserve(uint64_t count) {
-  std::lock_guard lock(state_->mutex);
-  uint64_t first = state_->offset;
-  state_->offset += count;
-  return {state_->seed, first};
-}
-
 const at::Generator& default_generator(c10::DeviceIndex index) {
   // One for each device, kept for ever.
   static auto* generators = new std::array<std::pair<std::once_flag, at::Generator>, kMaxDevices>;
@@ -106,13 +97,13 @@ const at::Generator& default_generator(c10::DeviceIndex index) {
   return generator;
 }
 
-std::pair<uint64_t, uint64_t> reserve_philox(const std::optional<at::Generator>& generator, c10::DeviceIndex index,
-                                             uint64_t count) {
+const std::shared_ptr<PhiloxState>& philox_state(const std::optional<at::Generator>& generator,
+                                                 c10::DeviceIndex index) {
   const at::Generator& chosen = generator && generator->defined() ? *generator : default_generator(index);
   auto* philox = dynamic_cast<PhiloxGenerator*>(chosen.unsafeGetGeneratorImpl());
   TORCH_CHECK(philox, "expected a '", backend_name(), "' device type for generator but found '",
               c10::DeviceTypeName(chosen.device().type(), true), "'");
-  return philox->reserve(count);
+  return philox->state();
 }
 
 }  // namespace torchgraft

@@ -9,7 +9,20 @@
 
 namespace torchgraft {
 
-// State: seed and offset, 16 bytes as CUDA's generator and DTensor lay it out.
+// Seed and offset, shared by the generators that graphsafe_set_state joins. It has a mutex of its own, so that replayed
+// plans need not take the generator's.
+struct PhiloxState {
+  mutable std::mutex mutex;
+  uint64_t seed = c10::default_rng_seed_val;
+  uint64_t offset = 0;
+
+  std::pair<uint64_t, uint64_t> get() const;
+  void set(uint64_t new_seed, uint64_t new_offset);
+  // Takes `count` counter values (each gives four 32-bit numbers to one work-item): returns {seed, first offset}.
+  std::pair<uint64_t, uint64_t> reserve(uint64_t count);
+};
+
+// Its state has 16 bytes, as CUDA's generator and DTensor lay it out.
 class PhiloxGenerator final : public c10::GeneratorImpl {
  public:
   explicit PhiloxGenerator(c10::DeviceIndex index);
@@ -24,19 +37,15 @@ class PhiloxGenerator final : public c10::GeneratorImpl {
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override;
   static c10::DeviceType device_type() { return c10::DeviceType::PrivateUse1; }
 
-  // Takes `count` counter values (each gives four 32-bit numbers to one work-item): returns {seed, first offset}. The
-  // caller need not hold `mutex_`.
-  std::pair<uint64_t, uint64_t> reserve(uint64_t count);
+  const std::shared_ptr<PhiloxState>& state() const { return state_; }
 
  private:
   PhiloxGenerator* clone_impl() const override;
-  struct State;
-  std::shared_ptr<State> state_;
+  std::shared_ptr<PhiloxState> state_;
 };
 
 const at::Generator& default_generator(c10::DeviceIndex index);
-// Reserves from `generator`, or from the device's default one.
-std::pair<uint64_t, uint64_t> reserve_philox(const std::optional<at::Generator>& generator, c10::DeviceIndex index,
-                                             uint64_t count);
+// The state of `generator`, or of the device's default one.
+const std::shared_ptr<PhiloxState>& philox_state(const std::optional<at::Generator>& generator, c10::DeviceIndex index);
 
 }  // namespace torchgraft

@@ -58,7 +58,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   bool queryStream(const c10::Stream& stream) const override { return query_stream(stream); }
   void synchronizeStream(const c10::Stream& stream) const override { synchronize_stream(stream); }
   void synchronizeDevice(const c10::DeviceIndex index) const override { synchronize_device(index); }
-  bool isStreamCapturing(const c10::Stream&) const override { return false; }
+  bool isStreamCapturing(const c10::Stream& stream) const override {
+    return capturing() && bool(capture_of(stream.device_index(), stream.id()));
+  }
 
   // An event is made when it is first recorded, on the device of that stream; until then its pointer is null, and
   // waiting for it is waiting for nothing.
@@ -81,6 +83,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (!event) return;
     auto& waited = *static_cast<Event*>(event);
     const Device& device = get_device(waited.device);
+    refuse_captured(waited, "cannot wait for");
     torchgraft::check(device, wait_interruptibly(device, waited.handle), "waiting for an event");
     raise_errors_reported_so_far(waited.device, waited.stream);
   }

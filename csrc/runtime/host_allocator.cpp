@@ -124,6 +124,7 @@ class Impl final : public at::CachingHostAllocatorImpl<c10::Stream, EventPtr> {
   }
   bool query_event(EventPtr& event) override { return torchgraft::query_event(*event); }
   c10::Stream get_current_stream() const override { return current_stream(current_device()); }
+  // What a capture copies from or to is the graph's to keep, whatever becomes of the block.
   bool stream_is_capturing(c10::Stream) const override { return false; }
 
   std::mutex aside_mutex_;

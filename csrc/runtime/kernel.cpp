@@ -76,8 +76,8 @@ Kernel::~Kernel() {
   if (handle_ != nullptr && !in_bad_fork()) device().driver->kernel_destroy(device().driver->context, handle_);
 }
 
-void launch(const Kernel& kernel, tg_stream stream, const Grid& grid, c10::ArrayRef<tg_arg> args,
-            const std::string& op) {
+void launch(const Kernel& kernel, tg_stream stream, const Grid& grid, c10::ArrayRef<tg_arg> args, const std::string& op,
+            c10::ArrayRef<RandomArgument> randoms) {
   const Device& device = kernel.device();
   tg_launch launch;
   launch.kernel = kernel.handle();
@@ -87,6 +87,9 @@ void launch(const Kernel& kernel, tg_stream stream, const Grid& grid, c10::Array
   std::copy(grid.local.begin(), grid.local.end(), launch.local);
   launch.args = args.data();
   launch.bytes = grid.bytes;
+  if (capturing()) [[unlikely]]
+    if (const Captured captured = capture_of(device.index, stream))
+      return captured->launch(captured.stream, launch, kernel.shared_from_this(), op, randoms);
   tg_status status = submit_launch(device, stream, launch, kernel.name());
   if (status != TG_OK) [[unlikely]]
     raise_status(device, status, ("launch kernel " + kernel.name() + (op.empty() ? op : " of " + op)).c_str());

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "capture.h"
 #include "device.h"
 
 namespace torchgraft {
@@ -33,7 +34,7 @@ class Module {
   tg_module handle_;
 };
 
-class Kernel {
+class Kernel : public std::enable_shared_from_this<Kernel> {
  public:
   Kernel(std::shared_ptr<Module> module, std::string name, std::string source, std::array<size_t, 3> local,
          uint32_t dims);
@@ -64,8 +65,8 @@ struct Grid {
 };
 
 // Puts a kernel on a stream of its device: the one way by which kernels are launched. `op` is who wants it, for
-// messages; empty for a launch of the user's own.
-void launch(const Kernel& kernel, tg_stream stream, const Grid& grid, c10::ArrayRef<tg_arg> args,
-            const std::string& op);
+// messages; empty for a launch of the user's own. `randoms` are those arguments that a captured launch takes anew.
+void launch(const Kernel& kernel, tg_stream stream, const Grid& grid, c10::ArrayRef<tg_arg> args, const std::string& op,
+            c10::ArrayRef<RandomArgument> randoms = {});
 
 }  // namespace torchgraft

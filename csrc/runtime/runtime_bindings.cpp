@@ -97,7 +97,7 @@ py::dict segment_dict(const SegmentInfo& segment) {
   d["requested_size"] = requested;
   d["stream"] = segment.stream;
   d["segment_type"] = segment.large ? "large" : "small";
-  d["segment_pool_id"] = py::make_tuple(0, 0);
+  d["segment_pool_id"] = segment.pool;
   d["is_expandable"] = false;
   d["frames"] = py::list();
   d["blocks"] = blocks;

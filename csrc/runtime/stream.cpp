@@ -8,6 +8,7 @@
 
 #include "activity.h"
 #include "assertions.h"
+#include "capture.h"
 #include "interruption.h"
 
 namespace torchgraft {
@@ -109,6 +110,7 @@ StreamSet streams_of_thread(c10::DeviceIndex index) {
 }
 
 bool query_stream(c10::Stream stream) {
+  refuse_in_capture(stream.device_index(), stream.id(), "asking whether a stream is done");
   Device& device = get_device(stream.device_index());
   tg_stream handle = stream_handle(device.index, stream.id());
   tg_status status = device.driver->stream_query(device.driver->context, device.ordinal, handle);
@@ -118,6 +120,7 @@ bool query_stream(c10::Stream stream) {
 }
 
 void wait_for_stream(Device& device, c10::StreamId id) {
+  refuse_in_capture(device.index, id, "a wait of the host for the stream");
   tg_stream handle = stream_handle(device.index, id);
   auto wait = [&] { return wait_interruptibly(device, handle); };
   check(device, collecting() ? collect_wait(device, handle, wait) : wait(), "waiting for a stream");
@@ -130,6 +133,7 @@ void synchronize_stream(c10::Stream stream) {
 
 void synchronize_device(c10::DeviceIndex index) {
   Device& device = get_device(index < 0 ? current_device() : index);
+  refuse_in_capture(device.index, current_stream(device.index).id(), "a wait of the host for the device");
   auto wait = [&] {
     if (can_interrupt(device))
       for (const auto& handle : handles[device.index])

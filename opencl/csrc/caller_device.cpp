@@ -196,11 +196,21 @@ cl_program CallerDevice::load(tg_kernel_& kernel) {
   return build(api_, program, id_, "");
 }
 
+// Retained for the caller; NULL without a kernel.
+cl_program CallerDevice::program_of(cl_kernel kernel) const {
+  cl_program program = nullptr;
+  if (kernel == nullptr ||
+      api_.clGetKernelInfo(kernel, CL_KERNEL_PROGRAM, sizeof program, &program, nullptr) != CL_SUCCESS ||
+      api_.clRetainProgram(program) != CL_SUCCESS)
+    return nullptr;
+  return program;
+}
+
 cl_kernel CallerDevice::kernel_of(tg_kernel_& kernel) {
   CallerKernel& mine = kernel.by_caller;
   if (mine.kernel != nullptr || mine.refused) return mine.kernel;
   mine.refused = true;
-  cl_program program = load(kernel);
+  cl_program program = kernel.origin == nullptr ? load(kernel) : program_of(kernel_of(*kernel.origin));
   if (program == nullptr) return nullptr;
   cl_int status = CL_SUCCESS;
   cl_kernel made = api_.clCreateKernel(program, kernel.name.c_str(), &status);
@@ -217,10 +227,10 @@ void CallerDevice::release(CallerKernel& kernel) const {
 
 bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global) {
   CallerKernel& mine = kernel.by_caller;
+  LaunchCosts& costs = kernel.origin == nullptr ? mine.costs : kernel.origin->by_caller.costs;
   uint32_t most = wake_nanoseconds_.load(std::memory_order_relaxed);
   if (stream.pace.load(std::memory_order_relaxed) > kFew) most /= kPatience;
-  if (launch.bytes == 0 || mine.refused || !mine.costs.expects(launch.bytes, most, least_nanoseconds_) ||
-      !is_idle(stream))
+  if (launch.bytes == 0 || mine.refused || !costs.expects(launch.bytes, most, least_nanoseconds_) || !is_idle(stream))
     return false;
   const std::unique_lock alone(mutex_, std::try_to_lock);
   if (!alone || !open(*stream.device)) return false;
@@ -232,7 +242,7 @@ bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launc
   set_arguments(kernel, mine.kernel, mine.set, launch);
   const bool timed = timer != nullptr && is_of(*timer, *stream.device);
   cl_event event = nullptr;
-  const bool measured = known && mine.costs.wants_time(launch.bytes);  // the first launch loads its code
+  const bool measured = known && costs.wants_time(launch.bytes);  // the first launch loads its code
   const auto begin = measured ? Clock::now() : Clock::time_point();
   const cl_int status = api_.clEnqueueNDRangeKernel(queues_[timed], mine.kernel, launch.dims, nullptr, global,
                                                     launch.local, 0, nullptr, timed ? &event : nullptr);
@@ -240,7 +250,7 @@ bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launc
     fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);
   const uint32_t taken = measured ? nanoseconds_since(begin) : 0;
   if (measured) least_nanoseconds_ = std::min(least_nanoseconds_.load(std::memory_order_relaxed), taken);
-  mine.costs.note(launch.bytes, taken);
+  costs.note(launch.bytes, taken);
   if (timed) [[unlikely]] {
     time_command(*timer, event);
     api_.clReleaseEvent(event);

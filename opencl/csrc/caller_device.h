@@ -59,6 +59,7 @@ class CallerDevice {
   bool open(Device& device);
   uint64_t binary_id(Device& device, uint64_t own_id);
   cl_program load(tg_kernel_& kernel);
+  cl_program program_of(cl_kernel kernel) const;
   cl_kernel kernel_of(tg_kernel_& kernel);
 
   const Api& api_;

@@ -11,6 +11,7 @@
 #include "device.h"
 #include "error.h"
 #include "event.h"
+#include "graph.h"
 #include "program.h"
 #include "stream.h"
 #include "transfer.h"
@@ -267,6 +268,20 @@ const tg_driver table = {
         [](void*, int32_t, tg_event event, uint64_t nanoseconds) {
           return run("event_synchronize_for",
                      [&] { return wait_for(*event, std::chrono::nanoseconds(nanoseconds)) ? TG_OK : TG_NOT_READY; });
+        },
+
+    .graph_create =
+        [](void*, int32_t device, const tg_command* commands, uint32_t count, tg_graph* out) {
+          return run("graph_create", [&] { *out = create_graph(device_at(device), commands, count); });
+        },
+    .graph_destroy = [](void*, int32_t, tg_graph graph) { return run("graph_destroy", [&] { destroy_graph(graph); }); },
+    .graph_set_argument =
+        [](void*, int32_t, tg_graph graph, uint32_t command, uint32_t argument, const tg_arg* value) {
+          return run("graph_set_argument", [&] { set_argument(*graph, command, argument, *value); });
+        },
+    .graph_launch =
+        [](void*, int32_t device, tg_stream stream, tg_graph graph) {
+          return run_command("graph_launch", [&] { launch(stream_of(device, stream), *graph); });
         },
 };
 

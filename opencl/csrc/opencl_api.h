@@ -128,6 +128,7 @@ using NativeKernel = void (*)(void*);
   X(clCreateProgramWithSource, 26, cl_program, (cl_context, cl_uint, const char**, const size_t*, cl_int*))           \
   X(clCreateProgramWithBinary, 27, cl_program,                                                                        \
     (cl_context, cl_uint, const cl_device_id*, const size_t*, const unsigned char**, cl_int*, cl_int*))               \
+  X(clRetainProgram, 28, cl_int, (cl_program))                                                                        \
   X(clReleaseProgram, 29, cl_int, (cl_program))                                                                       \
   X(clBuildProgram, 30, cl_int, (cl_program, cl_uint, const cl_device_id*, const char*, BuildCallback, void*))        \
   X(clGetProgramInfo, 32, cl_int, (cl_program, cl_uint, size_t, void*, size_t*))                                      \

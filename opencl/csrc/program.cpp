@@ -102,7 +102,9 @@ void read_binary(const tg_module_& module, void* buffer, uint64_t& bytes) {
   bytes = size;
 }
 
-tg_kernel create_kernel(const tg_module_& module, const char* name) {
+namespace {
+
+tg_kernel new_kernel(const tg_module_& module, const char* name, tg_kernel origin) {
   const Api& api = *module.device->api;
   cl_int status = CL_SUCCESS;
   cl_kernel kernel = api.clCreateKernel(module.program, name, &status);
@@ -113,7 +115,18 @@ tg_kernel create_kernel(const tg_module_& module, const char* name) {
     api.clReleaseKernel(kernel);
     fail_call("clGetKernelInfo", status, std::string("kernel ") + name);
   }
-  return new tg_kernel_{module.device, kernel, arguments, name, {}, {}, {}};
+  return new tg_kernel_{module.device, kernel, arguments, name, {}, {}, {}, origin};
+}
+
+}  // namespace
+
+tg_kernel create_kernel(const tg_module_& module, const char* name) { return new_kernel(module, name, nullptr); }
+
+tg_kernel clone_kernel(tg_kernel_& origin) {
+  cl_program program = nullptr;
+  check(origin.device->api->clGetKernelInfo(origin.kernel, CL_KERNEL_PROGRAM, sizeof program, &program, nullptr),
+        "clGetKernelInfo");
+  return new_kernel({origin.device, program}, origin.name.c_str(), &origin);
 }
 
 void destroy_kernel(tg_kernel kernel) {

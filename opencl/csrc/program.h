@@ -22,6 +22,7 @@ struct tg_kernel_ {
   std::mutex mutex;         // setting arguments and launching is one step
   std::vector<tg_arg> set;  // the arguments that the kernel has now
   ocl::CallerKernel by_caller;
+  tg_kernel_* const origin = nullptr;  // whose clone it is; it outlives the clone
 };
 
 namespace ocl {
@@ -34,6 +35,8 @@ void destroy_module(tg_module module);
 void read_binary(const tg_module_& module, void* buffer, uint64_t& bytes);
 
 tg_kernel create_kernel(const tg_module_& module, const char* name);
+// The same kernel with arguments of its own.
+tg_kernel clone_kernel(tg_kernel_& origin);
 void destroy_kernel(tg_kernel kernel);
 void launch(tg_stream_& stream, const tg_launch& launch);
 

@@ -61,6 +61,9 @@ class Stats:
         misses: calls for which Python made a plan.
         kernels_compiled: kernels compiled from source.
         kernels_loaded: kernels read from the cache on disk.
+        graphs: graphs that there are now.
+        graph_nodes: commands, marks and waits in them.
+        replays: how often graphs were replayed.
     """
 
     plans: int
@@ -68,17 +71,24 @@ class Stats:
     misses: int
     kernels_compiled: int
     kernels_loaded: int
+    graphs: int
+    graph_nodes: int
+    replays: int
 
 
 def stats() -> Stats:
     """Counts over all ops."""
     counts = _C.plan_counts()
+    graphs, nodes, replays = _C.graph_counts()
     return Stats(
         plans=sum(c[1] for c in counts),
         hits=sum(c[2] for c in counts),
         misses=sum(c[3] for c in counts),
         kernels_compiled=_kernel_counts.compiled,
         kernels_loaded=_kernel_counts.loaded,
+        graphs=graphs,
+        graph_nodes=nodes,
+        replays=replays,
     )
 
 

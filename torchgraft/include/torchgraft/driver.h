@@ -38,6 +38,7 @@ typedef struct tg_stream_* tg_stream;
 typedef struct tg_event_* tg_event;
 typedef struct tg_module_* tg_module;
 typedef struct tg_kernel_* tg_kernel;
+typedef struct tg_graph_* tg_graph;
 
 typedef enum tg_device_kind { TG_DEVICE_CPU = 1, TG_DEVICE_GPU = 2, TG_DEVICE_ACCELERATOR = 3 } tg_device_kind;
 
@@ -110,6 +111,21 @@ typedef struct tg_launch {
   uint64_t bytes; /* memory that the arguments span, a hint; 0 if unknown. A device on the host may run a small launch
                      at once, in the calling thread, if its stream has nothing to do. */
 } tg_launch;
+
+typedef enum tg_command_kind { TG_COMMAND_LAUNCH = 1, TG_COMMAND_COPY = 2, TG_COMMAND_FILL = 3 } tg_command_kind;
+
+/* One command of a graph: what launch, copy (which does not block) or fill would be given. */
+typedef struct tg_command {
+  uint32_t kind;          /* tg_command_kind */
+  uint32_t copy_kind;     /* copy: tg_copy_kind */
+  tg_launch launch;       /* launch */
+  void* destination;      /* copy, fill */
+  const void* source;     /* copy */
+  uint64_t bytes;         /* copy, fill */
+  uint32_t pattern_bytes; /* fill */
+  uint32_t reserved;
+  unsigned char pattern[16]; /* fill */
+} tg_command;
 
 typedef struct tg_driver {
   uint32_t abi_version; /* TG_DRIVER_ABI */
@@ -199,6 +215,17 @@ typedef struct tg_driver {
   /* event_synchronize for at most so long: TG_OK if the event has passed, TG_NOT_READY if not [optional]. With it
    * Ctrl-C ends a wait of the main thread, which torchgraft then makes in pieces; without it, once the wait is over. */
   tg_status (*event_synchronize_for)(void* context, int32_t device, tg_event event, uint64_t nanoseconds);
+
+  /* Graphs: commands that are given to a stream again and again, all at once [optional, all or none]. Without them
+   * torchgraft gives the stream one command after the other. The driver copies what it wants to keep of `commands`;
+   * kernels and memory outlive the graph. Calls with the same graph come one at a time. */
+  tg_status (*graph_create)(void* context, int32_t device, const tg_command* commands, uint32_t count, tg_graph* out);
+  tg_status (*graph_destroy)(void* context, int32_t device, tg_graph graph);
+  /* Gives a launch another value for an argument that is no pointer, from the next graph_launch on. */
+  tg_status (*graph_set_argument)(void* context, int32_t device, tg_graph graph, uint32_t command, uint32_t argument,
+                                  const tg_arg* value);
+  /* As if the commands were given to the stream in their order. After a failure the first of them may have been. */
+  tg_status (*graph_launch)(void* context, int32_t device, tg_stream stream, tg_graph graph);
 } tg_driver;
 
 /* struct_size of the first version. */
