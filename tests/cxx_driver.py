@@ -61,6 +61,19 @@ class CxxDriver(NumpyDriver):
         library.write_bytes(module)
         return getattr(ctypes.CDLL(str(library)), name)
 
+    def graph_create(self, device: int, commands: list[tuple[str, tuple[Any, ...]]]) -> Any:
+        return [(name, list(arguments)) for name, arguments in commands]
+
+    def graph_set_argument(self, device: int, graph: Any, command: int, argument: int, value: bytes) -> None:
+        graph[command][1][-1][argument] = value  # launch's last are the kernel's arguments
+
+    def graph_destroy(self, device: int, graph: Any) -> None:
+        graph.clear()
+
+    def graph_launch(self, device: int, stream: Any, graph: Any) -> None:
+        for name, arguments in graph:
+            getattr(self, name)(device, stream, *arguments)
+
     def launch(
         self,
         device: int,

@@ -170,6 +170,20 @@ class Sound(NumpyDriver):
     def event_elapsed(self, device: int, start: Any, end: Any) -> float:
         return float(end.time - start.time) * 1e3
 
+    def graph_create(self, device: int, commands: list[tuple[str, tuple[Any, ...]]]) -> Any:
+        return [(name, list(arguments)) for name, arguments in commands]
+
+    def graph_destroy(self, device: int, graph: Any) -> None:
+        graph.clear()
+
+    def graph_set_argument(self, device: int, graph: Any, command: int, argument: int, value: bytes) -> None:
+        kernel, groups, local, args = graph[command][1]
+        graph[command][1][:] = kernel, groups, local, [*args[:argument], value, *args[argument + 1 :]]
+
+    def graph_launch(self, device: int, stream: Any, graph: Any) -> None:
+        for name, arguments in graph:
+            getattr(self, name)(device, stream, *arguments)
+
     def event_time_next(self, device: int, event: Any) -> None:
         event.passed = threading.Event()
         timed.event = event

@@ -429,6 +429,7 @@ OPTIONAL = {
     "host_allocate", "host_deallocate", "copy_peer", "event_elapsed",
     "module_compile", "module_load", "module_binary", "module_destroy", "kernel_create", "kernel_destroy", "launch",
     "event_time_next", "event_times", "device_time", "event_synchronize_for",
+    "graph_create", "graph_destroy", "graph_set_argument", "graph_launch",
 }  # fmt: skip
 
 

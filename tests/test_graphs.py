@@ -374,6 +374,61 @@ def test_what_graphed_callables_refuse(device: str, module: ModuleType) -> None:
     torch.testing.assert_close(graphed(x), nn.functional.linear(x, layer.weight, layer.bias))
 
 
+class Attention(nn.Module):
+    """Of one new token, with the keys and values of the earlier ones in memory that stays."""
+
+    def __init__(self, width: int, length: int) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.register_buffer("keys", torch.zeros(1, length, width))
+        self.register_buffer("values", torch.zeros(1, length, width))
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.into(x).chunk(3, -1)
+        self.keys.index_copy_(1, place, key)
+        self.values.index_copy_(1, place, value)
+        mask = torch.arange(self.keys.shape[1], device=x.device) <= place
+        mixed = nn.functional.scaled_dot_product_attention(query, self.keys, self.values, attn_mask=mask[None, None])
+        return x + self.out(mixed)
+
+
+def test_a_language_model_decodes_by_replays(device: str, module: ModuleType) -> None:
+    """With a static cache of keys and values: the tokens are those of eager steps."""
+    torch.manual_seed(6)
+    length, width, tokens = 48, 32, 100
+    embedding, places = nn.Embedding(tokens, width), nn.Embedding(length, width)
+    blocks = nn.ModuleList(Attention(width, length) for _ in range(2))
+    parts = nn.ModuleList([embedding, places, *blocks, nn.LayerNorm(width), nn.Linear(width, tokens)]).to(device)
+    token, place = torch.zeros(1, 1, dtype=torch.long).to(device), torch.zeros(1, dtype=torch.long).to(device)
+
+    @torch.no_grad()
+    def step() -> None:
+        x = embedding(token) + places(place)
+        for block in blocks:
+            x = block(x, place)
+        token.copy_(parts[-1](parts[-2](x)).argmax(-1))
+        place.add_(1)
+
+    def decode(one: Callable[[], Any]) -> list[int]:
+        token.zero_()
+        place.zero_()
+        for block in blocks:
+            block.keys.zero_()
+            block.values.zero_()
+        written = []
+        for _ in range(length):
+            one()
+            written.append(int(token.item()))
+        return written
+
+    expected = decode(step)
+    graph = module.Graph()
+    with module.graph(graph):
+        step()
+    assert decode(graph.replay) == expected
+    assert len(set(expected)) > 5
+
+
 # ---- memory ----
 
 
@@ -743,6 +798,39 @@ def test_an_index_out_of_range_names_the_captured_line(device: str, module: Modu
     index.fill_(3)
     graph.replay()
     assert y.tolist() == [3.0, 3.0]
+
+
+def test_a_driver_that_fails(script: Script) -> None:
+    script(
+        """
+        import torch
+
+        x = torch.zeros(3, device="ocl")
+        graph = torch.ocl.Graph()
+        with torch.ocl.graph(graph):
+            x += 1
+        graph.replay()
+        try:
+            graph.replay()
+        except torch.AcceleratorError as error:
+            assert "ocl:0: replaying a graph failed: graph_launch: fails because" in str(error), error
+        else:
+            raise SystemExit("no error")
+        graph.replay()
+        assert x.tolist() == [2.0] * 3
+        try:
+            with torch.ocl.graph(torch.ocl.Graph()):
+                x += 1
+        except torch.AcceleratorError as error:
+            assert "ocl:0: making a graph failed" in str(error), error
+        else:
+            raise SystemExit("no error")
+        assert not torch.ocl.is_current_stream_capturing()
+        assert (x + 1).tolist() == [3.0] * 3
+        """,
+        autoload=True,
+        TORCHGRAFT_OPENCL_FAIL="graph_launch:2,graph_create:2",
+    )
 
 
 # ---- torch.accelerator.Graph ----

@@ -309,3 +309,27 @@ class Driver:
     def device_time(self, device: int) -> int:
         """What that clock shows during this call: by it the device's times are brought to the host's."""
         raise NotImplementedError("device_time")
+
+    # Graphs: commands that are given to a stream again and again. Without these methods torchgraft gives the stream one
+    # command after the other.
+
+    @_optional
+    def graph_create(self, device: int, commands: list[tuple[str, tuple[Any, ...]]]) -> Any:
+        """Prepares commands, each the name of a method ("launch", "copy" or "fill") and its arguments after the device
+        and the stream: `getattr(self, name)(device, stream, *arguments)` would run it."""
+        raise NotImplementedError("graph_create")
+
+    @_optional
+    def graph_destroy(self, device: int, graph: Any) -> None:
+        raise NotImplementedError("graph_destroy")
+
+    @_optional
+    def graph_set_argument(self, device: int, graph: Any, command: int, argument: int, value: bytes) -> None:
+        """Gives a launch, by its number among the commands, another value for a scalar, from the next `graph_launch`
+        on."""
+        raise NotImplementedError("graph_set_argument")
+
+    @_optional
+    def graph_launch(self, device: int, stream: Any, graph: Any) -> None:
+        """As if the commands were given to the stream in their order. Calls with one graph come one at a time."""
+        raise NotImplementedError("graph_launch")

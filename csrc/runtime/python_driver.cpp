@@ -296,23 +296,63 @@ tg_status kernel_destroy(void* context, tg_kernel kernel) {
   return destroy(context, kernel,
                  [&](py::handle driver, py::object& object) { driver.attr("kernel_destroy")(object); });
 }
+py::object argument_object(const tg_arg& argument) {
+  if (argument.is_pointer) return py::int_(number(argument.value.pointer));
+  return py::bytes(reinterpret_cast<const char*>(argument.value.bytes), argument.size);
+}
+
+// What the method gets after the device and the stream.
+py::tuple launch_arguments(const tg_launch& launch) {
+  py::tuple groups(launch.dims), local(launch.dims);
+  for (uint32_t d = 0; d < launch.dims; ++d) {
+    groups[d] = launch.groups[d];
+    local[d] = launch.local[d];
+  }
+  py::list args;
+  for (uint32_t i = 0; i < launch.arg_count; ++i) args.append(argument_object(launch.args[i]));
+  return py::make_tuple(from_handle(launch.kernel), groups, local, args);
+}
+
 tg_status launch(void* context, int32_t device, tg_stream stream, const tg_launch* launch) {
   return call(context, [&](py::handle driver) {
-    py::tuple groups(launch->dims), local(launch->dims);
-    for (uint32_t d = 0; d < launch->dims; ++d) {
-      groups[d] = launch->groups[d];
-      local[d] = launch->local[d];
-    }
-    py::list args;
-    for (uint32_t i = 0; i < launch->arg_count; ++i) {
-      const tg_arg& arg = launch->args[i];
-      if (arg.is_pointer)
-        args.append(number(arg.value.pointer));
-      else
-        args.append(py::bytes(reinterpret_cast<const char*>(arg.value.bytes), arg.size));
-    }
-    driver.attr("launch")(device, from_handle(stream), from_handle(launch->kernel), groups, local, args);
+    driver.attr("launch")(device, from_handle(stream), *launch_arguments(*launch));
   });
+}
+
+py::tuple command_tuple(const tg_command& command) {
+  switch (command.kind) {
+    case TG_COMMAND_LAUNCH:
+      return py::make_tuple("launch", launch_arguments(command.launch));
+    case TG_COMMAND_COPY:
+      return py::make_tuple("copy", py::make_tuple(number(command.destination), number(command.source), command.bytes,
+                                                   command.copy_kind, false));
+    default: {
+      const py::bytes pattern(reinterpret_cast<const char*>(command.pattern), command.pattern_bytes);
+      return py::make_tuple("fill", py::make_tuple(number(command.destination), pattern, command.bytes));
+    }
+  }
+}
+
+tg_status graph_create(void* context, int32_t device, const tg_command* commands, uint32_t count, tg_graph* out) {
+  return call(context, [&](py::handle driver) {
+    py::list list;
+    for (uint32_t i = 0; i < count; ++i) list.append(command_tuple(commands[i]));
+    *out = to_handle<tg_graph>(driver.attr("graph_create")(device, list));
+  });
+}
+tg_status graph_destroy(void* context, int32_t device, tg_graph graph) {
+  return destroy(context, graph,
+                 [&](py::handle driver, py::object& object) { driver.attr("graph_destroy")(device, object); });
+}
+tg_status graph_set_argument(void* context, int32_t device, tg_graph graph, uint32_t command, uint32_t argument,
+                             const tg_arg* value) {
+  return call(context, [&](py::handle driver) {
+    driver.attr("graph_set_argument")(device, from_handle(graph), command, argument, argument_object(*value));
+  });
+}
+tg_status graph_launch(void* context, int32_t device, tg_stream stream, tg_graph graph) {
+  return call(context,
+              [&](py::handle driver) { driver.attr("graph_launch")(device, from_handle(stream), from_handle(graph)); });
 }
 
 tg_status event_time_next(void* context, int32_t device, tg_event event) {
@@ -382,6 +422,10 @@ const tg_driver* wrap_python_driver(py::object object) {
   TG_METHOD(event_times);
   TG_METHOD(device_time);
   TG_METHOD(event_synchronize_for);
+  TG_METHOD(graph_create);
+  TG_METHOD(graph_destroy);
+  TG_METHOD(graph_set_argument);
+  TG_METHOD(graph_launch);
 #undef TG_METHOD
   if (py::getattr(object, "has_compiler", py::bool_(false)).cast<bool>()) {
     t.module_compile = module_compile;

@@ -26,9 +26,7 @@ constexpr uint64_t kTrial = uint64_t{256} << 10;
 constexpr uint32_t kRetry = 64;
 // Of launches whose time is known one in so many is timed.
 constexpr uint32_t kSample = 8;
-// A thread that waits after so few launches wants results soon. Others want to hand over work: then a launch in the
-// calling thread must not take much longer than the handing over.
-constexpr uint32_t kFew = 4;
+// Where nobody waits soon a launch in the calling thread must not take much longer than the handing over.
 constexpr uint32_t kPatience = 6;
 
 }  // namespace
@@ -225,11 +223,40 @@ void CallerDevice::release(CallerKernel& kernel) const {
   kernel.kernel = nullptr;
 }
 
+LaunchCosts& CallerDevice::costs_of(tg_kernel_& kernel) {
+  return (kernel.origin == nullptr ? kernel : *kernel.origin).by_caller.costs;
+}
+
+std::optional<uint32_t> CallerDevice::takes(const tg_launch& launch) {
+  LaunchCosts& costs = costs_of(*launch.kernel);
+  if (launch.bytes == 0 || launch.kernel->by_caller.refused ||
+      !costs.expects(launch.bytes, wake_nanoseconds(), least_nanoseconds_))
+    return std::nullopt;
+  return std::max(costs.known(launch.bytes), least_nanoseconds_.load(std::memory_order_relaxed));
+}
+
+void CallerDevice::run(const tg_launch& launch) {
+  tg_kernel_& kernel = *launch.kernel;
+  size_t global[3];
+  for (uint32_t d = 0; d < launch.dims; ++d) global[d] = launch.groups[d] * launch.local[d];
+  std::lock_guard alone(mutex_);
+  if (!open(*kernel.device) || kernel_of(kernel) == nullptr)
+    throw Failure(TG_ERROR, "kernel " + kernel.name + " cannot be run by the thread that asks");
+  set_arguments(kernel, kernel.by_caller.kernel, kernel.by_caller.set, launch);
+  LaunchCosts& costs = costs_of(kernel);
+  const bool measured = costs.wants_time(launch.bytes);
+  const auto begin = measured ? Clock::now() : Clock::time_point();
+  check(api_.clEnqueueNDRangeKernel(queues_[0], kernel.by_caller.kernel, launch.dims, nullptr, global, launch.local, 0,
+                                    nullptr, nullptr),
+        "clEnqueueNDRangeKernel");
+  costs.note(launch.bytes, measured ? nanoseconds_since(begin) : 0);
+}
+
 bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global) {
   CallerKernel& mine = kernel.by_caller;
-  LaunchCosts& costs = kernel.origin == nullptr ? mine.costs : kernel.origin->by_caller.costs;
-  uint32_t most = wake_nanoseconds_.load(std::memory_order_relaxed);
-  if (stream.pace.load(std::memory_order_relaxed) > kFew) most /= kPatience;
+  LaunchCosts& costs = costs_of(kernel);
+  uint32_t most = wake_nanoseconds();
+  if (!waits_soon(stream)) most /= kPatience;
   if (launch.bytes == 0 || mine.refused || !costs.expects(launch.bytes, most, least_nanoseconds_) || !is_idle(stream))
     return false;
   const std::unique_lock alone(mutex_, std::try_to_lock);

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "opencl_api.h"
@@ -28,6 +29,7 @@ class LaunchCosts {
   // Whether a launch is known, or can be expected, to take at most so long. `least` is what one without work takes.
   bool expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least);
   bool wants_time(uint64_t bytes) const;
+  uint32_t known(uint64_t bytes) const { return costs_[class_of(bytes)].load(std::memory_order_relaxed); }
   void note(uint64_t bytes, uint32_t nanoseconds);
 
  private:
@@ -53,9 +55,15 @@ class CallerDevice {
 
   // Runs a launch if that pays and its stream is idle; otherwise does nothing and returns false.
   bool launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global);
+  // Nanoseconds that a launch is expected to take here; nothing if that is more than a worker's waking.
+  std::optional<uint32_t> takes(const tg_launch& launch);
+  uint32_t wake_nanoseconds() const { return wake_nanoseconds_.load(std::memory_order_relaxed); }
+  // Runs a launch, in a worker's thread; throws if that is impossible.
+  void run(const tg_launch& launch);
   void release(CallerKernel& kernel) const;
 
  private:
+  static LaunchCosts& costs_of(tg_kernel_& kernel);
   bool open(Device& device);
   uint64_t binary_id(Device& device, uint64_t own_id);
   cl_program load(tg_kernel_& kernel);

@@ -15,7 +15,7 @@ class Failure : public std::exception {
  public:
   Failure(tg_status status, std::string message) : status(status), message_(std::move(message)) {}
   const char* what() const noexcept override { return message_.c_str(); }
-  const tg_status status;
+  tg_status status;
 
  private:
   std::string message_;

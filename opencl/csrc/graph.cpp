@@ -1,34 +1,125 @@
 #include "graph.h"
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "host_memory.h"
 #include "program.h"
 #include "transfer.h"
 
+namespace ocl {
+namespace {
+
+struct Command {
+  tg_command what;
+  std::vector<tg_arg> arguments;  // of a launch
+  bool varies = false;            // they change from replay to replay
+  // Of a launch: a kernel object of its own, whose arguments are set once.
+  std::unique_ptr<tg_kernel_, void (*)(tg_kernel)> kernel{nullptr, destroy_kernel};
+};
+using Commands = std::vector<Command>;
+
+}  // namespace
+}  // namespace ocl
+
 // The opaque type of the driver's contract.
 struct tg_graph_ {
-  struct Command {
-    tg_command what;
-    std::vector<tg_arg> arguments;  // of a launch
-    // Of a launch: a kernel object of its own, whose arguments are set once.
-    std::unique_ptr<tg_kernel_, void (*)(tg_kernel)> kernel{nullptr, ocl::destroy_kernel};
-  };
-
-  explicit tg_graph_(ocl::Device& device) : device(&device) {}
-
   ocl::Device* const device;
-  std::vector<Command> commands;
+  std::shared_ptr<ocl::Commands> commands;  // shared with what workers have still to run
 };
 
 namespace ocl {
+namespace {
+
+// ---- small commands in batches ----
+
+// On a CPU to wake a worker for each small command takes longer than the command. A batch is one command of the queue:
+// a worker runs its members one after the other, launches by the device that runs them in the thread that asks.
+struct Batch {
+  tg_stream stream;
+  std::shared_ptr<Commands> commands;
+  size_t first, last;
+  std::vector<std::vector<tg_arg>> varying;  // the arguments of those that vary, as they are now
+
+  void run() const {
+    size_t next = 0;
+    for (size_t i = first; i < last; ++i) {
+      const Command& command = (*commands)[i];
+      const tg_command& what = command.what;
+      if (what.kind == TG_COMMAND_COPY) {
+        host_copy(what.destination, what.source, what.bytes);
+      } else if (what.kind == TG_COMMAND_FILL) {
+        host_fill(what.destination, what.pattern, what.pattern_bytes, what.bytes);
+      } else {
+        tg_launch launch = what.launch;
+        if (command.varies) launch.args = varying[next++].data();
+        stream->device->caller_device->run(launch);
+      }
+    }
+  }
+};
+
+// Less than two would be no gain.
+constexpr size_t kLeastBatch = 2;
+
+// Nanoseconds that a small command takes a worker; nothing for others.
+std::optional<uint32_t> small_cost(Device& device, const tg_command& command) {
+  constexpr uint64_t kSmallTransfer = uint64_t{128} << 10;
+  constexpr uint64_t kBytesPerNanosecond = 8;
+  if (command.kind == TG_COMMAND_LAUNCH) return device.caller_device->takes(command.launch);
+  if (command.bytes > kSmallTransfer) return std::nullopt;
+  return static_cast<uint32_t>(command.bytes / kBytesPerNanosecond);
+}
+
+void hand_over(tg_stream_& stream, const std::shared_ptr<Commands>& commands, size_t first, size_t last) {
+  auto batch = std::make_unique<Batch>(&stream, commands, first, last);
+  for (size_t i = first; i < last; ++i)
+    if ((*commands)[i].varies) batch->varying.push_back((*commands)[i].arguments);
+  Batch* argument = batch.get();
+  const auto run = [](void* argument) {
+    const std::unique_ptr<Batch> batch(*static_cast<Batch**>(argument));
+    try {
+      batch->run();
+    } catch (const Failure& failure) {
+      note_failure(*batch->stream, failure);
+    }
+  };
+  submit(stream, "clEnqueueNativeKernel", [&](cl_command_queue queue, cl_event* event) {
+    return stream.device->api->clEnqueueNativeKernel(queue, run, &argument, sizeof argument, 0, nullptr, nullptr, 0,
+                                                     nullptr, event);
+  });
+  static_cast<void>(batch.release());  // the command has it now
+}
+
+bool runs_at_once(tg_stream_& stream, uint64_t cost) {
+  return (waits_soon(stream) || cost <= stream.device->caller_device->wake_nanoseconds()) && is_idle(stream);
+}
+
+void run_alone(tg_stream_& stream, const tg_command& what) {
+  switch (what.kind) {
+    case TG_COMMAND_LAUNCH:
+      launch(stream, what.launch);
+      break;
+    case TG_COMMAND_COPY:
+      copy(stream, what.destination, what.source, what.bytes, static_cast<tg_copy_kind>(what.copy_kind), false);
+      break;
+    default:
+      fill(stream, what.destination, what.pattern, what.pattern_bytes, what.bytes);
+  }
+}
+
+}  // namespace
+
+// ---- the driver's functions ----
 
 tg_graph create_graph(Device& device, const tg_command* commands, uint32_t count) {
-  auto graph = std::make_unique<tg_graph_>(device);
-  graph->commands.reserve(count);
+  auto made = std::make_shared<Commands>(count);
   for (uint32_t i = 0; i < count; ++i) {
-    tg_graph_::Command& command = graph->commands.emplace_back();
+    Command& command = (*made)[i];
     command.what = commands[i];
     if (command.what.kind != TG_COMMAND_LAUNCH) continue;
     tg_launch& launch = command.what.launch;
@@ -37,32 +128,43 @@ tg_graph create_graph(Device& device, const tg_command* commands, uint32_t count
     launch.kernel = command.kernel.get();
     launch.args = command.arguments.data();
   }
-  return graph.release();
+  return new tg_graph_{&device, std::move(made)};
 }
 
 void destroy_graph(tg_graph graph) { delete graph; }
 
-void set_argument(tg_graph_& graph, uint32_t command, uint32_t argument, const tg_arg& value) {
-  if (command >= graph.commands.size() || argument >= graph.commands[command].arguments.size())
-    fail_invalid("a graph has no argument " + std::to_string(argument) + " of a command " + std::to_string(command));
-  graph.commands[command].arguments[argument] = value;
+void set_argument(tg_graph_& graph, uint32_t index, uint32_t argument, const tg_arg& value) {
+  if (index >= graph.commands->size() || argument >= (*graph.commands)[index].arguments.size())
+    fail_invalid("a graph has no argument " + std::to_string(argument) + " of a command " + std::to_string(index));
+  Command& command = (*graph.commands)[index];
+  command.arguments[argument] = value;
+  command.varies = true;
 }
 
 void launch(tg_stream_& stream, tg_graph_& graph) {
   if (graph.device != stream.device) fail_invalid("a graph belongs to another device than its stream");
-  for (const tg_graph_::Command& command : graph.commands) {
-    const tg_command& what = command.what;
-    switch (what.kind) {
-      case TG_COMMAND_LAUNCH:
-        launch(stream, what.launch);
-        break;
-      case TG_COMMAND_COPY:
-        copy(stream, what.destination, what.source, what.bytes, static_cast<tg_copy_kind>(what.copy_kind), false);
-        break;
-      default:
-        fill(stream, what.destination, what.pattern, what.pattern_bytes, what.bytes);
+  const Commands& commands = *graph.commands;
+  // For the pace of waits a replay counts as one launch.
+  const uint32_t launches = stream.since_wait.load(std::memory_order_relaxed);
+  const bool batches =
+      graph.device->caller_device != nullptr && graph.device->has_native_kernels && graph.device->unified();
+  for (size_t first = 0; first < commands.size();) {
+    size_t last = first;
+    uint64_t cost = 0;
+    for (; batches && last < commands.size(); ++last) {
+      const std::optional<uint32_t> more = small_cost(*graph.device, commands[last].what);
+      if (!more) break;
+      cost += *more;
+    }
+    // Where the calling thread is about to wait, or handing over would take as long, it may as well do the work.
+    if (last - first >= kLeastBatch && !runs_at_once(stream, cost)) {
+      hand_over(stream, graph.commands, first, last);
+      first = last;
+    } else {
+      for (last = std::max(last, first + 1); first < last; ++first) run_alone(stream, commands[first].what);
     }
   }
+  stream.since_wait.store(launches + 1, std::memory_order_relaxed);
 }
 
 }  // namespace ocl

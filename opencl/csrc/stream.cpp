@@ -158,6 +158,14 @@ void note_wait(tg_stream_& stream) {
     stream.pace.store(launches, std::memory_order_relaxed);
 }
 
+static void throw_failure(tg_stream_& stream) {
+  std::unique_lock lock(stream.mutex);
+  if (!stream.failure) return;
+  const Failure failure = *stream.failure;
+  stream.failure.reset();
+  throw failure;
+}
+
 void wait(tg_stream_& stream) {
   note_wait(stream);
   if (!stream.busy.load(std::memory_order_acquire)) return;
@@ -181,6 +189,12 @@ void wait(tg_stream_& stream) {
   if (tail != nullptr) api.clReleaseEvent(tail);
   note_done(stream, submitted);
   check(status, tail == nullptr ? "clFinish" : "clWaitForEvents");
+  throw_failure(stream);
+}
+
+void note_failure(tg_stream_& stream, const Failure& failure) {
+  std::lock_guard lock(stream.mutex);
+  if (!stream.failure) stream.failure = failure;
 }
 
 void note_done(tg_stream_& stream, uint64_t count) {

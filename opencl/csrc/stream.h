@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 
 #include "device.h"
 #include "error.h"
@@ -31,8 +32,9 @@ struct tg_stream_ {
   uint64_t submitted = 0;        // commands ever queued
   uint32_t since_idle = 0;       // of them, those since the stream was last idle
   uint32_t since_flush = 0;
-  uint32_t since_timed = 0;  // of them, those since time was last asked of one
-  bool shared = false;       // others have the queue too, and what they put into it is not counted here
+  uint32_t since_timed = 0;             // of them, those since time was last asked of one
+  std::optional<ocl::Failure> failure;  // of a command, not yet thrown
+  bool shared = false;                  // others have the queue too, and what they put into it is not counted here
 };
 
 namespace ocl {
@@ -52,6 +54,15 @@ bool is_idle(tg_stream_& stream);
 // The last command's event, retained for the caller; NULL if the stream is idle. With `timed`, one whose time of
 // completion is recorded: then never NULL.
 cl_event last_event(tg_stream_& stream, bool timed);
+
+// A thread that waits after few launches wants results soon. Others want to hand over work.
+inline bool waits_soon(const tg_stream_& stream) {
+  constexpr uint32_t kFew = 4;
+  return stream.pace.load(std::memory_order_relaxed) <= kFew;
+}
+
+// Keeps why a command failed that is seen as done; the next wait throws it.
+void note_failure(tg_stream_& stream, const Failure& failure);
 
 void flush(tg_stream_& stream);
 
