@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from torchgraft import amp as amp
+from torchgraft import graphs as graphs
 from torchgraft import memory as memory
 from torchgraft import random as random
 from torchgraft import streams as streams
 from torchgraft.amp import *  # noqa: F403
 from torchgraft.device_module import *  # noqa: F403
+from torchgraft.graphs import *  # noqa: F403
 from torchgraft.memory import *  # noqa: F403
 from torchgraft.random import *  # noqa: F403
 from torchgraft.streams import *  # noqa: F403
