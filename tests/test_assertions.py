@@ -105,12 +105,14 @@ class TestReportedErrors:
                 except IndexError as error:
                     raised.append(str(error))
 
-        thread = threading.Thread(target=work)
-        thread.start()
-        reported.wait()
-        acc.synchronize()
-        waited.set()
-        thread.join()
+        def wait() -> None:  # in a new thread, which has not used that stream of the pool before
+            reported.wait()
+            try:
+                acc.synchronize()
+            finally:
+                waited.set()
+
+        in_threads(work, wait)
         assert raised == ["bad value"]
 
 

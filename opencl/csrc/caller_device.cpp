@@ -230,7 +230,7 @@ LaunchCosts& CallerDevice::costs_of(tg_kernel_& kernel) {
 std::optional<uint32_t> CallerDevice::takes(const tg_launch& launch) {
   LaunchCosts& costs = costs_of(*launch.kernel);
   if (launch.bytes == 0 || launch.kernel->by_caller.refused ||
-      !costs.expects(launch.bytes, wake_nanoseconds(), least_nanoseconds_))
+      !costs.expects(launch.bytes, wake_nanoseconds() / 2, least_nanoseconds_))
     return std::nullopt;
   return std::max(costs.known(launch.bytes), least_nanoseconds_.load(std::memory_order_relaxed));
 }

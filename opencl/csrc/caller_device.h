@@ -55,7 +55,8 @@ class CallerDevice {
 
   // Runs a launch if that pays and its stream is idle; otherwise does nothing and returns false.
   bool launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global);
-  // Nanoseconds that a launch is expected to take here; nothing if that is more than a worker's waking.
+  // Nanoseconds that a launch is expected to take here; nothing if several workers would have it done earlier, their
+  // waking counted.
   std::optional<uint32_t> takes(const tg_launch& launch);
   uint32_t wake_nanoseconds() const { return wake_nanoseconds_.load(std::memory_order_relaxed); }
   // Runs a launch, in a worker's thread; throws if that is impossible.

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "batch.h"
 #include "host_memory.h"
 #include "program.h"
 #include "transfer.h"
@@ -35,15 +36,13 @@ struct tg_graph_ {
 namespace ocl {
 namespace {
 
-// ---- small commands in batches ----
+// ---- small commands that follow each other ----
 
-// On a CPU to wake a worker for each small command takes longer than the command. A batch is one command of the queue:
-// a worker runs its members one after the other, launches by the device that runs them in the thread that asks.
-struct Batch {
+struct Stretch {
   tg_stream stream;
   std::shared_ptr<Commands> commands;
   size_t first, last;
-  std::vector<std::vector<tg_arg>> varying;  // the arguments of those that vary, as they are now
+  std::vector<std::vector<tg_arg>> varying{};  // the arguments of those that vary, as they are now
 
   void run() const {
     size_t next = 0;
@@ -64,7 +63,7 @@ struct Batch {
 };
 
 // Less than two would be no gain.
-constexpr size_t kLeastBatch = 2;
+constexpr size_t kLeast = 2;
 
 // Nanoseconds that a small command takes a worker; nothing for others.
 std::optional<uint32_t> small_cost(Device& device, const tg_command& command) {
@@ -76,23 +75,10 @@ std::optional<uint32_t> small_cost(Device& device, const tg_command& command) {
 }
 
 void hand_over(tg_stream_& stream, const std::shared_ptr<Commands>& commands, size_t first, size_t last) {
-  auto batch = std::make_unique<Batch>(&stream, commands, first, last);
+  auto stretch = std::make_unique<Stretch>(&stream, commands, first, last);
   for (size_t i = first; i < last; ++i)
-    if ((*commands)[i].varies) batch->varying.push_back((*commands)[i].arguments);
-  Batch* argument = batch.get();
-  const auto run = [](void* argument) {
-    const std::unique_ptr<Batch> batch(*static_cast<Batch**>(argument));
-    try {
-      batch->run();
-    } catch (const Failure& failure) {
-      note_failure(*batch->stream, failure);
-    }
-  };
-  submit(stream, "clEnqueueNativeKernel", [&](cl_command_queue queue, cl_event* event) {
-    return stream.device->api->clEnqueueNativeKernel(queue, run, &argument, sizeof argument, 0, nullptr, nullptr, 0,
-                                                     nullptr, event);
-  });
-  static_cast<void>(batch.release());  // the command has it now
+    if ((*commands)[i].varies) stretch->varying.push_back((*commands)[i].arguments);
+  submit_job(stream, std::move(stretch));
 }
 
 bool runs_at_once(tg_stream_& stream, uint64_t cost) {
@@ -157,7 +143,7 @@ void launch(tg_stream_& stream, tg_graph_& graph) {
       cost += *more;
     }
     // Where the calling thread is about to wait, or handing over would take as long, it may as well do the work.
-    if (last - first >= kLeastBatch && !runs_at_once(stream, cost)) {
+    if (last - first >= kLeast && !runs_at_once(stream, cost)) {
       hand_over(stream, graph.commands, first, last);
       first = last;
     } else {

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "batch.h"
 #include "builtins.h"
 
 namespace ocl {
@@ -129,7 +130,10 @@ tg_kernel clone_kernel(tg_kernel_& origin) {
   return new_kernel({origin.device, program}, origin.name.c_str(), &origin);
 }
 
+void retain_kernel(tg_kernel_& kernel) { kernel.users.fetch_add(1, std::memory_order_relaxed); }
+
 void destroy_kernel(tg_kernel kernel) {
+  if (kernel->users.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   const std::unique_ptr<tg_kernel_> owner(kernel);
   if (kernel->device->caller_device != nullptr) kernel->device->caller_device->release(kernel->by_caller);
   check(kernel->device->api->clReleaseKernel(kernel->kernel), "clReleaseKernel");
@@ -202,7 +206,7 @@ void launch(tg_stream_& stream, const tg_launch& launch) {
   for (uint32_t d = 0; d < launch.dims; ++d) global[d] = launch.groups[d] * launch.local[d];
 
   if (CallerDevice* caller = stream.device->caller_device.get(); caller != nullptr) {
-    if (caller->launch(stream, kernel, launch, global)) return;
+    if (caller->launch(stream, kernel, launch, global) || hand_over(stream, launch)) return;
   }
   std::lock_guard lock(kernel.mutex);
   set_arguments(kernel, kernel.kernel, kernel.set, launch);

@@ -1,6 +1,7 @@
 // Programs, kernels and their launch.
 #pragma once
 
+#include <atomic>
 #include <mutex>
 #include <string>
 
@@ -23,6 +24,7 @@ struct tg_kernel_ {
   std::vector<tg_arg> set;  // the arguments that the kernel has now
   ocl::CallerKernel by_caller;
   tg_kernel_* const origin = nullptr;  // whose clone it is; it outlives the clone
+  std::atomic<uint32_t> users = 1;     // who made it, and batches that have still to launch it
 };
 
 namespace ocl {
@@ -37,7 +39,8 @@ void read_binary(const tg_module_& module, void* buffer, uint64_t& bytes);
 tg_kernel create_kernel(const tg_module_& module, const char* name);
 // The same kernel with arguments of its own.
 tg_kernel clone_kernel(tg_kernel_& origin);
-void destroy_kernel(tg_kernel kernel);
+void retain_kernel(tg_kernel_& kernel);
+void destroy_kernel(tg_kernel kernel);  // when nobody uses it any more
 void launch(tg_stream_& stream, const tg_launch& launch);
 
 // Sets what differs from the arguments that `target`, which is the kernel or its other self, has already.

@@ -133,6 +133,7 @@ void destroy_stream(tg_stream stream) {
 
 void note_submission(tg_stream_& stream, cl_event event) {
   set_tail(stream, event);
+  stream.open.reset();
   ++stream.submitted;
   ++stream.since_idle;
   ++stream.since_timed;
@@ -177,6 +178,7 @@ void wait(tg_stream_& stream) {
     std::lock_guard lock(stream.mutex);
     if (!stream.busy.load(std::memory_order_relaxed)) return;
     doubt_tail(stream);
+    stream.open.reset();  // what comes later is not waited for
     tail = stream.tail;
     if (tail != nullptr) api.clRetainEvent(tail);
     queue = stream.queue;
@@ -229,6 +231,7 @@ cl_event last_event(tg_stream_& stream, bool timed) {
   std::lock_guard lock(stream.mutex);
   const Api& api = *stream.device->api;
   doubt_tail(stream);
+  stream.open.reset();  // what comes later is not before the event
   if (timed) {
     const bool was_timed = stream.timed;
     prepare_timing(stream);

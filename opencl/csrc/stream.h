@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 
@@ -10,6 +11,10 @@
 #include "error.h"
 #include "opencl_api.h"
 #include "torchgraft/driver.h"
+
+namespace ocl {
+class Batch;
+}
 
 // The opaque type of the driver's contract.
 struct tg_stream_ {
@@ -27,10 +32,11 @@ struct tg_stream_ {
 
   std::mutex mutex;  // guards what follows
   ocl::cl_command_queue queue = nullptr;
-  bool timed = false;            // the queue records times
-  ocl::cl_event tail = nullptr;  // of the last command, where known; owned
-  uint64_t submitted = 0;        // commands ever queued
-  uint32_t since_idle = 0;       // of them, those since the stream was last idle
+  bool timed = false;                // the queue records times
+  ocl::cl_event tail = nullptr;      // of the last command, where known; owned
+  std::shared_ptr<ocl::Batch> open;  // the last command, where it is a batch that launches may be added to
+  uint64_t submitted = 0;            // commands ever queued
+  uint32_t since_idle = 0;           // of them, those since the stream was last idle
   uint32_t since_flush = 0;
   uint32_t since_timed = 0;             // of them, those since time was last asked of one
   std::optional<ocl::Failure> failure;  // of a command, not yet thrown
