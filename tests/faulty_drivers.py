@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
-from sound_driver import Event, Sound, Stream, timed
+from sound_driver import KERNELS, Event, Sound, Stream, timed
 
 from torchgraft import Driver
 from torchgraft.driver import Capability, CompileError, CopyKind, DeviceProperties, InvalidArgument
@@ -469,6 +469,29 @@ class TimesEveryCommand(Sound):
         if event := getattr(self, "timing", None):
             timed.event = event
         super().copy(device, stream, destination, source, nbytes, kind, blocking)
+
+
+# Graphs
+
+
+class GraphsInAnyOrder(Sound):
+    found_by = ("a_graph",)
+
+    def graph_launch(self, device: int, stream: Any, graph: Any) -> None:
+        super().graph_launch(device, stream, graph[::-1])
+
+
+class OneArgumentForAllReplays(Sound):
+    """Arguments are read when the work is done, not when the graph is launched."""
+
+    found_by = ("a_graph_with_another_argument",)
+
+    def graph_launch(self, device: int, stream: Any, graph: Any) -> None:
+        for name, arguments in graph:
+            if name == "launch":
+                stream.submit(lambda given=arguments: KERNELS[given[0]](given[1][0] * given[2][0], given[3]))
+            else:
+                getattr(self, name)(device, stream, *arguments)
 
 
 # Threads

@@ -130,6 +130,7 @@ def test_the_structures_are_those_of_c(tmp_path: Path) -> None:
         "tg_device_properties": table.Properties,
         "tg_arg": table.Argument,
         "tg_launch": table.Launch,
+        "tg_command": table.Command,
         "tg_driver": table.Table,
     }
     expected, lines = [], []

@@ -25,7 +25,7 @@ from torchgraft.driver import (
     InvalidArgument,
 )
 
-__all__ = ["HEADER", "Argument", "Launch", "Properties", "Status", "Table", "TableDriver", "driver_table"]
+__all__ = ["HEADER", "Argument", "Command", "Launch", "Properties", "Status", "Table", "TableDriver", "driver_table"]
 
 HEADER = Path(__file__).parents[1] / "include" / "torchgraft" / "driver.h"
 
@@ -128,6 +128,15 @@ class Launch(ctypes.Structure):
     _fields_ = _fields("tg_launch")
 
 
+_TYPES["tg_launch"] = Launch  # a member of the next
+
+
+class Command(ctypes.Structure):
+    """`tg_command`."""
+
+    _fields_ = _fields("tg_command")
+
+
 class Table(ctypes.Structure):
     """`tg_driver`; its functions can be called, the context (None) first."""
 
@@ -153,7 +162,42 @@ def driver_table(path: str | PathLike[str], symbol: str = "torchgraft_driver") -
 OPTIONAL = (
     *("host_allocate", "host_deallocate", "copy_peer"),
     *("event_time_next", "event_times", "device_time", "event_synchronize_for"),
+    *("graph_create", "graph_destroy", "graph_set_argument", "graph_launch"),
 )
+
+
+def _argument(value: int | bytes) -> Argument:
+    argument = Argument()
+    if isinstance(value, bytes):
+        argument.size = len(value)
+        ctypes.memmove(argument.value.bytes, value, len(value))
+    else:
+        argument.is_pointer = 1
+        argument.value.pointer = value
+    return argument
+
+
+def _launch(kernel: Any, groups: tuple[int, ...], local: tuple[int, ...], args: list[int | bytes]) -> Launch:
+    packed = (Argument * len(args))(*map(_argument, args))
+    launch = Launch(kernel=kernel, dims=len(groups), arg_count=len(args), args=ctypes.addressof(packed))
+    launch.packed = packed  # kept as long as the launch
+    launch.groups[: len(groups)] = list(groups)
+    launch.local[: len(local)] = list(local)
+    return launch
+
+
+def _command(name: str, arguments: tuple[Any, ...]) -> tuple[Command, Any]:
+    """The command, and what it points to."""
+    if name == "launch":
+        launch = _launch(*arguments)
+        return Command(kind=1, launch=launch), launch
+    if name == "copy":
+        destination, source, nbytes, kind, _ = arguments
+        return Command(kind=2, destination=destination, source=source, bytes=nbytes, copy_kind=kind), None
+    destination, pattern, nbytes = arguments
+    command = Command(kind=3, destination=destination, bytes=nbytes, pattern_bytes=len(pattern))
+    command.pattern[: len(pattern)] = list(pattern)
+    return command, None
 
 
 class TableDriver(Driver):
@@ -343,18 +387,24 @@ class TableDriver(Driver):
         local: tuple[int, ...],
         args: list[int | bytes],
     ) -> None:
-        packed = (Argument * len(args))()
-        for argument, value in zip(packed, args, strict=True):
-            if isinstance(value, bytes):
-                argument.size = len(value)
-                ctypes.memmove(argument.value.bytes, value, len(value))
-            else:
-                argument.is_pointer = 1
-                argument.value.pointer = value
-        launch = Launch(kernel=kernel, dims=len(groups), arg_count=len(args), args=ctypes.addressof(packed))
-        launch.groups[: len(groups)] = list(groups)
-        launch.local[: len(local)] = list(local)
+        launch = _launch(kernel, groups, local, args)
         self.call("launch", device, stream, byref(launch))
+
+    # Graphs
+
+    def graph_create(self, device: int, commands: list[tuple[str, tuple[Any, ...]]]) -> int:
+        made = [_command(*each) for each in commands]
+        packed = (Command * len(made))(*(command for command, _ in made))
+        return self.created("graph_create", device, packed, len(made))
+
+    def graph_destroy(self, device: int, graph: Any) -> None:
+        self.call("graph_destroy", device, graph)
+
+    def graph_set_argument(self, device: int, graph: Any, command: int, argument: int, value: bytes) -> None:
+        self.call("graph_set_argument", device, graph, command, argument, byref(_argument(value)))
+
+    def graph_launch(self, device: int, stream: Any, graph: Any) -> None:
+        self.call("graph_launch", device, stream, graph)
 
     # Times of single commands
 

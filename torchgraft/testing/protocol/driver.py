@@ -16,7 +16,7 @@ import pytest
 
 from torchgraft.codegen import Kernel, Pointer, Value
 from torchgraft.codegen.dialects import dialect
-from torchgraft.driver import Capability, CompileError, DeviceKind, Driver, InvalidArgument
+from torchgraft.driver import Capability, CompileError, CopyKind, DeviceKind, Driver, InvalidArgument
 from torchgraft.testing.protocol.bench import MIB, Bench, assert_same, floats, noise, opened, packed, provides
 from torchgraft.testing.protocol.rules import rule
 
@@ -628,6 +628,58 @@ class DriverProtocol:
             bench.driver.stream_destroy(bench.device, stream)
 
         self._in_threads(work, 4)
+
+    # Graphs
+
+    @rule("As if the commands were given to the stream in their order.")
+    def test_a_graph(self, bench: Bench) -> None:
+        """Copies, fills and a launch, again and again, behind other work and before other work."""
+        if not provides(bench.driver, "graph_launch"):
+            pytest.skip("the driver takes no graphs")
+        x, y, out = bench.allocate(64, packed(*[1] * 16)), bench.allocate(64, packed(*[0] * 16)), bench.allocate(64)
+        commands: list[tuple[str, tuple[Any, ...]]] = [
+            ("copy", (out, y, 64, CopyKind.DEVICE_TO_DEVICE, False)),
+            ("fill", (out, packed(-1), 8)),
+            ("copy", (y, x, 32, CopyKind.DEVICE_TO_DEVICE, False)),
+        ]
+        added = 0.0
+        if bench.has(Capability.COMPILER):
+            saxpy = fitting(bench, SAXPY)
+            kernel, added = self._compiled(bench, saxpy), 2.0
+            args: list[int | bytes] = [x, y, struct.pack("f", added), struct.pack("i", 16)]
+            commands.append(("launch", (kernel, (16 // saxpy.local[0],), saxpy.local, args)))
+        graph = bench.driver.graph_create(bench.device, commands)
+        commands.clear()
+        last, content = bench.keep_busy(bench.stream)
+        for _ in range(3):
+            bench.driver.graph_launch(bench.device, bench.stream, graph)
+        into = bench.host(64)
+        bench.submit_read(into, out, 64)
+        bench.synchronize()
+        # What y was after the second time: its halves are x and a launch more, and two launches.
+        expected = [-1.0, -1.0, *[1.0 + added] * 6, *[2.0 * added] * 8]
+        assert floats(into.content) == expected
+        assert_same(bench.read(last, len(content)), content)
+        bench.driver.graph_destroy(bench.device, graph)
+
+    @rule("Gives a launch another value for an argument that is no pointer, from the next graph_launch on.")
+    def test_a_graph_with_another_argument(self, bench: Bench) -> None:
+        """Each launch has the values that were set before it, also where the earlier ones have still to run."""
+        if not provides(bench.driver, "graph_launch"):
+            pytest.skip("the driver takes no graphs")
+        bench.need(Capability.COMPILER)
+        saxpy = fitting(bench, SAXPY)
+        kernel = self._compiled(bench, saxpy)
+        x, y = bench.allocate(64, packed(*[1] * 16)), bench.allocate(64, packed(*[0] * 16))
+        args: list[int | bytes] = [x, y, struct.pack("f", 1), struct.pack("i", 16)]
+        launch = ("launch", (kernel, (16 // saxpy.local[0],), saxpy.local, args))
+        graph = bench.driver.graph_create(bench.device, [launch, launch, launch])
+        bench.keep_busy(bench.stream)
+        for step in range(20):
+            bench.driver.graph_set_argument(bench.device, graph, 1, 2, struct.pack("f", 100 * step))
+            bench.driver.graph_launch(bench.device, bench.stream, graph)
+        assert floats(bench.read(y, 64)) == [2 * 20 + 100 * sum(range(20))] * 16
+        bench.driver.graph_destroy(bench.device, graph)
 
     # Helpers
 
