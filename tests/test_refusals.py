@@ -209,6 +209,7 @@ REFUSED: dict[str, tuple[type[Exception], Op]] = {
         lambda d: torch.max(floats(d, 5), 0, out=(floats(d, 1)[0].int(), torch.zeros((), dtype=torch.int64, device=d))),
     ),
     "median": (IndexError, lambda d: torch.median(floats(d, 5, 0, 5), 1)),
+    "means of nothing": (RuntimeError, lambda d: F.avg_pool3d(floats(d, 1, 4, 4, 4), 2, divisor_override=0)),
     "nanmedian": (IndexError, lambda d: torch.nanmedian(floats(d, 5, 0, 5), 1)),
     "mode": (IndexError, lambda d: torch.mode(floats(d, 5, 0, 5), 1)),
     "cat of numbers": (RuntimeError, lambda d: torch.cat([floats(d, 1)[0], floats(d, 1)[0]])),
