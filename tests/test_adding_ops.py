@@ -164,7 +164,7 @@ class TestForms:
         assert_close(given.cpu(), 2 * x)
 
     def test_a_decomposition(self, device: str) -> None:
-        decomposition("adding::twice")(lambda x: x + x)
+        decomposition("adding::twice")(lambda own_name: own_name + own_name)
         self.check(own.twice, device)
         assert own.twice(torch.empty(2, 3, device="meta")).shape == (2, 3)
 

@@ -274,7 +274,7 @@ class Refusing(CxxDriver):
             raise CompileError("no exp: " + b"caf\\xe9".decode(errors="surrogateescape"))
         return super().module_compile(device, source, options)
 
-torchgraft.register("cxx", [Refusing()])
+torchgraft.register("cxx", [Refusing("-DREFUSING")])  # which no kernel has been compiled with and kept
 x = torch.ones(3, device="cxx")
 """
 

@@ -209,6 +209,7 @@ REFUSED: dict[str, tuple[type[Exception], Op]] = {
         lambda d: torch.max(floats(d, 5), 0, out=(floats(d, 1)[0].int(), torch.zeros((), dtype=torch.int64, device=d))),
     ),
     "median": (IndexError, lambda d: torch.median(floats(d, 5, 0, 5), 1)),
+    "means of nothing": (RuntimeError, lambda d: F.avg_pool3d(floats(d, 1, 4, 4, 4), 2, divisor_override=0)),
     "nanmedian": (IndexError, lambda d: torch.nanmedian(floats(d, 5, 0, 5), 1)),
     "mode": (IndexError, lambda d: torch.mode(floats(d, 5, 0, 5), 1)),
     "cat of numbers": (RuntimeError, lambda d: torch.cat([floats(d, 1)[0], floats(d, 1)[0]])),
@@ -225,6 +226,7 @@ REFUSED: dict[str, tuple[type[Exception], Op]] = {
     "softplus of truth": (NotImplementedError, lambda d: F.softplus(torch.ones(3, dtype=torch.bool, device=d))),
     "quotients of truth": (NotImplementedError, lambda d: (floats(d, 3) > 0) // (floats(d, 3) > 9)),
     "hardtanh of integers to what is none": (RuntimeError, lambda d: F.hardtanh(floats(d, 3).int(), -1, 1e300)),
+    "hardtanh of truth": (versions.BOOLEANS_REFUSED, lambda d: F.hardtanh(floats(d, 3) > 0)),
     "amax into another type": (
         RuntimeError,
         lambda d: torch.amax(floats(d, 3, 3), 0, out=torch.empty(3, dtype=torch.float64, device=d)),
@@ -274,6 +276,18 @@ def test_a_scalar_is_checked_at_every_call(device: torch.device) -> None:
     F.softshrink(x, 0.5)  # by the same plan
     with pytest.raises(RuntimeError, match="lambda"):
         F.softshrink(x, -0.75)
+
+
+def test_limits_of_hardtanh(device: torch.device) -> None:
+    """In any order; of bytes none below 0, at every call."""
+    for dtype in (torch.float32, torch.int32, torch.uint8):
+        x = torch.tensor([0, 2, 5]).to(dtype)
+        for limits in ((1, 4), (4, 1), (0, 3)):
+            expected = torch.ops.aten.hardtanh(x, *limits)
+            assert torch.ops.aten.hardtanh(x.to(device), *limits).cpu().tolist() == expected.tolist()
+    for limits in ((-1, 1), (-2, -1)):
+        with pytest.raises(RuntimeError, match="on an unsigned type with negative limits"):
+            torch.ops.aten.hardtanh(x.to(device), *limits)
 
 
 def test_tensor_split_takes_indices_anywhere(device: torch.device) -> None:

@@ -17,7 +17,7 @@ import torch
 import torch._compile
 from torch.overrides import has_torch_function_unary
 
-from torchgraft import _C, _backend
+from torchgraft import _C, _backend, imports
 from torchgraft._core import minor
 
 __all__ = ["PATCHES", "apply"]
@@ -128,12 +128,11 @@ def flex_attention_knows_the_device() -> None:
     """`flex_attention` refuses devices that are not on a list in its own source, though what it does without inductor
     is made of ops that every device has. torch 2.12 to 2.14 (torch/nn/attention/flex_attention.py).
     """
-    _backend.when_opened(_let_flex_attention_in)  # it has not been imported yet
+    imports.call_after({"torch.nn.attention.flex_attention": [_let_flex_attention_in]})  # which is slow to import
 
 
-def _let_flex_attention_in() -> None:
-    from torch.nn.attention import flex_attention
-
+def _let_flex_attention_in(flex_attention: Any) -> None:
+    """`flex_attention` takes the backend's tensors."""
     plain, ours = flex_attention._validate_device, _backend.name()
 
     @wraps(plain)

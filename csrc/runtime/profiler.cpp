@@ -4,6 +4,7 @@
 #include <c10/util/ApproximateClock.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/profiler/stubs/base.h>
+#include <torch/version.h>
 
 #include <map>
 #include <memory>
@@ -216,9 +217,7 @@ class Session final : public libkineto::IActivityProfilerSession {
     for (const Activity& activity : activities_)
       if (activity.kind != Activity::Wait) streams.emplace(activity.device, activity.stream);
     std::vector<libkineto::ResourceInfo> infos;
-    for (auto [device, stream] : streams)
-      infos.push_back(
-          {stream, stream, device, stream == kOwnStream ? "own stream" : "stream " + std::to_string(stream)});
+    for (auto [device, stream] : streams) infos.push_back(info_of(device, stream));
     return infos;
   }
 
@@ -250,6 +249,15 @@ class Session final : public libkineto::IActivityProfilerSession {
   static libkineto::DeviceInfo info_of(c10::DeviceIndex index) {
     return {index, index + libkineto::kExceedMaxPid, backend_name() + ":" + std::to_string(index),
             get_device(index).properties.name};
+  }
+
+  static libkineto::ResourceInfo info_of(c10::DeviceIndex device, int64_t stream) {
+    const std::string name = stream == kOwnStream ? "own stream" : "stream " + std::to_string(stream);
+#if TORCH_VERSION_MINOR < 13  // where it has a constructor, which takes all in another order
+    return {/*deviceId=*/device, /*id=*/stream, /*sortIndex=*/stream, name};
+#else
+    return {.id = stream, .sortIndex = stream, .deviceId = device, .name = name};
+#endif
   }
 
   // What torch attributes the activity to: the operator, or else the user's own range.

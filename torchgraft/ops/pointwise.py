@@ -558,11 +558,25 @@ row("silu", "@silu(self)", complex="@silu(self)", cost=4, refuses=(only("float")
 row("mish", "@mish(self)", cost=8, refuses=(only("float"), other_out))
 row("hardswish", "self * (self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", refuses=(only("float"), other_out))
 row("hardsigmoid", "(self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", refuses=(only("float"), other_out))
+
+
+def _check_hardtanh(self: torch.Tensor, **_: Any) -> None:
+    if self.dtype == torch.bool:
+        raise versions.BOOLEANS_REFUSED("Bool inputs not supported for hardtanh")
+
+
+_NOT_NEGATIVE = (0, None, "cannot do hardtanh on an unsigned type with negative limits")
 _AT_LEAST_MIN = "(self < min_val ? min_val : self)"
 row(
     "hardtanh",
     f"self != self ? self : {_AT_LEAST_MIN} > max_val ? max_val : {_AT_LEAST_MIN}",
-    refuses=(only("number"), other_out),
+    meta=by_kind,  # torch 2.12's refuses limits in the wrong order, which its kernels take
+    refuses=(
+        only("number"),
+        _check_hardtanh,
+        within({"min_val": _NOT_NEGATIVE, "max_val": _NOT_NEGATIVE}, lambda self, **_: self.dtype == torch.uint8),
+        other_out,
+    ),
 )
 row("leaky_relu", "self > 0 ? self : self * negative_slope", refuses=(only("float"), check_floating, other_out))
 row(

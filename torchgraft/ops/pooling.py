@@ -14,7 +14,7 @@ from torchgraft.codegen.types import MOVES
 from torchgraft.kernels import pooling as kernels
 from torchgraft.kernels.convolution import Triple
 from torchgraft.kernels.pooling import Kind
-from torchgraft.plans import PlanBuilder, Unsupported, decomposition, planner
+from torchgraft.plans import PlanBuilder, Unsupported, decomposition, other_out, planner
 
 Numbers = dict[str, int]
 """A kernel's, by name; of adaptive windows there are none."""
@@ -145,6 +145,12 @@ def _declare_max(dims: int) -> None:
         _pool_gradient(p, "max", dims, out, (grad_output, indices), windows)
 
 
+def _check_divisor(divisor_override: int | None, **_: Any) -> None:
+    """torch 2.12's meta function of avg_pool3d does not look."""
+    if divisor_override == 0:
+        raise RuntimeError("divisor must be not zero")
+
+
 def _declare_average(dims: int) -> None:
     def windows(
         kernel_size: list[int], stride: list[int], padding: list[int], include_pad: bool, divisor: int | None
@@ -152,7 +158,7 @@ def _declare_average(dims: int) -> None:
         average = {"include_padding": int(include_pad), "divisor": divisor or 0}
         return {**_windows(dims, kernel_size, stride, padding, [1]), **average}
 
-    @planner(f"avg_pool{dims}d", contiguous=True)
+    @planner(f"avg_pool{dims}d", contiguous=True, refuses=(_check_divisor, other_out))
     def forward(
         p: PlanBuilder,
         out: torch.Tensor,
@@ -168,7 +174,7 @@ def _declare_average(dims: int) -> None:
             p, "average", dims, (out,), self, windows(kernel_size, stride, padding, count_include_pad, divisor_override)
         )
 
-    @planner(f"avg_pool{dims}d_backward", contiguous=True)
+    @planner(f"avg_pool{dims}d_backward", contiguous=True, refuses=(_check_divisor, other_out))
     def backward(
         p: PlanBuilder,
         out: torch.Tensor,

@@ -47,22 +47,28 @@ class Within:
     """Refuses numbers that are out of bounds; see `within`."""
 
     bounds: Bounds
-    where: str = ""
+    where: str | Callable[..., bool] = ""
 
     def guard(self, p: PlanBuilder, arguments: Mapping[str, Any]) -> None:
         """Holds a call's scalars, and those of later calls that its plan serves, to the bounds."""
-        if not self.where or arguments[self.where]:
+        if self._holds(arguments):
             for name, (low, high, message) in self.bounds.items():
                 p.within(arguments[name], low, high, message)
 
+    def _holds(self, arguments: Mapping[str, Any]) -> bool:
+        if callable(self.where):
+            return self.where(**arguments)
+        return not self.where or bool(arguments[self.where])
 
-def within(bounds: Bounds, where: str = "") -> Within:
+
+def within(bounds: Bounds, where: str | Callable[..., bool] = "") -> Within:
     """Refuses values of scalars with RuntimeError, in later calls too; the scalars stay dynamic.
 
     Args:
         bounds: of scalar arguments: at least, at most, each None for none, and what the error says of others, "{}"
             being the value.
-        where: an argument without which, or where it is false, there are no bounds.
+        where: an argument without which, or where it is false, there are no bounds; or a function of the arguments
+            that says, by their dtypes and flags, whether there are.
     """
     return Within(bounds, where)
 

@@ -14,7 +14,7 @@ from torchgraft.plans.mode import ThreadMode
 from torchgraft.plans.refusals import Refuses, gathered, other_out
 from torchgraft.plans.registry import ENTRIES, Options, register
 from torchgraft.plans.scalar import Scalar
-from torchgraft.plans.schema import overload_name, resolve
+from torchgraft.plans.schema import call_by_name, overload_name, resolve
 from torchgraft.plans.steps import Unsupported
 from torchgraft.plans.versions import here
 
@@ -181,11 +181,16 @@ def decomposition(
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in here(names):
             op = resolve(name)
-            own = meta or (None if has_meta(op) else function)
+            own = meta or (None if has_meta(op) else _meta_of(op, function))
             register(name, _planner_of(op, function), Options(meta=own, way="decomposed"), replace)
         return function
 
     return declare
+
+
+def _meta_of(op: torch._ops.OpOverload, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition as the meta function. Those are called by the schema's names; it may have names of its own."""
+    return lambda **arguments: call_by_name(function, op, arguments)
 
 
 def decompose(*names: str, refuses: Refuses = other_out, replace: bool = False) -> None:
