@@ -36,7 +36,8 @@ void Batch::run() {
       if (closed_) return;
       items.swap(items_);
     }
-    for (const Item& item : items) item.launch.kernel->device->caller_device->run(item.launch);
+    CallerDevice::Turn turn(*items.front().launch.kernel->device->caller_device);
+    for (const Item& item : items) turn.run(item.launch);
   }
 }
 

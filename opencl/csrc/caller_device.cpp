@@ -215,7 +215,9 @@ cl_kernel CallerDevice::kernel_of(tg_kernel_& kernel) {
   api_.clReleaseProgram(program);  // the kernel keeps it
   if (status != CL_SUCCESS) return nullptr;
   mine.refused = false;
-  return mine.kernel = made;
+  mine.kernel = made;
+  mine.ready.store(true, std::memory_order_release);
+  return made;
 }
 
 void CallerDevice::release(CallerKernel& kernel) const {
@@ -223,38 +225,39 @@ void CallerDevice::release(CallerKernel& kernel) const {
   kernel.kernel = nullptr;
 }
 
-LaunchCosts& CallerDevice::costs_of(tg_kernel_& kernel) {
-  return (kernel.origin == nullptr ? kernel : *kernel.origin).by_caller.costs;
+// What clones have in common.
+CallerKernel& CallerDevice::original(tg_kernel_& kernel) {
+  return (kernel.origin == nullptr ? kernel : *kernel.origin).by_caller;
 }
 
 std::optional<uint32_t> CallerDevice::takes(const tg_launch& launch) {
-  LaunchCosts& costs = costs_of(*launch.kernel);
-  if (launch.bytes == 0 || launch.kernel->by_caller.refused ||
-      !costs.expects(launch.bytes, wake_nanoseconds() / 2, least_nanoseconds_))
+  CallerKernel& kernel = original(*launch.kernel);
+  if (launch.bytes == 0 || !kernel.ready.load(std::memory_order_acquire) ||
+      !kernel.costs.expects(launch.bytes, wake_nanoseconds() / 2, least_nanoseconds_))
     return std::nullopt;
-  return std::max(costs.known(launch.bytes), least_nanoseconds_.load(std::memory_order_relaxed));
+  return std::max(kernel.costs.known(launch.bytes), least_nanoseconds_.load(std::memory_order_relaxed));
 }
 
-void CallerDevice::run(const tg_launch& launch) {
+void CallerDevice::Turn::run(const tg_launch& launch, bool unchanged) {
   tg_kernel_& kernel = *launch.kernel;
+  CallerKernel& mine = kernel.by_caller;
   size_t global[3];
   for (uint32_t d = 0; d < launch.dims; ++d) global[d] = launch.groups[d] * launch.local[d];
-  std::lock_guard alone(mutex_);
-  if (!open(*kernel.device) || kernel_of(kernel) == nullptr)
+  if (mine.kernel == nullptr && (!device_.open(*kernel.device) || device_.kernel_of(kernel) == nullptr))
     throw Failure(TG_ERROR, "kernel " + kernel.name + " cannot be run by the thread that asks");
-  set_arguments(kernel, kernel.by_caller.kernel, kernel.by_caller.set, launch);
-  LaunchCosts& costs = costs_of(kernel);
+  if (!unchanged || mine.set.empty()) set_arguments(kernel, mine.kernel, mine.set, launch);
+  LaunchCosts& costs = original(kernel).costs;
   const bool measured = costs.wants_time(launch.bytes);
   const auto begin = measured ? Clock::now() : Clock::time_point();
-  check(api_.clEnqueueNDRangeKernel(queues_[0], kernel.by_caller.kernel, launch.dims, nullptr, global, launch.local, 0,
-                                    nullptr, nullptr),
+  check(device_.api_.clEnqueueNDRangeKernel(device_.queues_[0], mine.kernel, launch.dims, nullptr, global, launch.local,
+                                            0, nullptr, nullptr),
         "clEnqueueNDRangeKernel");
   costs.note(launch.bytes, measured ? nanoseconds_since(begin) : 0);
 }
 
 bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global) {
   CallerKernel& mine = kernel.by_caller;
-  LaunchCosts& costs = costs_of(kernel);
+  LaunchCosts& costs = original(kernel).costs;
   uint32_t most = wake_nanoseconds();
   if (!waits_soon(stream)) most /= kPatience;
   if (launch.bytes == 0 || mine.refused || !costs.expects(launch.bytes, most, least_nanoseconds_) || !is_idle(stream))

@@ -45,6 +45,7 @@ class LaunchCosts {
 struct CallerKernel {
   cl_kernel kernel = nullptr;         // owned
   std::atomic<bool> refused = false;  // the other device does not take the program
+  std::atomic<bool> ready = false;    // it has taken it
   std::vector<tg_arg> set;            // the arguments that the kernel has now
   LaunchCosts costs;
 };
@@ -56,15 +57,27 @@ class CallerDevice {
   // Runs a launch if that pays and its stream is idle; otherwise does nothing and returns false.
   bool launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global);
   // Nanoseconds that a launch is expected to take here; nothing if several workers would have it done earlier, their
-  // waking counted.
+  // waking counted, or if the kernel has not been run here yet.
   std::optional<uint32_t> takes(const tg_launch& launch);
   uint32_t wake_nanoseconds() const { return wake_nanoseconds_.load(std::memory_order_relaxed); }
-  // Runs a launch, in a worker's thread; throws if that is impossible.
-  void run(const tg_launch& launch);
+  // The calling thread's turn: no other thread's launches are run meanwhile. The first waits for it; the second has it
+  // at once or not at all, as `operator bool` tells.
+  class Turn {
+   public:
+    explicit Turn(CallerDevice& device) : device_(device), lock_(device.mutex_) {}
+    Turn(CallerDevice& device, std::try_to_lock_t at_once) : device_(device), lock_(device.mutex_, at_once) {}
+    explicit operator bool() const { return lock_.owns_lock(); }
+    // Throws if this device cannot run the launch. With `unchanged` the kernel has been run with the same arguments.
+    void run(const tg_launch& launch, bool unchanged = false);
+
+   private:
+    CallerDevice& device_;
+    std::unique_lock<std::mutex> lock_;
+  };
   void release(CallerKernel& kernel) const;
 
  private:
-  static LaunchCosts& costs_of(tg_kernel_& kernel);
+  static CallerKernel& original(tg_kernel_& kernel);
   bool open(Device& device);
   uint64_t binary_id(Device& device, uint64_t own_id);
   cl_program load(tg_kernel_& kernel);

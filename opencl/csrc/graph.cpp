@@ -38,6 +38,19 @@ namespace {
 
 // ---- small commands that follow each other ----
 
+void run_here(CallerDevice::Turn& turn, const Command& command, const tg_arg* arguments) {
+  const tg_command& what = command.what;
+  if (what.kind == TG_COMMAND_COPY) {
+    host_copy(what.destination, what.source, what.bytes);
+  } else if (what.kind == TG_COMMAND_FILL) {
+    host_fill(what.destination, what.pattern, what.pattern_bytes, what.bytes);
+  } else {
+    tg_launch launch = what.launch;
+    launch.args = arguments;
+    turn.run(launch, /*unchanged=*/!command.varies);
+  }
+}
+
 struct Stretch {
   tg_stream stream;
   std::shared_ptr<Commands> commands;
@@ -45,19 +58,11 @@ struct Stretch {
   std::vector<std::vector<tg_arg>> varying{};  // the arguments of those that vary, as they are now
 
   void run() const {
+    CallerDevice::Turn turn(*stream->device->caller_device);
     size_t next = 0;
     for (size_t i = first; i < last; ++i) {
       const Command& command = (*commands)[i];
-      const tg_command& what = command.what;
-      if (what.kind == TG_COMMAND_COPY) {
-        host_copy(what.destination, what.source, what.bytes);
-      } else if (what.kind == TG_COMMAND_FILL) {
-        host_fill(what.destination, what.pattern, what.pattern_bytes, what.bytes);
-      } else {
-        tg_launch launch = what.launch;
-        if (command.varies) launch.args = varying[next++].data();
-        stream->device->caller_device->run(launch);
-      }
+      run_here(turn, command, (command.varies ? varying[next++] : command.arguments).data());
     }
   }
 };
@@ -81,8 +86,17 @@ void hand_over(tg_stream_& stream, const std::shared_ptr<Commands>& commands, si
   submit_job(stream, std::move(stretch));
 }
 
-bool runs_at_once(tg_stream_& stream, uint64_t cost) {
-  return (waits_soon(stream) || cost <= stream.device->caller_device->wake_nanoseconds()) && is_idle(stream);
+// Where the calling thread is about to wait, or handing over would take as long, it may as well do the work. False if
+// the stream has other work, or another thread is there.
+bool run_at_once(tg_stream_& stream, const Commands& commands, size_t first, size_t last, uint64_t cost) {
+  CallerDevice& caller = *stream.device->caller_device;
+  if (!(waits_soon(stream) || cost <= caller.wake_nanoseconds()) || !is_idle(stream)) return false;
+  CallerDevice::Turn turn(caller, std::try_to_lock);
+  if (!turn) return false;
+  std::lock_guard lock(stream.mutex);
+  if (stream.busy.load(std::memory_order_relaxed)) return false;  // another thread was quicker
+  for (; first < last; ++first) run_here(turn, commands[first], commands[first].arguments.data());
+  return true;
 }
 
 void run_alone(tg_stream_& stream, const tg_command& what) {
@@ -142,13 +156,12 @@ void launch(tg_stream_& stream, tg_graph_& graph) {
       if (!more) break;
       cost += *more;
     }
-    // Where the calling thread is about to wait, or handing over would take as long, it may as well do the work.
-    if (last - first >= kLeast && !runs_at_once(stream, cost)) {
-      hand_over(stream, graph.commands, first, last);
-      first = last;
-    } else {
-      for (last = std::max(last, first + 1); first < last; ++first) run_alone(stream, commands[first].what);
+    if (last - first < kLeast) {
+      run_alone(stream, commands[first++].what);
+      continue;
     }
+    if (!run_at_once(stream, commands, first, last, cost)) hand_over(stream, graph.commands, first, last);
+    first = last;
   }
   stream.since_wait.store(launches + 1, std::memory_order_relaxed);
 }
