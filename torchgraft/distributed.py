@@ -61,10 +61,19 @@ def _compare_versions(store: Any, rank: int, size: int) -> None:
         return
     store.set(f"versions/{rank}", f"torch {torch.__version__.split('+')[0]}, torchgraft {__version__}")
     if rank == 0:
-        versions = [store.get(f"versions/{other}").decode() for other in range(size)]
+        versions = [_said(store, f"versions/{other}", other) for other in range(size)]
         others = [f"rank {k} has {version}" for k, version in enumerate(versions) if version != versions[0]]
         verdict = "" if not others else f"rank 0 has {versions[0]}, but {', '.join(others[:8])}"
         store.set("versions", f"verdict: {verdict}")
-    verdict = store.get("versions").decode().removeprefix("verdict: ")
+    verdict = _said(store, "versions", 0).removeprefix("verdict: ")
     if verdict:
         raise RuntimeError(f"{NAME}: the processes of a group need the same versions: {verdict}")
+
+
+def _said(store: Any, key: str, rank: int) -> str:
+    try:
+        return str(store.get(key).decode())
+    except torch.distributed.DistError as error:  # after the store's timeout
+        raise torch.distributed.DistStoreError(
+            f"{NAME}: rank {rank} has not come to make the group: {error}"
+        ) from error

@@ -1,5 +1,7 @@
 #include "collective_call.h"
 
+#include <c10/core/ScalarType.h>
+
 #include <sstream>
 
 namespace torchgraft {
@@ -61,7 +63,7 @@ CollectiveCall::CollectiveCall(OpType type, uint64_t number, const std::vector<a
 std::string CollectiveCall::text() const {
   std::ostringstream text;
   text << name_of(type_) << ", call " << number_;
-  if (tensors_ > 0) text << ", " << dtype_ << ' ' << at::IntArrayRef(sizes_);
+  if (tensors_ > 0) text << ", " << c10::getDtypeNames(dtype_).first << ' ' << at::IntArrayRef(sizes_);
   if (tensors_ > 1) text << " and " << tensors_ - 1 << " more";
   return text.str();
 }

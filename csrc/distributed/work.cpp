@@ -50,8 +50,7 @@ GraftWork::GraftWork(CollectiveCall call, Group group, std::shared_ptr<Shared> s
       call_(std::move(call)),
       group_(std::move(group)),
       shared_(std::move(shared)),
-      outputs_(std::move(outputs)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices_of(outputs_))) {}
+      outputs_(std::move(outputs)) {}
 
 void GraftWork::follow(Inner inner, Stage stage) {
   if (is_message()) {
@@ -110,11 +109,20 @@ void GraftWork::end(const std::exception_ptr& error) {
   std::call_once(settled_, [&] {
     ended_ = true;
     Work::finish(error);
-    if (error)
-      future_->setErrorIfNeeded(error);
-    else
-      future_->markCompleted(outputs_);
+    complete_future();
   });
+}
+
+void GraftWork::complete_future() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!future_ || !completed_ || is_future_complete_) return;
+    is_future_complete_ = true;
+  }
+  if (exception_)
+    future_->setErrorIfNeeded(exception_);
+  else
+    future_->markCompleted(outputs_);
 }
 
 Inner GraftWork::issued_message() {
@@ -168,7 +176,14 @@ bool GraftWork::wait(std::chrono::milliseconds timeout) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> GraftWork::getFuture() {
-  if (is_message() && !ended_)
+  bool is_first = false;
+  {
+    std::lock_guard lock(mutex_);
+    is_first = !future_;
+    if (is_first) future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices_of(outputs_));
+  }
+  complete_future();
+  if (is_first && is_message() && !ended_)
     shared_->waits.push(
         [own = c10::intrusive_ptr<GraftWork>::unsafe_reclaim_from_nonowning(this)] { own->end_message(kNoTimeout); });
   return future_;

@@ -60,15 +60,17 @@ class GraftWork final : public c10d::Work {
   void piece_done(Stage& stage);
   void failed(const std::exception_ptr& error);  // in the inner backend: says what the other ranks did
   void end(const std::exception_ptr& error);     // once
+  void complete_future();                        // if there is one, the work has ended, and it is not yet complete
 
   const CollectiveCall call_;
   const Group group_;
   const std::shared_ptr<Shared> shared_;
   const std::vector<at::Tensor> outputs_;
-  const c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::atomic<int64_t> open_{1};  // pieces that are not done, and the asking
   std::atomic<bool> ended_{false};
   Inner message_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when somebody wants it: completing it marks streams
+  bool is_future_complete_ = false;
   Stage stage_;  // of the message
   std::once_flag settled_, awaited_;
 };
