@@ -38,6 +38,13 @@ std::string message_of(const std::exception_ptr& error) {
   }
 }
 
+void complete(c10::ivalue::Future& future, const std::exception_ptr& error, const std::vector<at::Tensor>& outputs) {
+  if (error)
+    future.setErrorIfNeeded(error);
+  else
+    future.markCompleted(outputs);
+}
+
 std::exception_ptr distributed_error(const std::string& message) {
   return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message));
 }
@@ -107,22 +114,17 @@ void GraftWork::failed(const std::exception_ptr& error) {
 
 void GraftWork::end(const std::exception_ptr& error) {
   std::call_once(settled_, [&] {
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    {
+      std::lock_guard lock(mutex_);
+      is_settled_ = true;
+      error_ = error;
+      future = future_;
+    }
     ended_ = true;
+    if (future) complete(*future, error, outputs_);  // first: who has waited for the work may read it
     Work::finish(error);
-    complete_future();
   });
-}
-
-void GraftWork::complete_future() {
-  {
-    std::lock_guard lock(mutex_);
-    if (!future_ || !completed_ || is_future_complete_) return;
-    is_future_complete_ = true;
-  }
-  if (exception_)
-    future_->setErrorIfNeeded(exception_);
-  else
-    future_->markCompleted(outputs_);
 }
 
 Inner GraftWork::issued_message() {
@@ -176,14 +178,16 @@ bool GraftWork::wait(std::chrono::milliseconds timeout) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> GraftWork::getFuture() {
-  bool is_first = false;
   {
     std::lock_guard lock(mutex_);
-    is_first = !future_;
-    if (is_first) future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices_of(outputs_));
+    if (future_) return future_;
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices_of(outputs_));
+    if (is_settled_) {
+      complete(*future_, error_, outputs_);  // nobody else knows it yet
+      return future_;
+    }
   }
-  complete_future();
-  if (is_first && is_message() && !ended_)
+  if (is_message())
     shared_->waits.push(
         [own = c10::intrusive_ptr<GraftWork>::unsafe_reclaim_from_nonowning(this)] { own->end_message(kNoTimeout); });
   return future_;

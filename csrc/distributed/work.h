@@ -60,7 +60,6 @@ class GraftWork final : public c10d::Work {
   void piece_done(Stage& stage);
   void failed(const std::exception_ptr& error);  // in the inner backend: says what the other ranks did
   void end(const std::exception_ptr& error);     // once
-  void complete_future();                        // if there is one, the work has ended, and it is not yet complete
 
   const CollectiveCall call_;
   const Group group_;
@@ -70,7 +69,8 @@ class GraftWork final : public c10d::Work {
   std::atomic<bool> ended_{false};
   Inner message_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when somebody wants it: completing it marks streams
-  bool is_future_complete_ = false;
+  bool is_settled_ = false;                         // and with `error_`; its future is, or becomes, complete
+  std::exception_ptr error_;
   Stage stage_;  // of the message
   std::once_flag settled_, awaited_;
 };
