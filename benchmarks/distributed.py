@@ -2,10 +2,10 @@
 
     python benchmarks/distributed.py [--device ocl] [--ranks 2] [--rounds 5] [--sizes 4 64 1024 16384 65536]
 
-Microseconds a call and the ratio, for messages of several sizes in KB. Device and CPU take turns; a figure is the median
-of rounds, the ratio the median of the rounds' ratios. With them, what the backend counted for each call on the device:
-copies, their bytes, and how many calls went through the queue's thread. Each process has one thread of torch's. With
-TORCHGRAFT_DISTRIBUTED_STAGED=1 the device's tensors are copied, as where its memory is its own.
+Microseconds a call and the ratio, for messages of several sizes in KB. Device and CPU take turns; a figure is the
+median of rounds, the ratio the median of the rounds' ratios. With them, what the backend counted for each call on the
+device: copies, their bytes, and how many calls went through the queue's thread. Each process has one thread of torch's.
+With TORCHGRAFT_DISTRIBUTED_STAGED=1 the device's tensors are copied, as where its memory is its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What each of several processes does when something goes wrong: started by test_distributed_faults.py.
 
-Environment: that of torch.distributed, CHECKS_DEVICE, FAULT (which of the functions), FAULT_FOLDER (for files). Each rank
-prints one line of JSON: what was raised, and after how many seconds.
+Environment: that of torch.distributed, CHECKS_DEVICE, FAULT (which of the functions), FAULT_FOLDER (for files). Each
+rank prints one line of JSON: what was raised, and after how many seconds.
 """
 
 from __future__ import annotations

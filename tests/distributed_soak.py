@@ -181,7 +181,10 @@ def main() -> None:
     options = parser.parse_args()
     if os.environ.get("SOAK"):
         work(options)
-    ok = all([kill(options, number) for number in range(options.kills)]) if options.kills else soak(options)
+    if options.kills:
+        ok = sum(kill(options, number) for number in range(options.kills)) == options.kills
+    else:
+        ok = soak(options)
     raise SystemExit(0 if ok else 1)
 
 

@@ -1,5 +1,5 @@
-"""A rank that dies, hangs or does something else: the others are told by an exception that names the group, the rank and
-the call, and nobody waits for ever. What each process does is in distributed_faults.py."""
+"""A rank that dies, hangs or does something else: the others are told by an exception that names the group, the rank
+and the call, and nobody waits for ever. What each process does is in distributed_faults.py."""
 
 from __future__ import annotations
 

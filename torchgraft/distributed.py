@@ -15,7 +15,7 @@ from torchgraft import _C
 from torchgraft._core import minor
 from torchgraft._version import __version__
 
-__all__ = ["NAME", "install", "traffic"]
+__all__ = ["NAME", "alone", "install", "traffic"]
 
 NAME = "graft"
 """Of the backend, in `torch.distributed.init_process_group`."""
@@ -39,6 +39,11 @@ def traffic() -> dict[str, int]:
     """What the groups of this process have done so far: `calls`, those of them that were `queued` behind the device's
     work, and the `copies` and `copied_bytes` that it took to bring tensors to the host's memory and back."""
     return _C.distributed_traffic()
+
+
+def alone() -> Any:
+    """A group of this process only, which torch.distributed does not know of: to try whether there can be groups."""
+    return _make(torch.distributed.HashStore(), 0, 1, timedelta(seconds=30))
 
 
 def _make(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
