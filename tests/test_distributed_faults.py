@@ -112,6 +112,16 @@ dist.init_process_group("graft", init_method="tcp://localhost:{free_port()}", ra
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("staged", ["", "1"], ids=["in place", "staged"])
+def test_random_calls_from_two_threads(device: str, staged: str) -> None:
+    command = [sys.executable, PROGRAM.with_name("distributed_soak.py"), "--device", device, "--ranks", "2"]
+    environment = environment_of(True, TORCHGRAFT_DISTRIBUTED_STAGED=staged)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" 0 failures") == 2
+
+
+@pytest.mark.thorough
 def test_torchrun_starts_again(device: str, tmp_path: Path) -> None:
     """From the checkpoint: nothing is lost, nothing counted twice."""
     command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2"]

@@ -43,12 +43,16 @@ def traffic() -> dict[str, int]:
 
 def alone() -> Any:
     """A group of this process only, which torch.distributed does not know of: to try whether there can be groups."""
-    return _make(torch.distributed.HashStore(), 0, 1, timedelta(seconds=30))
+    from torch._C._distributed_c10d import HashStore
+
+    return _make(HashStore(), 0, 1, timedelta(seconds=30))
 
 
 def _make(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    from torch._C._distributed_c10d import PrefixStore
+
     # A group that is made anew under the same name, in a store that remembers, finds nothing of the one before.
-    store = torch.distributed.PrefixStore(str(store.add(f"made/{rank}", 1)), store)
+    store = PrefixStore(str(store.add(f"made/{rank}", 1)), store)
     _compare_versions(store, rank, size)
     inner = torch.distributed.ProcessGroupGloo(store, rank, size, timeout=timeout)
     if minor(torch.__version__) < (2, 14):  # where a group begins to count with its first collective

@@ -179,7 +179,7 @@ def monitored_barriers_ask_for_what_they_need() -> None:
 
     @wraps(plain)
     def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
-        own = group if group is not None else torch.distributed.group.WORLD
+        own: Any = group if group is not None else torch.distributed.group.WORLD
         if own is None or torch.distributed.get_rank(own) < 0 or torch.distributed.get_backend(own) != NAME:
             return plain(group, timeout, wait_all_ranks)
         patience = timeout if timeout is not None else distributed_c10d.default_pg_timeout
