@@ -1,10 +1,11 @@
 """Collectives on the device and, in the same run, on CPU tensors by gloo.
 
-    python benchmarks/distributed.py [--device ocl] [--ranks 2] [--rounds 5]
+    python benchmarks/distributed.py [--device ocl] [--ranks 2] [--rounds 5] [--sizes 4 64 1024 16384 65536]
 
-Microseconds a call and the ratio, for messages of several sizes. Device and CPU take turns; a figure is the median of
-rounds, the ratio the median of the rounds' ratios. Each process has one thread of torch's. With
-TORCHGRAFT_DISTRIBUTED_STAGED=1 the device's tensors are copied, as where its memory is its own.
+Microseconds a call and the ratio, for messages of several sizes in KB. Device and CPU take turns; a figure is the
+median of rounds, the ratio the median of the rounds' ratios. With them, what the backend counted for each call on the
+device: copies, their bytes, and how many calls went through the queue's thread. Each process has one thread of torch's.
+With TORCHGRAFT_DISTRIBUTED_STAGED=1 the device's tensors are copied, as where its memory is its own.
 """
 
 from __future__ import annotations
@@ -14,59 +15,60 @@ import os
 import socket
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20)
-Collective = Callable[[torch.Tensor], object]
+from torchgraft.distributed import traffic
+
+SIZES = (4, 64, 1024, 16384, 65536)
+Collective = Callable[[], object]
 
 
-def collectives(size: int) -> dict[str, Collective]:
-    """Each takes a tensor whose elements divide by the number of ranks."""
-
-    def all_gather(x: torch.Tensor) -> None:
-        dist.all_gather_into_tensor(x, x[: len(x) // size].clone())
-
-    def reduce_scatter(x: torch.Tensor) -> None:
-        dist.reduce_scatter_tensor(x[: len(x) // size].clone(), x)
-
+def collectives(size: int, kilobytes: int, device: str) -> dict[str, Collective]:
+    """What is called over and over, on tensors that there are."""
+    x = torch.ones(kilobytes << 8, device=device)
+    part, other = x[: len(x) // size].clone(), torch.zeros_like(x)
     return {
-        "all_reduce": lambda x: dist.all_reduce(x),
-        "broadcast": lambda x: dist.broadcast(x, 0),
-        "all_gather": all_gather,
-        "reduce_scatter": reduce_scatter,
+        "all_reduce": lambda: dist.all_reduce(x, dist.ReduceOp.MAX),
+        "broadcast": lambda: dist.broadcast(x, 0),
+        "all_gather": lambda: dist.all_gather_into_tensor(x, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, x, dist.ReduceOp.MAX),
+        "all_to_all": lambda: dist.all_to_all_single(other, x),
     }
 
 
-def seconds(collective: Collective, x: torch.Tensor, calls: int) -> float:
-    x.fill_(1)
+def seconds(collective: Collective, calls: int) -> float:
     dist.barrier()
     start = time.perf_counter()
     for _ in range(calls):
-        collective(x)
-    if x.device.type != "cpu":
-        torch.accelerator.synchronize()
+        collective()
     return (time.perf_counter() - start) / calls
 
 
 def measure(rank: int, options: argparse.Namespace, port: int) -> None:
+    warnings.simplefilter("ignore", FutureWarning)  # other names of the same calls
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     dist.init_process_group(f"cpu:gloo,{options.device}:graft", rank=rank, world_size=options.ranks)
     if rank == 0:
-        print(f"{'us a call':28}{'CPU':>10}{options.device:>10}{'ratio':>8}")
-    for name, collective in collectives(options.ranks).items():
-        for size in SIZES:
-            calls = max(3, min(200, (4 << 20) // size))
-            tensors = [torch.ones(size // 4, device=device) for device in ("cpu", options.device)]
-            rounds = [[seconds(collective, x, calls) for x in tensors] for _ in range(options.rounds + 1)][1:]
-            host, there = (statistics.median(column) * 1e6 for column in zip(*rounds, strict=True))
+        print(f"{'us a call':28}{'CPU':>10}{options.device:>10}{'ratio':>8}{'copies':>8}{'KB':>8}{'queued':>8}")
+    for size in options.sizes:
+        host, there = (collectives(options.ranks, size, device) for device in ("cpu", options.device))
+        calls = max(5, min(200, (32 << 10) // size))
+        for name in host:
+            seconds(there[name], 3)
+            before = traffic()
+            rounds = [[seconds(each[name], calls) for each in (host, there)] for _ in range(options.rounds)]
+            made = {key: (value - before[key]) / (calls * options.rounds) for key, value in traffic().items()}
+            here, device = (statistics.median(column) * 1e6 for column in zip(*rounds, strict=True))
             ratio = statistics.median(a / b for a, b in rounds)
             if rank == 0:
-                print(f"{name + f' {size >> 10} KB':28}{host:10.0f}{there:10.0f}{ratio:8.2f}", flush=True)
+                counted = f"{made['copies']:8.1f}{made['copied_bytes'] / 1024:8.0f}{made['queued']:8.2f}"
+                print(f"{name + f' {size} KB':28}{here:10.0f}{device:10.0f}{ratio:8.2f}{counted}", flush=True)
     dist.destroy_process_group()
 
 
@@ -75,6 +77,7 @@ def main() -> None:
     parser.add_argument("--device", default="ocl")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="KB")
     options = parser.parse_args()
     with socket.socket() as found:
         found.bind(("localhost", 0))

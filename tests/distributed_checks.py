@@ -217,6 +217,69 @@ def futures() -> None:
 
 
 @check
+def kinds_of_booleans_and_other_types() -> None:
+    """Types that the inner backend does not know: moved as bytes, computed as what comes to the same."""
+    flags = torch.tensor([RANK == 0, True, False], device=DEVICE)
+    dist.all_reduce(flags, dist.ReduceOp.SUM)
+    assert flags.tolist() == [True, True, False]
+    dist.all_reduce(flags, dist.ReduceOp.PRODUCT)
+    assert flags.tolist() == [True, True, False]
+    for dtype in (torch.int16, torch.complex64, torch.bool):
+        part = (torch.arange(3) + RANK).to(dtype).to(DEVICE)
+        whole = torch.empty(3 * SIZE, dtype=dtype, device=DEVICE)
+        dist.all_gather_into_tensor(whole, part)
+        assert torch.equal(whole.cpu(), torch.cat([(torch.arange(3) + rank).to(dtype) for rank in range(SIZE)]))
+
+
+@check
+def large_ones_in_pieces() -> None:
+    """More than four MB for each rank: in pieces where memory is staged, and in one otherwise."""
+    count = (5 << 20) // 4 + 3
+    x, expected = values(count), values(count)
+    both(lambda t: dist.all_reduce(t), x)
+    both(lambda t: dist.broadcast(t, 1), x)
+    there, here = (torch.empty(SIZE * count, device=device) for device in (DEVICE, "cpu"))
+    dist.all_gather_into_tensor(there, x.to(DEVICE))
+    dist.all_gather_into_tensor(here, expected)
+    assert torch.equal(there.cpu(), here)
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
+        mine, other = torch.empty(count, device=DEVICE), torch.empty(count)
+        dist.reduce_scatter_tensor(mine, there, op)
+        dist.reduce_scatter_tensor(other, here, op)
+        assert torch.equal(mine.cpu(), other)
+    average = torch.empty(count, device=DEVICE)
+    dist.reduce_scatter_tensor(average, there, dist.ReduceOp.AVG)
+    assert torch.equal(average.cpu(), here.view(SIZE, count)[RANK])
+
+
+@check
+def coalesced() -> None:
+    from torch.distributed.distributed_c10d import _coalescing_manager
+
+    tensors = [torch.full((3,), float(k), device=DEVICE) for k in range(4)]
+    with _coalescing_manager():
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    assert [t[0].item() for t in tensors] == [float(k * SIZE) for k in range(4)]
+    with _coalescing_manager(device=torch.device(DEVICE), async_ops=True) as manager:
+        dist.broadcast(tensors[0].fill_(RANK + 5), 0)
+        dist.broadcast(tensors[1].fill_(RANK + 6), 1)
+    manager.wait()
+    assert tensors[0].tolist() == [5.0] * 3 and tensors[1].tolist() == [7.0] * 3
+
+
+@check
+def profiled() -> None:
+    """A row for each call, and what goes in and out."""
+    x = torch.ones(1000, device=DEVICE)
+    with torch.profiler.profile(record_shapes=True) as profile:
+        dist.all_reduce(x)
+    rows = {event.name: event.input_shapes for event in profile.events()}
+    assert rows["graft:all_reduce"] == [[1000]]
+    assert "record_param_comms" in rows
+
+
+@check
 def many_at_once() -> None:
     works, tensors = [], []
     for number in range(50):

@@ -130,7 +130,7 @@ os._exit(0)
 
 def test_a_backend_for_something_else() -> None:
     with pytest.raises(TypeError):
-        _C.distributed_backend(object(), "graft")
+        _C.distributed_backend(object(), None, "graft")
     assert torchgraft.distributed is distributed
 
 

@@ -3,6 +3,7 @@ can go from torchgraft/upstream.py (for the versions of torch that have the faul
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -34,6 +35,19 @@ def test_unnamed_groups_serve_the_cpu() -> None:
     assert list(config.device_backend_map) == [name]
     assert list(BackendConfig(Backend.UNDEFINED).device_backend_map) == ["cpu", name]
     assert list(BackendConfig("gloo").device_backend_map) == Backend.backend_capability["gloo"]
+
+
+def test_monitored_barriers_ask_for_what_they_need() -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("graft", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="only implemented for GLOO"):
+            unpatched(dist.monitored_barrier)()
+        dist.monitored_barrier()
+        dist.monitored_barrier(timeout=timedelta(seconds=3), wait_all_ranks=True)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_dlpack_knows_the_device(tensor: torch.Tensor) -> None:

@@ -291,7 +291,8 @@ class Plan:
 
 # ---- collectives: csrc/distributed/distributed_bindings.cpp ----
 
-def distributed_backend(inner: Any, name: str) -> Any: ...
+def distributed_backend(inner: Any, store: Any, name: str) -> Any: ...
+def distributed_traffic() -> dict[str, int]: ...
 
 # ---- for authors of ops: csrc/dispatch/author_bindings.cpp ----
 

@@ -13,8 +13,9 @@ import torch.distributed
 
 from torchgraft import _C
 from torchgraft._core import minor
+from torchgraft._version import __version__
 
-__all__ = ["NAME", "install"]
+__all__ = ["NAME", "alone", "install", "traffic"]
 
 NAME = "graft"
 """Of the backend, in `torch.distributed.init_process_group`."""
@@ -34,8 +35,54 @@ def is_installed() -> bool:
     return NAME.upper() in torch.distributed.Backend._plugins
 
 
+def traffic() -> dict[str, int]:
+    """What the groups of this process have done so far: `calls`, those of them that were `queued` behind the device's
+    work, and the `copies` and `copied_bytes` that it took to bring tensors to the host's memory and back."""
+    return _C.distributed_traffic()
+
+
+def alone() -> Any:
+    """A group of this process only, which torch.distributed does not know of: to try whether there can be groups."""
+    from torch._C._distributed_c10d import HashStore
+
+    return _make(HashStore(), 0, 1, timedelta(seconds=30))
+
+
 def _make(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    from torch._C._distributed_c10d import PrefixStore
+
+    # A group that is made anew under the same name, in a store that remembers, finds nothing of the one before.
+    store = PrefixStore(str(store.add(f"made/{rank}", 1)), store)
+    _compare_versions(store, rank, size)
     inner = torch.distributed.ProcessGroupGloo(store, rank, size, timeout=timeout)
     if minor(torch.__version__) < (2, 14):  # where a group begins to count with its first collective
         inner._set_sequence_number_for_group()
-    return _C.distributed_backend(inner, NAME)
+    return _C.distributed_backend(inner, store, NAME)
+
+
+def _compare_versions(store: Any, rank: int, size: int) -> None:
+    """Ranks of other releases may speak otherwise: then every rank says so, in place of waiting for the others.
+
+    Raises:
+        RuntimeError: naming the ranks and their versions.
+    """
+    if size == 1:
+        return
+    store.set(f"versions/{rank}", f"torch {torch.__version__.split('+')[0]}, torchgraft {__version__}")
+    if rank == 0:
+        versions = [_said(store, f"versions/{other}", other) for other in range(size)]
+        others = [f"rank {k} has {version}" for k, version in enumerate(versions) if version != versions[0]]
+        verdict = "" if not others else f"rank 0 has {versions[0]}, but {', '.join(others[:8])}"
+        store.set("versions", f"verdict: {verdict}")
+    verdict = _said(store, "versions", 0).removeprefix("verdict: ")
+    if verdict:
+        raise RuntimeError(f"{NAME}: the processes of a group need the same versions: {verdict}")
+
+
+def _said(store: Any, key: str, rank: int) -> str:
+    try:
+        return str(store.get(key).decode())
+    except torch.distributed.DistError as error:  # after the store's timeout
+        raise torch.distributed.DistStoreError(
+            f"{NAME}: rank {rank} has not come to make the group: {error}"
+        ) from error

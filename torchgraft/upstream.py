@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import wraps
 from types import CodeType, FunctionType
 from typing import Any
@@ -19,6 +20,7 @@ from torch.overrides import has_torch_function_unary
 
 from torchgraft import _C, _backend, imports
 from torchgraft._core import minor
+from torchgraft.distributed import NAME
 
 __all__ = ["PATCHES", "apply"]
 
@@ -164,6 +166,31 @@ def unnamed_groups_serve_the_cpu() -> None:
     BackendConfig.__init__ = __init__  # type: ignore[method-assign]
 
 
+def monitored_barriers_ask_for_what_they_need() -> None:
+    """`torch.distributed.monitored_barrier` refuses every group whose backend is not called "gloo", also one that has
+    such a barrier. torch 2.12 to 2.14 (torch/distributed/distributed_c10d.py).
+    """
+    if not torch.distributed.is_available():
+        return
+    from torch.distributed import distributed_c10d
+
+    plain = distributed_c10d.monitored_barrier
+
+    @wraps(plain)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
+        own: Any = group if group is not None else torch.distributed.group.WORLD
+        if own is None or torch.distributed.get_rank(own) < 0 or torch.distributed.get_backend(own) != NAME:
+            return plain(group, timeout, wait_all_ranks)
+        patience = timeout if timeout is not None else distributed_c10d.default_pg_timeout
+        if isinstance(patience, float):
+            patience = timedelta(seconds=patience)
+        distributed_c10d._check_valid_timeout(patience)
+        return own.monitored_barrier(patience, wait_all_ranks=wait_all_ranks)
+
+    distributed_c10d.monitored_barrier = monitored_barrier
+    torch.distributed.monitored_barrier = monitored_barrier
+
+
 def enumerations_know_the_name() -> None:
     """`ProfilerActivity.<NAME>` and `DeviceType.<NAME>`, which torch sets since 2.13 when it renames the backend.
     torch 2.12 (torch/utils/backend_registration.py).
@@ -175,6 +202,7 @@ def enumerations_know_the_name() -> None:
 
 PATCHES: tuple[Callable[[], None], ...] = (
     unnamed_groups_serve_the_cpu,
+    monitored_barriers_ask_for_what_they_need,
     dlpack_knows_the_device,
     dlpack_offers_host_memory,
     dlpack_refuses_foreign_memory,

@@ -1,53 +1,56 @@
 // Collectives for any device, through a backend that knows CPU tensors.
 #pragma once
 
-#include <condition_variable>
-#include <deque>
+#include <sys/types.h>
+
+#include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
-#include <thread>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "../runtime/event.h"
+#include "joined_work.h"
+#include "queue.h"
+#include "stage.h"
 #include "work.h"
 
 namespace torchgraft {
 
-// Runs tasks one after the other in a thread of its own: every rank has to ask for its collectives in one order.
-class Queue {
- public:
-  Queue();
-  ~Queue();  // after the tasks that are left
-  void push(std::function<void()> task);
-
- private:
-  void run();
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;
-  bool ends_ = false;
-  std::thread thread_;
-};
-
 // A collective waits in the group's queue until the work that was queued before it on the current stream is done; then
 // the inner backend has it, with the memory itself where the host can use that, and with copies elsewhere. The caller
-// does not wait. `Work::wait` returns when the results are there, so that what is queued after it finds them.
+// does not wait; and where there is nothing to wait for and nothing to copy, it asks the inner backend itself.
+// `Work::wait` returns when the results are there, so that what is queued after it finds them.
 class GraftBackend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<Tensors>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+  using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-  GraftBackend(c10::intrusive_ptr<c10d::Backend> inner, std::string name);
+  // The ranks of a group that fails tell each other of it through the store, which may be null.
+  GraftBackend(BackendPtr inner, StorePtr store, std::string name);
+  ~GraftBackend() override;
 
   const std::string getBackendName() const override { return name_; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return inner_->getBackendOptions(); }
   void setTimeout(std::chrono::milliseconds timeout) override { inner_->setTimeout(timeout); }
   void setSequenceNumberForGroup() override { inner_->setSequenceNumberForGroup(); }
   uint64_t getSequenceNumberForGroup() override { return inner_->getSequenceNumberForGroup(); }
-  void abort() override { inner_->abort(); }
+  // Ends every work of the group with an error, and with it the group. Whatever hangs is left to itself.
+  void abort() override;
   void shutdown() override { inner_->shutdown(); }
+
+  bool supportsSplitting() const override { return inner_->supportsSplitting(); }
+  BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
+                   const c10::intrusive_ptr<Options>& options) override;
+  BackendPtr merge(const StorePtr& store, const c10::intrusive_ptr<Options>& options, const int& rank,
+                   const int& size) override;
+
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -75,21 +78,51 @@ class GraftBackend final : public c10d::Backend {
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
  private:
-  using Ask = std::function<WorkPtr(Stage&)>;
-  // Queues a collective: `tensors` are all that it touches, `outputs` those that its future holds.
-  WorkPtr submit(c10d::OpType type, Tensors outputs, const Tensors& tensors, Ask ask);
+  // Asks the inner backend for all of it, or for these elements of each tensor. Such functions and what is queued hold
+  // no pointer to the group, which may be gone when it has been aborted.
+  struct Range {
+    int64_t begin, length;
+  };
+  using Piece = std::optional<Range>;
+  using Ask = std::function<WorkPtr(Stage&, const Piece&)>;
+  struct Request {
+    c10d::OpType type;
+    Tensors outputs;  // what its future holds
+    Tensors tensors;  // all that it touches
+    Stage::Use use = Stage::Use::Moves;
+    at::Tensor divisible{};  // if defined, the call can be made for parts of this tensor's elements
+  };
+  class Pieces;
+
+  WorkPtr submit(const Request& request, Ask ask);
   // The same for those that give each rank's tensor a place of its own.
   WorkPtr fill_lists(c10d::OpType type, const TensorLists& outputs, const Tensors& inputs,
                      std::function<WorkPtr(TensorLists&, Tensors&)> ask);
-  // Has a work end when the inner backend's does.
-  void follow(const c10::intrusive_ptr<GraftWork>& work, const WorkPtr& inner);
-  // The inner backend knows sums only: divides them where an average is asked for.
-  c10d::ReduceOp without_average(Stage& stage, const c10d::ReduceOp& op, const Tensors& results) const;
+  // `parts[i][r]` is what rank r gives to, or gets of, the i-th tensor.
+  WorkPtr gather_parts(c10d::OpType type, const Tensors& parts, const at::Tensor& input,
+                       const c10d::AllgatherOptions& options);
+  WorkPtr reduce_parts(c10d::OpType type, const Tensors& outputs, const TensorLists& parts,
+                       const c10d::ReduceScatterOptions& options);
+  void record(const Request& request, const CollectiveCall& call) const;
+  void check_usable(c10d::OpType type) const;
+  Group described() const;
+  void remember(const c10::intrusive_ptr<GraftWork>& work);
+  uint64_t next_number(c10d::OpType type);
+  Tensors parts_of(const at::Tensor& tensor) const;  // one for each rank
 
-  c10::intrusive_ptr<c10d::Backend> inner_;
+  BackendPtr inner_;
   std::string name_;
-  Queue waits_;  // for works that tell nobody when they are done
-  Queue queue_;  // the last member: it ends before what its tasks use
+  pid_t process_;
+  std::shared_ptr<Shared> shared_;
+  std::shared_ptr<Pieces> pieces_;
+  std::unique_ptr<Queue> queue_;
+  std::mutex mutex_;  // of what follows
+  std::vector<c10::weak_intrusive_ptr<GraftWork>> pending_;
+  size_t pending_limit_ = 64;
+  std::optional<std::thread::id> coalescing_;  // by this thread
+  JoinedWork::Parts coalesced_;
+  std::atomic<uint64_t> collectives_{0}, messages_{0};
+  std::atomic<bool> aborted_{false};
 };
 
 }  // namespace torchgraft

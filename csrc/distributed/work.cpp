@@ -1,140 +1,161 @@
 #include "work.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <string_view>
-
-#include "../runtime/device.h"
+#include <set>
 
 namespace torchgraft {
 namespace {
 
-bool is_ours(const at::Tensor& tensor) { return tensor.device().is_privateuseone(); }
-
-// Copies may be asked for where they are not needed, to see what they cost.
-bool is_unified(const at::Tensor& tensor) {
-  static const char* staged = std::getenv("TORCHGRAFT_DISTRIBUTED_STAGED");
-  static const bool forced = staged != nullptr && std::string_view(staged) == "1";
-  return !forced && get_device(tensor.device().index()).has(TG_CAP_UNIFIED_MEMORY);
-}
-
-// The same memory as a CPU tensor. Booleans are bytes: the inner backend has no such type.
-at::Tensor host_view(const at::Tensor& tensor) {
-  const auto type = tensor.scalar_type() == at::kBool ? at::kByte : tensor.scalar_type();
-  if (!is_ours(tensor)) return tensor.view(type);
-  return at::from_blob(
-      tensor.data_ptr(), tensor.sizes(), tensor.strides(), [keep = tensor](void*) {}, at::TensorOptions(type));
-}
-
-at::Tensor host_copy_of(const at::Tensor& tensor, bool filled) {
-  const auto type = tensor.scalar_type() == at::kBool ? at::kByte : tensor.scalar_type();
-  at::Tensor copy = at::empty(tensor.sizes(), at::TensorOptions(type));
-  if (filled) copy.copy_(tensor);
-  return copy;
-}
-
 std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors) {
   std::vector<c10::Device> devices;
   for (const at::Tensor& tensor : tensors)
-    if (is_ours(tensor) && std::find(devices.begin(), devices.end(), tensor.device()) == devices.end())
+    if (tensor.device().is_privateuseone() &&
+        std::find(devices.begin(), devices.end(), tensor.device()) == devices.end())
       devices.push_back(tensor.device());
   return devices;
 }
 
-template <typename Function>
-std::vector<at::Tensor> each(const std::vector<at::Tensor>& tensors, Function function) {
-  std::vector<at::Tensor> found;
-  found.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) found.push_back(function(tensor));
-  return found;
+// What the profiler calls it: "graft:all_reduce". It keeps the pointer.
+const char* title_of(const CollectiveCall& call, const Group& group) {
+  if (!at::hasCallbacks()) return nullptr;
+  static std::mutex mutex;
+  static auto* titles = new std::set<std::string>;
+  std::lock_guard lock(mutex);
+  return titles->insert(group.backend + ":" + name_of(call.type())).first->c_str();
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& found) {
+    return found.what_without_backtrace();
+  } catch (const std::exception& found) {
+    return found.what();
+  } catch (...) {
+    return "an unknown error";
+  }
+}
+
+void complete(c10::ivalue::Future& future, const std::exception_ptr& error, const std::vector<at::Tensor>& outputs) {
+  if (error)
+    future.setErrorIfNeeded(error);
+  else
+    future.markCompleted(outputs);
+}
+
+std::exception_ptr distributed_error(const std::string& message) {
+  return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, message));
 }
 
 }  // namespace
 
-std::vector<at::Tensor> Stage::in(const std::vector<at::Tensor>& tensors) {
-  return each(tensors, [this](const at::Tensor& tensor) { return in(tensor); });
-}
-std::vector<at::Tensor> Stage::out(const std::vector<at::Tensor>& tensors) {
-  return each(tensors, [this](const at::Tensor& tensor) { return out(tensor); });
-}
-std::vector<at::Tensor> Stage::both(const std::vector<at::Tensor>& tensors) {
-  return each(tensors, [this](const at::Tensor& tensor) { return both(tensor); });
-}
+GraftWork::GraftWork(CollectiveCall call, Group group, std::shared_ptr<Shared> shared, std::vector<at::Tensor> outputs,
+                     const std::vector<at::Tensor>& tensors)
+    : Work(group.rank, call.type(), title_of(call, group), tensors),
+      call_(std::move(call)),
+      group_(std::move(group)),
+      shared_(std::move(shared)),
+      outputs_(std::move(outputs)) {}
 
-at::Tensor Stage::add(const at::Tensor& tensor, bool reads, bool writes) {
-  const bool as_it_is = tensor.is_contiguous() && (!is_ours(tensor) || is_unified(tensor));
-  if (as_it_is && !tensor.is_conj() && !tensor.is_neg() && tensor.layout() == at::kStrided) return host_view(tensor);
-  at::Tensor host = host_copy_of(tensor, reads);
-  if (writes) backs_.emplace_back(tensor, host);
-  return host;
-}
-
-void Stage::finish() {
-  for (const auto& task : tasks_) task();
-  for (const auto& [to, from] : backs_) to.copy_(from);
-}
-
-GraftWork::GraftWork(int rank, c10d::OpType type, std::vector<at::Tensor> outputs)
-    : Work(rank, type),
-      outputs_(std::move(outputs)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices_of(outputs_))) {}
-
-void GraftWork::issued(Inner inner, Stage stage) {
-  {
-    std::lock_guard lock(mutex_);
-    inner_ = std::move(inner);
-    stage_ = std::move(stage);
-    is_issued_ = true;
+void GraftWork::follow(Inner inner, Stage stage) {
+  if (is_message()) {
+    {
+      std::lock_guard lock(mutex_);
+      message_ = std::move(inner);
+      stage_ = std::move(stage);
+    }
+    cv_.notify_all();
+    return;
   }
-  cv_.notify_all();
+  open_.fetch_add(1);
+  auto own = c10::intrusive_ptr<GraftWork>::unsafe_reclaim_from_nonowning(this);
+  inner->getFuture()->addCallback(
+      [own = std::move(own), stage = std::make_shared<Stage>(std::move(stage))](c10::ivalue::Future& done) {
+        done.hasError() ? own->failed(done.exception_ptr()) : own->piece_done(*stage);
+      });
 }
+
+void GraftWork::all_issued() {
+  Stage nothing;
+  if (!is_message()) piece_done(nothing);
+}
+
+void GraftWork::piece_done(Stage& stage) {
+  if (ended_) return;  // another piece has failed
+  try {
+    stage.finish();
+  } catch (...) {
+    return end(refused());
+  }
+  if (open_.fetch_sub(1) == 1) end(nullptr);
+}
+
+std::exception_ptr GraftWork::refused() {
+  try {
+    throw;
+  } catch (c10::Error& error) {
+    error.add_context(call_.text(group_));
+    return std::current_exception();
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+void GraftWork::fail(const std::exception_ptr& error) { end(error); }
+
+void GraftWork::aborted() { end(distributed_error(call_.text(group_) + ": the group was aborted.")); }
 
 void GraftWork::failed(const std::exception_ptr& error) {
-  std::call_once(settled_, [&] { end(error); });
-}
-
-Inner GraftWork::inner() {
-  std::unique_lock lock(mutex_);
-  cv_.wait(lock, [this] { return is_issued_ || completed_; });
-  return inner_;
-}
-
-void GraftWork::settle(const std::function<void()>& first) {
-  std::call_once(settled_, [&] {
-    std::exception_ptr error;
-    try {
-      first();
-      const at::NoGradGuard no_grad;
-      stage_.finish();
-    } catch (...) {
-      error = std::current_exception();
-    }
-    end(error);
-  });
+  if (ended_) return;
+  end(distributed_error(call_.text(group_) + ": " + message_of(error) + "." + shared_->witness.account(call_.text())));
 }
 
 void GraftWork::end(const std::exception_ptr& error) {
-  stage_ = {};
-  Work::finish(error);
-  if (error)
-    future_->setErrorIfNeeded(error);
-  else
-    future_->markCompleted(outputs_);
+  std::call_once(settled_, [&] {
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    {
+      std::lock_guard lock(mutex_);
+      is_settled_ = true;
+      error_ = error;
+      future = future_;
+    }
+    ended_ = true;
+    if (future) complete(*future, error, outputs_);  // first: who has waited for the work may read it
+    Work::finish(error);
+  });
+}
+
+Inner GraftWork::issued_message() {
+  std::unique_lock lock(mutex_);
+  cv_.wait(lock, [this] { return message_ || completed_; });
+  return message_;
+}
+
+void GraftWork::end_message(std::chrono::milliseconds timeout) {
+  const Inner message = issued_message();
+  if (!message) return;
+  std::call_once(awaited_, [&] {
+    try {
+      message->wait(timeout);
+      stage_.finish();
+    } catch (...) {
+      return failed(std::current_exception());
+    }
+    end(nullptr);
+  });
 }
 
 bool GraftWork::isCompleted() {
-  Inner inner;
+  Inner message;
   {
     std::lock_guard lock(mutex_);
     if (completed_) return true;
-    if (!is_issued_) return false;
-    inner = inner_;
+    message = message_;
   }
-  if (!is_waited_for() || !inner->isCompleted()) return false;
-  done_by_waiting(kNoTimeout);
+  if (!message || !message->isCompleted()) return false;
+  end_message(kNoTimeout);
   return true;
 }
 
@@ -144,31 +165,42 @@ bool GraftWork::isSuccess() const {
 }
 
 bool GraftWork::wait(std::chrono::milliseconds timeout) {
-  if (is_waited_for()) done_by_waiting(timeout);
+  if (is_message()) end_message(timeout);
   std::unique_lock lock(mutex_);
   const auto ended = [this] { return completed_; };
   if (timeout == kNoTimeout)
     cv_.wait(lock, ended);  // for as long as the group's timeout lets the inner work go on
-  else
-    TORCH_CHECK(cv_.wait_for(lock, timeout, ended), c10d::opTypeToString(opType_), " on rank ", rank_,
-                " has not ended within ", timeout.count(), " ms");
+  else if (!cv_.wait_for(lock, timeout, ended))
+    std::rethrow_exception(
+        distributed_error(call_.text(group_) + " has not ended within " + std::to_string(timeout.count()) + " ms."));
   if (exception_) std::rethrow_exception(exception_);
   return true;
 }
 
-bool GraftWork::is_waited_for() const { return c10d::isP2POp(opType_); }
-
-void GraftWork::done_by_waiting(std::chrono::milliseconds timeout) {
-  if (const Inner inner = this->inner(); inner != nullptr) settle([&] { inner->wait(timeout); });
+c10::intrusive_ptr<c10::ivalue::Future> GraftWork::getFuture() {
+  {
+    std::lock_guard lock(mutex_);
+    if (future_) return future_;
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices_of(outputs_));
+    if (is_settled_) {
+      complete(*future_, error_, outputs_);  // nobody else knows it yet
+      return future_;
+    }
+  }
+  if (is_message())
+    shared_->waits.push(
+        [own = c10::intrusive_ptr<GraftWork>::unsafe_reclaim_from_nonowning(this)] { own->end_message(kNoTimeout); });
+  return future_;
 }
 
 int GraftWork::sourceRank() const {
   std::lock_guard lock(mutex_);
-  return inner_ == nullptr ? rank_ : inner_->sourceRank();
+  return message_ ? message_->sourceRank() : rank_;
 }
 
 void GraftWork::abort() {
-  if (const Inner inner = this->inner(); inner != nullptr) inner->abort();
+  if (is_message())
+    if (const Inner message = issued_message()) message->abort();
 }
 
 }  // namespace torchgraft

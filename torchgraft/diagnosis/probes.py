@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchgraft import _C
+from torchgraft import _C, distributed
 from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel, Pointer
 from torchgraft.driver import Capability
@@ -222,6 +222,19 @@ def _timing(device: torch.device, properties: Properties) -> str:
     if not 0 <= measured <= waited:
         raise AssertionError(f"{measured:.3f} ms were measured while {waited:.3f} ms passed")
     return f"{measured:.2f} ms for work that took {waited:.2f} ms with waiting"
+
+
+@_probe("collectives")
+def _collectives(device: torch.device, properties: Properties) -> str:
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        raise NotThere("none: torch was built without them")
+    group = distributed.alone()  # which also finds the network's interface
+    before, x = distributed.traffic()["copies"], torch.full((_MIB,), 3.0, device=device)
+    group.allreduce([x]).wait()
+    _same(x, torch.full((_MIB,), 3.0))
+    copies = distributed.traffic()["copies"] - before
+    way = f"{copies} copies to and from the host's memory" if copies else "without copies"
+    return f"a group of one reduces {x.nbytes >> 20} MB {way}"
 
 
 @_probe("errors of kernels")

@@ -1,0 +1,195 @@
+"""Random collectives for a while, checked; and processes that are killed while they make them.
+
+    python tests/distributed_soak.py [--device ocl] [--ranks 4] [--seconds 600] [--kills 50] [--seed 0]
+
+Each rank has two threads, each with a group of its own, that make the same random calls of random dtypes and shapes as
+the same threads of the other ranks. Memory, threads and descriptors are looked at after half of the time and at the
+end. With --kills, groups are started that many times and a random rank of each is killed at a random moment: the others
+must end by themselves. Exit status 0 if all went well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+TIMEOUT = 10.0
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8")
+
+
+def resources() -> dict[str, int]:
+    """Of this process: MB, threads, descriptors."""
+    status = Path("/proc/self/status").read_text()
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    descriptors = len(os.listdir("/proc/self/fd"))
+    return {"MB": int(fields["VmRSS"].split()[0]) >> 10, "threads": int(fields["Threads"]), "descriptors": descriptors}
+
+
+def work(options: argparse.Namespace) -> None:
+    """One rank."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", FutureWarning)  # other names of the same calls
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("graft", timeout=timedelta(seconds=TIMEOUT))
+    failures: list[str] = []
+    calls = [0, 0]
+
+    def tensor(of: int, numel: int, dtype: torch.dtype, salt: int) -> torch.Tensor:
+        """What rank `of` brings: small integers, of which sums are exact."""
+        return ((torch.arange(numel) + of + salt) % 3).to(dtype)
+
+    def check(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
+        if not torch.equal(found.cpu(), expected):
+            failures.append(f"{name} of {expected.dtype} {tuple(expected.shape)} on rank {rank} is wrong")
+
+    def call(generator: random.Random, group: dist.ProcessGroup, device: str) -> None:
+        name = generator.choice(["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier"])
+        dtype = getattr(torch, generator.choice(DTYPES))
+        numel = generator.choice([0, 1, 7, 64, 1000, 4097, 60000, 300000]) if generator.random() < 0.9 else 1 << 20
+        salt, root, strided = generator.randrange(3), generator.randrange(size), generator.random() < 0.2
+        waits = generator.random() < 0.5
+        mine = tensor(rank, numel, dtype, salt).to(device)
+        if strided and name in ("all_reduce", "broadcast"):
+            mine = torch.stack([mine, mine], dim=-1)[..., 0]
+        all_of_them = [tensor(of, numel, dtype, salt) for of in range(size)]
+        handle = None
+        if name == "all_reduce":
+            handle = dist.all_reduce(mine, group=group, async_op=waits)
+        elif name == "broadcast":
+            handle = dist.broadcast(mine, root, group=group, async_op=waits)
+        elif name == "all_gather":
+            gathered = torch.empty(size * numel, dtype=dtype, device=device)
+            handle = dist.all_gather_into_tensor(gathered, mine, group=group, async_op=waits)
+        elif name == "reduce_scatter":
+            whole = mine.repeat(size)
+            result = torch.empty(numel, dtype=dtype, device=device)
+            handle = dist.reduce_scatter_tensor(result, whole, group=group, async_op=waits)
+        elif name == "all_to_all":
+            received = torch.empty(size * numel, dtype=dtype, device=device)
+            handle = dist.all_to_all_single(received, mine.repeat(size), group=group, async_op=waits)
+        else:
+            dist.barrier(group=group)
+        if handle is not None:
+            handle.wait()
+        if name == "all_reduce":
+            check(name, mine, sum(all_of_them[1:], all_of_them[0]))
+        elif name == "broadcast":
+            check(name, mine, all_of_them[root])
+        elif name in ("all_gather", "all_to_all"):
+            check(name, gathered if name == "all_gather" else received, torch.cat(all_of_them))
+        elif name == "reduce_scatter":
+            check(name, result, sum(all_of_them[1:], all_of_them[0]))
+
+    groups = [dist.new_group(list(range(size))) for _ in calls]
+    until = time.monotonic() + options.seconds
+    stop_at = [0, 0]  # the call before which all ranks stop, once rank 0 has said so
+
+    def run(number: int) -> None:
+        generator = random.Random(options.seed * 2 + number)
+        flag = torch.zeros(1, dtype=torch.int64)
+        try:
+            while not stop_at[number]:
+                for _ in range(10):
+                    call(generator, groups[number], options.device if generator.random() < 0.9 else "cpu")
+                    calls[number] += 1
+                flag[0] = int(time.monotonic() > until)
+                dist.broadcast(flag, 0, group=groups[number])
+                stop_at[number] = int(flag.item())
+        except Exception as error:
+            failures.append(f"{type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(groups))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:  # which end early if a call fails
+        thread.join(options.seconds / 2 / len(threads))
+    early = resources()
+    for thread in threads:
+        thread.join()
+    late = resources()
+    grown = {key: late[key] - early[key] for key in early}
+    print(f"rank {rank}: {sum(calls)} calls, {len(failures)} failures, from {early} to {late}", flush=True)
+    for failure in failures[:5]:
+        print(failure, flush=True)
+    # What caches keep is bounded, but in a short run not full after half of the time.
+    ok = not failures and grown["threads"] <= 0 and grown["descriptors"] <= 0 and grown["MB"] < 200
+    os._exit(0 if ok else 1)
+
+
+def start(options: argparse.Namespace, seconds: float, seed: int) -> list[subprocess.Popen[str]]:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        port = found.getsockname()[1]
+    command = [sys.executable, __file__, "--device", options.device, "--seconds", str(seconds), "--seed", str(seed)]
+    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(options.ranks)}
+    environment = {**os.environ, **where, "OMP_NUM_THREADS": "1", "SOAK": "1"}
+    return [
+        subprocess.Popen(
+            command,
+            env={**environment, "RANK": str(rank)},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(options.ranks)
+    ]
+
+
+def soak(options: argparse.Namespace) -> bool:
+    processes = start(options, options.seconds, options.seed)
+    outputs = [process.communicate()[0] for process in processes]
+    ok = all(process.returncode == 0 for process in processes)
+    print("".join(output if not ok else output.splitlines(True)[-1] for output in outputs))
+    return ok
+
+
+def kill(options: argparse.Namespace, number: int) -> bool:
+    """One group, of which a rank is killed: whether the others ended by themselves."""
+    generator = random.Random(options.seed + number)
+    processes = start(options, 1000, options.seed + number)
+    time.sleep(generator.uniform(1, 12))
+    killed = generator.randrange(options.ranks)
+    processes[killed].send_signal(signal.SIGKILL)
+    begin, ok = time.monotonic(), True
+    for process in processes:
+        try:
+            process.communicate(timeout=max(1, begin + TIMEOUT + 30 - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            ok = False
+            process.kill()
+    print(f"kill {number}: rank {killed}, {time.monotonic() - begin:.1f} s, {'ended' if ok else 'HANG'}", flush=True)
+    return ok
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="ocl")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--kills", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if os.environ.get("SOAK"):
+        work(options)
+    if options.kills:
+        ok = sum(kill(options, number) for number in range(options.kills)) == options.kills
+    else:
+        ok = soak(options)
+    raise SystemExit(0 if ok else 1)
+
+
+if __name__ == "__main__":
+    main()
