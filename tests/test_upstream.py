@@ -36,6 +36,24 @@ def test_unnamed_groups_serve_the_cpu() -> None:
     assert list(BackendConfig("gloo").device_backend_map) == Backend.backend_capability["gloo"]
 
 
+def test_gradients_are_exchanged_in_bfloat16() -> None:
+    """parallel_checks.py trains with them."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel.__new__(DistributedDataParallel)
+    torch.nn.Module.__init__(model)
+    model.logger = None
+    check, name = DistributedDataParallel._check_comm_hook, torch._C._get_privateuse1_backend_name()
+    model.device_type = name
+    with pytest.raises(TypeError, match="BF16"):
+        unpatched(check)(model, bf16_compress_hook)
+    check(model, bf16_compress_hook)
+    model.device_type = "cpu"
+    with pytest.raises(TypeError, match="BF16"):
+        check(model, bf16_compress_hook)
+
+
 def test_dlpack_knows_the_device(tensor: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="Unknown device type"):
         unpatched(torch.Tensor.__dlpack_device__)(tensor)

@@ -7,6 +7,7 @@ longer. Registering a backend applies them, so a process without a backend keeps
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -165,6 +166,27 @@ def unnamed_groups_serve_the_cpu() -> None:
     BackendConfig.__init__ = __init__  # type: ignore[method-assign]
 
 
+def gradients_are_exchanged_in_bfloat16() -> None:
+    """DistributedDataParallel refuses the hooks `bf16_compress_hook` and its wrapper, by their names, wherever there is
+    no NCCL or XCCL, though gloo adds bfloat16. torch 2.12 to 2.14 (torch/nn/parallel/distributed.py,
+    `_check_comm_hook`).
+    """
+    if not torch.distributed.is_available():
+        return
+    from torch.nn.parallel import DistributedDataParallel
+
+    plain = DistributedDataParallel._check_comm_hook
+
+    @wraps(plain)
+    def _check_comm_hook(self: Any, hook: Any) -> None:
+        if self.device_type == _backend.name() and "bf16" in getattr(hook, "__name__", ""):
+            signature, hook = inspect.signature(hook), lambda state, bucket: None
+            hook.__signature__ = signature
+        plain(self, hook)
+
+    DistributedDataParallel._check_comm_hook = _check_comm_hook  # type: ignore[method-assign]
+
+
 def enumerations_know_the_name() -> None:
     """`ProfilerActivity.<NAME>` and `DeviceType.<NAME>`, which torch sets since 2.13 when it renames the backend.
     torch 2.12 (torch/utils/backend_registration.py).
@@ -176,6 +198,7 @@ def enumerations_know_the_name() -> None:
 
 PATCHES: tuple[Callable[[], None], ...] = (
     unnamed_groups_serve_the_cpu,
+    gradients_are_exchanged_in_bfloat16,
     dlpack_knows_the_device,
     dlpack_offers_host_memory,
     dlpack_refuses_foreign_memory,
