@@ -31,6 +31,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
+
 from torchgraft_opencl.demo.digits import Digits
 from torchgraft_opencl.demo.task import Task
 from torchgraft_opencl.demo.text import Text
@@ -133,7 +134,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="of each network")
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER")
     parser.add_argument("--every", type=int, default=5, help="how many steps there are between checkpoints")
-    parser.add_argument("--fail-at", type=int, metavar="STEP", help="the last process dies there, if it never did before")
+    parser.add_argument(
+        "--fail-at", type=int, metavar="STEP", help="the last process dies there, if it never did before"
+    )
     options = parser.parse_args()
     device = start(options.device)
     rank, size = dist.get_rank(), dist.get_world_size()
