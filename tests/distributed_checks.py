@@ -1,31 +1,17 @@
-"""What each of several processes does, on the device and beside it on the CPU: started by test_distributed.py.
-
-Environment: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT as torch.distributed wants them; CHECKS_DEVICE,
-CHECKS_BACKEND ("" for none), CHECKS_RESULTS, a folder in which each rank says what failed.
-"""
+"""What each of several processes does, on the device and beside it on the CPU: started by test_distributed.py."""
 
 from __future__ import annotations
 
-import json
-import os
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks import DEVICE, RANK, SIZE, Checks
 
-DEVICE = os.environ.get("CHECKS_DEVICE", "ocl")
-RANK, SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-CHECKS: dict[str, Callable[[], None]] = {}
+check = Checks()
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int64, torch.int32, torch.int8, torch.uint8]
-
-
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[function.__name__] = function
-    return function
 
 
 def values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -405,18 +391,5 @@ def tensors_in_parts() -> None:
     torch.testing.assert_close(model(whole.to(DEVICE)).detach().cpu(), expected.detach())
 
 
-def main() -> None:
-    dist.init_process_group(os.environ.get("CHECKS_BACKEND") or None)
-    said = {}
-    for name, function in CHECKS.items():
-        try:
-            function()
-            said[name] = ""
-        except BaseException:  # told by the test of that name; the other ranks may then wait in vain
-            said[name] = traceback.format_exc()
-        Path(os.environ["CHECKS_RESULTS"], f"{RANK}.json").write_text(json.dumps(said))
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    check.run()

@@ -3,55 +3,17 @@ distributed_checks.py."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import distributed_checks
 import pytest
 import torch
-from processes import environment_of
+from ranks import Said, ranks, run_checks
 
 import torchgraft
 from torchgraft import _C, distributed
 
 CHECKS = Path(distributed_checks.__file__)
-ROOT = CHECKS.parents[1]
-
-Said = dict[str, list[str]]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
-@contextlib.contextmanager
-def ranks(count: int, *program: str | Path, **environment: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that know of each other; those that are left are killed at the end."""
-    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *program],
-            env=environment_of(True, **where, RANK=str(rank), LOCAL_RANK=str(rank), OMP_NUM_THREADS="1", **environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(count)
-    ]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(
@@ -60,13 +22,8 @@ def ranks(count: int, *program: str | Path, **environment: str) -> Iterator[list
 def said(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Said:
     """For each check, what each rank said; nothing, where it did not fail."""
     count, backend, staged = request.param
-    results = tmp_path_factory.mktemp("ranks")
-    told = {"CHECKS_BACKEND": backend, "CHECKS_RESULTS": str(results), "TORCHGRAFT_DISTRIBUTED_STAGED": staged}
-    with ranks(count, CHECKS, CHECKS_DEVICE=torch._C._get_privateuse1_backend_name(), **told) as processes:
-        outputs = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * count, "\n".join(outputs)[-5000:]
-    found = [json.loads((results / f"{rank}.json").read_text()) for rank in range(count)]
-    return {name: [each[name] for each in found] for name in distributed_checks.CHECKS}
+    told = {"CHECKS_BACKEND": backend, "TORCHGRAFT_DISTRIBUTED_STAGED": staged}
+    return run_checks(count, CHECKS, distributed_checks.check, tmp_path_factory.mktemp("ranks"), **told)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +33,7 @@ def _device(device: str) -> None:
 
 
 @pytest.mark.quick(said=(2, "graft", ""))
-@pytest.mark.parametrize("check", distributed_checks.CHECKS)
+@pytest.mark.parametrize("check", distributed_checks.check)
 def test_in_each_process(said: Said, check: str) -> None:
     assert "".join(said[check]) == ""
 
@@ -132,22 +89,3 @@ def test_a_backend_for_something_else() -> None:
     with pytest.raises(TypeError):
         _C.distributed_backend(object(), None, "graft")
     assert torchgraft.distributed is distributed
-
-
-@pytest.mark.thorough
-def test_the_example(device: str) -> None:
-    """Losses of two processes are those of one, which sees the whole batch."""
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
-    losses = []
-    for launcher in ([], command):
-        done = subprocess.run(
-            [sys.executable, *launcher, ROOT / "examples/train_ddp.py", "--steps", "10", "--device", device],
-            env=environment_of(True, OMP_NUM_THREADS="1"),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        losses.append([float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step")])
-    assert len(losses[0]) == 10
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3)

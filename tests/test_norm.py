@@ -177,6 +177,52 @@ def test_batch_norm_with_update(device: str) -> None:
             torch.testing.assert_close(g.cpu(), e, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_batch_norm_in_parts(device: str, channels_last: bool, dtype: torch.dtype) -> None:
+    """The ops that SyncBatchNorm is made of, with processes' parts of a batch one after the other."""
+    aten, eps, kept = torch.ops.aten, 1e-5, torch.promote_types(dtype, torch.float32)
+    parts = (torch.randn(7, 5, 4, 3) * 2 + 1).to(dtype).split([4, 3])
+    weight, bias, grad = torch.rand(5) + 0.5, torch.randn(5), torch.randn(7, 5, 4, 3).to(dtype)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    xs = [part.to(device).contiguous(memory_format=layout) for part in parts]
+    w, b = weight.to(device, kept), bias.to(device, kept)
+    running = [torch.zeros(5, dtype=kept, device=device), torch.ones(5, dtype=kept, device=device)]
+    means, invstds = (torch.stack(each) for each in zip(*(aten.batch_norm_stats(x, eps) for x in xs), strict=True))
+    counts = torch.tensor([x.numel() / 5 for x in xs], device=device)
+    mean, invstd = aten.batch_norm_gather_stats_with_counts(xs[0], means, invstds, *running, 0.1, eps, counts)
+    assert mean.dtype == kept
+    got = torch.cat([aten.batch_norm_elemt(x, w, b, mean, invstd, eps) for x in xs])
+    grads = grad.to(device).split([4, 3])
+    each = [
+        aten.batch_norm_backward_reduce(g, x, mean, invstd, w, True, True, True) for g, x in zip(grads, xs, strict=True)
+    ]
+    sums = [a + b for a, b in zip(*each, strict=True)]
+    input_grad = torch.cat(
+        [
+            aten.batch_norm_backward_elemt(g, x, mean, invstd, w, sums[0], sums[1], counts.int())
+            for g, x in zip(grads, xs, strict=True)
+        ]
+    )
+
+    whole = torch.cat(parts).double().requires_grad_()
+    parameters = [t.double().requires_grad_() for t in (weight, bias)]
+    expected_running = [torch.zeros(5, dtype=torch.float64), torch.ones(5, dtype=torch.float64)]
+    expected = F.batch_norm(whole, *expected_running, *parameters, training=True)
+    expected.backward(grad.double())
+    scale = TOLERANCE[dtype]
+    found = [got, input_grad, *sums[2:], *running]
+    wanted = [expected, whole.grad, *(p.grad for p in parameters), *expected_running]
+    for a, e in zip(found, wanted, strict=True):
+        assert e is not None
+        torch.testing.assert_close(a.cpu().double(), e.detach(), rtol=scale, atol=scale * max(1, e.abs().max().item()))
+    equal = aten.batch_norm_gather_stats(xs[0], means, invstds, None, None, 0.1, eps, 3)
+    same = aten.batch_norm_gather_stats_with_counts(
+        xs[0], means, invstds, None, None, 0.1, eps, torch.full((2,), 3.0, device=device)
+    )
+    torch.testing.assert_close(equal, same)
+
+
 def test_instance_norm(device: str) -> None:
     x = torch.randn(3, 4, 5, 6)
     compare(lambda x: F.instance_norm(x), device, torch.float32, x)

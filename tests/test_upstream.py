@@ -50,6 +50,47 @@ def test_monitored_barriers_ask_for_what_they_need() -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("patched", [False, True])
+def test_meshes_share_devices(device: str, script: Script, patched: bool) -> None:
+    output = script(
+        f"""
+        import os, torch
+        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+        os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0", LOCAL_RANK="7")
+        if not {patched}:
+            DeviceMesh._setup_world_group_and_device = DeviceMesh._setup_world_group_and_device.__wrapped__
+        name = torch.accelerator.current_accelerator().type
+        count = torch.get_device_module(name).device_count()
+        try:
+            init_device_mesh(name, (1,))
+            print(torch.accelerator.current_device_index() == 7 % count)
+        except RuntimeError as error:
+            print("refused", error)
+        """,
+        autoload=True,
+    )
+    assert ("True" if patched else "refused") in output
+
+
+def test_gradients_are_exchanged_in_bfloat16() -> None:
+    """parallel_checks.py trains with them."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel.__new__(DistributedDataParallel)
+    torch.nn.Module.__init__(model)
+    model.logger = None
+    check, name = DistributedDataParallel._check_comm_hook, torch._C._get_privateuse1_backend_name()
+    model.device_type = name
+    with pytest.raises(TypeError, match="BF16"):
+        unpatched(check)(model, bf16_compress_hook)
+    check(model, bf16_compress_hook)
+    model.device_type = "cpu"
+    with pytest.raises(TypeError, match="BF16"):
+        check(model, bf16_compress_hook)
+
+
 def test_dlpack_knows_the_device(tensor: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="Unknown device type"):
         unpatched(torch.Tensor.__dlpack_device__)(tensor)

@@ -7,6 +7,8 @@ longer. Registering a backend applies them, so a process without a backend keeps
 
 from __future__ import annotations
 
+import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -191,6 +193,49 @@ def monitored_barriers_ask_for_what_they_need() -> None:
     torch.distributed.monitored_barrier = monitored_barrier
 
 
+def meshes_share_devices() -> None:
+    """`init_device_mesh` in a process that has not chosen a device chooses that of the number LOCAL_RANK, which is an
+    error where more processes than devices share a machine, as they may without NCCL. torch 2.12 to 2.14
+    (torch/distributed/device_mesh.py, `DeviceMesh._setup_world_group_and_device`).
+    """
+    if not torch.distributed.is_available():
+        return
+    from torch.distributed.device_mesh import DeviceMesh
+
+    plain: Callable[..., Any] = DeviceMesh._setup_world_group_and_device
+
+    @wraps(plain)
+    def _setup_world_group_and_device(self: Any) -> Any:
+        number = os.environ.get("LOCAL_RANK", "")
+        module = getattr(torch, _backend.name())
+        if self.device_type == _backend.name() and number.isdecimal() and not module.is_initialized():
+            module.set_device(int(number) % module.device_count())
+        return plain(self)
+
+    DeviceMesh._setup_world_group_and_device = _setup_world_group_and_device  # type: ignore[method-assign]
+
+
+def gradients_are_exchanged_in_bfloat16() -> None:
+    """DistributedDataParallel refuses the hooks `bf16_compress_hook` and its wrapper, by their names, wherever there is
+    no NCCL or XCCL, though gloo adds bfloat16. torch 2.12 to 2.14 (torch/nn/parallel/distributed.py,
+    `_check_comm_hook`).
+    """
+    if not torch.distributed.is_available():
+        return
+    from torch.nn.parallel import DistributedDataParallel
+
+    plain: Callable[..., Any] = DistributedDataParallel._check_comm_hook
+
+    @wraps(plain)
+    def _check_comm_hook(self: Any, hook: Any) -> None:
+        if self.device_type == _backend.name() and "bf16" in getattr(hook, "__name__", ""):
+            signature, hook = inspect.signature(hook), lambda state, bucket: None
+            hook.__signature__ = signature
+        plain(self, hook)
+
+    DistributedDataParallel._check_comm_hook = _check_comm_hook  # type: ignore[method-assign]
+
+
 def enumerations_know_the_name() -> None:
     """`ProfilerActivity.<NAME>` and `DeviceType.<NAME>`, which torch sets since 2.13 when it renames the backend.
     torch 2.12 (torch/utils/backend_registration.py).
@@ -203,6 +248,8 @@ def enumerations_know_the_name() -> None:
 PATCHES: tuple[Callable[[], None], ...] = (
     unnamed_groups_serve_the_cpu,
     monitored_barriers_ask_for_what_they_need,
+    meshes_share_devices,
+    gradients_are_exchanged_in_bfloat16,
     dlpack_knows_the_device,
     dlpack_offers_host_memory,
     dlpack_refuses_foreign_memory,

@@ -13,7 +13,7 @@ from torchgraft.codegen.loops import FEW
 from torchgraft.kernels import norm as kernels
 from torchgraft.ops.entries import enter, enter_composite
 from torchgraft.ops.reductions import plan_reduction
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
 from torchgraft.plans.grid import Grid
 from torchgraft.plans.refusals import check_out
 
@@ -292,7 +292,6 @@ def _batch_norm(
     momentum: Scalar | float,
     eps: Scalar,
 ) -> None:
-    type_ = _float_name(x)
     if x.numel() == 0:
         return
     of_channels = _Channels(p)
@@ -311,15 +310,28 @@ def _batch_norm(
     else:
         center, deviation = running_mean, running_var
     of_channels.finish()
-    last, grid = _channel_walk(p, x)
-    var = deviation is running_var
-    kernel = kernels.batch_norm_map(
-        p.form, type_, _name(center, type_), _type_name(weight), _type_name(bias), var, last
-    )
-    statistics = {"center": center, "deviation": deviation, "weight": weight, "bias": bias}
-    p.launch(kernel, grid, x=x, **statistics, out=target, channels=x.size(1), eps=eps)
+    _normalise(p, target, x, weight, bias, center, deviation, deviation is running_var, eps)
     if target is not y:
         p.copy(y, target)
+
+
+def _normalise(
+    p: PlanBuilder,
+    y: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    center: torch.Tensor,
+    deviation: torch.Tensor,
+    var: bool,
+    eps: Scalar,
+) -> None:
+    """Plans the normalised elements, of an input with the result's strides; with `var` the deviation is a variance."""
+    last, grid = _channel_walk(p, x)
+    type_, stat_type = _float_name(x), element_type(center.dtype).name
+    kernel = kernels.batch_norm_map(p.form, type_, stat_type, _type_name(weight), _type_name(bias), var, last)
+    statistics = {"center": center, "deviation": deviation, "weight": weight, "bias": bias}
+    p.launch(kernel, grid, x=x, **statistics, out=y, channels=x.size(1), eps=eps)
 
 
 def _moments(
@@ -483,13 +495,37 @@ def _batch_norm_backward(
     of_channels.finish()
     if input_grad is None:
         return
+    _plan_input_grad(p, input_grad, grad, x, weight, (center, deviation), sums, x.numel() // channels, eps)
+
+
+def _plan_input_grad(
+    p: PlanBuilder,
+    input_grad: torch.Tensor,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    statistics: tuple[torch.Tensor, torch.Tensor],
+    sums: Sequence[torch.Tensor],
+    each: int,
+    eps: Scalar | float,
+) -> None:
+    """Plans the gradient of the input.
+
+    Args:
+        grad, x: of one layout.
+        statistics: mean and inverse deviation or, without sums, variance.
+        sums: in training those of `kernels.batch_norm_sums`.
+        each: how many elements of a channel they are of.
+    """
     target = input_grad if input_grad.stride() == x.stride() else p.empty(x.shape, x.dtype, x.stride())
     last, grid = _channel_walk(p, x)
-    kernel = kernels.batch_norm_input(p.form, type_, stat_type, _type_name(weight), not train, train, last)
+    center, deviation = statistics
+    stat_type, train = element_type(center.dtype).name, bool(sums)
+    kernel = kernels.batch_norm_input(p.form, _float_name(x), stat_type, _type_name(weight), not train, train, last)
     total, dot = sums or (None, None)
-    statistics = {"center": center, "deviation": deviation, "weight": weight, "sum": total, "dot": dot}
-    sizes = {"channels": channels, "each": x.numel() // channels}
-    p.launch(kernel, grid, grad=grad, x=x, **statistics, out=target, **sizes, eps=eps)
+    of_channels = {"center": center, "deviation": deviation, "weight": weight, "sum": total, "dot": dot}
+    sizes = {"channels": x.size(1), "each": each}
+    p.launch(kernel, grid, grad=grad, x=x, **of_channels, out=target, **sizes, eps=eps)
     if target is not input_grad:
         p.copy(input_grad, target)
 
@@ -529,3 +565,153 @@ def batch_norm_backward_with_reserve(
     reserve: torch.Tensor,
 ) -> None:
     _batch_norm_backward(p, out, grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps)
+
+
+# ---- batch norm of a batch in several processes ----
+#
+# SyncBatchNorm is made of ops that torch has for CUDA alone: each process's statistics, those of the whole batch, and
+# the same backward.
+
+
+def _dense(p: PlanBuilder, x: torch.Tensor) -> torch.Tensor:
+    """x in one of the layouts that kernels know."""
+    return p.contiguous(x) if _channels_last(x) is None else x
+
+
+def _stats_meta(input: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    mean, invstd = (input.new_empty((input.size(1),), dtype=_accumulate(input)) for _ in range(2))
+    return mean, invstd
+
+
+@planner("batch_norm_stats", meta=_stats_meta)
+def batch_norm_stats(p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], input: torch.Tensor, eps: Scalar) -> None:
+    _float_name(input)
+    if input.numel() == 0:
+        raise Unsupported("statistics of nothing")
+    _moments(p, _dense(p, input), out, (None, None), 0.0, eps)
+
+
+def _like_input_meta(input: torch.Tensor, **_: Any) -> torch.Tensor:
+    return torch.empty_like(input)
+
+
+@planner("batch_norm_elemt", meta=_like_input_meta)
+def batch_norm_elemt(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    eps: Scalar,
+) -> None:
+    if input.numel() == 0:
+        return
+    target = out if _channels_last(out) is not None else p.empty_like(out)
+    weight, bias = _Channels(p).read(weight, bias)
+    source, center, deviation = _like(p, input, target.stride()), p.contiguous(mean), p.contiguous(invstd)
+    _normalise(p, target, source, weight, bias, center, deviation, False, eps)
+    if target is not out:
+        p.copy(out, target)
+
+
+@composite("batch_norm_gather_stats_with_counts")
+def batch_norm_gather_stats_with_counts(
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of statistics with a row for each process those of all; brings the running ones forward."""
+    each = counts.to(mean.dtype).unsqueeze(1)
+    count = each.sum()
+    center = (mean * each).sum(0) / count
+    squares = ((invstd.pow(-2) - eps + (mean - center).square()) * each).sum(0)
+    for running, value in ((running_mean, center), (running_var, squares / (count - 1))):
+        if running is not None:
+            running.lerp_(value.to(running.dtype), momentum)
+    return center, (squares / count + eps).rsqrt()
+
+
+@composite("batch_norm_gather_stats")
+def batch_norm_gather_stats(
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    count: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    counts = torch.full((mean.size(0),), count, dtype=mean.dtype, device=mean.device)
+    return batch_norm_gather_stats_with_counts(input, mean, invstd, running_mean, running_var, momentum, eps, counts)
+
+
+def _backward_reduce_meta(
+    input: torch.Tensor, weight: torch.Tensor | None, input_g: bool, weight_g: bool, bias_g: bool, **_: Any
+) -> tuple[torch.Tensor | None, ...]:
+    dtype = _accumulate(input)
+    kept = dtype if weight is None else weight.dtype
+    wanted = (input_g, dtype), (input_g, dtype), (weight_g, kept), (bias_g, kept)
+    return tuple(input.new_empty((input.size(1),), dtype=dtype) if wants else None for wants, dtype in wanted)
+
+
+@planner("batch_norm_backward_reduce", meta=_backward_reduce_meta)
+def batch_norm_backward_reduce(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor | None, ...],
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    input_g: bool,
+    weight_g: bool,
+    bias_g: bool,
+) -> None:
+    results = [result for result in out if result is not None]
+    if input.numel() == 0:
+        for result in results:
+            p.fill(result, 0)
+        return
+    x = _dense(p, input)
+    grad = _like(p, p.cast(grad_out, x.dtype), x.stride())
+    center, deviation = p.contiguous(mean), p.contiguous(invstd)
+    acc, stat_type = element_type(_accumulate(x)).name, element_type(center.dtype).name
+    grad_types = _type_name(out[2]), _type_name(out[3])
+    reduction = kernels.batch_norm_sums(acc, _float_name(x), stat_type, False, input_g, grad_types)
+    dims = [d for d in range(x.dim()) if d != 1]
+    plan_reduction(p, reduction, results, grad, dims, [0.0], others=[x, center, deviation])
+
+
+@planner("batch_norm_backward_elemt", meta=_like_input_meta)
+def batch_norm_backward_elemt(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    invstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    sum_dy: torch.Tensor,
+    sum_dy_xmu: torch.Tensor,
+    count: torch.Tensor,
+) -> None:
+    if input.numel() == 0:
+        return
+    x = _dense(p, input)
+    grad = _like(p, p.cast(grad_out, x.dtype), x.stride())
+    total = p.empty((), sum_dy.dtype)
+    p.call_out(aten.sum.default, total, count, dtype=sum_dy.dtype)
+    means = [p.empty((x.size(1),), _accumulate(x)) for _ in range(2)]
+    for mean_, sum_ in zip(means, (sum_dy, sum_dy_xmu), strict=True):
+        p.call_out(aten.div.Tensor, mean_, sum_, total)
+    statistics = p.contiguous(mean), p.contiguous(invstd)
+    (weight,) = _Channels(p).read(weight)
+    _plan_input_grad(p, out, grad, x, weight, statistics, means, 1, 0.0)
