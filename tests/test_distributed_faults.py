@@ -12,7 +12,7 @@ from typing import Any
 import distributed_faults
 import pytest
 from processes import environment_of
-from test_distributed import free_port, ranks
+from ranks import free_port, ranks
 
 PROGRAM = Path(distributed_faults.__file__)
 
