@@ -3,21 +3,17 @@ distributed_checks.py."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import distributed_checks
 import pytest
 import torch
-from processes import environment_of
-from ranks import Said, free_port, ranks, run_checks
+from ranks import Said, ranks, run_checks
 
 import torchgraft
 from torchgraft import _C, distributed
 
 CHECKS = Path(distributed_checks.__file__)
-ROOT = CHECKS.parents[1]
 
 
 @pytest.fixture(
@@ -93,22 +89,3 @@ def test_a_backend_for_something_else() -> None:
     with pytest.raises(TypeError):
         _C.distributed_backend(object(), "graft")
     assert torchgraft.distributed is distributed
-
-
-@pytest.mark.thorough
-def test_the_example(device: str) -> None:
-    """Losses of two processes are those of one, which sees the whole batch."""
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
-    losses = []
-    for launcher in ([], command):
-        done = subprocess.run(
-            [sys.executable, *launcher, ROOT / "examples/train_ddp.py", "--steps", "10", "--device", device],
-            env=environment_of(True, OMP_NUM_THREADS="1"),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        losses.append([float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step")])
-    assert len(losses[0]) == 10
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3)

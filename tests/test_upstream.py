@@ -36,6 +36,29 @@ def test_unnamed_groups_serve_the_cpu() -> None:
     assert list(BackendConfig("gloo").device_backend_map) == Backend.backend_capability["gloo"]
 
 
+@pytest.mark.parametrize("patched", [False, True])
+def test_meshes_share_devices(device: str, script: Script, patched: bool) -> None:
+    output = script(
+        f"""
+        import os, torch
+        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+        os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0", LOCAL_RANK="7")
+        if not {patched}:
+            DeviceMesh._setup_world_group_and_device = DeviceMesh._setup_world_group_and_device.__wrapped__
+        name = torch.accelerator.current_accelerator().type
+        count = torch.get_device_module(name).device_count()
+        try:
+            init_device_mesh(name, (1,))
+            print(torch.accelerator.current_device_index() == 7 % count)
+        except RuntimeError as error:
+            print("refused", error)
+        """,
+        autoload=True,
+    )
+    assert ("True" if patched else "refused") in output
+
+
 def test_gradients_are_exchanged_in_bfloat16() -> None:
     """parallel_checks.py trains with them."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook

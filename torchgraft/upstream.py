@@ -8,6 +8,7 @@ longer. Registering a backend applies them, so a process without a backend keeps
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -166,6 +167,28 @@ def unnamed_groups_serve_the_cpu() -> None:
     BackendConfig.__init__ = __init__  # type: ignore[method-assign]
 
 
+def meshes_share_devices() -> None:
+    """`init_device_mesh` in a process that has not chosen a device chooses that of the number LOCAL_RANK, which is an
+    error where more processes than devices share a machine, as they may without NCCL. torch 2.12 to 2.14
+    (torch/distributed/device_mesh.py, `DeviceMesh._setup_world_group_and_device`).
+    """
+    if not torch.distributed.is_available():
+        return
+    from torch.distributed.device_mesh import DeviceMesh
+
+    plain = DeviceMesh._setup_world_group_and_device
+
+    @wraps(plain)
+    def _setup_world_group_and_device(self: Any) -> Any:
+        number = os.environ.get("LOCAL_RANK", "")
+        module = getattr(torch, _backend.name())
+        if self.device_type == _backend.name() and number.isdecimal() and not module.is_initialized():
+            module.set_device(int(number) % module.device_count())
+        return plain(self)
+
+    DeviceMesh._setup_world_group_and_device = _setup_world_group_and_device  # type: ignore[method-assign]
+
+
 def gradients_are_exchanged_in_bfloat16() -> None:
     """DistributedDataParallel refuses the hooks `bf16_compress_hook` and its wrapper, by their names, wherever there is
     no NCCL or XCCL, though gloo adds bfloat16. torch 2.12 to 2.14 (torch/nn/parallel/distributed.py,
@@ -198,6 +221,7 @@ def enumerations_know_the_name() -> None:
 
 PATCHES: tuple[Callable[[], None], ...] = (
     unnamed_groups_serve_the_cpu,
+    meshes_share_devices,
     gradients_are_exchanged_in_bfloat16,
     dlpack_knows_the_device,
     dlpack_offers_host_memory,
