@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property, update_wrapper, wraps
@@ -21,7 +20,7 @@ from typing import Any, cast
 
 import torch
 
-from torchgraft import _backend, imports
+from torchgraft import _backend, distributed, imports
 
 __all__ = ["PATCHES", "install", "only_device"]
 
@@ -87,16 +86,63 @@ def accelerate_takes_the_device(state: Any) -> None:
 
     @wraps(plain)
     def default_device(self: Any) -> torch.device:
-        device = _rather_than_cpu(plain(self))
-        if _is_ours(device) and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            warnings.warn(
-                f"Accelerate joins no processes on devices '{device.type}': each of these works alone, on {device}. "
-                "Start one process, use torch.distributed itself, or pass cpu=True for several on the CPU",
-                stacklevel=2,
-            )
-        return device
+        return _rather_than_cpu(plain(self))
 
     state.PartialState.default_device = property(default_device)
+
+
+@_after("accelerate.state")
+def accelerate_joins_processes(state: Any) -> None:
+    """Several processes stay alone, since Accelerate has kinds of groups for CPUs and for devices that it knows only.
+    Ours get that for CPUs, which asks least of a device, with the backend's collectives. accelerate 1.10 to 1.15
+    (`PartialState._prepare_backend`, `set_device`, `wait_for_everyone`).
+    """
+    owner, kinds = state.PartialState, state.DistributedType
+    plain_prepare, plain_set, plain_wait = owner._prepare_backend, owner.set_device, owner.wait_for_everyone
+
+    @wraps(plain_prepare)
+    def _prepare_backend(self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: Any = None) -> Any:
+        chosen = plain_prepare(self, cpu, sagemaker_dp, backend)
+        started_alone = "LOCAL_RANK" not in os.environ or cpu
+        if chosen[1] != kinds.NO or started_alone or only_device() is None:
+            return chosen
+        return backend or distributed.NAME, kinds.MULTI_CPU
+
+    @wraps(plain_set)
+    def set_device(self: Any) -> None:
+        if self.device is None and self.distributed_type == kinds.MULTI_CPU and not self._cpu and only_device():
+            self.device = torch.device(_backend.name(), self.local_process_index % _module().device_count())
+            _module().set_device(self.device)
+        plain_set(self)
+
+    @wraps(plain_wait)
+    def wait_for_everyone(self: Any) -> None:
+        """By the device that it has: Accelerate names the accelerator's of the process's number, for CPUs too."""
+        if self.distributed_type == kinds.MULTI_CPU:
+            torch.distributed.barrier(device_ids=[self.device.index] if _is_ours(self.device) else None)
+        else:
+            plain_wait(self)
+
+    owner._prepare_backend, owner.set_device = _prepare_backend, set_device
+    owner.wait_for_everyone = wait_for_everyone
+
+
+@_after("accelerate.commands.launch")
+def accelerate_launches_processes(launch: Any) -> None:
+    """`accelerate launch --num_processes 2` starts one process, since it starts several only where it knows devices.
+    accelerate 1.10 to 1.15 (`_validate_launch_command`).
+    """
+    plain = launch._validate_launch_command
+
+    @wraps(plain)
+    def _validate_launch_command(args: Any) -> Any:
+        args, *others = plain(args)
+        if only_device() is not None and not (args.cpu or args.tpu or args.use_deepspeed):
+            args.num_processes = args.num_processes or _module().device_count()  # it has counted CUDA's
+            args.multi_gpu = args.multi_gpu or args.num_processes > 1
+        return args, *others
+
+    launch._validate_launch_command = _validate_launch_command
 
 
 @_after("accelerate.accelerator")
@@ -123,7 +169,7 @@ def accelerate_scales_gradients(modeling: Any) -> None:
 
     @wraps(plain)
     def get_grad_scaler(distributed_type: Any = None, **options: Any) -> Any:
-        if only_device() is None or getattr(distributed_type, "name", "NO") != "NO":
+        if only_device() is None or getattr(distributed_type, "name", "NO") not in ("NO", "MULTI_CPU"):
             return plain(distributed_type, **options)
         return torch.amp.GradScaler(_backend.name(), **options)
 
@@ -321,14 +367,38 @@ def lightning_takes_the_device(connector: Any) -> None:
     _connect(connector, connector._AcceleratorConnector, "_precision_plugin_flag", "_precision_flag")
 
 
+@_after("lightning.fabric.strategies.ddp", "lightning_fabric.strategies.ddp")
+def fabric_parallelizes_on_the_device(ddp: Any) -> None:
+    """Fabric names the device to DistributedDataParallel, and makes a stream of CUDA for it where it has named one; on
+    the CPU it names none. lightning 2.4 to 2.6 (`DDPStrategy._determine_ddp_device_ids`).
+    """
+    _name_no_device(ddp.DDPStrategy, "_determine_ddp_device_ids")
+
+
+@_after("lightning.pytorch.strategies.ddp", "pytorch_lightning.strategies.ddp")
+def lightning_parallelizes_on_the_device(ddp: Any) -> None:
+    """The same of Lightning's Trainer. lightning 2.4 to 2.6 (`DDPStrategy.determine_ddp_device_ids`)."""
+    _name_no_device(ddp.DDPStrategy, "determine_ddp_device_ids")
+
+
+def _name_no_device(owner: Any, name: str) -> None:
+    plain = getattr(owner, name)
+
+    @wraps(plain)
+    def device_ids(self: Any) -> Any:
+        return None if _is_ours(self.root_device) else plain(self)
+
+    setattr(owner, name, device_ids)
+
+
 def _register(registry: Any, base: type) -> None:
     if _backend.name() not in registry:
         name = _backend.name()
-        made = type(f"{name.capitalize()}Accelerator", (_OneDevice, base), {"__doc__": _OneDevice.__doc__})
-        registry.register(name, made, description=f"One device {name}")
+        made = type(f"{name.capitalize()}Accelerator", (_Devices, base), {"__doc__": _Devices.__doc__})
+        registry.register(name, made, description=f"Devices {name}")
 
 
-class _OneDevice:
+class _Devices:
     """Lightning's accelerator for the backend; together with Lightning's abstract class."""
 
     def setup_device(self, device: torch.device) -> None:
@@ -345,19 +415,14 @@ class _OneDevice:
 
     @staticmethod
     def parse_devices(devices: int | str | list[int]) -> list[int]:
-        """The devices' numbers: a list of them, or a text with commas; a single number says how many, -1 all."""
+        """The devices' numbers: a list of them, or a text with commas; a single number says how many processes there
+        are, which share devices where there are fewer, -1 one for each device."""
         if isinstance(devices, str):
             devices = [int(each) for each in devices.split(",") if each] if "," in devices else int(devices)
         if isinstance(devices, int):
-            devices = list(range(_module().device_count() if devices == -1 else devices))
-        numbers = list(devices)
-        if len(numbers) != 1:
-            name = _backend.name()
-            raise ValueError(
-                f"Lightning's strategies for several devices do not know devices '{name}', of which it uses one: "
-                f"devices=1, or devices=[1] for {name}:1, in place of devices={devices!r}"
-            )
-        return numbers
+            count = _module().device_count()
+            devices = [number % count for number in range(count if devices == -1 else devices)]
+        return list(devices)
 
     @staticmethod
     def get_parallel_devices(devices: list[int]) -> list[torch.device]:
@@ -365,7 +430,7 @@ class _OneDevice:
 
     @staticmethod
     def auto_device_count() -> int:
-        return 1
+        return int(_module().device_count())
 
     @staticmethod
     def is_available() -> bool:
@@ -405,7 +470,7 @@ def _connect(connector: Any, owner: Any, precision_plugin: str, precision: str) 
 
     @wraps(choose_strategy)
     def _choose_strategy(self: Any) -> Any:
-        if isinstance(self.accelerator, _OneDevice) and self._num_nodes_flag == 1:
+        if isinstance(self.accelerator, _Devices) and self._num_nodes_flag == 1 and len(self._parallel_devices) == 1:
             return connector.SingleDeviceStrategy(device=self._parallel_devices[0])
         return choose_strategy(self)
 
@@ -413,7 +478,7 @@ def _connect(connector: Any, owner: Any, precision_plugin: str, precision: str) 
     def _check_and_init_precision(self: Any) -> Any:
         wanted = getattr(self, precision)
         mixed = wanted in ("16-mixed", "bf16-mixed") and getattr(self, precision_plugin) is None
-        if mixed and isinstance(self.accelerator, _OneDevice):
+        if mixed and isinstance(self.accelerator, _Devices):
             setattr(self, precision_plugin, connector.MixedPrecision(wanted, _backend.name()))
         return init_precision(self)
 

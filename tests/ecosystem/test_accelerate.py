@@ -65,12 +65,6 @@ def test_what_is_asked_for_is_used(accelerate: Any, monkeypatch: pytest.MonkeyPa
     assert accelerate.Accelerator().device.type == "cpu"
 
 
-def test_several_processes_are_told_that_they_work_alone(accelerate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.warns(UserWarning, match="joins no processes"):
-        assert accelerate.PartialState.default_device.fget(None).type != "cpu"
-
-
 def test_other_accelerators_come_first(accelerate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchgraft import ecosystem
 

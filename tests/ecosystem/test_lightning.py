@@ -100,5 +100,3 @@ def test_what_is_refused(lightning: Any, device: str, kind: str) -> None:
     make = getattr(lightning, kind)
     with pytest.raises(Exception, match=f'No supported gpu backend found! For {name}:0, pass accelerator="{name}"'):
         make(accelerator="gpu")
-    with pytest.raises(ValueError, match="strategies for several devices do not know"):
-        make(accelerator=name, devices=2)

@@ -203,3 +203,46 @@ def _check_connector(connector: Any, plugin: str, name: str) -> None:
     assert kind._check_and_init_precision(connector).device == name
     setattr(connector, plugin, None)
     assert unpatched(kind._check_and_init_precision)(connector).device == "cuda"
+
+
+def test_accelerate_joins_processes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = library("accelerate.state")
+    owner, kinds = state.PartialState, state.DistributedType
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert unpatched(owner._prepare_backend)(None)[1] == kinds.NO
+    assert owner._prepare_backend(None) == ("graft", kinds.MULTI_CPU)
+    assert owner._prepare_backend(None, cpu=True)[0] == "gloo"
+    monkeypatch.delenv("LOCAL_RANK")
+    assert owner._prepare_backend(None)[1] == kinds.NO
+    first, second = (
+        SimpleNamespace(device=None, distributed_type=kinds.MULTI_CPU, _cpu=False, local_process_index=0)
+        for _ in range(2)
+    )
+    unpatched(owner.set_device)(first)
+    assert first.device.type == "cpu"
+    owner.set_device(second)
+    assert second.device == torch.device(name, 0)
+
+
+def test_accelerate_launches_processes(device: str) -> None:
+    launch = library("accelerate.commands.launch")
+    for function, several in ((unpatched(launch._validate_launch_command), False), (None, True)):
+        parsed = launch.launch_command_parser().parse_args(["--num_processes", "2", "program.py"])
+        args, *_ = (function or launch._validate_launch_command)(parsed)
+        assert args.multi_gpu is several
+    parsed = launch.launch_command_parser().parse_args(["--cpu", "--num_processes", "2", "program.py"])
+    assert launch._validate_launch_command(parsed)[0].multi_gpu is False
+
+
+def test_fabric_parallelizes_on_the_device(name: str) -> None:
+    _check_device_ids(library("lightning.fabric.strategies.ddp").DDPStrategy._determine_ddp_device_ids, name)
+
+
+def test_lightning_parallelizes_on_the_device(name: str) -> None:
+    _check_device_ids(library("lightning.pytorch.strategies.ddp").DDPStrategy.determine_ddp_device_ids, name)
+
+
+def _check_device_ids(determine: Any, name: str) -> None:
+    strategy = SimpleNamespace(root_device=torch.device(name, 0))
+    assert unpatched(determine)(strategy) == [0]
+    assert determine(strategy) is None
