@@ -176,7 +176,7 @@ def meshes_share_devices() -> None:
         return
     from torch.distributed.device_mesh import DeviceMesh
 
-    plain = DeviceMesh._setup_world_group_and_device
+    plain: Callable[..., Any] = DeviceMesh._setup_world_group_and_device
 
     @wraps(plain)
     def _setup_world_group_and_device(self: Any) -> Any:
@@ -198,7 +198,7 @@ def gradients_are_exchanged_in_bfloat16() -> None:
         return
     from torch.nn.parallel import DistributedDataParallel
 
-    plain = DistributedDataParallel._check_comm_hook
+    plain: Callable[..., Any] = DistributedDataParallel._check_comm_hook
 
     @wraps(plain)
     def _check_comm_hook(self: Any, hook: Any) -> None:
