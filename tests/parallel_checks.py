@@ -211,6 +211,16 @@ def ddp_gradients_as_views() -> None:
 
 
 @check
+def ddp_times() -> None:
+    """Are measured on the device's stream."""
+    model = data_parallel(network())
+    train(model, mine)
+    said = model._get_ddp_logging_data()
+    assert said["avg_forward_compute_time"] > 0
+    assert said["avg_backward_compute_time"] > 0
+
+
+@check
 def ddp_hooks() -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
