@@ -89,3 +89,13 @@ def test_a_backend_for_something_else() -> None:
     with pytest.raises(TypeError):
         _C.distributed_backend(object(), None, "graft")
     assert torchgraft.distributed is distributed
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_network_of_the_devices_own(count: int) -> None:
+    """A driver that offers collectives is asked for them; what it cannot do goes through the host."""
+    with ranks(count, CHECKS.with_name("network_driver.py"), TORCH_DEVICE_BACKEND_AUTOLOAD="0") as processes:
+        for rank, process in enumerate(processes):
+            printed, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, printed
+            assert f"rank {rank} of {count}: right, {2**count}" in printed

@@ -430,6 +430,8 @@ OPTIONAL = {
     "module_compile", "module_load", "module_binary", "module_destroy", "kernel_create", "kernel_destroy", "launch",
     "event_time_next", "event_times", "device_time", "event_synchronize_for",
     "graph_create", "graph_destroy", "graph_set_argument", "graph_launch",
+    "group_id", "group_create", "group_destroy",
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast",
 }  # fmt: skip
 
 

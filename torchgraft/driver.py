@@ -333,3 +333,64 @@ class Driver:
     def graph_launch(self, device: int, stream: Any, graph: Any) -> None:
         """As if the commands were given to the stream in their order. Calls with one graph come one at a time."""
         raise NotImplementedError("graph_launch")
+
+    # Collectives over a network of the device's own. Without these methods torchgraft goes through the host. A group is
+    # of one device in each of `size` processes, which make the same calls in the same order. A call is ordered on
+    # the stream. Elements are "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32" or
+    # "float64", reductions "sum", "product", "minimum" or "maximum".
+
+    @_optional
+    def group_id(self, device: int) -> bytes:
+        """What one process makes and all are given for `group_create`; at most 256 bytes."""
+        raise NotImplementedError("group_id")
+
+    @_optional
+    def group_create(self, device: int, id: bytes, rank: int, size: int) -> Any:
+        raise NotImplementedError("group_create")
+
+    @_optional
+    def group_destroy(self, device: int, group: Any) -> None:
+        raise NotImplementedError("group_destroy")
+
+    @_optional
+    def all_reduce(
+        self,
+        device: int,
+        group: Any,
+        stream: Any,
+        source: int,
+        destination: int,
+        count: int,
+        element: str,
+        reduction: str,
+    ) -> None:
+        """`count` elements of each rank are reduced, for all of them.
+
+        NotImplementedError, of all ranks alike, sends the call through the host.
+        """
+        raise NotImplementedError("all_reduce")
+
+    @_optional
+    def reduce_scatter(
+        self,
+        device: int,
+        group: Any,
+        stream: Any,
+        source: int,
+        destination: int,
+        count: int,
+        element: str,
+        reduction: str,
+    ) -> None:
+        """The same, and rank r gets the r-th `count` elements of the result."""
+        raise NotImplementedError("reduce_scatter")
+
+    @_optional
+    def all_gather(self, device: int, group: Any, stream: Any, source: int, destination: int, nbytes: int) -> None:
+        """All get the bytes of each rank, one after the other."""
+        raise NotImplementedError("all_gather")
+
+    @_optional
+    def broadcast(self, device: int, group: Any, stream: Any, address: int, nbytes: int, root: int) -> None:
+        """All get what the root has there."""
+        raise NotImplementedError("broadcast")

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
+#include "../runtime/capture.h"
 #include "../runtime/event.h"
 #include "../runtime/stream.h"
 
@@ -196,8 +197,9 @@ GraftBackend::GraftBackend(BackendPtr inner, StorePtr store, std::string name)
       inner_(std::move(inner)),
       name_(std::move(name)),
       process_(getpid()),
-      shared_(std::make_shared<Shared>(std::move(store), rank_, size_)),
+      shared_(std::make_shared<Shared>(store, rank_, size_)),
       pieces_(std::make_shared<Pieces>()),
+      networks_(std::move(store), rank_, size_),
       queue_(std::make_unique<Queue>()) {}
 
 GraftBackend::~GraftBackend() {
@@ -277,6 +279,7 @@ void GraftBackend::remember(const c10::intrusive_ptr<GraftWork>& work) {
 
 GraftBackend::WorkPtr GraftBackend::submit(const Request& request, Ask ask) {
   check_usable(request.type);
+  refuse_captured(request.type, request.tensors);
   const CollectiveCall call(request.type, next_number(request.type), request.tensors);
   if (at::hasCallbacks()) [[unlikely]]
     record(request, call);
@@ -345,7 +348,32 @@ Tensors GraftBackend::parts_of(const at::Tensor& tensor) const {
   return parts;
 }
 
+void GraftBackend::refuse_captured(OpType type, const Tensors& tensors) {
+  if (!capturing()) [[likely]]
+    return;
+  for (const c10::Stream& stream : streams_of(tensors))
+    refuse_in_capture(stream.device_index(), stream.id(), std::string("the collective ") + name_of(type));
+}
+
+GraftBackend::WorkPtr GraftBackend::by_network(OpType type, const Tensors& tensors,
+                                               const std::function<WorkPtr()>& call) {
+  check_usable(type);
+  refuse_captured(type, tensors);
+  const at::NoGradGuard no_grad;
+  WorkPtr work = call();
+  if (work == nullptr) return work;
+  count_call(/*queued=*/false);
+  std::lock_guard lock(mutex_);
+  if (coalescing_ == std::this_thread::get_id()) coalesced_.push_back(work);
+  return work;
+}
+
 GraftBackend::WorkPtr GraftBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  if (tensors.size() == 1)
+    if (WorkPtr work = by_network(OpType::BROADCAST, tensors, [&] {
+          return networks_.broadcast(tensors.front(), static_cast<int>(options.rootRank));
+        }))
+      return work;
   return submit(
       {OpType::BROADCAST, tensors, tensors, Stage::Use::Moves, if_divisible(tensors)},
       [inner = inner_, tensors, options, is_root = options.rootRank == rank_](Stage& stage, const Piece& piece) {
@@ -356,6 +384,10 @@ GraftBackend::WorkPtr GraftBackend::broadcast(Tensors& tensors, const c10d::Broa
 }
 
 GraftBackend::WorkPtr GraftBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (tensors.size() == 1)
+    if (WorkPtr work = by_network(OpType::ALLREDUCE, tensors,
+                                  [&] { return networks_.all_reduce(tensors.front(), options.reduceOp); }))
+      return work;
   return submit({OpType::ALLREDUCE, tensors, tensors, Stage::Use::Computes, if_divisible(tensors)},
                 [inner = inner_, tensors, options, size = size_](Stage& stage, const Piece& piece) {
                   Tensors host = stage.both(cut(tensors, piece));
@@ -424,6 +456,9 @@ GraftBackend::WorkPtr GraftBackend::allgather(TensorLists& outputs, Tensors& inp
 
 GraftBackend::WorkPtr GraftBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                     const c10d::AllgatherOptions& options) {
+  if (WorkPtr work =
+          by_network(OpType::_ALLGATHER_BASE, {output, input}, [&] { return networks_.all_gather(output, input); }))
+    return work;
   if (Pieces::apply_to(input) && output.is_contiguous() && output.numel() == input.numel() * size_ &&
       output.scalar_type() == input.scalar_type())
     return gather_parts(OpType::_ALLGATHER_BASE, parts_of(output), input, options);
@@ -511,6 +546,9 @@ GraftBackend::WorkPtr GraftBackend::_reduce_scatter_base(at::Tensor& output, at:
                                                          const c10d::ReduceScatterOptions& options) {
   TORCH_CHECK(input.numel() == output.numel() * size_, "graft: reduce_scatter_tensor of ", input.sizes(), " into ",
               output.sizes(), ": the input must have ", size_, " times as many elements");
+  if (WorkPtr work = by_network(OpType::_REDUCE_SCATTER_BASE, {output, input},
+                                [&] { return networks_.reduce_scatter(output, input, options.reduceOp); }))
+    return work;
   return reduce_parts(OpType::_REDUCE_SCATTER_BASE, {output}, {parts_of(input.contiguous())}, options);
 }
 

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "joined_work.h"
+#include "network.h"
 #include "queue.h"
 #include "stage.h"
 #include "work.h"
@@ -103,6 +104,9 @@ class GraftBackend final : public c10d::Backend {
                        const c10d::AllgatherOptions& options);
   WorkPtr reduce_parts(c10d::OpType type, const Tensors& outputs, const TensorLists& parts,
                        const c10d::ReduceScatterOptions& options);
+  static void refuse_captured(c10d::OpType type, const Tensors& tensors);
+  // By a network of the device's own; null where there is none that can.
+  WorkPtr by_network(c10d::OpType type, const Tensors& tensors, const std::function<WorkPtr()>& call);
   void record(const Request& request, const CollectiveCall& call) const;
   void check_usable(c10d::OpType type) const;
   Group described() const;
@@ -115,6 +119,7 @@ class GraftBackend final : public c10d::Backend {
   pid_t process_;
   std::shared_ptr<Shared> shared_;
   std::shared_ptr<Pieces> pieces_;
+  Networks networks_;  // of the devices' own
   std::unique_ptr<Queue> queue_;
   std::mutex mutex_;  // of what follows
   std::vector<c10::weak_intrusive_ptr<GraftWork>> pending_;

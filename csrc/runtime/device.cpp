@@ -185,6 +185,16 @@ tg_driver checked_table(const tg_driver* driver) {
     TG_REQUIRE(graph_set_argument);
     TG_REQUIRE(graph_launch);
   }
+  if (driver->group_id || driver->group_create || driver->group_destroy || driver->all_reduce ||
+      driver->reduce_scatter || driver->all_gather || driver->broadcast) {
+    TG_REQUIRE(group_id);
+    TG_REQUIRE(group_create);
+    TG_REQUIRE(group_destroy);
+    TG_REQUIRE(all_reduce);
+    TG_REQUIRE(reduce_scatter);
+    TG_REQUIRE(all_gather);
+    TG_REQUIRE(broadcast);
+  }
 #undef TG_REQUIRE
   return table;
 }

@@ -376,6 +376,63 @@ tg_status device_time(void* context, int32_t device, uint64_t* nanoseconds) {
   return call(context, [&](py::handle driver) { *nanoseconds = driver.attr("device_time")(device).cast<uint64_t>(); });
 }
 
+// ---- collectives ----
+
+const char* element_name(int32_t element) {
+  static constexpr std::array<const char*, 10> names = {"",      "uint8",   "int8",     "int16",   "int32",
+                                                        "int64", "float16", "bfloat16", "float32", "float64"};
+  return names.at(static_cast<size_t>(element));
+}
+const char* reduction_name(int32_t reduction) {
+  static constexpr std::array<const char*, 5> names = {"", "sum", "product", "minimum", "maximum"};
+  return names.at(static_cast<size_t>(reduction));
+}
+
+tg_status group_id(void* context, int32_t device, void* id, uint64_t* bytes) {
+  return call(context, [&](py::handle driver) {
+    const std::string made = driver.attr("group_id")(device).cast<py::bytes>();
+    if (made.size() > *bytes) throw std::length_error("group_id has more than 256 bytes");
+    std::memcpy(id, made.data(), made.size());
+    *bytes = made.size();
+  });
+}
+tg_status group_create(void* context, int32_t device, const void* id, uint64_t bytes, int32_t rank, int32_t size,
+                       tg_group* out) {
+  return call(context, [&](py::handle driver) {
+    *out = to_handle<tg_group>(
+        driver.attr("group_create")(device, py::bytes(static_cast<const char*>(id), bytes), rank, size));
+  });
+}
+tg_status group_destroy(void* context, int32_t device, tg_group group) {
+  return destroy(context, group,
+                 [&](py::handle driver, py::object& object) { driver.attr("group_destroy")(device, object); });
+}
+
+template <class... Arguments>
+tg_status collective(void* context, const char* method, int32_t device, tg_group group, tg_stream stream,
+                     Arguments... arguments) {
+  return call(context, [&](py::handle driver) {
+    driver.attr(method)(device, from_handle(group), from_handle(stream), arguments...);
+  });
+}
+tg_status all_reduce(void* context, int32_t device, tg_group group, tg_stream stream, const void* source,
+                     void* destination, uint64_t count, int32_t element, int32_t reduction) {
+  return collective(context, "all_reduce", device, group, stream, number(source), number(destination), count,
+                    element_name(element), reduction_name(reduction));
+}
+tg_status reduce_scatter(void* context, int32_t device, tg_group group, tg_stream stream, const void* source,
+                         void* destination, uint64_t count, int32_t element, int32_t reduction) {
+  return collective(context, "reduce_scatter", device, group, stream, number(source), number(destination), count,
+                    element_name(element), reduction_name(reduction));
+}
+tg_status all_gather(void* context, int32_t device, tg_group group, tg_stream stream, const void* source,
+                     void* destination, uint64_t bytes) {
+  return collective(context, "all_gather", device, group, stream, number(source), number(destination), bytes);
+}
+tg_status broadcast(void* context, int32_t device, tg_group group, tg_stream stream, void* address, uint64_t bytes,
+                    int32_t root) {
+  return collective(context, "broadcast", device, group, stream, number(address), bytes, root);
+}
 // Whether the object's class has a method of its own, not the base class's that only says "I cannot".
 bool provides(const py::object& driver, const char* method) {
   py::object found = py::getattr(py::type::of(driver), method, py::none());
@@ -426,6 +483,13 @@ const tg_driver* wrap_python_driver(py::object object) {
   TG_METHOD(graph_destroy);
   TG_METHOD(graph_set_argument);
   TG_METHOD(graph_launch);
+  TG_METHOD(group_id);
+  TG_METHOD(group_create);
+  TG_METHOD(group_destroy);
+  TG_METHOD(all_reduce);
+  TG_METHOD(reduce_scatter);
+  TG_METHOD(all_gather);
+  TG_METHOD(broadcast);
 #undef TG_METHOD
   if (py::getattr(object, "has_compiler", py::bool_(false)).cast<bool>()) {
     t.module_compile = module_compile;

@@ -163,6 +163,8 @@ OPTIONAL = (
     *("host_allocate", "host_deallocate", "copy_peer"),
     *("event_time_next", "event_times", "device_time", "event_synchronize_for"),
     *("graph_create", "graph_destroy", "graph_set_argument", "graph_launch"),
+    *("group_id", "group_create", "group_destroy"),
+    *("all_reduce", "reduce_scatter", "all_gather", "broadcast"),
 )
 
 

@@ -39,6 +39,7 @@ typedef struct tg_event_* tg_event;
 typedef struct tg_module_* tg_module;
 typedef struct tg_kernel_* tg_kernel;
 typedef struct tg_graph_* tg_graph;
+typedef struct tg_group_* tg_group;
 
 typedef enum tg_device_kind { TG_DEVICE_CPU = 1, TG_DEVICE_GPU = 2, TG_DEVICE_ACCELERATOR = 3 } tg_device_kind;
 
@@ -126,6 +127,21 @@ typedef struct tg_command {
   uint32_t reserved;
   unsigned char pattern[16]; /* fill */
 } tg_command;
+
+/* What the elements are that a reduction computes with. */
+typedef enum tg_element {
+  TG_ELEMENT_U8 = 1,
+  TG_ELEMENT_I8 = 2,
+  TG_ELEMENT_I16 = 3,
+  TG_ELEMENT_I32 = 4,
+  TG_ELEMENT_I64 = 5,
+  TG_ELEMENT_F16 = 6,
+  TG_ELEMENT_BF16 = 7,
+  TG_ELEMENT_F32 = 8,
+  TG_ELEMENT_F64 = 9
+} tg_element;
+
+typedef enum tg_reduction { TG_SUM = 1, TG_PRODUCT = 2, TG_MINIMUM = 3, TG_MAXIMUM = 4 } tg_reduction;
 
 typedef struct tg_driver {
   uint32_t abi_version; /* TG_DRIVER_ABI */
@@ -226,6 +242,29 @@ typedef struct tg_driver {
                                   const tg_arg* value);
   /* As if the commands were given to the stream in their order. After a failure the first of them may have been. */
   tg_status (*graph_launch)(void* context, int32_t device, tg_stream stream, tg_graph graph);
+
+  /* Collectives over a network of the device's own [optional, all or none]. Without them torchgraft goes through the
+   * host. A group is of one device in each of `size` processes, which make the same calls in the same order. A call
+   * is ordered on the stream and does not wait for the others. Memory is the device's. Messages between two ranks go
+   * through the host.
+   *
+   * group_id: what one process makes and all are given, at most 256 bytes. */
+  tg_status (*group_id)(void* context, int32_t device, void* id, uint64_t* bytes);
+  tg_status (*group_create)(void* context, int32_t device, const void* id, uint64_t bytes, int32_t rank, int32_t size,
+                            tg_group* out);
+  tg_status (*group_destroy)(void* context, int32_t device, tg_group group);
+  /* `count` elements of each rank are reduced, for all of them. The two addresses may be the same.
+   * TG_ERROR_UNSUPPORTED, of all ranks alike, sends the call through the host. */
+  tg_status (*all_reduce)(void* context, int32_t device, tg_group group, tg_stream stream, const void* source,
+                          void* destination, uint64_t count, int32_t element, int32_t reduction);
+  /* The same, and rank r gets the r-th `count` elements of the result; a source has `size` times as many. */
+  tg_status (*reduce_scatter)(void* context, int32_t device, tg_group group, tg_stream stream, const void* source,
+                              void* destination, uint64_t count, int32_t element, int32_t reduction);
+  /* All get the `bytes` of each rank, one after the other. */
+  tg_status (*all_gather)(void* context, int32_t device, tg_group group, tg_stream stream, const void* source,
+                          void* destination, uint64_t bytes);
+  tg_status (*broadcast)(void* context, int32_t device, tg_group group, tg_stream stream, void* address, uint64_t bytes,
+                         int32_t root);
 } tg_driver;
 
 /* struct_size of the first version. */

@@ -20,7 +20,8 @@ MEMORY = ("host_allocate", "host_deallocate")
 KERNELS = tuple("module_compile module_load module_binary module_destroy kernel_create kernel_destroy launch".split())
 TIMES = ("event_time_next", "event_times", "device_time")
 GRAPHS = ("graph_create", "graph_destroy", "graph_set_argument", "graph_launch")
-OPTIONAL = {*MEMORY, *KERNELS, *TIMES, *GRAPHS, "copy_peer", "event_elapsed", "event_synchronize_for"}
+COLLECTIVES = tuple("group_id group_create group_destroy all_reduce reduce_scatter all_gather broadcast".split())
+OPTIONAL = {*MEMORY, *KERNELS, *TIMES, *GRAPHS, *COLLECTIVES, "copy_peer", "event_elapsed", "event_synchronize_for"}
 
 
 class TableProtocol(DriverProtocol):
@@ -41,7 +42,7 @@ class TableProtocol(DriverProtocol):
 
     @rule("Kernels [optional, all or none: TG_CAP_COMPILER].")
     def test_members_that_belong_together(self, table: Table) -> None:
-        for group in (MEMORY, KERNELS, TIMES, GRAPHS):
+        for group in (MEMORY, KERNELS, TIMES, GRAPHS, COLLECTIVES):
             present = [name for name in group if getattr(table, name)]
             assert present in ([], list(group)), "all of them, or none"
 
