@@ -72,31 +72,15 @@ class NetworkDriver(NumpyDriver):
         return REDUCTIONS[reduction].reduce(parts)
 
     def all_reduce(
-        self,
-        device: int,
-        group: Any,
-        stream: Any,
-        source: int,
-        destination: int,
-        count: int,
-        element: str,
-        reduction: str,
+        self, device: int, group: Any, stream: Any, source: int, destination: int, count: int, *by: str
     ) -> None:
-        result = self._reduced(group, source, count, element, reduction)
+        result = self._reduced(group, source, count, *by)
         as_bytes(destination, result.nbytes)[:] = result.view(numpy.uint8)
 
     def reduce_scatter(
-        self,
-        device: int,
-        group: Any,
-        stream: Any,
-        source: int,
-        destination: int,
-        count: int,
-        element: str,
-        reduction: str,
+        self, device: int, group: Any, stream: Any, source: int, destination: int, count: int, *by: str
     ) -> None:
-        result = self._reduced(group, source, count * group.size, element, reduction)
+        result = self._reduced(group, source, count * group.size, *by)
         mine = result[count * group.rank : count * (group.rank + 1)]
         as_bytes(destination, mine.nbytes)[:] = mine.view(numpy.uint8)
 

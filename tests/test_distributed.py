@@ -99,3 +99,31 @@ def test_a_network_of_the_devices_own(count: int) -> None:
             printed, _ = process.communicate(timeout=120)
             assert process.returncode == 0, printed
             assert f"rank {rank} of {count}: right, {2**count}" in printed
+
+
+def test_devices_of_several_drivers(tmp_path: Path) -> None:
+    """In one process and across: each rank computes on the device of another driver."""
+    program = tmp_path / "program.py"
+    program.write_text("""
+import os, torch, torch.distributed as dist, torchgraft
+from cxx_driver import CxxDriver
+from numpy_driver import NumpyDriver
+torchgraft.register("mix", [NumpyDriver(devices=1), CxxDriver()])
+torchgraft.fallback.set_mode("silent")
+dist.init_process_group()
+rank = dist.get_rank()
+assert torch.mix.device_count() >= 2
+for turn in range(2):
+    device = f"mix:{(rank + turn) % 2}"
+    x = torch.full((5,), rank + 1.0, device=device)
+    dist.all_reduce(x)
+    gathered = [torch.empty(5, device=device) for _ in range(2)]
+    dist.all_gather(gathered, x * rank)
+    print(x.tolist(), [each[0].item() for each in gathered])
+dist.destroy_process_group()
+""")
+    with ranks(2, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0") as processes:
+        for process in processes:
+            printed, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, printed
+            assert printed.splitlines() == ["[3.0, 3.0, 3.0, 3.0, 3.0] [0.0, 3.0]"] * 2

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from conftest import Script, in_threads
 from torch import nn
 
@@ -639,6 +640,14 @@ def a_read(x: torch.Tensor) -> Any:
     return (x + 1).cpu()
 
 
+def a_state(x: torch.Tensor) -> Any:
+    return torch.get_device_module(x.device.type).get_rng_state()
+
+
+def a_recomputation(x: torch.Tensor) -> Any:
+    return torch.utils.checkpoint.checkpoint(lambda y: y + 1, x.requires_grad_(), use_reentrant=False)
+
+
 def a_write(x: torch.Tensor) -> Any:
     return x + torch.randn(x.shape).to(x.device)
 
@@ -649,6 +658,8 @@ REFUSED = {
     a_size: "cannot be captured into a graph",
     a_wait: "a wait of the host for the device",
     a_question: "asking whether a stream is done",
+    a_state: "reading or setting a generator's state",
+    a_recomputation: "reading or setting a generator's state",
     a_read: "a copy to the host other than",
     a_write: "a copy from host memory other than",
 }

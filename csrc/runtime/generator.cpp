@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "capture.h"
 #include "device.h"
 #include "stream.h"
 
@@ -29,16 +30,28 @@ std::pair<uint64_t, uint64_t> PhiloxState::reserve(uint64_t count) {
 }
 
 namespace {
+
 constexpr int64_t kStateBytes = 2 * sizeof(uint64_t);
+
+// A graph has a share of what is drawn when it is replayed: the state meanwhile is not that of its ops.
+void refuse_state_in_capture(c10::DeviceIndex index) {
+  if (capturing()) [[unlikely]]
+    refuse_in_capture(index, current_stream(index).id(), "reading or setting a generator's state or seed");
 }
+
+}  // namespace
 
 PhiloxGenerator::PhiloxGenerator(c10::DeviceIndex index)
     : GeneratorImpl(c10::Device(c10::DeviceType::PrivateUse1, index),
                     c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
       state_(std::make_shared<PhiloxState>()) {}
 
-void PhiloxGenerator::set_current_seed(uint64_t seed) { state_->set(seed, 0); }
+void PhiloxGenerator::set_current_seed(uint64_t seed) {
+  refuse_state_in_capture(device_.index());
+  state_->set(seed, 0);
+}
 void PhiloxGenerator::set_offset(uint64_t offset) {
+  refuse_state_in_capture(device_.index());
   std::lock_guard lock(state_->mutex);
   state_->offset = offset;
 }
@@ -52,6 +65,7 @@ uint64_t PhiloxGenerator::seed() {
 }
 
 void PhiloxGenerator::set_state(const c10::TensorImpl& state) {
+  refuse_state_in_capture(device_.index());
   at::detail::check_rng_state(state);
   TORCH_CHECK(state.numel() == kStateBytes, "the state of a ", backend_name(), " generator has ", kStateBytes,
               " bytes (seed and offset), not ", state.numel());
@@ -61,6 +75,7 @@ void PhiloxGenerator::set_state(const c10::TensorImpl& state) {
 }
 
 c10::intrusive_ptr<c10::TensorImpl> PhiloxGenerator::get_state() const {
+  refuse_state_in_capture(device_.index());
   auto [seed, offset] = state_->get();
   uint64_t values[2] = {seed, offset};
   at::TensorBase state = at::detail::empty_cpu({kStateBytes}, at::TensorOptions().dtype(at::kByte));
