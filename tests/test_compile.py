@@ -267,7 +267,8 @@ DEPEND_ON_DATA = set(
 NONE_IN_TORCH = set(
     "_ctc_loss.Tensor _ctc_loss_backward _ctc_loss_backward.Tensor _histogramdd_bin_edges _histogramdd_from_bin_cts "
     "_histogramdd_from_bin_tensors histogram.bin_ct histogram.bin_ct_out histogram.bins_tensor "
-    "histogram.bins_tensor_out linalg_lstsq.out _native_batch_norm_legit.out".split()
+    "histogram.bins_tensor_out linalg_lstsq.out _native_batch_norm_legit.out "
+    "batch_norm_gather_stats batch_norm_gather_stats_with_counts".split()
 )
 INTERNAL = {"_copy_from", "_nested_tensor_from_mask_left_aligned"}  # reached below what fake tensors see
 

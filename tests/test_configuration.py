@@ -20,7 +20,7 @@ READ = re.compile(
 # Set for processes that are started, not read.
 WRITTEN = {"PYTHONPATH"}
 # By which torchrun tells its processes apart.
-OF_TORCHRUN = {"RANK", "WORLD_SIZE"}
+OF_TORCHRUN = {"LOCAL_RANK", "RANK", "WORLD_SIZE"}
 
 
 def read_by(*folders: str) -> set[str]:

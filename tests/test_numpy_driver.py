@@ -22,7 +22,7 @@ FILES = [
     "test_device_module.py",
     "test_fallback.py",
     "test_profiler.py",
-    "test_graphs.py",
+    "test_graph_capture.py",
     "test_cli.py",
     "test_serialization.py",
     "test_dlpack.py",

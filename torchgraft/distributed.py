@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -76,6 +77,10 @@ def _compare_versions(store: Any, rank: int, size: int) -> None:
         store.set("versions", f"verdict: {verdict}")
     verdict = _said(store, "versions", 0).removeprefix("verdict: ")
     if verdict:
+        store.set(f"versions/read/{rank}", "")
+        if rank == 0:  # which may have the store: it stays until the others have read, for a while
+            with suppress(torch.distributed.DistError):
+                store.wait([f"versions/read/{other}" for other in range(size)], timedelta(seconds=10))
         raise RuntimeError(f"{NAME}: the processes of a group need the same versions: {verdict}")
 
 

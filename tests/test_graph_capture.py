@@ -674,7 +674,7 @@ def test_what_needs_results_is_refused(device: str, module: ModuleType, lines: C
     with pytest.raises(RuntimeError, match=rf"{REFUSED[lines]}(.|\n)*") as caught, module.graph(graph):
         lines(x + 1)
     if lines is not a_size or "called at" in str(caught.value):
-        assert f"test_graphs.py:{line}" in str(caught.value)
+        assert f"test_graph_capture.py:{line}" in str(caught.value)
     with pytest.raises(RuntimeError, match="there is no graph to replay"):
         graph.replay()
     with module.graph(graph):  # which is as good as new
@@ -804,7 +804,7 @@ def test_an_index_out_of_range_names_the_captured_line(device: str, module: Modu
         graph.replay()
         module.synchronize()
     if compiles:
-        assert f"test_graphs.py:{line}" in str(caught.value)
+        assert f"test_graph_capture.py:{line}" in str(caught.value)
     module.synchronize()  # it is raised once
     index.fill_(3)
     graph.replay()
