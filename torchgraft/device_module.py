@@ -203,6 +203,10 @@ class DeviceModule(ModuleType):
         return random.default_generators()
 
 
+for _hook in inductor.HOOKS:  # looked up by torch._inductor alone, and imported no sooner
+    setattr(DeviceModule, _hook, property(lambda _self, name=_hook: inductor.hook(name)))
+
+
 def make_device_module(name: str) -> DeviceModule:
     """Puts `torch.<name>` together. torch looks its members up by name, hence no class hierarchy."""
     module = DeviceModule(
@@ -219,7 +223,6 @@ def make_device_module(name: str) -> DeviceModule:
     module.__dict__.update(
         legacy,
         **parts,
-        **dict.fromkeys(inductor.HOOKS, inductor.no_generator),
         _lazy_init=_backend.open_devices,
         _is_in_bad_fork=_C.in_bad_fork,
         _get_generator=random.generator,
