@@ -160,11 +160,15 @@ class GeneratedKernel(SIMDKernel):  # type: ignore[type-arg, misc]
             raise NotImplementedError(f"stores of kind {mode}")
         self.vectorized = False
         if self.form == "gpu" and type_ in ("f32", "i32"):
-            self._helpers[f"tg_atomic_add_{type_}"] = _atomic_add(type_)
+            self.helper(f"tg_atomic_add_{type_}", _atomic_add(type_))
             return f"tg_atomic_add_{type_}({pointer} + ({at}), {text});"
         self.serial = True
         sum_ = f"load_{type_}({pointer}, tg_at) {'|' if type_ == 'b8' else '+'} {text}"
         return f"{{ const long tg_at = {at}; store_{type_}({pointer}, tg_at, {sum_}); }}"
+
+    def helper(self, name: str, text: str) -> None:
+        """Has a function of this name stand before the kernel."""
+        self._helpers[name] = text
 
     def masked(self, mask: CSEVariable, body: Callable[[], Any], other: complex) -> CSEVariable:
         """A value that is only computed where the mask is true."""
@@ -233,9 +237,9 @@ class GeneratedKernel(SIMDKernel):  # type: ignore[type-arg, misc]
         self.compute.writeline(bind(step, A=f"{name}_{{}}{lane}"))
         self._accumulates = True
         if side_by_side and not self._columns:
-            combine = bind(made.combine, A=f"{name}_{{}}[tg_l]", B=f"{name}_{{}}[tg_l + tg_w]")
-            self._after.writeline(f"for (int tg_w = {self._lanes // 2}; tg_w > 0; tg_w /= 2)")
-            self._after.writeline(f"for (int tg_l = 0; tg_l < tg_w; ++tg_l) {{ {combine} }}")
+            combine = bind(made.combine, A=f"{name}_{{}}[tg_l]", B=f"{name}_{{}}[tg_l + tg_half]")
+            self._after.writeline(f"for (int tg_half = {self._lanes // 2}; tg_half > 0; tg_half /= 2)")
+            self._after.writeline(f"for (int tg_l = 0; tg_l < tg_half; ++tg_l) {{ {combine} }}")
         place = lane if self._columns else "[0]" if side_by_side else ""
         results = []
         for field, (type_, _) in made.fields.items():
@@ -369,7 +373,7 @@ class GeneratedKernel(SIMDKernel):  # type: ignore[type-arg, misc]
             if _is_number(call):
                 parameters.append(Value(name, type_))
             else:
-                parameters.append(Pointer(name, type_, const=call in self.args.input_buffers))
+                parameters.append(Pointer(name, type_, const=name.startswith("in_ptr")))
         if self.messages:
             parameters.append(Pointer("tg_errors", "i32"))
         return parameters

@@ -39,7 +39,10 @@ def literal(value: complex, type_: str) -> str:
             return "INFINITY" if number > 0 else "-INFINITY"
         if BY_NAME[type_].compute == "f64":
             return repr(number)
-        return f"{float(torch.tensor(number, dtype=torch.float32))!r}f".replace("inff", "INFINITY")
+        if abs(number) > torch.finfo(torch.float32).max:
+            return "INFINITY" if number > 0 else "-INFINITY"
+        # All digits: inductor knows values by their texts, and two numbers of float64 are not one to it.
+        return f"{number!r}f"
     bits = 8 * BY_NAME[type_].size
     number = int(value.real) & (1 << bits) - 1
     if type_ != "u8" and number >> bits - 1:
@@ -134,6 +137,11 @@ _OPERATIONS: dict[str, Callable[..., str]] = {
     "gammainc": _operation("@igamma(a, b)"),
     "gammaincc": _operation("@igammac(a, b)"),
     "ndtr": _operation("@normal_cdf(a)"),
+    # The derivatives of digamma (DLMF 25.11.12).
+    "polygamma": _operation(
+        "a == 0 ? @digamma(b) : a == 1 ? @trigamma(b)"
+        " : (fmod(a, (T)2) == 0 ? (T)-1 : (T)1) * @exp(@lgamma(a + 1)) * @zeta(a + 1, b)"
+    ),
     "sqrt": _operation("sqrt(a)"),
     "abs": _operation("@abs(a)", integer="(a < 0 ? -a : a)", boolean="a"),
     "neg": _operation("-a"),
@@ -184,6 +192,27 @@ _OPERATIONS |= {
 }
 
 
+# A number's place among those of a seed is its Philox counter, so that numbers do not depend on who makes them.
+_UNIFORM = """\
+TG_FUNCTION float tg_random_uniform(long seed, long place) {
+  uint4 words = tg_philox((ulong)seed, (ulong)place, 0);
+  return (float)(LANE(words, 0) >> 8) * 5.9604645e-08f;
+}"""
+_NORMAL = """\
+TG_FUNCTION float tg_random_normal(long seed, long place) {
+  uint4 words = tg_philox((ulong)seed, (ulong)place, 0);
+  float first, second;
+  tg_normal_pair_f32(LANE(words, 0), LANE(words, 1), &first, &second);
+  return first;
+}"""
+_INTEGER = """\
+TG_FUNCTION long tg_random_integer(long seed, long place, long low, long high) {
+  uint4 words = tg_philox((ulong)seed, (ulong)place, 0);
+  const ulong word = ((ulong)LANE(words, 0) << 32) | LANE(words, 1), range = (ulong)(high - low);
+  return low + (long)(range == 0 ? word : word % range);
+}"""
+
+
 class Operations(OpOverrides):  # type: ignore[misc]
     """The handler of Inductor's operations: each gives the text of its result."""
 
@@ -195,10 +224,10 @@ class Operations(OpOverrides):  # type: ignore[misc]
     def to_dtype(
         x: Any, dtype: torch.dtype, src_dtype: torch.dtype | None = None, use_compute_types: bool = True
     ) -> str:
-        text = as_type(x, element_type(dtype).name)
-        if not use_compute_types and dtype in (torch.float16, torch.bfloat16):
-            return f"tg_narrow_{element_type(dtype).name}({text})"
-        return f"({text})"
+        type_ = element_type(dtype).name
+        text = as_type(x, type_)
+        # Computed in float32, but a conversion that is asked for rounds.
+        return f"tg_narrow_{type_}({text})" if type_ in ("f16", "bf16") else f"({text})"
 
     @staticmethod
     def to_dtype_bitcast(x: Any, dtype: torch.dtype, src_dtype: torch.dtype) -> str:
@@ -251,16 +280,28 @@ class Operations(OpOverrides):  # type: ignore[misc]
         return f"ldexp({as_type(x, type_)}, (int)clamp({as_type(n, 'i64')}, -9999L, 9999L))"
 
     @staticmethod
-    def polygamma(n: Any, x: Any) -> str:
-        raise NotImplementedError("polygamma")
-
-    @staticmethod
     def int_truediv(a: Any, b: Any) -> str:
         return f"((float)((double)({as_type(a, 'i64')}) / (double)({as_type(b, 'i64')})))"
 
     @staticmethod
     def load_seed(name: str, offset: Any) -> Any:
         return V.kernel.load(name, sympy.Integer(offset))
+
+    @staticmethod
+    def rand(seed: Any, offset: Any) -> str:
+        V.kernel.helper("tg_random_uniform", _UNIFORM)
+        return f"tg_random_uniform({as_type(seed, 'i64')}, {as_type(offset, 'i64')})"
+
+    @staticmethod
+    def randn(seed: Any, offset: Any) -> str:
+        V.kernel.helper("tg_random_normal", _NORMAL)
+        return f"tg_random_normal({as_type(seed, 'i64')}, {as_type(offset, 'i64')})"
+
+    @staticmethod
+    def randint64(seed: Any, offset: Any, low: Any, high: Any) -> str:
+        V.kernel.helper("tg_random_integer", _INTEGER)
+        operands = ", ".join(as_type(each, "i64") for each in (seed, offset, low, high))
+        return f"tg_random_integer({operands})"
 
     @staticmethod
     def identity(value: Any) -> Any:

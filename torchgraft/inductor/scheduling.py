@@ -30,7 +30,7 @@ class Scheduling(SIMDScheduling):  # type: ignore[misc]
 
     def get_backend_features(self, device: torch.device) -> OrderedSet[BackendFeature]:
         _check_compiler(device)
-        return OrderedSet([BackendFeature.REDUCE_TO_SINGLE_ELEMENT, BackendFeature.INPLACE_BUFFERS])
+        return OrderedSet([BackendFeature.INPLACE_BUFFERS])
 
     def codegen_node_schedule(self, kernel_features: Any) -> None:
         """As the base class does it, for one kernel that is data and not text."""
