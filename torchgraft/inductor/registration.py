@@ -25,11 +25,11 @@ class _Interface(DeviceInterface):  # type: ignore[misc]
     """What inductor asks of devices in general."""
 
     class Worker:
-        """The same, where nothing may be opened."""
+        """The same; inductor has no workers for this device."""
 
-        @staticmethod
-        def get_device_properties(device: Any = None) -> device_module.DeviceProperties:
-            return device_module.get_device_properties(device)
+        current_device = staticmethod(device_module.current_device)
+        set_device = staticmethod(device_module.set_device)
+        get_device_properties = staticmethod(device_module.get_device_properties)
 
     Event = torch.Event
     Stream = torch.Stream

@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -49,8 +48,7 @@ from torchgraft.plans.schema import (
 )
 from torchgraft.plans.steps import Unsupported
 from torchgraft.plans.trace import trace
-
-_Function = TypeVar("_Function", bound=FunctionType)
+from torchgraft.untraced import untraced
 
 # c10::ScalarType by number, as dtypes arrive in boxed calls.
 _DTYPES: list[torch.dtype | None] = [
@@ -86,16 +84,7 @@ class _Reads:
         self.mask |= 1 << min(index, 63)
 
 
-def _untraced(function: _Function) -> _Function:
-    """Has torch.compile leave a function, and all that it calls, as it is: `torch._dynamo.disable`, without the seconds
-    that importing torch._dynamo takes, and without a frame of its own, which would be traced."""
-    tracer = torch._C._dynamo.eval_frame
-    skip = tracer._FrameAction.SKIP
-    tracer.set_code_exec_strategy(function.__code__, tracer._FrameExecStrategy(skip, skip))
-    return function
-
-
-@_untraced
+@untraced
 def plan_call(
     name: str,
     arguments: list[Any],

@@ -17,6 +17,7 @@ from torchgraft.plans.meta import has_meta, meta_function
 from torchgraft.plans.refusals import Refusals, Refuses, check_in_place, gathered, other_out
 from torchgraft.plans.schema import is_composed, overload_name, parameters, resolve, variants, written
 from torchgraft.plans.steps import Unsupported
+from torchgraft.untraced import untraced
 from torchgraft.plans.versions import here
 
 Planner = Callable[..., None]
@@ -337,7 +338,7 @@ def install() -> None:
             _install(entry)
         for name, function in _recomposed.items():
             for key in ("PrivateUse1", "AutogradPrivateUse1"):
-                _aten_library().impl(name, function, key)
+                _aten_library().impl(name, untraced(function), key)
 
 
 def _install(entry: Entry) -> None:
