@@ -190,12 +190,12 @@ class GeneratedKernel(SIMDKernel):  # type: ignore[type-arg, misc]
         wrong += [f"{index} >= {bound}"] if upper else []
         if wrong:
             of_size = f"of size {size}" if isinstance(size, sympy.Integer) else "of its size"
-            self._report(" || ".join(wrong), index, f"index {{}} is out of bounds for a dimension {of_size}", True)
+            self.report(" || ".join(wrong), index, f"index {{}} is out of bounds for a dimension {of_size}", True)
 
     def device_assert_async(self, cond: CSEVariable, msg: str) -> None:
-        self._report(f"!({cond})", "0", msg.replace("{", "(").replace("}", ")"), False)
+        self.report(f"!({cond})", "0", msg.replace("{", "(").replace("}", ")"), False)
 
-    def _report(self, wrong: str, index: str, message: str, is_index: bool) -> None:
+    def report(self, wrong: str, index: str, message: str, is_index: bool) -> None:
         """Reports an error of an element, and leaves the rest of it undone."""
         if (message, is_index) not in self.messages:
             self.messages.append((message, is_index))

@@ -14,7 +14,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor.codegen.common import OpOverrides
+from torch._inductor.codegen.common import CSEVariable, OpOverrides
 from torch._inductor.dtype_propagation import promote_types
 from torch._inductor.utils import get_bounds_index_expr, upcast_compute_type
 from torch._inductor.virtualized import OpsValue, V
@@ -103,6 +103,20 @@ def _comparison(sign: str) -> Callable[..., str]:
     return comparison
 
 
+def _division(text: str, integer: str) -> Callable[..., str]:
+    """A quotient or remainder. An integer divided by zero is an error, as it is without a compiler."""
+    quotient = _operation(text, integer=integer)
+
+    def division(a: Any, b: Any) -> str:
+        type_ = _promoted(a, b)
+        divisor = b.value if isinstance(b, OpsValue) else b
+        if BY_NAME[type_].is_integer and isinstance(divisor, CSEVariable) and 0 in divisor.bounds:
+            V.kernel.report(f"({divisor}) == 0", "0", "ZeroDivisionError", False)
+        return quotient(a, b)
+
+    return division
+
+
 def _truth(text: str) -> Callable[..., str]:
     def truth(*operands: Any) -> str:
         out = text
@@ -153,13 +167,13 @@ _OPERATIONS: dict[str, Callable[..., str]] = {
     "sub": _operation("a - b", boolean="a ^ b"),
     "mul": _operation("a * b", boolean="a & b"),
     "mul_rn": _operation("a * b"),
-    "truediv": _operation("a / b", integer="@div_trunc(a, b)"),
+    "truediv": _division("a / b", "@div_trunc(a, b)"),
     "div_rn": _operation("a / b"),
-    "floordiv": _operation("@floor(a / b)", integer="@div_floor(a, b)"),
-    "truncdiv": _operation("@trunc(a / b)", integer="@div_trunc(a, b)"),
-    "mod": _operation("fmod(a, b)", integer="@fmod(a, b)"),
-    "fmod": _operation("fmod(a, b)", integer="@fmod(a, b)"),
-    "remainder": _operation("@remainder(a, b)"),
+    "floordiv": _division("@floor(a / b)", "@div_floor(a, b)"),
+    "truncdiv": _division("@trunc(a / b)", "@div_trunc(a, b)"),
+    "mod": _division("fmod(a, b)", "@fmod(a, b)"),
+    "fmod": _division("fmod(a, b)", "@fmod(a, b)"),
+    "remainder": _division("@remainder(a, b)", "@remainder(a, b)"),
     "fma": _operation("fma(a, b, c)", integer="a * b + c"),
     "pow": _operation("@pow(a, b)", integer="@ipow(a, b)"),
     "maximum": _operation("a > b || a != a ? a : b", integer="a > b ? a : b"),

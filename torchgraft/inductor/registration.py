@@ -13,8 +13,11 @@ from torch._dynamo.device_interface import DeviceInterface, register_interface_f
 from torch._inductor.codegen.common import DeviceOpOverrides, register_backend_for_device, register_device_op_overrides
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
+from torch.utils._pytree import tree_leaves
+
 from torchgraft import _backend, device_module
 from torchgraft._version import __version__
+from torchgraft.codegen.types import BY_DTYPE
 from torchgraft.inductor import patches
 from torchgraft.inductor.scheduling import Scheduling, Wrapper
 
@@ -68,10 +71,15 @@ class _Texts(DeviceOpOverrides):  # type: ignore[misc]
 
 
 class _Pass(CustomGraphModulePass):  # type: ignore[misc]
-    """Changes nothing of a graph, but makes what the generators depend on part of the key of generated programs."""
+    """Leaves to the ops themselves what no kernel can hold, and makes what the generators depend on part of the key of
+    generated programs."""
 
     def __call__(self, gm: torch.fx.GraphModule) -> None:
-        pass
+        for node in gm.graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                used = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
+                if not all(map(_has_element_type, tree_leaves(used))):
+                    node.meta["should_fallback"] = True
 
     def uuid(self) -> Any:
         properties = [
@@ -79,6 +87,11 @@ class _Pass(CustomGraphModulePass):  # type: ignore[misc]
         ]
         devices = [(p.name, p.driver_version, p.kind, p.dialect) for p in properties]
         return (__version__, _sources(), os.environ.get("TORCHGRAFT_KERNEL_FORM", ""), devices)
+
+
+def _has_element_type(value: Any) -> bool:
+    """Whether kernels can hold a tensor's elements. Inductor itself sees to complex numbers."""
+    return not isinstance(value, torch.Tensor) or value.dtype in BY_DTYPE
 
 
 @functools.cache
