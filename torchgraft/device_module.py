@@ -203,8 +203,12 @@ class DeviceModule(ModuleType):
         return random.default_generators()
 
 
-for _hook in inductor.HOOKS:  # looked up by torch._inductor alone, and imported no sooner
-    setattr(DeviceModule, _hook, property(lambda _self, name=_hook: inductor.hook(name)))
+def _hook(name: str) -> property:
+    return property(lambda _: inductor.hook(name))
+
+
+for _name in inductor.HOOKS:  # torch._inductor asks for them, and nobody else; nothing is imported before
+    setattr(DeviceModule, _name, _hook(_name))
 
 
 def make_device_module(name: str) -> DeviceModule:

@@ -6,6 +6,7 @@ indices come by division and remainder. `Loops` makes of a tree the loops whose 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from torch.utils._sympy.printers import ExprPrinter
 __all__ = ["Loop", "Loops", "printed"]
 
 
-class _Printer(ExprPrinter):  # type: ignore[misc]
+class _Printer(ExprPrinter):
     """Expressions over int64 as C. Divisions round towards minus infinity, as Python's."""
 
     def _arguments(self, expr: sympy.Expr) -> list[str]:
@@ -50,7 +51,8 @@ class _Printer(ExprPrinter):  # type: ignore[misc]
         return self._remainder(quotient, self._print(modulus), bool(base.is_nonnegative))
 
     def _print_PythonMod(self, expr: sympy.Expr) -> str:
-        return self._remainder(*self._arguments(expr), all(each.is_nonnegative for each in expr.args))
+        x, modulus = self._arguments(expr)
+        return self._remainder(x, modulus, all(each.is_nonnegative for each in expr.args))
 
     def _print_Mod(self, expr: sympy.Expr) -> str:
         return self._print_PythonMod(expr)
@@ -217,7 +219,7 @@ class Loops:
         if not _equal(chain[-1], tree.numel):
             chain.append(tree.numel)
         loops = Loops(tree)
-        for k, (low, high) in enumerate(zip(chain, chain[1:], strict=False)):
+        for k, (low, high) in enumerate(itertools.pairwise(chain)):
             loops.loops.append(Loop(sympy_index_symbol(f"q{first + k}"), _quotient(high, low), low))
         return loops
 

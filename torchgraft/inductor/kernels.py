@@ -19,9 +19,10 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor.codegen.common import CSE, CSEVariable, DeferredLine, IndentedBuffer
-from torch._inductor.codegen.simd import SIMDKernel
-from torch._inductor.utils import sympy_subs, upcast_compute_type
+from torch._inductor.codegen.common import CSE, CSEVariable, DeferredLine
+from torch._inductor.codegen.simd import SIMDKernel, prefix_is_reduction
+from torch._inductor.ir import get_device_type
+from torch._inductor.utils import IndentedBuffer, sympy_subs, upcast_compute_type
 from torch._inductor.virtualized import OpsValue, V
 from torch.utils._ordered_set import OrderedSet
 
@@ -41,7 +42,7 @@ WIDTH = 64
 _SHORT = 16
 
 
-class _TypedCSE(CSE):  # type: ignore[type-arg, misc]
+class _TypedCSE(CSE):
     """Names for expressions, declared with the types of their values."""
 
     def newvar(self, *args: Any, **kwargs: Any) -> CSEVariable:
@@ -50,21 +51,23 @@ class _TypedCSE(CSE):  # type: ignore[type-arg, misc]
         return variable
 
 
-class GeneratedKernel(SIMDKernel):  # type: ignore[type-arg, misc]
+class GeneratedKernel(SIMDKernel):
     """One of Inductor's kernels.
 
     Attributes:
         form: "cpu" or "gpu".
+        has_reduction: whether something is reduced.
         serial: whether a single work-item does it all, since elements write to the same place.
         messages: of the errors that the kernel may report: each a text, and whether it is an IndexError.
     """
 
-    overrides = Operations  # type: ignore[assignment]
-    kexpr = staticmethod(printed)  # type: ignore[assignment]
+    overrides = Operations
+    kexpr = staticmethod(printed)
 
     def __init__(self, tiling: dict[str, sympy.Expr], **kwargs: Any) -> None:
         self.form = kernel_form(V.graph.get_current_device_or_throw().index or 0)
         super().__init__(tiling, **kwargs)
+        self.has_reduction: bool = kwargs["features"].is_reduction()
         self.cse = _TypedCSE("", ";")
         self.serial = False
         self.vectorized = True
@@ -99,11 +102,11 @@ class GeneratedKernel(SIMDKernel):  # type: ignore[type-arg, misc]
             self._trees.append(Loops.of(tree, entries, first))
             first += len(self._trees[-1].loops)
         in_loops = [self._as_loops(index) for index in used]
-        walked = [loop for trees in self._trees if not trees.tree.is_reduction for loop in reversed(trees.loops)]
-        reduced = [loop for trees in self._trees if trees.tree.is_reduction for loop in reversed(trees.loops)]
+        walked = [loop for trees in self._trees if not _is_reduced(trees) for loop in reversed(trees.loops)]
+        reduced = [loop for trees in self._trees if _is_reduced(trees) for loop in reversed(trees.loops)]
         units = {loop: sum(_stride(index, loop) == 1 for index in in_loops) for loop in (*walked, *reduced)}
         self._walked, self._reduced = _innermost_last(walked, units), _innermost_last(reduced, units)
-        if not self.features.is_reduction() or self.form == "gpu":
+        if not self.has_reduction or self.form == "gpu":
             return
         inner = units[self._reduced[-1]] if self._reduced else 0
         self._columns = bool(self._walked) and units[self._walked[-1]] > inner and _hint(self._walked[-1].size) >= 4
@@ -211,10 +214,10 @@ class GeneratedKernel(SIMDKernel):  # type: ignore[type-arg, misc]
         reduction_type: str,
         value: CSEVariable | tuple[CSEVariable, ...],
     ) -> CSEVariable | tuple[CSEVariable, ...]:
-        key = (src_dtype, reduction_type, value)
+        key: Any = (src_dtype, reduction_type, value)
         if key not in self.cse.reduction_cache:
             self.cse.reduction_cache[key] = self._reduction(dtype, src_dtype, reduction_type, value)
-        return self.cse.reduction_cache[key]  # type: ignore[no-any-return]
+        return self.cse.reduction_cache[key]
 
     def _reduction(self, dtype: torch.dtype, src_dtype: torch.dtype, kind: str, value: Any) -> Any:
         values = value if isinstance(value, tuple) else (value,)
@@ -253,7 +256,7 @@ class GeneratedKernel(SIMDKernel):  # type: ignore[type-arg, misc]
     def _place(self) -> sympy.Expr:
         """An element's place in its row."""
         number, stride = sympy.S.Zero, sympy.S.One
-        for trees in reversed([each for each in self._trees if each.tree.is_reduction]):
+        for trees in reversed([each for each in self._trees if _is_reduced(each)]):
             number, stride = number + stride * trees.number, stride * trees.tree.numel
         return number
 
@@ -271,7 +274,7 @@ class GeneratedKernel(SIMDKernel):  # type: ignore[type-arg, misc]
         after, self._after = self._after, IndentedBuffer()
         if not (statements or after):
             return
-        if self.features.is_reduction() and self.inside_reduction:
+        if self.has_reduction and self.inside_reduction:
             self.body.writelines(self._before)
             self.body.splice(self._loop(statements))
             self.body.splice(self._over_lanes(after) if self._columns and after else after)
@@ -337,7 +340,7 @@ class GeneratedKernel(SIMDKernel):  # type: ignore[type-arg, misc]
                 head += f"const int tg_m = (int)({size} - tg_base < {WIDTH} ? {size} - tg_base : {WIDTH});\n"
             else:
                 head += f"const long {loop.variable} = {number};\n"
-        vectorize = self.vectorized and not self.features.is_reduction()
+        vectorize = self.vectorized and not self.has_reduction
         body = walk.each(f"{head}{self.body.getvalue()}", vectorize=vectorize)
         return walk.kernel(name, tuple(self._parameters()), body, "\n".join(self._helpers.values()))
 
@@ -408,6 +411,10 @@ def _innermost_last(loops: list[Loop], units: dict[Loop, int]) -> list[Loop]:
     return [*loops[:best], *loops[best + 1 :], loops[best]]
 
 
+def _is_reduced(trees: Loops) -> bool:
+    return bool(prefix_is_reduction(trees.tree.prefix))
+
+
 def _stride(index: sympy.Expr, loop: Loop) -> sympy.Expr:
     return sympy_subs(index, {loop.variable: sympy.S.One}) - sympy_subs(index, {loop.variable: sympy.S.Zero})
 
@@ -415,7 +422,7 @@ def _stride(index: sympy.Expr, loop: Loop) -> sympy.Expr:
 def _is_number(name: str) -> bool:
     """Whether a buffer is a tensor of the CPU without dimensions, whose value is given to a kernel."""
     buffer = V.graph.try_get_buffer(name)
-    return buffer is not None and buffer.get_device().type == "cpu" and not buffer.get_size()
+    return buffer is not None and get_device_type(buffer) == "cpu" and not buffer.get_size()
 
 
 def _compute(dtype: torch.dtype) -> str:

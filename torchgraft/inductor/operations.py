@@ -127,7 +127,6 @@ def _truth(text: str) -> Callable[..., str]:
     return truth
 
 
-
 _OPERANDS = {name: re.compile(rf"\b{name}\b") for name in "abc"}
 
 _FUNCTIONS = (
@@ -143,9 +142,12 @@ _POLYNOMIALS = (
     "laguerre_polynomial_l"
 )
 
+_COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "gt": ">", "le": "<=", "ge": ">="}
+
 _OPERATIONS: dict[str, Callable[..., str]] = {
     **{name: _operation(f"@{name}(a)") for name in _FUNCTIONS.split()},
     **{name: _operation(f"@{name}(a, b)") for name in _FUNCTIONS_OF_TWO.split()},
+    **{name: _operation(f"@{name}(a, b)") for name in _POLYNOMIALS.split()},
     **{f"modified_bessel_{name}": _operation(f"@{name}(a)") for name in ("i0", "i1", "k0", "k1")},
     **{f"scaled_modified_bessel_{name}": _operation(f"@{name}e(a)") for name in ("k0", "k1")},
     "gammainc": _operation("@igamma(a, b)"),
@@ -195,7 +197,10 @@ _OPERATIONS: dict[str, Callable[..., str]] = {
     "logical_and": _truth("a & b"),
     "logical_or": _truth("a | b"),
     "logical_xor": _truth("a ^ b"),
-    **{name: _comparison(sign) for name, sign in zip("eq ne lt gt le ge".split(), "== != < > <= >=".split(), strict=True)},
+    **{
+        name: _comparison(sign)
+        for name, sign in zip("eq ne lt gt le ge".split(), "== != < > <= >=".split(), strict=True)
+    },
 }
 _OPERATIONS |= {
     "and_": _OPERATIONS["bitwise_and"],
@@ -227,7 +232,7 @@ TG_FUNCTION long tg_random_integer(long seed, long place, long low, long high) {
 }"""
 
 
-class Operations(OpOverrides):  # type: ignore[misc]
+class Operations(OpOverrides):
     """The handler of Inductor's operations: each gives the text of its result."""
 
     @staticmethod
@@ -284,7 +289,9 @@ class Operations(OpOverrides):  # type: ignore[misc]
         type_ = _promoted(x)
         text = as_type(x, type_)
         generate = V.kernel.cse.generate
-        mantissa = generate(V.kernel.compute, f"tg_frexp_mantissa_{type_}({text})", dtype=BY_NAME[type_].dtype, shape=())
+        mantissa = generate(
+            V.kernel.compute, f"tg_frexp_mantissa_{type_}({text})", dtype=BY_NAME[type_].dtype, shape=()
+        )
         exponent = generate(V.kernel.compute, f"(int)tg_frexp_exponent_{type_}({text})", dtype=torch.int32, shape=())
         return mantissa, exponent
 
@@ -328,4 +335,3 @@ def _compute(dtype: torch.dtype) -> str:
 
 for _name, _function in _OPERATIONS.items():
     setattr(Operations, _name, staticmethod(_function))
-

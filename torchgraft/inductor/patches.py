@@ -7,6 +7,7 @@ when inductor asks for the device's generators; tests/test_inductor.py fails as 
 from __future__ import annotations
 
 from functools import wraps
+from typing import Any
 
 from torchgraft import _backend
 
@@ -18,7 +19,9 @@ def pointwise_results_are_on_the_device() -> None:
     another is on a device of a list: with the CPU's one first, the result is on the CPU. torch 2.13
     (torch/_inductor/lowering.py, `make_pointwise`, whose only question of the kind this is).
     """
-    from torch._inductor import lowering
+    import torch._inductor.lowering
+
+    lowering: Any = torch._inductor.lowering
 
     plain = lowering.is_gpu
 

@@ -12,7 +12,6 @@ import torch
 from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
 from torch._inductor.codegen.common import DeviceOpOverrides, register_backend_for_device, register_device_op_overrides
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
-
 from torch.utils._pytree import tree_leaves
 
 from torchgraft import _backend, device_module
@@ -24,7 +23,7 @@ from torchgraft.inductor.scheduling import Scheduling, Wrapper
 __all__ = ["register"]
 
 
-class _Interface(DeviceInterface):  # type: ignore[misc]
+class _Interface(DeviceInterface):
     """What inductor asks of devices in general."""
 
     class Worker:
@@ -57,7 +56,7 @@ class _Interface(DeviceInterface):  # type: ignore[misc]
         return False
 
 
-class _Texts(DeviceOpOverrides):  # type: ignore[misc]
+class _Texts(DeviceOpOverrides):
     """Lines of generated programs that have to do with the device."""
 
     def device_guard(self, device_idx: int) -> str:
@@ -70,7 +69,7 @@ class _Texts(DeviceOpOverrides):  # type: ignore[misc]
         return f"torch.{_backend.name()}.synchronize()"
 
 
-class _Pass(CustomGraphModulePass):  # type: ignore[misc]
+class _Pass(CustomGraphModulePass):
     """Leaves to the ops themselves what no kernel can hold, and makes what the generators depend on part of the key of
     generated programs."""
 
@@ -82,9 +81,7 @@ class _Pass(CustomGraphModulePass):  # type: ignore[misc]
                     node.meta["should_fallback"] = True
 
     def uuid(self) -> Any:
-        properties = [
-            device_module.get_device_properties(index) for index in range(device_module.device_count())
-        ]
+        properties = [device_module.get_device_properties(index) for index in range(device_module.device_count())]
         devices = [(p.name, p.driver_version, p.kind, p.dialect) for p in properties]
         return (__version__, _sources(), os.environ.get("TORCHGRAFT_KERNEL_FORM", ""), devices)
 

@@ -19,7 +19,7 @@ from torchgraft.inductor.kernels import GeneratedKernel
 __all__ = ["Scheduling", "Wrapper"]
 
 
-class Scheduling(SIMDScheduling):  # type: ignore[misc]
+class Scheduling(SIMDScheduling):
     """Makes kernels of what inductor has fused."""
 
     kernel_type = GeneratedKernel
@@ -32,7 +32,7 @@ class Scheduling(SIMDScheduling):  # type: ignore[misc]
         _check_compiler(device)
         return OrderedSet([BackendFeature.INPLACE_BUFFERS])
 
-    def codegen_node_schedule(self, kernel_features: Any) -> None:
+    def codegen_node_schedule(self: Any, kernel_features: Any) -> None:
         """As the base class does it, for one kernel that is data and not text."""
         schedule = kernel_features.node_schedule
         tiling = {"x": kernel_features.numel}
@@ -66,16 +66,15 @@ class Scheduling(SIMDScheduling):  # type: ignore[misc]
         return known[text]
 
 
-class Wrapper(PythonWrapperCodegen):  # type: ignore[misc]
+class Wrapper(PythonWrapperCodegen):
     """The program around the kernels, in Python."""
 
     @staticmethod
     def create(
         is_subgraph: bool, subgraph_name: str | None, parent_wrapper: Any, partition_signatures: Any = None
     ) -> PythonWrapperCodegen:
-        if is_subgraph:
-            return _SubgraphWrapper(subgraph_name, parent_wrapper, partition_signatures)
-        return Wrapper()
+        made: Any = _SubgraphWrapper if is_subgraph else Wrapper
+        return made(subgraph_name, parent_wrapper, partition_signatures) if is_subgraph else made()  # type: ignore[no-any-return]
 
     def write_header(self) -> None:
         super().write_header()
@@ -92,7 +91,8 @@ class Wrapper(PythonWrapperCodegen):  # type: ignore[misc]
         is_pinned: bool = False,
     ) -> str:
         if device.type != _backend.name():
-            return super().make_allocation(name, device, dtype, shape, stride, allocation_shape, is_pinned)  # type: ignore[no-any-return]
+            base: Any = super()
+            return str(base.make_allocation(name, device, dtype, shape, stride, allocation_shape, is_pinned))
         size, allocated, strides = map(
             self.codegen_python_shape_tuple, (shape, shape if allocation_shape is None else allocation_shape, stride)
         )
@@ -100,16 +100,18 @@ class Wrapper(PythonWrapperCodegen):  # type: ignore[misc]
         return text if size == allocated else f"{text}.as_strided({size}, {strides})"
 
     def generate_kernel_call(
-        self, kernel_name: str, call_args: Any, *, device: Any = None, triton: bool = True, **options: Any
+        self: Any, kernel_name: str, call_args: Any, *, device: Any = None, triton: bool = True, **options: Any
     ) -> None:
         device = device or V.graph.get_current_device_or_throw()
         if device.type == _backend.name():
             self.writeline(self.wrap_kernel_call(kernel_name, call_args))
         else:
-            super().generate_kernel_call(kernel_name, call_args, device=device, triton=triton, **options)
+            PythonWrapperCodegen.generate_kernel_call(
+                self, kernel_name, call_args, device=device, triton=triton, **options
+            )
 
 
-class _SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):  # type: ignore[misc]
+class _SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):
     """The same for a graph within a graph."""
 
 
@@ -124,7 +126,7 @@ def _written(kernel: Kernel, generated: GeneratedKernel) -> str:
     options = f"form={generated.form!r}, rank={len(generated.sizes)}, cost={generated.cost}, local={kernel.local!r}"
     if generated.serial:
         options += ", serial=True"
-    if generated.features.is_reduction():
+    if generated.has_reduction:
         options += ", multiple=1"
     if generated.messages:
         options += f", messages={generated.messages!r}"

@@ -17,8 +17,8 @@ from torchgraft.plans.meta import has_meta, meta_function
 from torchgraft.plans.refusals import Refusals, Refuses, check_in_place, gathered, other_out
 from torchgraft.plans.schema import is_composed, overload_name, parameters, resolve, variants, written
 from torchgraft.plans.steps import Unsupported
-from torchgraft.untraced import untraced
 from torchgraft.plans.versions import here
+from torchgraft.untraced import untraced
 
 Planner = Callable[..., None]
 Function = TypeVar("Function", bound=Callable[..., Any])
