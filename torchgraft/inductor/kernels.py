@@ -20,9 +20,9 @@ from typing import Any
 import sympy
 import torch
 from torch._inductor.codegen.common import CSE, CSEVariable, DeferredLine
-from torch._inductor.codegen.simd import SIMDKernel, prefix_is_reduction
+from torch._inductor.codegen.simd import SIMDKernel
 from torch._inductor.ir import get_device_type
-from torch._inductor.utils import IndentedBuffer, sympy_subs, upcast_compute_type
+from torch._inductor.utils import IndentedBuffer, prefix_is_reduction, sympy_subs, upcast_compute_type
 from torch._inductor.virtualized import OpsValue, V
 from torch.utils._ordered_set import OrderedSet
 
@@ -329,6 +329,8 @@ class GeneratedKernel(SIMDKernel):
     def made(self, name: str) -> Kernel:
         """The whole kernel, once all nodes are in it."""
         self.codegen_body()
+        # A single work-item is what the CPU form has in a group.
+        self.form = "cpu" if self.serial else self.form
         walk = Walk(self.form, self._rank, prefix="tg_")
         last = len(self._walked) - 1
         head = ""

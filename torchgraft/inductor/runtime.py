@@ -11,7 +11,7 @@ from torchgraft import _backend
 from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.plans.device import device_traits
 from torchgraft.plans.grid import MULTIPLE, Dealer
-from torchgraft.raw_kernel import RawKernel, kernel
+from torchgraft.raw_kernel import kernel
 
 __all__ = ["Generated", "generated"]
 
@@ -29,7 +29,7 @@ class Generated:
         multiple: int,
         messages: Sequence[tuple[str, bool]],
     ) -> None:
-        self._kernel: RawKernel = kernel(made)
+        self._kernel, self._local = kernel(made), made.local
         self._form, self._rank, self._cost = form, rank, cost
         self._serial, self._multiple, self._messages = serial, multiple, messages
         self._dealt: dict[tuple[int, ...], tuple[Callable[..., None] | None, tuple[int, ...]]] = {}
@@ -52,17 +52,13 @@ class Generated:
         space: int | Sequence[int] = sizes if self._rank > 1 else sizes[0] if sizes else 1
         grid = Dealer(self._form, units).walk(space, cost=self._cost, multiple=self._multiple)
         values = dict(grid.values)
-        groups, local = grid.groups, self._kernel_local
+        groups = grid.groups
         if self._serial:
-            groups, local, values["chunk"] = (1,), (1,), values["n"]
+            groups, values["chunk"] = (1,), values["n"]
         order = ["n", "chunk", *(f"n{d}" for d in range(self._rank if self._rank > 1 else 0))]
-        launch = self._kernel[groups, local] if values["n"] else None
+        launch = self._kernel[groups, self._local] if values["n"] else None
         self._dealt[sizes] = dealt = (launch, tuple(values[name] for name in order))
         return dealt
-
-    @property
-    def _kernel_local(self) -> tuple[int, ...]:
-        return self._kernel._local
 
     def _raise(self, code: int, index: int) -> NoReturn:
         message, is_index = self._messages[code - 1]
