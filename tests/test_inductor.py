@@ -33,9 +33,11 @@ Function = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
-def _fresh(device: str) -> Iterator[None]:
+def _fresh(device: str, request: pytest.FixtureRequest) -> Iterator[None]:
     if device == "npy":
         pytest.skip("the device has no compiler")
+    if device == "cxx" and "form" in request.fixturenames and request.getfixturevalue("form") == "gpu":
+        pytest.skip("a group has one work-item")
     torch._dynamo.reset()
     with torch._inductor.config.patch(compile_threads=1, fx_graph_cache=False):
         yield
@@ -157,6 +159,7 @@ class TestPointwise:
 @pytest.mark.no_fallback
 class TestReductions:
     @pytest.mark.parametrize("dtype", FLOATS)
+    @pytest.mark.quick(shape=(7, 40, 33), dtype=[torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("shape", [(7, 40, 33), (2, 300, 70)])
     def test_kinds(self, device: str, form: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         def work(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -181,8 +184,9 @@ class TestReductions:
     @pytest.mark.parametrize("dtype", INTEGERS)
     def test_integers(self, device: str, dtype: torch.dtype) -> None:
         x = torch.randint(-40, 40, (20, 50)).to(dtype)
-        same(device, lambda x: (x.sum(), x.amax(1), x.argmin(0), x.prod(0), x.any()), x)
+        same(device, lambda x: (x.sum(), x.amax(1), x.argmin(0), x.prod(0)), x)
 
+    @pytest.mark.quick(norm=["layer", "batch"])
     @pytest.mark.parametrize("norm", ["layer", "batch", "group", "rms"])
     def test_norms(self, device: str, norm: str) -> None:
         functions: dict[str, Function] = {
@@ -319,6 +323,7 @@ class TestModels:
         assert got.dtype == expected.dtype == torch.bfloat16
         assert_close(got, expected, rtol=3e-2, atol=3e-2)
 
+    @pytest.mark.thorough
     def test_an_optimizer(self, device: str) -> None:
         results = []
         for compiled in (False, True):
@@ -370,6 +375,15 @@ class TestPrograms:
         assert abs(normal.mean()) < 0.01
         assert abs(normal.std() - 1) < 0.01
         assert whole.unique().tolist() == list(range(10))
+
+    def test_the_same_random_numbers_as_without(self, device: str) -> None:
+        x = torch.ones(100, 100, device=device)
+        results = []
+        for run in (F.dropout, torch.compile(F.dropout)):
+            torch.manual_seed(3)
+            with torch._inductor.config.patch(fallback_random=True):
+                results.append(run(x))
+        assert torch.equal(*results)
 
     def test_dropout_drops_the_gradient_alike(self, device: str) -> None:
         x = torch.ones(50, 50, device=device, requires_grad=True)
