@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 
 from torchgraft import _backend
+from torchgraft.codegen import compiler
 from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.plans.device import device_traits
 from torchgraft.plans.grid import MULTIPLE, Dealer
 from torchgraft.raw_kernel import kernel
 
-__all__ = ["Generated", "generated"]
+__all__ = ["Generated", "compile_ahead", "generated"]
 
 
 class Generated:
-    """A kernel of a generated program: called with its arguments and the sizes of the space that it goes through."""
+    """A kernel of a generated program: called with its arguments and the sizes of the space that it goes through.
+
+    Attributes:
+        made: the kernel itself.
+    """
 
     def __init__(
         self,
@@ -29,7 +34,8 @@ class Generated:
         multiple: int,
         messages: Sequence[tuple[str, bool]],
     ) -> None:
-        self._kernel, self._local = kernel(made), made.local
+        self.made = made
+        self._kernel = kernel(made)
         self._form, self._rank, self._cost = form, rank, cost
         self._serial, self._multiple, self._messages = serial, multiple, messages
         self._dealt: dict[tuple[int, ...], tuple[Callable[..., None] | None, tuple[int, ...]]] = {}
@@ -56,7 +62,7 @@ class Generated:
         if self._serial:
             groups, values["chunk"] = (1,), values["n"]
         order = ["n", "chunk", *(f"n{d}" for d in range(self._rank if self._rank > 1 else 0))]
-        launch = self._kernel[groups, self._local] if values["n"] else None
+        launch = self._kernel[groups, self.made.local] if values["n"] else None
         self._dealt[sizes] = dealt = (launch, tuple(values[name] for name in order))
         return dealt
 
@@ -95,6 +101,13 @@ def generated(
     """
     made = Kernel("tg_generated", parameters(declarations), body, helpers, local)
     return Generated(made, form, rank, cost, serial, multiple, messages)
+
+
+def compile_ahead(program: Mapping[str, Any]) -> None:
+    """Has helpers compile the kernels among a program's names while the first of them are compiled here."""
+    _backend.open_devices()
+    kernels = [each.made for each in program.values() if isinstance(each, Generated)]
+    compiler.compile_ahead(kernels[1:], torch._C._accelerator_getDeviceIndex())
 
 
 def _device_of(arguments: Sequence[Any]) -> torch.device:

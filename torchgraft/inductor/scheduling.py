@@ -78,7 +78,13 @@ class Wrapper(PythonWrapperCodegen):
 
     def write_header(self) -> None:
         super().write_header()
+        self.imports.writeline("from torchgraft.inductor.runtime import compile_ahead as tg_compile_ahead")
         self.imports.writeline("from torchgraft.inductor.runtime import generated as tg_generated")
+
+    def write_async_compile_wait(self: Any) -> None:
+        """All kernels of the program are known there."""
+        self.prefix.writeline("tg_compile_ahead(globals())")
+        PythonWrapperCodegen.write_async_compile_wait(self)
 
     def make_allocation(
         self,
@@ -112,7 +118,7 @@ class Wrapper(PythonWrapperCodegen):
 
 
 class _SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):
-    """The same for a graph within a graph."""
+    """The same for a graph within a graph, which has no head of its own."""
 
 
 def _written(kernel: Kernel, generated: GeneratedKernel) -> str:
