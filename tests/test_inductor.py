@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -514,6 +515,22 @@ def test_pointwise_results_are_on_the_device(device: str, monkeypatch: pytest.Mo
     number = torch.tensor(2.5)
     result = torch.compile(lambda x: number * x, fullgraph=True)(torch.ones(3, device=device))
     assert result.device.type == "cpu"
+
+
+def test_costly_values_are_kept(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patch is still needed: without it, exponential functions are made twice."""
+    import torch._inductor.ir
+
+    def times() -> int:
+        torch._dynamo.reset()
+        x = torch.randn(4, 100, device=device)
+        _, (program,) = torch._inductor.utils.run_and_get_code(torch.compile(lambda x: torch.softmax(x, -1)), x)
+        loops = re.sub(r"const int tg_rest.*?\n}\n", "", program, flags=re.DOTALL)
+        return loops.count("tg_exp_f32(")
+
+    assert times() == 1
+    monkeypatch.setattr(torch._inductor.ir, "is_cpu", torch._inductor.ir.is_cpu.__wrapped__)
+    assert times() == 2
 
 
 def test_every_operation_is_there() -> None:

@@ -241,8 +241,10 @@ class GeneratedKernel(SIMDKernel):
         self._accumulates = True
         if side_by_side and not self._columns:
             combine = bind(made.combine, A=f"{name}_{{}}[tg_l]", B=f"{name}_{{}}[tg_l + tg_half]")
-            self._after.writeline(f"for (int tg_half = {self._lanes // 2}; tg_half > 0; tg_half /= 2)")
-            self._after.writeline(f"for (int tg_l = 0; tg_l < tg_half; ++tg_l) {{ {combine} }}")
+            halves = [(self._lanes // 2, _SHORT, self._hint), (min(self._lanes, _SHORT) // 2, 1, "")]
+            for first, last, hint in halves:
+                self._after.writeline(f"for (int tg_half = {first}; tg_half >= {last}; tg_half /= 2)")
+                self._after.writeline(f"{hint}for (int tg_l = 0; tg_l < tg_half; ++tg_l) {{ {combine} }}")
         place = lane if self._columns else "[0]" if side_by_side else ""
         results = []
         for field, (type_, _) in made.fields.items():

@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any
 
 from torchgraft import _backend
+from torchgraft.plans.device import kernel_form
 
 __all__ = ["PATCHES", "apply"]
 
@@ -32,7 +33,27 @@ def pointwise_results_are_on_the_device() -> None:
     lowering.is_gpu = is_gpu
 
 
-PATCHES = (pointwise_results_are_on_the_device,)
+def costly_values_are_kept() -> None:
+    """What is used again and costs much, as the exponential functions in a softmax, is stored on a CPU and made again
+    elsewhere, since memory is slow where computing is not. Which of the two a device is, is asked by the name "cpu":
+    devices with the CPU form of kernels are CPUs. torch 2.13 (torch/_inductor/ir.py, `is_cpu`).
+    """
+    import torch._inductor.ir
+
+    ir: Any = torch._inductor.ir
+    plain = ir.is_cpu
+
+    @wraps(plain)
+    def is_cpu(x: Any) -> bool:
+        if ir.get_device_type(x) != _backend.name():
+            return bool(plain(x))
+        device = x if isinstance(x, torch.device) else x.get_device() if isinstance(x, ir.IRNode) else None
+        return kernel_form((device and device.index) or 0) == "cpu"
+
+    ir.is_cpu = is_cpu
+
+
+PATCHES = (pointwise_results_are_on_the_device, costly_values_are_kept)
 
 
 def apply() -> None:
