@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 import torchgraft
-from torchgraft import plans
+from torchgraft import inductor, plans
 
 BACKENDS = ["eager", "aot_eager"]
 
@@ -173,12 +173,36 @@ class TestCompile:
 
 
 class TestInductor:
-    def test_it_says_what_works(self, device: str) -> None:
-        x = torch.randn(2, 3, device=device)
-        name = device.split(":")[0]
-        message = f"generates no code for device '{name}'.*backend=\"aot_eager\""
-        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=message):
-            torch.compile(nn.Linear(3, 4).to(device))(x)
+    """Where there are no kernels for it: tests/test_inductor.py has the rest."""
+
+    @pytest.mark.parametrize(
+        ("versions", "driver", "why"),
+        [
+            ("((2, 13),)", "NumpyDriver()", "has no kernel compiler"),
+            ("((1, 13),)", "CxxDriver()", "is made for torch 1.13"),
+        ],
+    )
+    def test_it_says_what_works(self, script: Script, versions: str, driver: str, why: str) -> None:
+        if "2, 13" in versions and not inductor.is_known():
+            pytest.skip("inductor is known of other versions of torch")
+        out = script(
+            f"""
+            import torch, torchgraft
+            from torchgraft import inductor
+            from numpy_driver import NumpyDriver
+            from cxx_driver import CxxDriver
+
+            torchgraft.register("dev", [{driver}])
+            inductor.VERSIONS = {versions}
+            try:
+                torch.compile(lambda x: x + 1)(torch.ones(3, device="dev"))
+            except torch._dynamo.exc.BackendCompilerFailed as error:
+                print(error)
+            """
+        )
+        assert why in out
+        assert "generates no code for device 'dev'" in out
+        assert 'backend="aot_eager"' in out
 
     def test_nothing_is_imported_for_it(self, script: Script) -> None:
         script(

@@ -203,6 +203,14 @@ class DeviceModule(ModuleType):
         return random.default_generators()
 
 
+def _hook(name: str) -> property:
+    return property(lambda _: inductor.hook(name))
+
+
+for _name in inductor.HOOKS:  # torch._inductor asks for them, and nobody else; nothing is imported before
+    setattr(DeviceModule, _name, _hook(_name))
+
+
 def make_device_module(name: str) -> DeviceModule:
     """Puts `torch.<name>` together. torch looks its members up by name, hence no class hierarchy."""
     module = DeviceModule(
@@ -219,7 +227,6 @@ def make_device_module(name: str) -> DeviceModule:
     module.__dict__.update(
         legacy,
         **parts,
-        **dict.fromkeys(inductor.HOOKS, inductor.no_generator),
         _lazy_init=_backend.open_devices,
         _is_in_bad_fork=_C.in_bad_fork,
         _get_generator=random.generator,

@@ -12,6 +12,7 @@ import torch
 
 from torchgraft import _C, _backend
 from torchgraft._backend import DeviceLike
+from torchgraft.untraced import untraced
 
 __all__ = [
     "get_rng_state",
@@ -94,6 +95,7 @@ def initial_seed() -> int:
     return generator().initial_seed()
 
 
+@untraced  # torch.compile asks for it while it traces
 def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
     """The state of a device's generator: 16 bytes, its seed and its offset."""
     return generator(device).get_state()
@@ -104,6 +106,7 @@ def get_rng_state_all() -> list[torch.Tensor]:
     return [each.get_state() for each in default_generators()]
 
 
+@untraced
 def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
     """Puts a state got by `get_rng_state` back."""
     # Copied, because the caller may go on with his tensor before the device is opened.

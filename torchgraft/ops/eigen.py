@@ -117,6 +117,8 @@ def _linalg_eigh(A: torch.Tensor, UPLO: str = "L", compute_v: bool = True) -> tu
 
 def _svd_meta(A: torch.Tensor, full_matrices: bool, compute_uv: bool) -> tuple[torch.Tensor, ...]:
     u, s, vh = aten._linalg_svd(A, full_matrices, compute_uv)
+    if compute_uv:  # column by column as on the CPU; of meta tensors torch thinks that they stand for CUDA's
+        vh = vh.new_empty(vh.mT.shape).mT
     return u, s, vh, A.new_empty(A.shape[:-2], dtype=torch.int32)
 
 

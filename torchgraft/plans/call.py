@@ -48,6 +48,7 @@ from torchgraft.plans.schema import (
 )
 from torchgraft.plans.steps import Unsupported
 from torchgraft.plans.trace import trace
+from torchgraft.untraced import untraced
 
 # c10::ScalarType by number, as dtypes arrive in boxed calls.
 _DTYPES: list[torch.dtype | None] = [
@@ -83,6 +84,7 @@ class _Reads:
         self.mask |= 1 << min(index, 63)
 
 
+@untraced
 def plan_call(
     name: str,
     arguments: list[Any],

@@ -18,6 +18,7 @@ from torchgraft.plans.refusals import Refusals, Refuses, check_in_place, gathere
 from torchgraft.plans.schema import is_composed, overload_name, parameters, resolve, variants, written
 from torchgraft.plans.steps import Unsupported
 from torchgraft.plans.versions import here
+from torchgraft.untraced import untraced
 
 Planner = Callable[..., None]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -337,7 +338,7 @@ def install() -> None:
             _install(entry)
         for name, function in _recomposed.items():
             for key in ("PrivateUse1", "AutogradPrivateUse1"):
-                _aten_library().impl(name, function, key)
+                _aten_library().impl(name, untraced(function), key)
 
 
 def _install(entry: Entry) -> None:

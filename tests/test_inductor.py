@@ -1,0 +1,550 @@
+"""torch.compile with its default compiler: kernels made for the device, compared with the CPU without a compiler."""
+
+from __future__ import annotations
+
+import copy
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from conftest import Script
+from torch import nn
+from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves
+
+import torchgraft
+from torchgraft.inductor import is_known
+
+if not is_known():
+    pytest.skip("inductor is known of other versions of torch", allow_module_level=True)
+
+import torch._inductor.config
+import torch._inductor.utils
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}
+
+Function = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _fresh(device: str, request: pytest.FixtureRequest) -> Iterator[None]:
+    if device == "npy":
+        pytest.skip("the device has no compiler")
+    if device == "cxx" and "form" in request.fixturenames and request.getfixturevalue("form") == "gpu":
+        pytest.skip("a group has one work-item")
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(compile_threads=1, fx_graph_cache=False):
+        yield
+
+
+def same(device: str, function: Function, *given: torch.Tensor, gradients: bool = False, **options: Any) -> None:
+    """Compares a function that is compiled for the device with the same on the CPU: results, strides and dtypes of
+    results, what has become of the inputs, and gradients."""
+    tolerance = max(TOLERANCE.get(t.dtype, 1e-4) for t in given)
+    compiled = torch.compile(function, fullgraph=True, **options)
+    results = []
+    for on, run in (("cpu", function), (device, compiled)):
+        inputs = [t.detach().clone().to(on) for t in given]
+        for t in inputs:
+            t.requires_grad_(gradients and t.is_floating_point())
+        result = run(*inputs)
+        if gradients:
+            result.backward(torch.linspace(-1, 1, result.numel(), device=on).reshape(result.shape))
+            inputs = [t.grad for t in inputs if t.grad is not None]
+        results.append([t for t in tree_leaves((result, inputs)) if isinstance(t, torch.Tensor)])
+    for expected, got in zip(*results, strict=True):
+        assert got.device.type == torch.device(device).type
+        if not gradients:
+            assert got.stride() == expected.stride()
+        assert_close(got.cpu(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.no_fallback
+class TestPointwise:
+    @pytest.mark.parametrize("dtype", FLOATS)
+    def test_chains(self, device: str, form: str, dtype: torch.dtype) -> None:
+        def work(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (x * 2 + y).tanh() * x.sigmoid() - y.exp().clamp(max=3) / (x.abs() + 1)
+
+        same(device, work, torch.randn(33, 65).to(dtype), torch.randn(65).to(dtype))
+
+    @pytest.mark.parametrize("dtype", INTEGERS)
+    def test_integers(self, device: str, dtype: torch.dtype) -> None:
+        def work(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            z = y | 1
+            return x * y + 3, x // z, x % z, (x > y) | (x == 2), x & y, x << 1, x >> 2, ~x, -x, x.float() / 2
+
+        same(device, work, *(torch.randint(-40, 40, (20, 30)).to(dtype) for _ in range(2)))
+
+    def test_truths(self, device: str) -> None:
+        same(
+            device,
+            lambda x, y: (x & y, x | y, ~x, x ^ y, x + y, x.float() * 3, torch.where(x, 1.5, y.float())),
+            torch.randn(20, 30) > 0,
+            torch.randn(30) > 0,
+        )
+
+    def test_conversions_round(self, device: str) -> None:
+        x = torch.tensor([1e30, -1e30, 65504.0, 65520.0, 1e-8, 0.0, -0.0, 1.0003, 3.14159])
+        same(device, lambda x: (x.half().float(), x.bfloat16().float() + 1, x.half() * 3, x.double()), x)
+
+    def test_views(self, device: str, form: str) -> None:
+        def work(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (
+                x.t() + x.t().contiguous(),
+                x[::2, 1:] + 1,
+                x.reshape(10, -1).permute(1, 0) * 2,
+                x.flip(0) + x.roll(3, 1),
+                x.unfold(1, 3, 2) + 1,
+                x.view(4, 5, 10).transpose(0, 2).reshape(-1) + 1,
+                torch.cat([x, x * 2], 1) + 1,
+                x.repeat(2, 3) + 1,
+                x.expand(3, 20, 10).reshape(60, 10) + 1,
+                F.pad(x, (1, 2, 3, 4)) + 1,
+                x.diagonal() * 2,
+            )
+
+        same(device, lambda x: work(x[:20]), torch.randn(20, 10))
+
+    def test_a_number_that_is_a_tensor(self, device: str) -> None:
+        """Of the CPU, and first among the operands."""
+        number = torch.tensor(2.5)
+        work = torch.compile(lambda x: number * x + number, fullgraph=True)
+        result = work(torch.ones(3, device=device))
+        assert result.device.type == torch.device(device).type
+        assert result.tolist() == [5, 5, 5]
+
+    def test_special_functions(self, device: str) -> None:
+        def work(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            special = torch.special
+            return (
+                *(x.erf(), x.lgamma(), x.digamma(), x.log1p(), x.expm1(), x.atan2(x + 1), x.fmod(2.0), x.round()),
+                *(x.remainder(1.5), x.rsqrt(), x.pow(2.5), x.sign(), x.nan_to_num(), torch.hypot(x, x), x.frexp()[0]),
+                *(special.i0(x), special.ndtr(x), torch.polygamma(3, x + 1), special.zeta(x + 1, x)),
+            )
+
+        same(device, work, torch.rand(12, 33) + 0.1)
+
+    def test_in_place(self, device: str) -> None:
+        def work(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            x.add_(y)
+            x[1:].mul_(2)
+            x.t().sub_(1)
+            x[2:5].copy_(y[:3])
+            return y.relu_() + x
+
+        same(device, work, torch.randn(20, 30), torch.randn(20, 30))
+
+    def test_nothing_to_do(self, device: str) -> None:
+        same(device, lambda x: (x + 1, x.sum(0)), torch.randn(0, 33))
+        same(device, lambda x: (x + 1, x.sum()), torch.randn(()))
+
+    def test_no_divisions_where_loops_will_do(self, device: str) -> None:
+        """Rows that are permuted, broadcast and sliced are loops."""
+        x, y = torch.randn(6, 7, 8, device=device), torch.randn(7, 8, device=device)
+        work = torch.compile(lambda x, y: (x + y).permute(2, 0, 1).contiguous() + x[1:2].permute(2, 0, 1))
+        _, (program,) = torch._inductor.utils.run_and_get_code(work, x, y)
+        body = program[program.index("tg_kernel_0 =") : program.index("async_compile.wait")]
+        lines = [line for line in body.splitlines() if "load_" in line or "store_" in line]
+        assert lines
+        assert not any("/" in line or "%" in line for line in lines)
+
+
+@pytest.mark.no_fallback
+class TestReductions:
+    @pytest.mark.parametrize("dtype", FLOATS)
+    @pytest.mark.quick(shape=(7, 40, 33), dtype=[torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("shape", [(7, 40, 33), (2, 300, 70)])
+    def test_kinds(self, device: str, form: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+        def work(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (
+                *(x.mean(0), x.var(1), x.std(2), x.amax((0, 2)), x.amin(-1), x[:, :3].prod(2), x.argmax(1)),
+                *((x > 1).any(0), (x > -9).all(), x.sum((0, 1)), x.logsumexp(1), torch.softmax(x, 0)),
+            )
+
+        same(device, work, torch.randn(shape).to(dtype))
+
+    def test_first_of_equals(self, device: str, form: str) -> None:
+        x = torch.randint(0, 3, (70, 200)).float()
+        same(device, lambda x: (x.argmax(), x.argmax(1), x.argmin(0), x.max(1), x.min(0)), x)
+
+    def test_nan_wins(self, device: str, form: str) -> None:
+        x = torch.where(torch.randn(50, 60) > 2, float("nan"), torch.randn(50, 60))
+        same(device, lambda x: (x.amax(1), x.argmax(1), x.min(), x.amin(0), torch.maximum(x, x.flip(0))), x)
+
+    def test_large(self, device: str) -> None:
+        same(device, lambda x: (x.sum(), x.mean(1), x.var(0), x.sum(0), x.var()), torch.randn(300, 3000))
+
+    @pytest.mark.parametrize("dtype", INTEGERS)
+    def test_integers(self, device: str, dtype: torch.dtype) -> None:
+        x = torch.randint(-40, 40, (20, 50)).to(dtype)
+        same(device, lambda x: (x.sum(), x.amax(1), x.argmin(0), x.prod(0)), x)
+
+    @pytest.mark.quick(norm=["layer", "batch"])
+    @pytest.mark.parametrize("norm", ["layer", "batch", "group", "rms"])
+    def test_norms(self, device: str, norm: str) -> None:
+        functions: dict[str, Function] = {
+            "layer": lambda x, w: F.layer_norm(x, (64,), w),
+            "batch": lambda x, w: F.batch_norm(x.transpose(1, 2), None, None, w, training=True),
+            "group": lambda x, w: F.group_norm(x.transpose(1, 2), 4, w),
+            "rms": lambda x, w: F.rms_norm(x, (64,), w),
+        }
+        same(device, functions[norm], torch.randn(9, 33, 64), torch.randn(64), gradients=True)
+
+
+@pytest.mark.no_fallback
+class TestIndexing:
+    def test_gathers(self, device: str, form: str) -> None:
+        index = torch.randint(-20, 20, (15,))
+        same(
+            device,
+            lambda x, i: (x[i] * 2, x[:, i.abs() % 30], F.embedding(i.abs() % 20, x)),
+            torch.randn(20, 30),
+            index,
+        )
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+    def test_sums_into_places(self, device: str, form: str, dtype: torch.dtype) -> None:
+        def work(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (
+                x.index_add(0, i, v),
+                x.index_put((i,), v, accumulate=True),
+                x.scatter_add(0, i[:, None] * (v == v), v),
+            )
+
+        given = torch.randint(-9, 9, (20, 8)).to(dtype), torch.randint(20, (90,)), torch.ones(90, 8).to(dtype)
+        same(device, work, *given)
+
+    def test_gradients(self, device: str) -> None:
+        same(
+            device,
+            lambda w, i: F.embedding(i, w).tanh(),
+            torch.randn(20, 30),
+            torch.randint(20, (5, 7)),
+            gradients=True,
+        )
+
+    @pytest.mark.parametrize("index", [[0, 7], [-6, 0]])
+    def test_out_of_range(self, device: str, form: str, index: list[int]) -> None:
+        x, work = torch.ones(5, 3, device=device), torch.compile(lambda x, i: x[i] * 2)
+        assert work(x, torch.tensor([-5, 4], device=device)).sum().item() == 12
+        with pytest.raises(IndexError, match="out of bounds for a dimension of size 5"):
+            work(x, torch.tensor(index, device=device))
+        assert work(x, torch.tensor([1, 2], device=device)).sum().item() == 12
+
+    def test_targets_out_of_range(self, device: str) -> None:
+        work = torch.compile(F.cross_entropy)
+        with pytest.raises(IndexError, match="index 3 is out of bounds"):
+            work(torch.ones(2, 3, device=device), torch.tensor([0, 3], device=device))
+
+    def test_integers_divided_by_zero(self, device: str) -> None:
+        x, work = torch.ones(3, dtype=torch.int64, device=device), torch.compile(lambda x, y: x // y + x % y)
+        assert work(x, x).tolist() == [1, 1, 1]
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            work(x, x - 1)
+
+
+def train(
+    device: str, model: nn.Module, *given: torch.Tensor, loss: Function = F.cross_entropy, **options: Any
+) -> None:
+    """Compares three steps of training."""
+    losses: list[list[float]] = []
+    parameters = []
+    for on in ("cpu", device):
+        copied = copy.deepcopy(model).to(on)
+        run = copied if on == "cpu" else torch.compile(copied, **options)
+        optimizer = torch.optim.SGD(copied.parameters(), lr=1e-2)
+        inputs, *rest = (t.to(on) for t in given)
+        losses.append([])
+        for _ in range(3):
+            optimizer.zero_grad()
+            value = loss(run(inputs), *rest)
+            value.backward()
+            optimizer.step()
+            losses[-1].append(value.item())
+        parameters.append([p.detach().cpu() for p in copied.parameters()])
+    assert_close(losses[1], losses[0], rtol=1e-3, atol=1e-3)
+    assert_close(parameters[1], parameters[0], rtol=2e-3, atol=2e-3)
+
+
+class Words(nn.Module):
+    """Classes of sequences, by an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.cells, self.head = nn.Embedding(30, 12), nn.LSTM(12, 16, batch_first=True), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.cells(self.words(x))[0][:, -1])
+
+
+class TestModels:
+    def test_mlp(self, device: str) -> None:
+        model = nn.Sequential(nn.Linear(20, 50), nn.GELU(), nn.LayerNorm(50), nn.Linear(50, 5))
+        train(device, model, torch.randn(16, 20), torch.randint(5, (16,)), fullgraph=True)
+
+    @pytest.mark.thorough
+    def test_cnn(self, device: str) -> None:
+        model = nn.Sequential(
+            *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+            *(
+                nn.Conv2d(8, 16, 3),
+                nn.BatchNorm2d(16),
+                nn.SiLU(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+                nn.Linear(16, 5),
+            ),
+        )
+        train(device, model, torch.randn(4, 3, 16, 16), torch.randint(5, (4,)), fullgraph=True)
+
+    @pytest.mark.thorough
+    def test_lstm(self, device: str) -> None:
+        """The graph breaks at the cells; what runs between graphs is left alone."""
+        train(device, Words(), torch.randint(30, (4, 7)), torch.randint(5, (4,)))
+
+    @pytest.mark.thorough
+    def test_transformer(self, device: str) -> None:
+        layer = nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True, activation="gelu")
+        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        train(device, model, torch.randn(3, 10, 32), loss=lambda y: y.square().mean(), fullgraph=True)
+
+    def test_autocast(self, device: str) -> None:
+        model = nn.Sequential(nn.Linear(20, 50), nn.GELU(), nn.LayerNorm(50), nn.Linear(50, 5)).to(device)
+        x = torch.randn(16, 20, device=device)
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+            expected, got = model(x), torch.compile(model, fullgraph=True)(x)
+        assert got.dtype == expected.dtype == torch.bfloat16
+        assert_close(got, expected, rtol=3e-2, atol=3e-2)
+
+    @pytest.mark.thorough
+    def test_an_optimizer(self, device: str) -> None:
+        results = []
+        for compiled in (False, True):
+            x = torch.ones(5, 5, device=device, requires_grad=True)
+            x.grad = torch.full_like(x, 0.3)
+            optimizer = torch.optim.Adam([x], lr=0.1)
+            step = torch.compile(optimizer.step) if compiled else optimizer.step
+            step()
+            step()
+            results.append(x.detach())
+        assert_close(*results)
+
+    def test_the_ops_own_kernels(self, device: str) -> None:
+        """Of products, convolutions, attention and sorting."""
+
+        def work(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            image = F.conv2d(x.reshape(2, 3, 8, 8), w, padding=1).relu()
+            q = image.reshape(2, 4, 16, 16)
+            attended = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+            return image * 2, attended + 1, (attended @ q).softmax(-1), x.sort(1).values + 1, x.cumsum(0) * 2
+
+        same(device, work, torch.randn(6, 64), torch.randn(16, 3, 3, 3) * 0.2)
+
+
+class TestPrograms:
+    def test_sizes_that_change(self, device: str) -> None:
+        def work(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x.softmax(-1) + x.sum(0), x.reshape(-1)[::2] + 1, x.view(x.shape[0] // 2, -1).mean(0)
+
+        torch._dynamo.utils.counters.clear()
+        run = torch.compile(work, dynamic=True, fullgraph=True)
+        for rows, columns in ((12, 33), (8, 5), (40, 300)):
+            x = torch.randn(rows, columns)
+            assert_close([t.cpu() for t in run(x.to(device))], list(work(x)), rtol=1e-4, atol=1e-4)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+    def test_random_numbers(self, device: str) -> None:
+        run = torch.compile(
+            lambda x: (F.dropout(x, 0.3), torch.randn_like(x), torch.randint(10, (9999,), device=device))
+        )
+        x = torch.ones(100, 1000, device=device)
+        torch.manual_seed(3)
+        first, second = run(x), run(x)
+        torch.manual_seed(3)
+        assert all(map(torch.equal, run(x), first))
+        assert not any(map(torch.equal, first, second))
+        dropped, normal, whole = (t.cpu() for t in first)
+        assert abs((dropped == 0).float().mean() - 0.3) < 0.01
+        assert abs(normal.mean()) < 0.01
+        assert abs(normal.std() - 1) < 0.01
+        assert whole.unique().tolist() == list(range(10))
+
+    def test_the_same_random_numbers_as_without(self, device: str) -> None:
+        x = torch.ones(100, 100, device=device)
+        results = []
+        for run in (F.dropout, torch.compile(F.dropout)):
+            torch.manual_seed(3)
+            with torch._inductor.config.patch(fallback_random=True):
+                results.append(run(x))
+        assert torch.equal(*results)
+
+    def test_dropout_drops_the_gradient_alike(self, device: str) -> None:
+        x = torch.ones(50, 50, device=device, requires_grad=True)
+        result = torch.compile(lambda x: F.dropout(x, 0.5).tanh())(x)
+        result.sum().backward()
+        assert torch.equal(result == 0, x.grad == 0)
+
+    def test_several_graphs(self, device: str) -> None:
+        model = nn.Linear(4, 4).to(device)
+        first, second = torch.compile(lambda x: model(x).relu()), torch.compile(lambda x: model(x).tanh() + 1)
+        for rows in (3, 4, 5, 3):
+            x = torch.randn(rows, 4, device=device)
+            assert_close(first(x), model(x).relu())
+            assert_close(second(x), model(x).tanh() + 1)
+        with torch.no_grad():
+            assert_close(first(x), model(x).relu())
+        with torch.inference_mode():
+            assert_close(first(x), model(x).relu())
+
+    def test_threads(self, device: str) -> None:
+        run = torch.compile(lambda x: x.softmax(-1) * 2 + x.sum(0), dynamic=True)
+        given = [torch.randn(20 + k, 30, device=device) for k in range(4)]
+        run(given[0])
+        wrong: list[BaseException] = []
+
+        def work(x: torch.Tensor) -> None:
+            try:
+                for _ in range(20):
+                    assert_close(run(x), x.softmax(-1) * 2 + x.sum(0))
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(x,)) for x in given]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+    def test_data_decides_on_sizes(self, device: str) -> None:
+        with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+            same(device, lambda x: x[x > 0].square().sum() + x.sum().item() * x.mean(), torch.randn(50, 60))
+
+    def test_other_elements(self, device: str) -> None:
+        """What no kernel can hold is left to the ops."""
+        same(device, lambda x: x.to(torch.uint16).to(torch.int32) + 1, torch.rand(5, 6) * 100)
+        same(device, lambda x: torch.view_as_real(torch.complex(x, x) * 2) + 1, torch.randn(5, 6))
+
+    def test_two_devices(self, device: str) -> None:
+        run = torch.compile(lambda x, y: (x * 2 + 1, (y + x.cpu()).exp(), y.to(x.device) * x))
+        x, y = torch.randn(3, 4), torch.randn(3, 4)
+        for got, expected in zip(run(x.to(device), y), (x * 2 + 1, (y + x).exp(), y * x), strict=True):
+            assert_close(got.cpu(), expected)
+
+    @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])
+    def test_modes(self, device: str, mode: str) -> None:
+        same(device, lambda x: (x @ x.t()).softmax(0) + 1, torch.randn(20, 20), mode=mode)
+
+    def test_a_graph_of_a_compiled_function(self, device: str) -> None:
+        module: Any = getattr(torch, torch.device(device).type)
+        run, x = torch.compile(lambda x: (x * 2).softmax(-1)), torch.randn(5, 10, device=device)
+        run(x)
+        graph = module.Graph()
+        with module.graph(graph):
+            result = run(x)
+        x.fill_(1)
+        graph.replay()
+        assert_close(result.cpu(), torch.full((5, 10), 0.1))
+
+
+PROGRAM = """
+    import torch
+    import torch._inductor.config
+    import torchgraft, torchgraft_opencl
+
+    x = torch.randn(9, 40, device="ocl", requires_grad=True)
+    torch.compile(lambda x: (x * 3).softmax(-1).square().sum())(x).backward()
+    print(torchgraft.plans.stats().kernels_compiled)
+"""
+
+
+@pytest.mark.thorough
+def test_a_second_process_compiles_nothing(device: str, script: Script, tmp_path: Any) -> None:
+    if device != "ocl":
+        pytest.skip("the program is for the device 'ocl'")
+    places = {
+        "TORCHGRAFT_CACHE_DIR": str(tmp_path / "kernels"),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "programs"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+    counts = [int(script(PROGRAM, fresh=True, **places).splitlines()[-1]) for _ in range(2)]
+    assert counts[0] > 0
+    assert counts[1] == 0
+
+
+@pytest.mark.thorough
+def test_programs_of_the_cpu_are_torchs(script: Script, tmp_path: Any) -> None:
+    """The text that is generated for the CPU is the same with and without a backend, before and after its first use."""
+    text = """
+        import re, sys, torch
+        import torch._inductor.config, torch._inductor.utils
+
+        {}
+        work = lambda x, s: (s * x).softmax(-1).sum(0) + x[x.argmax(0)]
+        x = torch.ones(8, 8)
+        _, (code,) = torch._inductor.utils.run_and_get_code(torch.compile(work), x, torch.tensor(2.0))
+        print(hash(re.sub(r"\\S*/\\S*|0x\\w+|# .*|AOT ID.*", "", code)))
+    """
+    setups = (
+        "",
+        "import torchgraft_opencl; torch.compile(lambda x: x + 1)(torch.ones(3, device='ocl')); torch._dynamo.reset()",
+    )
+    places = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+        "PYTHONHASHSEED": "0",
+    }
+    plain, beside = (script(text.format(setup), fresh=True, **places).splitlines()[-1] for setup in setups)
+    assert plain == beside
+
+
+def test_pointwise_results_are_on_the_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patch is still needed: without it, the result is where the first operand is."""
+    from torch._inductor import lowering
+
+    monkeypatch.setattr(lowering, "is_gpu", lowering.is_gpu.__wrapped__)
+    number = torch.tensor(2.5)
+    result = torch.compile(lambda x: number * x, fullgraph=True)(torch.ones(3, device=device))
+    assert result.device.type == "cpu"
+
+
+def test_costly_values_are_kept(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patch is still needed: without it, exponential functions are made twice."""
+    import torch._inductor.ir
+
+    def times() -> int:
+        torch._dynamo.reset()
+        x = torch.randn(4, 100, device=device)
+        _, (program,) = torch._inductor.utils.run_and_get_code(torch.compile(lambda x: torch.softmax(x, -1)), x)
+        loops = re.sub(r"const int tg_rest.*?\n}\n", "", program, flags=re.DOTALL)
+        return loops.count("tg_exp_f32(")
+
+    assert times() == 1
+    monkeypatch.setattr(torch._inductor.ir, "is_cpu", torch._inductor.ir.is_cpu.__wrapped__)
+    assert times() == 2
+
+
+def test_every_operation_is_there() -> None:
+    """Operations that inductor knows are the kernel language's too, but for those that are Triton's alone."""
+    from torch._inductor.ops_handler import OP_NAMES
+
+    from torchgraft.inductor.operations import Operations
+
+    missing = {name for name in OP_NAMES if Operations._is_unimplemented(name)}
+    assert missing == {"partial_accumulate", "rand_eager"}
+
+
+def test_kernels_are_counted(device: str) -> None:
+    before = torchgraft.plans.stats()
+    torch.compile(lambda x: x * 1.234567 + 7.654321)(torch.ones(3, device=device))
+    after = torchgraft.plans.stats()
+    assert after.kernels_compiled + after.kernels_loaded > before.kernels_compiled + before.kernels_loaded

@@ -1,0 +1,457 @@
+"""Inductor's fused loops as kernels of the kernel language, in both forms.
+
+What Inductor calls a kernel is some nodes over the same elements: x, or x and r where r is reduced. It becomes a walk
+over x (`codegen/loops.py`). Without a reduction the walk goes over elements. With one, an element of the walk is:
+
+* a *row*: loops over r, as many as the nodes need one after the other, with what is accumulated in lanes side by side;
+* or *columns*, in the CPU form and where neighbours in x touch in memory: as many rows side by side as there are
+  lanes, and the loops over r go round them.
+
+Divisions are only left in indices that fit into no loops (`indices.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor.codegen.common import CSE, CSEVariable, DeferredLine
+from torch._inductor.codegen.simd import SIMDKernel
+from torch._inductor.ir import get_device_type
+from torch._inductor.utils import IndentedBuffer, prefix_is_reduction, sympy_subs, upcast_compute_type
+from torch._inductor.virtualized import OpsValue, V
+from torch.utils._ordered_set import OrderedSet
+
+from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.codegen.loops import Walk, bind
+from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
+from torchgraft.inductor.indices import Loop, Loops, printed
+from torchgraft.inductor.operations import Operations, as_type, literal
+from torchgraft.inductor.reductions import reduction
+from torchgraft.plans.device import kernel_form
+
+__all__ = ["GeneratedKernel"]
+
+#: Columns that are treated side by side, and partial results of a long row.
+WIDTH = 64
+# Partial results of a shorter row; rows shorter than this have one.
+_SHORT = 16
+
+
+class _TypedCSE(CSE):
+    """Names for expressions, declared with the types of their values."""
+
+    def newvar(self, *args: Any, **kwargs: Any) -> CSEVariable:
+        variable = super().newvar(*args, **kwargs)
+        self.prefix = f"{_ctype(variable.dtype)} " if variable.dtype is not None else "UNTYPED "
+        return variable
+
+
+class GeneratedKernel(SIMDKernel):
+    """One of Inductor's kernels.
+
+    Attributes:
+        form: "cpu" or "gpu".
+        has_reduction: whether something is reduced.
+        serial: whether a single work-item does it all, since elements write to the same place.
+        messages: of the errors that the kernel may report: each a text, and whether it is an IndexError.
+    """
+
+    overrides = Operations
+    kexpr = staticmethod(printed)
+
+    def __init__(self, tiling: dict[str, sympy.Expr], **kwargs: Any) -> None:
+        self.form = kernel_form(V.graph.get_current_device_or_throw().index or 0)
+        super().__init__(tiling, **kwargs)
+        self.has_reduction: bool = kwargs["features"].is_reduction()
+        self.cse = _TypedCSE("", ";")
+        self.serial = False
+        self.vectorized = True
+        self.messages: list[tuple[str, bool]] = []
+        self._helpers: dict[str, str] = {}
+        self._trees: list[Loops] = []
+        self._walked: list[Loop] = []  # outermost first; the last one is that of the lanes, where there are columns
+        self._reduced: list[Loop] = []  # outermost first
+        self._columns = False
+        self._lanes = 1
+        self._kept: OrderedSet[CSEVariable] = OrderedSet()  # variables that later loops of the row see
+        self._before: list[str] = []
+        self._after = IndentedBuffer()
+        self._numbers = itertools.count()
+        self._accumulates = False
+
+    # ---- indices ----
+
+    def get_index_dtype_as_torch_dtype(self) -> torch.dtype:
+        return torch.int64
+
+    def dtype_to_str(self, dtype: torch.dtype) -> str:
+        return _ctype(dtype)
+
+    def finalize_indexing(self, indices: Sequence[sympy.Expr]) -> None:
+        """Decides on the loops, once all indices are known."""
+        used = [super(GeneratedKernel, self).prepare_indexing(index) for index in dict.fromkeys(indices)]
+        symbols = set().union(*(index.free_symbols for index in used)) if used else set()
+        first = 0
+        for tree in self.range_trees:
+            entries = [entry for entry in tree.nodes.values() if entry.symbol() in symbols]
+            self._trees.append(Loops.of(tree, entries, first))
+            first += len(self._trees[-1].loops)
+        in_loops = [self._as_loops(index) for index in used]
+        walked = [loop for trees in self._trees if not _is_reduced(trees) for loop in reversed(trees.loops)]
+        reduced = [loop for trees in self._trees if _is_reduced(trees) for loop in reversed(trees.loops)]
+        units = {loop: sum(_stride(index, loop) == 1 for index in in_loops) for loop in (*walked, *reduced)}
+        self._walked, self._reduced = _innermost_last(walked, units), _innermost_last(reduced, units)
+        if not self.has_reduction or self.form == "gpu":
+            return
+        inner = units[self._reduced[-1]] if self._reduced else 0
+        self._columns = bool(self._walked) and units[self._walked[-1]] > inner and _hint(self._walked[-1].size) >= 4
+        if self._columns:
+            self._lanes = WIDTH
+        elif self._reduced:
+            size = _hint(self._reduced[-1].size)
+            self._lanes = WIDTH if size >= 4 * WIDTH else _SHORT if size >= _SHORT else 1
+
+    def _as_loops(self, index: sympy.Expr) -> sympy.Expr:
+        """An index in the variables of the loops."""
+        replaced = {}
+        for symbol in index.free_symbols:
+            entry = self.range_tree_nodes.get(symbol)
+            if entry is not None:
+                trees = next(each for each in self._trees if each.tree is entry.root)
+                replaced[symbol] = trees.index(entry)
+        if not replaced:
+            return index
+        sizes = {loop.variable: loop.size for trees in self._trees for loop in trees.loops}
+        return V.graph.sizevars.simplify_with_ranges(sympy_subs(index, replaced), sizes)
+
+    def prepare_indexing(self, index: sympy.Expr) -> sympy.Expr:
+        return self._as_loops(super().prepare_indexing(index))
+
+    # ---- loads and stores ----
+
+    def load(self, name: str, index: sympy.Expr) -> CSEVariable:
+        dtype = V.graph.get_dtype(name)
+        pointer, index = self.args.input(name), self.prepare_indexing(index)
+        type_ = element_type(dtype).name
+        if _is_number(name):
+            text = f"({value_ctype(type_)})({pointer})"
+        else:
+            text = f"load_{type_}({pointer}, {self.index_to_str(index)})"
+        return self.cse.generate(self.loads, text, dtype=upcast_compute_type(dtype), shape=())
+
+    def store(self, name: str, index: sympy.Expr, value: CSEVariable, mode: str | None = None) -> None:
+        line = self._stored(name, index, value, mode)
+        if self.is_indirect_indexing(index):
+            self.vectorized = False
+        self.stores.writeline(DeferredLine(name, line))
+
+    def store_reduction(self, name: str, index: sympy.Expr, value: CSEVariable) -> None:
+        self._after.writeline(DeferredLine(name, self._stored(name, index, value, None)))
+
+    def _stored(self, name: str, index: sympy.Expr, value: CSEVariable, mode: str | None) -> str:
+        pointer, index = self.args.output(name), self.prepare_indexing(index)
+        type_ = element_type(V.graph.get_dtype(name)).name
+        at, text = self.index_to_str(index), as_type(value, type_)
+        if mode is None:
+            return f"store_{type_}({pointer}, {at}, {text});"
+        if mode != "atomic_add":
+            raise NotImplementedError(f"stores of kind {mode}")
+        self.vectorized = False
+        if self.form == "gpu" and type_ in ("f32", "i32"):
+            self.helper(f"tg_atomic_add_{type_}", _atomic_add(type_))
+            return f"tg_atomic_add_{type_}({pointer} + ({at}), {text});"
+        self.serial = True
+        sum_ = f"load_{type_}({pointer}, tg_at) {'|' if type_ == 'b8' else '+'} {text}"
+        return f"{{ const long tg_at = {at}; store_{type_}({pointer}, tg_at, {sum_}); }}"
+
+    def helper(self, name: str, text: str) -> None:
+        """Has a function of this name stand before the kernel."""
+        self._helpers[name] = text
+
+    def masked(self, mask: CSEVariable, body: Callable[[], Any], other: complex) -> CSEVariable:
+        """A value that is only computed where the mask is true."""
+        inside = IndentedBuffer()
+        with self.swap_buffers(inside):
+            value = body()
+            value = value.value if isinstance(value, OpsValue) else value
+        type_ = element_type(value.dtype).name
+        variable = self.cse.newvar(dtype=value.dtype, shape=())
+        self.compute.writeline(f"{value_ctype(type_)} {variable} = {literal(other, type_)};")
+        self.compute.writeline(f"if ({mask}) {{")
+        self.compute.splice(inside)
+        self.compute.writeline(f"{variable} = {value}; }}")
+        return variable
+
+    def check_bounds(self, expr: sympy.Expr, size: sympy.Expr, lower: bool, upper: bool) -> None:
+        index, bound = self.index_to_str(self._as_loops(expr)), self.index_to_str(size)
+        wrong = [f"{index} < 0"] if lower else []
+        wrong += [f"{index} >= {bound}"] if upper else []
+        if wrong:
+            of_size = f"of size {size}" if isinstance(size, sympy.Integer) else "of its size"
+            self.report(" || ".join(wrong), index, f"index {{}} is out of bounds for a dimension {of_size}", True)
+
+    def device_assert_async(self, cond: CSEVariable, msg: str) -> None:
+        self.report(f"!({cond})", "0", msg.replace("{", "(").replace("}", ")"), False)
+
+    def report(self, wrong: str, index: str, message: str, is_index: bool) -> None:
+        """Reports an error of an element, and leaves the rest of it undone."""
+        if (message, is_index) not in self.messages:
+            self.messages.append((message, is_index))
+        code = 1 + self.messages.index((message, is_index))
+        self.compute.writeline(f"if ({wrong}) {{ tg_report(tg_errors, {code}, {index}); continue; }}")
+
+    # ---- reductions ----
+
+    def reduction(
+        self,
+        dtype: torch.dtype,
+        src_dtype: torch.dtype,
+        reduction_type: str,
+        value: CSEVariable | tuple[CSEVariable, ...],
+    ) -> CSEVariable | tuple[CSEVariable, ...]:
+        key: Any = (src_dtype, reduction_type, value)
+        if key not in self.cse.reduction_cache:
+            self.cse.reduction_cache[key] = self._reduction(dtype, src_dtype, reduction_type, value)
+        return self.cse.reduction_cache[key]
+
+    def _reduction(self, dtype: torch.dtype, src_dtype: torch.dtype, kind: str, value: Any) -> Any:
+        values = value if isinstance(value, tuple) else (value,)
+        source, result = _compute(src_dtype), _compute(dtype)
+        of = source if kind in ("max", "min", "argmax", "argmin", "online_softmax_reduce") else result
+        if kind == "any":
+            of = "b8"
+        made = reduction(kind, of, "b8" if kind == "any" else result)
+        name, side_by_side = f"tmp_r{next(self._numbers)}", self._lanes > 1
+        array, lane = (f"[{self._lanes}]", "[tg_l]") if side_by_side else ("", "")
+        for field, (type_, identity) in made.fields.items():
+            self._before.append(f"{value_ctype(type_)} {name}_{field}{array};")
+            every = f"VECTORIZE for (int tg_l = 0; tg_l < {self._lanes}; ++tg_l) " if side_by_side else ""
+            self._before.append(f"{every}{name}_{field}{lane} = {identity};")
+        step = made.step
+        for k, each in enumerate(values):
+            step = re.sub(rf"\bV{k}\b", f"({as_type(each, of)})", step)
+        if "INDEX" in step:
+            step = step.replace("INDEX", f"({self.index_to_str(self._place())})")
+        self.compute.writeline(bind(step, A=f"{name}_{{}}{lane}"))
+        self._accumulates = True
+        if side_by_side and not self._columns:
+            combine = bind(made.combine, A=f"{name}_{{}}[tg_l]", B=f"{name}_{{}}[tg_l + tg_half]")
+            halves = [(self._lanes // 2, _SHORT, self._hint), (min(self._lanes, _SHORT) // 2, 1, "")]
+            for first, last, hint in halves:
+                self._after.writeline(f"for (int tg_half = {first}; tg_half >= {last}; tg_half /= 2)")
+                self._after.writeline(f"{hint}for (int tg_l = 0; tg_l < tg_half; ++tg_l) {{ {combine} }}")
+        place = lane if self._columns else "[0]" if side_by_side else ""
+        results = []
+        for field, (type_, _) in made.fields.items():
+            variable = self.cse.namedvar(f"{name}_{field}{place}", dtype=BY_NAME[type_].dtype, shape=())
+            self._kept.add(variable)
+            results.append(variable)
+        if kind in ("argmax", "argmin"):
+            return results[0]
+        return tuple(results) if len(results) > 1 else results[0]
+
+    def _place(self) -> sympy.Expr:
+        """An element's place in its row."""
+        number, stride = sympy.S.Zero, sympy.S.One
+        for trees in reversed([each for each in self._trees if _is_reduced(each)]):
+            number, stride = number + stride * trees.number, stride * trees.tree.numel
+        return number
+
+    # ---- the text ----
+
+    def codegen_body(self) -> None:
+        """Puts what has been collected into a loop, or after the last one where nothing is reduced.
+
+        Lines are kept as they are, not as text: which stores are needed is known at the very end.
+        """
+        statements = IndentedBuffer()
+        for part in (self.loads, self.compute, self.stores):
+            statements.splice(part)
+            part.clear()
+        after, self._after = self._after, IndentedBuffer()
+        if not (statements or after):
+            return
+        if self.has_reduction and self.inside_reduction:
+            self.body.writelines(self._before)
+            self.body.splice(self._loop(statements))
+            self.body.splice(self._over_lanes(after) if self._columns and after else after)
+            self.cse.invalidate(self._kept)
+        elif self._columns:
+            self.body.splice(self._over_lanes(statements))
+            self.cse.invalidate(self._kept)
+        else:
+            self.body.splice(statements)
+            self._kept.update(self.cse.varname_map.values())
+        self._before, self._accumulates = [], False
+
+    def _over_lanes(self, statements: IndentedBuffer) -> IndentedBuffer:
+        """Statements for each of the columns side by side."""
+        head = f"{self._hint}for (int tg_l = 0; tg_l < tg_m; ++tg_l) {{"
+        return _block(head, f"const long {self._walked[-1].variable} = tg_base + tg_l;", statements)
+
+    def _loop(self, statements: IndentedBuffer) -> IndentedBuffer:
+        """Statements for each element of a row, or of the columns side by side."""
+        outer = list(self._reduced)
+        if self._columns:
+            text = self._over_lanes(statements)
+        elif not outer:
+            text = _block("{", statements)
+        elif self._lanes == 1 or not self._accumulates:
+            hint = self._hint if not self._accumulates and self.form == "cpu" else ""
+            text = _block(f"{hint}{self._for(outer.pop())} {{", statements)
+        else:
+            text = self._in_lanes(outer.pop(), statements)
+        for loop in reversed(outer):
+            text = _block(f"{self._for(loop)} {{", text)
+        return text
+
+    @property
+    def _hint(self) -> str:
+        return "VECTORIZE " if self.vectorized else ""
+
+    def _for(self, loop: Loop) -> str:
+        return f"for (long {loop.variable} = 0; {loop.variable} < {self.index_to_str(loop.size)}; ++{loop.variable})"
+
+    def _in_lanes(self, loop: Loop, statements: IndentedBuffer) -> IndentedBuffer:
+        size, lanes = self.index_to_str(loop.size), self._lanes
+        variable = f"const long {loop.variable} = tg_first + tg_l;"
+        text = _block(f"{self._hint}for (int tg_l = 0; tg_l < {lanes}; ++tg_l) {{", variable, statements)
+        text = _block(f"for (; tg_first + {lanes} <= {size}; tg_first += {lanes}) {{", text)
+        if isinstance(loop.size, sympy.Integer) and int(loop.size) % lanes == 0:
+            return _block("{", "long tg_first = 0;", text)
+        rest = f"const int tg_rest = (int)({size} - tg_first);"
+        last = _block(f"{self._hint}for (int tg_l = 0; tg_l < tg_rest; ++tg_l) {{", variable, statements)
+        return _block("{", "long tg_first = 0;", text, rest, last)
+
+    def made(self, name: str) -> Kernel:
+        """The whole kernel, once all nodes are in it."""
+        self.codegen_body()
+        # A single work-item is what the CPU form has in a group.
+        self.form = "cpu" if self.serial else self.form
+        walk = Walk(self.form, self._rank, prefix="tg_")
+        last = len(self._walked) - 1
+        head = ""
+        for k, loop in enumerate(self._walked):
+            number = "tg_i" if self._rank == 0 else f"tg_i{k} + tg_j" if k == last else f"tg_i{k}"
+            if self._columns and k == last:
+                size = self.index_to_str(loop.size)
+                head += f"const long tg_base = ({number}) * {WIDTH};\n"
+                head += f"const int tg_m = (int)({size} - tg_base < {WIDTH} ? {size} - tg_base : {WIDTH});\n"
+            else:
+                head += f"const long {loop.variable} = {number};\n"
+        vectorize = self.vectorized and not self.has_reduction
+        body = walk.each(f"{head}{self.body.getvalue()}", vectorize=vectorize)
+        return walk.kernel(name, tuple(self._parameters()), body, "\n".join(self._helpers.values()))
+
+    @property
+    def _rank(self) -> int:
+        return len(self._walked) if len(self._walked) > 1 else 0
+
+    @property
+    def sizes(self) -> list[sympy.Expr]:
+        """Of the space that the walk goes through."""
+        sizes = [loop.size for loop in self._walked]
+        if self._columns:
+            sizes[-1] = (sizes[-1] + WIDTH - 1) // WIDTH
+        return sizes
+
+    @property
+    def cost(self) -> int:
+        """Of an element of the walk relative to an addition."""
+        cost = 1 + 4 * len(re.findall(r"\btg_\w+_f\d\d\(", self.body.getvalue()))
+        for loop in self._reduced:
+            cost *= _hint(loop.size)
+        return cost * (WIDTH if self._columns else 1)
+
+    def _parameters(self) -> list[Parameter]:
+        definitions, calls, _, _ = self.args.python_argdefs()
+        parameters: list[Parameter] = []
+        for definition, call in zip(definitions, calls, strict=True):
+            name = definition.name
+            if isinstance(call, sympy.Expr):
+                parameters.append(Value(name, "i64" if call.is_integer is not False else "f64"))
+                continue
+            type_ = element_type(V.graph.get_dtype(call)).name
+            if _is_number(call):
+                parameters.append(Value(name, type_))
+            else:
+                parameters.append(Pointer(name, type_, const=name.startswith("in_ptr")))
+        if self.messages:
+            parameters.append(Pointer("tg_errors", "i32"))
+        return parameters
+
+    def call_kernel(self, name: str, node: Any = None, deallocate_ws: bool = True) -> None:
+        wrapper = V.graph.wrapper_code
+        _, calls, _, _ = self.args.python_argdefs()
+        given = [wrapper.codegen_python_sizevar(c) if isinstance(c, sympy.Expr) else str(c) for c in calls]
+        sizes = [wrapper.codegen_python_sizevar(V.graph.sizevars.simplify(size)) for size in self.sizes]
+        given.append(f"sizes=({''.join(f'{size}, ' for size in sizes)})")
+        wrapper.generate_kernel_call(name, given, device=V.graph.get_current_device_or_throw(), triton=False)
+
+
+def _block(head: str, *parts: str | IndentedBuffer) -> IndentedBuffer:
+    """Statements behind a head that opens a brace."""
+    out = IndentedBuffer()
+    out.writeline(head)
+    for part in parts:
+        if isinstance(part, str):
+            out.writeline(part)
+        else:
+            out.splice(part)
+    out.writeline("}")
+    return out
+
+
+def _innermost_last(loops: list[Loop], units: dict[Loop, int]) -> list[Loop]:
+    """The loops with the one last along which the most operands lie in memory, the innermost one of equals."""
+    if not loops:
+        return []
+    best = max(range(len(loops)), key=lambda k: (units[loops[k]], k))
+    return [*loops[:best], *loops[best + 1 :], loops[best]]
+
+
+def _is_reduced(trees: Loops) -> bool:
+    return bool(prefix_is_reduction(trees.tree.prefix))
+
+
+def _stride(index: sympy.Expr, loop: Loop) -> sympy.Expr:
+    return sympy_subs(index, {loop.variable: sympy.S.One}) - sympy_subs(index, {loop.variable: sympy.S.Zero})
+
+
+def _is_number(name: str) -> bool:
+    """Whether a buffer is a tensor of the CPU without dimensions, whose value is given to a kernel."""
+    buffer = V.graph.try_get_buffer(name)
+    return buffer is not None and get_device_type(buffer) == "cpu" and not buffer.get_size()
+
+
+def _compute(dtype: torch.dtype) -> str:
+    return BY_NAME[element_type(dtype).name].compute
+
+
+def _ctype(dtype: torch.dtype) -> str:
+    return value_ctype(element_type(dtype).name)
+
+
+def _hint(size: sympy.Expr) -> int:
+    return int(V.graph.sizevars.optimization_hint(size, fallback=1 << 10))
+
+
+def _atomic_add(type_: str) -> str:
+    """A sum into memory that other work-items add to."""
+    t = value_ctype(type_)
+    sum_ = "AS_int(AS_float(old) + value)" if type_ == "f32" else "old + value"
+    return f"""\
+TG_FUNCTION void tg_atomic_add_{type_}(GLOBAL {t}* place, {t} value) {{
+  GLOBAL int* bits = (GLOBAL int*)place;
+  int old = *bits;
+  for (;;) {{
+    const int seen = ATOMIC_CAS_int(bits, old, {sum_});
+    if (seen == old) return;
+    old = seen;
+  }}
+}}"""

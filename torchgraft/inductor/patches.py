@@ -1,0 +1,62 @@
+"""Places of inductor that have the devices of torch's own tree in them, and no registration: the only monkeypatches.
+
+Each function here has one of them know the backend's device, and leaves it as it is for all others. They are applied
+when inductor asks for the device's generators; tests/test_inductor.py fails as soon as one is needed no longer.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+from torchgraft import _backend
+from torchgraft.plans.device import kernel_form
+
+__all__ = ["PATCHES", "apply"]
+
+
+def pointwise_results_are_on_the_device() -> None:
+    """The result of a pointwise op with a tensor of the CPU without dimensions goes where its first operand is, unless
+    another is on a device of a list: with the CPU's one first, the result is on the CPU. torch 2.13
+    (torch/_inductor/lowering.py, `make_pointwise`, whose only question of the kind this is).
+    """
+    import torch._inductor.lowering
+
+    lowering: Any = torch._inductor.lowering
+
+    plain = lowering.is_gpu
+
+    @wraps(plain)
+    def is_gpu(device: str | None) -> bool:
+        return device == _backend.name() or bool(plain(device))
+
+    lowering.is_gpu = is_gpu
+
+
+def costly_values_are_kept() -> None:
+    """What is used again and costs much, as the exponential functions in a softmax, is stored on a CPU and made again
+    elsewhere, since memory is slow where computing is not. Which of the two a device is, is asked by the name "cpu":
+    devices with the CPU form of kernels are CPUs. torch 2.13 (torch/_inductor/ir.py, `is_cpu`).
+    """
+    import torch._inductor.ir
+
+    ir: Any = torch._inductor.ir
+    plain = ir.is_cpu
+
+    @wraps(plain)
+    def is_cpu(x: Any) -> bool:
+        if ir.get_device_type(x) != _backend.name():
+            return bool(plain(x))
+        device = x if isinstance(x, torch.device) else x.get_device() if isinstance(x, ir.IRNode) else None
+        return kernel_form((device and device.index) or 0) == "cpu"
+
+    ir.is_cpu = is_cpu
+
+
+PATCHES = (pointwise_results_are_on_the_device, costly_values_are_kept)
+
+
+def apply() -> None:
+    """Applies them all."""
+    for patch in PATCHES:
+        patch()

@@ -1,0 +1,111 @@
+"""What inductor is told of the device."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
+from torch._inductor.codegen.common import DeviceOpOverrides, register_backend_for_device, register_device_op_overrides
+from torch._inductor.custom_graph_pass import CustomGraphModulePass
+from torch.utils._pytree import tree_leaves
+
+from torchgraft import _backend, device_module
+from torchgraft._version import __version__
+from torchgraft.codegen.types import BY_DTYPE
+from torchgraft.inductor import patches
+from torchgraft.inductor.scheduling import Scheduling, Wrapper
+
+__all__ = ["register"]
+
+
+class _Interface(DeviceInterface):
+    """What inductor asks of devices in general."""
+
+    class Worker:
+        """The same; inductor has no workers for this device."""
+
+        current_device = staticmethod(device_module.current_device)
+        set_device = staticmethod(device_module.set_device)
+        get_device_properties = staticmethod(device_module.get_device_properties)
+
+    Event = torch.Event
+    Stream = torch.Stream
+    device = device_module.device
+    current_device = staticmethod(device_module.current_device)
+    set_device = staticmethod(device_module.set_device)
+    device_count = staticmethod(device_module.device_count)
+    is_available = staticmethod(device_module.is_available)
+    synchronize = staticmethod(device_module.synchronize)
+    get_device_properties = staticmethod(device_module.get_device_properties)
+
+    @staticmethod
+    def get_compute_capability(device: Any = None) -> str:
+        return ""
+
+    @staticmethod
+    def is_bf16_supported(including_emulation: bool = False) -> bool:
+        return True
+
+    @staticmethod
+    def is_triton_capable(device: Any = None) -> bool:
+        return False
+
+
+class _Texts(DeviceOpOverrides):
+    """Lines of generated programs that have to do with the device."""
+
+    def device_guard(self, device_idx: int) -> str:
+        return f"torch.{_backend.name()}.device({device_idx})"
+
+    def set_device(self, device_idx: int) -> str:
+        return f"torch.{_backend.name()}.set_device({device_idx})"
+
+    def synchronize(self) -> str:
+        return f"torch.{_backend.name()}.synchronize()"
+
+
+class _Pass(CustomGraphModulePass):
+    """Leaves to the ops themselves what no kernel can hold, and makes what the generators depend on part of the key of
+    generated programs."""
+
+    def __call__(self, gm: torch.fx.GraphModule) -> None:
+        for node in gm.graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                used = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
+                if not all(map(_has_element_type, tree_leaves(used))):
+                    node.meta["should_fallback"] = True
+
+    def uuid(self) -> Any:
+        properties = [device_module.get_device_properties(index) for index in range(device_module.device_count())]
+        devices = [(p.name, p.driver_version, p.kind, p.dialect) for p in properties]
+        return (__version__, _sources(), os.environ.get("TORCHGRAFT_KERNEL_FORM", ""), devices)
+
+
+def _has_element_type(value: Any) -> bool:
+    """Whether kernels can hold a tensor's elements. Inductor itself sees to complex numbers."""
+    return not isinstance(value, torch.Tensor) or value.dtype in BY_DTYPE
+
+
+@functools.cache
+def _sources() -> str:
+    """What the generators' own text is."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def register() -> type[Scheduling]:
+    """Registers the device's generators with inductor, and gives the first of them."""
+    name = _backend.name()
+    patches.apply()
+    register_interface_for_device(name, _Interface)
+    register_device_op_overrides(name, _Texts())
+    register_backend_for_device(name, Scheduling, Wrapper, device_custom_pass=_Pass())
+    return Scheduling

@@ -1,0 +1,116 @@
+"""What the programs that inductor generates call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from torchgraft import _backend
+from torchgraft.codegen import compiler
+from torchgraft.codegen.kernel import Kernel, parameters
+from torchgraft.plans.device import device_traits
+from torchgraft.plans.grid import MULTIPLE, Dealer
+from torchgraft.raw_kernel import kernel
+
+__all__ = ["Generated", "compile_ahead", "generated"]
+
+
+class Generated:
+    """A kernel of a generated program: called with its arguments and the sizes of the space that it goes through.
+
+    Attributes:
+        made: the kernel itself.
+    """
+
+    def __init__(
+        self,
+        made: Kernel,
+        form: str,
+        rank: int,
+        cost: int,
+        serial: bool,
+        multiple: int,
+        messages: Sequence[tuple[str, bool]],
+    ) -> None:
+        self.made = made
+        self._kernel = kernel(made)
+        self._form, self._rank, self._cost = form, rank, cost
+        self._serial, self._multiple, self._messages = serial, multiple, messages
+        self._dealt: dict[tuple[int, ...], tuple[Callable[..., None] | None, tuple[int, ...]]] = {}
+
+    def __call__(self, *arguments: Any, sizes: tuple[int, ...]) -> None:
+        launch, values = self._dealt.get(sizes) or self._deal(sizes)
+        if launch is None:
+            return
+        if not self._messages:
+            launch(*arguments, *values)
+            return
+        words = torch.zeros(4, dtype=torch.int32, device=_device_of(arguments))
+        launch(*arguments, words, *values)
+        code, low, high, _ = words.tolist()
+        if code:
+            self._raise(code, (high << 32) + (low & 0xFFFFFFFF))
+
+    def _deal(self, sizes: tuple[int, ...]) -> tuple[Callable[..., None] | None, tuple[int, ...]]:
+        units = device_traits(torch._C._accelerator_getDeviceIndex()).compute_units
+        space: int | Sequence[int] = sizes if self._rank > 1 else sizes[0] if sizes else 1
+        grid = Dealer(self._form, units).walk(space, cost=self._cost, multiple=self._multiple)
+        values = dict(grid.values)
+        groups = grid.groups
+        if self._serial:
+            groups, values["chunk"] = (1,), values["n"]
+        order = ["n", "chunk", *(f"n{d}" for d in range(self._rank if self._rank > 1 else 0))]
+        launch = self._kernel[groups, self.made.local] if values["n"] else None
+        self._dealt[sizes] = dealt = (launch, tuple(values[name] for name in order))
+        return dealt
+
+    def _raise(self, code: int, index: int) -> NoReturn:
+        message, is_index = self._messages[code - 1]
+        text = f"{message.format(index)} (on {_backend.name()}, in a graph made by torch.compile)"
+        raise IndexError(text) if is_index else RuntimeError(text)
+
+
+def generated(
+    declarations: str,
+    *,
+    form: str,
+    rank: int,
+    cost: int,
+    local: tuple[int, ...],
+    body: str,
+    helpers: str = "",
+    serial: bool = False,
+    multiple: int = MULTIPLE,
+    messages: Sequence[tuple[str, bool]] = (),
+) -> Generated:
+    """A kernel of a generated program, which is compiled when it is first launched.
+
+    Args:
+        declarations: its parameters.
+        form: "cpu" or "gpu".
+        rank: dimensions of the space that it goes through.
+        cost: of an element relative to an addition.
+        local: work-items of a group.
+        body: statements.
+        helpers: functions before the kernel.
+        serial: whether one work-item does it all.
+        multiple: a CPU's chunks are multiples of this.
+        messages: of errors that it reports: each a text, and whether it is an IndexError.
+    """
+    made = Kernel("tg_generated", parameters(declarations), body, helpers, local)
+    return Generated(made, form, rank, cost, serial, multiple, messages)
+
+
+def compile_ahead(program: Mapping[str, Any]) -> None:
+    """Has helpers compile the kernels among a program's names while the first of them are compiled here."""
+    _backend.open_devices()
+    kernels = [each.made for each in program.values() if isinstance(each, Generated)]
+    compiler.compile_ahead(kernels[1:], torch._C._accelerator_getDeviceIndex())
+
+
+def _device_of(arguments: Sequence[Any]) -> torch.device:
+    """Of the tensors among a kernel's arguments; a number may be a tensor of the CPU."""
+    name = _backend.name()
+    return next(a.device for a in arguments if isinstance(a, torch.Tensor) and a.device.type == name)

@@ -1,0 +1,148 @@
+"""Inductor's fused nodes to kernels, and the program that launches them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._inductor.codegen.common import BackendFeature
+from torch._inductor.codegen.simd import SIMDScheduling
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
+from torch._inductor.virtualized import V
+from torch.utils._ordered_set import OrderedSet
+
+from torchgraft import _C, _backend, inductor
+from torchgraft.codegen.kernel import Kernel, Pointer
+from torchgraft.inductor.kernels import GeneratedKernel
+
+__all__ = ["Scheduling", "Wrapper"]
+
+
+class Scheduling(SIMDScheduling):
+    """Makes kernels of what inductor has fused."""
+
+    kernel_type = GeneratedKernel
+
+    def __init__(self, scheduler: Any) -> None:
+        super().__init__(scheduler)
+        self._numbers: dict[str, int] = {}
+
+    def get_backend_features(self, device: torch.device) -> OrderedSet[BackendFeature]:
+        _check_compiler(device)
+        return OrderedSet([BackendFeature.INPLACE_BUFFERS])
+
+    def codegen_node_schedule(self: Any, kernel_features: Any) -> None:
+        """As the base class does it, for one kernel that is data and not text."""
+        schedule = kernel_features.node_schedule
+        tiling = {"x": kernel_features.numel}
+        if kernel_features.is_reduction():
+            tiling["r0_"] = kernel_features.reduction_numel
+        tiling, scores = self.get_tiling_and_scores(
+            schedule, kernel_features.numel, kernel_features.reduction_numel, kernel_features.coalesce_analysis
+        )
+        kernel = GeneratedKernel(tiling, features=kernel_features, tiling_scores=scores)
+        self.codegen_node_schedule_with_kernel(schedule, kernel)
+        with V.set_kernel_handler(kernel):
+            name = self._defined(kernel, schedule)
+            for node in kernel_features.scheduler_nodes():
+                node.mark_run()
+        self.codegen_comment([node for node in schedule if hasattr(node, "get_name")], name)
+        with V.set_kernel_handler(kernel):
+            kernel.call_kernel(name)
+        V.graph.removed_buffers |= kernel.removed_buffers
+        V.graph.inplaced_to_remove |= kernel.inplaced_to_remove
+        self.free_buffers_in_scheduler()
+
+    def _defined(self, kernel: GeneratedKernel, schedule: Sequence[Any]) -> str:
+        """The name under which the program has the kernel."""
+        wrapper = V.graph.wrapper_code
+        made = kernel.made("tg_generated")
+        text = _written(made, kernel)
+        known: dict[str, str] = wrapper.src_to_kernel
+        if text not in known:
+            known[text] = name = f"tg_kernel_{wrapper.next_kernel_suffix()}"
+            wrapper.define_kernel(name, text, gpu=False)
+        return known[text]
+
+
+class Wrapper(PythonWrapperCodegen):
+    """The program around the kernels, in Python."""
+
+    @staticmethod
+    def create(
+        is_subgraph: bool, subgraph_name: str | None, parent_wrapper: Any, partition_signatures: Any = None
+    ) -> PythonWrapperCodegen:
+        made: Any = _SubgraphWrapper if is_subgraph else Wrapper
+        return made(subgraph_name, parent_wrapper, partition_signatures) if is_subgraph else made()  # type: ignore[no-any-return]
+
+    def write_header(self) -> None:
+        super().write_header()
+        self.imports.writeline("from torchgraft.inductor.runtime import compile_ahead as tg_compile_ahead")
+        self.imports.writeline("from torchgraft.inductor.runtime import generated as tg_generated")
+
+    def write_async_compile_wait(self: Any) -> None:
+        """All kernels of the program are known there."""
+        self.prefix.writeline("tg_compile_ahead(globals())")
+        PythonWrapperCodegen.write_async_compile_wait(self)
+
+    def make_allocation(
+        self,
+        name: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        shape: Any,
+        stride: Any,
+        allocation_shape: Any = None,
+        is_pinned: bool = False,
+    ) -> str:
+        if device.type != _backend.name():
+            base: Any = super()
+            return str(base.make_allocation(name, device, dtype, shape, stride, allocation_shape, is_pinned))
+        size, allocated, strides = map(
+            self.codegen_python_shape_tuple, (shape, shape if allocation_shape is None else allocation_shape, stride)
+        )
+        text = f"{name} = empty_strided({allocated}, {strides}, device='{device}', dtype={dtype})"
+        return text if size == allocated else f"{text}.as_strided({size}, {strides})"
+
+    def generate_kernel_call(
+        self: Any, kernel_name: str, call_args: Any, *, device: Any = None, triton: bool = True, **options: Any
+    ) -> None:
+        device = device or V.graph.get_current_device_or_throw()
+        if device.type == _backend.name():
+            self.writeline(self.wrap_kernel_call(kernel_name, call_args))
+        else:
+            PythonWrapperCodegen.generate_kernel_call(
+                self, kernel_name, call_args, device=device, triton=triton, **options
+            )
+
+
+class _SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):
+    """The same for a graph within a graph, which has no head of its own."""
+
+
+def _written(kernel: Kernel, generated: GeneratedKernel) -> str:
+    """The Python text that makes the kernel."""
+    parts = []
+    for parameter in kernel.params:
+        pointer = isinstance(parameter, Pointer)
+        const = "const " if isinstance(parameter, Pointer) and parameter.const else ""
+        parts.append(f"{const}{parameter.type}{'*' if pointer else ''} {parameter.name}")
+    body = kernel.body.replace("\\", "\\\\").replace("'''", "\\'\\'\\'")
+    options = f"form={generated.form!r}, rank={len(generated.sizes)}, cost={generated.cost}, local={kernel.local!r}"
+    if generated.serial:
+        options += ", serial=True"
+    if generated.has_reduction:
+        options += ", multiple=1"
+    if generated.messages:
+        options += f", messages={generated.messages!r}"
+    if kernel.helpers:
+        options += f", helpers={kernel.helpers!r}"
+    return f"tg_generated({'; '.join(parts)!r}, {options}, body='''\n{body}''')"
+
+
+def _check_compiler(device: torch.device) -> None:
+    _backend.open_devices()
+    index = device.index if device.index is not None else 0
+    if index < _C.device_count() and not _C.device_properties(index)["has_compiler"]:
+        inductor.refuse(f"{device} has no kernel compiler")
