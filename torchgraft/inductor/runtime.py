@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -12,7 +14,7 @@ from torchgraft.codegen import compiler
 from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.plans.device import device_traits
 from torchgraft.plans.grid import MULTIPLE, Dealer
-from torchgraft.raw_kernel import kernel
+from torchgraft.raw_kernel import RawKernel, kernel
 
 __all__ = ["Generated", "compile_ahead", "generated"]
 
@@ -35,7 +37,9 @@ class Generated:
         messages: Sequence[tuple[str, bool]],
     ) -> None:
         self.made = made
-        self._kernel = kernel(made)
+        # Autograd hears of what a program writes from torch, which counts it as changes only where it is one to a user.
+        arguments = tuple(replace(argument, written=False) for argument in kernel(made).arguments)
+        self._kernel = RawKernel(made.name, arguments, made.local, partial(compiler.compiled, made))
         self._form, self._rank, self._cost = form, rank, cost
         self._serial, self._multiple, self._messages = serial, multiple, messages
         self._dealt: dict[tuple[int, ...], tuple[Callable[..., None] | None, tuple[int, ...]]] = {}
