@@ -407,17 +407,18 @@ class TestPrograms:
     def test_threads(self, device: str) -> None:
         run = torch.compile(lambda x: x.softmax(-1) * 2 + x.sum(0), dynamic=True)
         given = [torch.randn(20 + k, 30, device=device) for k in range(4)]
+        expected = [x.softmax(-1) * 2 + x.sum(0) for x in given]
         run(given[0])
         wrong: list[BaseException] = []
 
-        def work(x: torch.Tensor) -> None:
+        def work(x: torch.Tensor, expected: torch.Tensor) -> None:
             try:
                 for _ in range(20):
-                    assert_close(run(x), x.softmax(-1) * 2 + x.sum(0))
+                    assert_close(run(x), expected)
             except BaseException as error:
                 wrong.append(error)
 
-        threads = [threading.Thread(target=work, args=(x,)) for x in given]
+        threads = [threading.Thread(target=work, args=each) for each in zip(given, expected, strict=True)]
         for thread in threads:
             thread.start()
         for thread in threads:
