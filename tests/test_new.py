@@ -19,7 +19,12 @@ from torchgraft.cli import main
 ROOT = Path(torchgraft.__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 # What a device on host memory has no use for; whatever else is skipped would be an omission.
-REASONS = {"one device only", "the driver does not time single commands", "the driver's waits have no limit"}
+REASONS = {
+    "one device only",
+    "the driver does not time single commands",
+    "the driver takes no graphs",
+    "the driver's waits have no limit",
+}
 NO_KERNELS = {"the device does not claim COMPILER"}
 
 

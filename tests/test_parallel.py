@@ -25,7 +25,7 @@ def _device(device: str) -> None:
 def asked(session: pytest.Session, count: int) -> list[str]:
     """The checks that this run is to do in so many processes."""
     calls = [getattr(item, "callspec", None) for item in session.items if item.path == Path(__file__)]
-    return [call.params["check"] for call in calls if call is not None and call.params["said"] == count]
+    return [call.params["check"] for call in calls if call is not None and call.params.get("said") == count]
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4], ids=["two", "three", "four"])

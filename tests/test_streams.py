@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 
 import pytest
 import torch
-from conftest import Script
+from conftest import Script, in_threads
+
+import torchgraft
 
 acc = torch.accelerator
 
@@ -239,3 +242,19 @@ def test_an_interrupt_ends_a_wait(script: Script, wait: str) -> None:
         """,
         autoload=True,
     )
+
+
+def test_threads_that_share_a_stream_get_what_they_computed(device: str) -> None:
+    """Whatever launches of one thread come between another's, in batches or one by one."""
+    inputs = [torch.randn(20 + number, 30) for number in range(4)]
+    wrong = [0] * len(inputs)
+
+    def work(number: int) -> None:
+        x, expected = inputs[number].to(device), inputs[number].softmax(-1) * 2 + inputs[number].sum(0)
+        for _ in range(500):
+            result = (x.softmax(-1) * 2 + x.sum(0)).cpu()
+            wrong[number] += not torch.allclose(result, expected, atol=1e-4)
+
+    with torchgraft.fallback("silent"):
+        in_threads(*(functools.partial(work, number) for number in range(4)))
+    assert wrong == [0] * len(inputs)

@@ -65,9 +65,10 @@ bool hand_over(tg_stream_& stream, const tg_launch& launch) {
   if (add_to_open_batch(stream, launch)) return true;
   auto batch = std::make_shared<Batch>();
   batch->add(launch);
-  submit_job(stream, std::make_unique<Job>(&stream, batch));
+  const uint64_t number = submit_job(stream, std::make_unique<Job>(&stream, batch));
   std::lock_guard lock(stream.mutex);
-  stream.open = std::move(batch);
+  // What another thread has queued meanwhile comes before what is added from now on.
+  if (stream.submitted == number) stream.open = std::move(batch);
   return true;
 }
 

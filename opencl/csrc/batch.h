@@ -40,9 +40,10 @@ class Batch {
 // Hands a launch over in a batch; false if it is not small, or its time is asked for.
 bool hand_over(tg_stream_& stream, const tg_launch& launch);
 
-// Queues a function of the host's as one command; what it throws is the stream's.
+// Queues a function of the host's as one command, and returns its number among the stream's; what it throws is the
+// stream's.
 template <class Job>
-void submit_job(tg_stream_& stream, std::unique_ptr<Job> job) {
+uint64_t submit_job(tg_stream_& stream, std::unique_ptr<Job> job) {
   Job* argument = job.get();
   const auto run = [](void* argument) {
     const std::unique_ptr<Job> job(*static_cast<Job**>(argument));
@@ -52,11 +53,14 @@ void submit_job(tg_stream_& stream, std::unique_ptr<Job> job) {
       note_failure(*job->stream, failure);
     }
   };
+  uint64_t number = 0;
   submit(stream, "clEnqueueNativeKernel", [&](cl_command_queue queue, cl_event* event) {
+    number = stream.submitted + 1;
     return stream.device->api->clEnqueueNativeKernel(queue, run, &argument, sizeof argument, 0, nullptr, nullptr, 0,
                                                      nullptr, event);
   });
   static_cast<void>(job.release());  // the command has it now
+  return number;
 }
 
 }  // namespace ocl

@@ -173,12 +173,12 @@ def test_safetensors_open_on_the_device(name: str, tmp_path: Path) -> None:
 
 def test_fabric_knows_the_device(name: str) -> None:
     accelerators = library("lightning.fabric.accelerators")
-    assert issubclass(accelerators.ACCELERATOR_REGISTRY[name]["accelerator"], ecosystem._OneDevice)
+    assert issubclass(accelerators.ACCELERATOR_REGISTRY[name]["accelerator"], ecosystem._Devices)
 
 
 def test_lightning_knows_the_device(name: str) -> None:
     accelerators = library("lightning.pytorch.accelerators")
-    assert issubclass(accelerators.AcceleratorRegistry[name]["accelerator"], ecosystem._OneDevice)
+    assert issubclass(accelerators.AcceleratorRegistry[name]["accelerator"], ecosystem._Devices)
 
 
 def test_fabric_takes_the_device(name: str) -> None:
