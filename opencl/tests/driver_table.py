@@ -28,11 +28,14 @@ BASE_OFFSET_POINTERS = Capability.BASE_OFFSET_POINTERS
 LIBRARY = Path(__file__).parents[1] / "torchgraft_opencl" / "libtorchgraft_opencl.so"
 MODELS = ["host", "svm", "coarse", "buffer"]
 
+# OpenCL has no network; the core's collectives go through the host.
+NOT_OFFERED = frozenset("group_id group_create group_destroy all_reduce reduce_scatter all_gather broadcast".split())
+
 # Name and types of the arguments, the context left out.
 FUNCTIONS: list[tuple[str, Sequence[Any]]] = [
     (name, kind._argtypes_[1:])
     for name, kind in Table._fields_  # type: ignore[misc]
-    if hasattr(kind, "_argtypes_") and name != "last_error"
+    if hasattr(kind, "_argtypes_") and name not in {"last_error", *NOT_OFFERED}
 ]
 
 

@@ -30,6 +30,7 @@ from driver_table import (
     INVALID,
     LIBRARY,
     MODELS,
+    NOT_OFFERED,
     NOT_READY,
     OK,
     ON_DEVICE,
@@ -104,6 +105,7 @@ def test_table() -> None:
     table = driver_table(LIBRARY)
     assert (table.abi_version, table.struct_size, table.name) == (2, ctypes.sizeof(Table), b"opencl")
     assert all(getattr(table, name) for name, _ in FUNCTIONS)
+    assert not any(getattr(table, name) for name in NOT_OFFERED)
 
 
 def test_properties(driver: Driver) -> None:
