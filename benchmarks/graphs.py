@@ -84,9 +84,9 @@ class Decoder(nn.Module):
         return self.head(x)
 
 
-def decoding(device: str) -> Call:
+def decoding(device: str, compile: Callable[[nn.Module], nn.Module] = lambda model: model) -> Call:
     torch.manual_seed(0)
-    model = Decoder().eval().to(device)
+    model = compile(Decoder().eval().to(device))
     token, place = torch.zeros(1, 1, dtype=torch.long).to(device), torch.zeros(1, dtype=torch.long).to(device)
 
     @torch.no_grad()

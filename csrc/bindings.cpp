@@ -29,6 +29,7 @@ PYBIND11_MODULE(_C, m) {
   torchgraft::bind_graphs(m);
   torchgraft::bind_fallback(m);
   torchgraft::bind_plans(m);
+  torchgraft::bind_compiled_calls(m);
   torchgraft::bind_author(m);
   torchgraft::bind_distributed(m);
   m.def("install_kernels", [] {

@@ -64,7 +64,7 @@ class CxxDriver(NumpyDriver):
     def graph_create(self, device: int, commands: list[tuple[str, tuple[Any, ...]]]) -> Any:
         return [(name, list(arguments)) for name, arguments in commands]
 
-    def graph_set_argument(self, device: int, graph: Any, command: int, argument: int, value: bytes) -> None:
+    def graph_set_argument(self, device: int, graph: Any, command: int, argument: int, value: int | bytes) -> None:
         graph[command][1][-1][argument] = value  # launch's last are the kernel's arguments
 
     def graph_destroy(self, device: int, graph: Any) -> None:

@@ -176,7 +176,7 @@ class Sound(NumpyDriver):
     def graph_destroy(self, device: int, graph: Any) -> None:
         graph.clear()
 
-    def graph_set_argument(self, device: int, graph: Any, command: int, argument: int, value: bytes) -> None:
+    def graph_set_argument(self, device: int, graph: Any, command: int, argument: int, value: int | bytes) -> None:
         kernel, groups, local, args = graph[command][1]
         graph[command][1][:] = kernel, groups, local, [*args[:argument], value, *args[argument + 1 :]]
 

@@ -49,21 +49,27 @@ def same(device: str, function: Function, *given: torch.Tensor, gradients: bool 
     results, what has become of the inputs, and gradients."""
     tolerance = max(TOLERANCE.get(t.dtype, 1e-4) for t in given)
     compiled = torch.compile(function, fullgraph=True, **options)
-    results = []
-    for on, run in (("cpu", function), (device, compiled)):
+
+    def results(on: str, run: Function) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         inputs = [t.detach().clone().to(on) for t in given]
         for t in inputs:
             t.requires_grad_(gradients and t.is_floating_point())
         result = run(*inputs)
+        gained = inputs
         if gradients:
             result.backward(torch.linspace(-1, 1, result.numel(), device=on).reshape(result.shape))
-            inputs = [t.grad for t in inputs if t.grad is not None]
-        results.append([t for t in tree_leaves((result, inputs)) if isinstance(t, torch.Tensor)])
-    for expected, got in zip(*results, strict=True):
-        assert got.device.type == torch.device(device).type
-        if not gradients:
-            assert got.stride() == expected.stride()
-        assert_close(got.cpu(), expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+            gained = [t.grad for t in inputs if t.grad is not None]
+        return [t for t in tree_leaves((result, gained)) if isinstance(t, torch.Tensor)], inputs
+
+    expected, _ = results("cpu", function)
+    # The first call is Python's, the second is recorded, the third replays that with other addresses.
+    calls = [results(device, compiled) for _ in range(3)]
+    for got, _ in calls:
+        for one, other in zip(expected, got, strict=True):
+            assert other.device.type == torch.device(device).type
+            if not gradients:
+                assert other.stride() == one.stride()
+            assert_close(other.cpu(), one, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @pytest.mark.no_fallback

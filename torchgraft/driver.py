@@ -324,9 +324,9 @@ class Driver:
         raise NotImplementedError("graph_destroy")
 
     @_optional
-    def graph_set_argument(self, device: int, graph: Any, command: int, argument: int, value: bytes) -> None:
-        """Gives a launch, by its number among the commands, another value for a scalar, from the next `graph_launch`
-        on."""
+    def graph_set_argument(self, device: int, graph: Any, command: int, argument: int, value: int | bytes) -> None:
+        """Gives a launch, by its number among the commands, another value for an argument, which is an address or a
+        scalar, from the next `graph_launch` on."""
         raise NotImplementedError("graph_set_argument")
 
     @_optional

@@ -195,7 +195,9 @@ def _user_frame() -> FrameType | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith(_LIBRARIES) and not path.startswith("<frozen "):
+        # Programs that inductor writes lie elsewhere, and are modules of torch by their names.
+        is_generated = frame.f_globals.get("__name__", "").startswith("torch._inductor.")
+        if not is_generated and not path.startswith(_LIBRARIES) and not path.startswith("<frozen "):
             return frame
         frame = frame.f_back
     return None

@@ -52,12 +52,13 @@ class Launcher {
                      " arguments, not ", given.size());
     c10::SmallVector<tg_arg, 16> args(parameters_.size());
     c10::DeviceIndex device = -1;  // the tensors'
+    uint64_t bytes = 0;
     for (size_t i = 0; i < args.size(); ++i) {
       std::memset(&args[i], 0, sizeof(tg_arg));
       if (parameters_[i].number)
         put_number(args[i], i, given[i]);
       else
-        put_pointer(args[i], i, given[i], device);
+        put_pointer(args[i], i, given[i], device, bytes);
     }
     if (device < 0) device = current_device();
     std::shared_ptr<Kernel>& kernel = kernels_[size_t(device)];
@@ -66,6 +67,7 @@ class Launcher {
     Grid grid{uint32_t(groups.size())};
     std::copy(groups.begin(), groups.end(), grid.groups.begin());
     std::copy(local.begin(), local.end(), grid.local.begin());
+    grid.bytes = bytes;
     for (size_t i = 0; i < args.size(); ++i)  // so that autograd notices what has changed since it was saved
       if (parameters_[i].written && !given[i].is_none())
         THPVariable_Unpack(given[i].ptr()).unsafeGetTensorImpl()->bump_version();
@@ -85,7 +87,7 @@ class Launcher {
 
   static std::string kind(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
-  void put_pointer(tg_arg& arg, size_t i, py::handle given, c10::DeviceIndex& device) const {
+  void put_pointer(tg_arg& arg, size_t i, py::handle given, c10::DeviceIndex& device, uint64_t& bytes) const {
     const Parameter& parameter = parameters_[i];
     store_pointer(arg, nullptr);
     if (given.is_none()) return;
@@ -105,6 +107,7 @@ class Launcher {
                 " is given a tensor whose conjugation or negation is still to be done: call .resolve_conj() or "
                 ".resolve_neg() first");
     store_pointer(arg, tensor.data_ptr());
+    bytes += tensor.nbytes();
   }
 
   void put_number(tg_arg& arg, size_t i, py::handle given) const {

@@ -46,7 +46,6 @@ using c10::CachingDeviceAllocator::DeviceStats;
 
 constexpr c10::MempoolId_t kNoPool{0, 0};
 
-constexpr size_t kGranule = 512;
 constexpr size_t kSmallLimit = size_t{1} << 20;
 constexpr size_t kSmallSegment = size_t{2} << 20;
 constexpr size_t kSegmentGranule = size_t{2} << 20;
@@ -815,6 +814,9 @@ c10::DataPtr allocate(c10::DeviceIndex index, size_t bytes) {
     get_device(index);
     return {nullptr, device};
   }
+  if (capturing()) [[unlikely]]
+    if (const Captured captured = capture_of_current(index); captured && captured->symbolic_memory())
+      return captured->symbolic_memory()->allocate(bytes, device);
   Heap& heap = heap_of(index);
   Block* block = heap.allocate(bytes, current_stream(index).id());
   return {block->address, block, &free_block, device};

@@ -9,6 +9,9 @@
 
 namespace torchgraft {
 
+// What addresses and sizes of blocks are multiples of.
+constexpr size_t kGranule = 512;
+
 // The process's allocator; registered for PrivateUse1 by install_runtime().
 c10::DeviceAllocator* device_allocator();
 // Memory on `index`, for use on its current stream. Zero bytes give a null pointer with the right device. Throws

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <map>
 #include <unordered_map>
 #include <vector>
 
@@ -49,6 +50,7 @@ struct Messages {
   std::mutex mutex;
   std::vector<std::pair<std::string, bool>> texts;  // and whether it is an IndexError
   std::unordered_map<std::string, int32_t> codes;
+  std::map<std::vector<std::pair<std::string, bool>>, int32_t> runs;  // of consecutive codes, by their texts
 };
 Messages& messages() {
   static auto* instance = new Messages;
@@ -97,7 +99,7 @@ void raise_if_any(const Report& report, const std::string& place = "") {
     return m.texts[code - 1];
   }();
   if (auto at = text.find("{}"); at != std::string::npos) text.replace(at, 2, std::to_string(index));
-  if (!place.empty()) text += " (" + place + ", found when the graph was replayed)";
+  if (!place.empty()) text += " (" + place + ")";
   TORCH_CHECK_INDEX(!is_index_error, text);
   TORCH_CHECK(false, text);
 }
@@ -209,6 +211,14 @@ void raise_inherited(Device& device, c10::StreamId id) {
 
 }  // namespace
 
+int32_t error_codes(const std::vector<std::pair<std::string, bool>>& texts) {
+  Messages& m = messages();
+  std::lock_guard lock(m.mutex);
+  auto [entry, added] = m.runs.try_emplace(texts, static_cast<int32_t>(m.texts.size()) + 1);
+  if (added) m.texts.insert(m.texts.end(), texts.begin(), texts.end());
+  return entry->second;
+}
+
 int32_t error_code(const std::string& message, bool is_index_error) {
   Messages& m = messages();
   std::lock_guard lock(m.mutex);
@@ -263,6 +273,7 @@ void inherit_errors(c10::DeviceIndex index, c10::StreamId waiting, c10::StreamId
 void* GraphErrors::add(std::string place) {
   const size_t place_in_block = places_.size() % kWordsPerBlock;
   if (place_in_block == 0) {
+    const CaptureSuspended real;  // memory, that replays do not move
     c10::DataPtr block = allocate(device_.index, kWordsPerBlock * kWordsBytes);
     clear_words(device_, block.get(), kWordsPerBlock * kWordsBytes, reader_of(device_));
     blocks_.push_back(std::move(block));

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "device.h"
@@ -24,6 +25,9 @@ namespace torchgraft {
 // A code for a message; "{}" in it becomes the index that the kernel wrote. The same message gives the same code. It is
 // raised as an IndexError or as a RuntimeError, as torch's CPU does for the op.
 int32_t error_code(const std::string& message, bool is_index_error);
+
+// The first of consecutive codes for several messages.
+int32_t error_codes(const std::vector<std::pair<std::string, bool>>& messages);
 
 // The device address of a stream's words, allocated and zeroed at first use.
 void* stream_error_words(c10::DeviceIndex index, c10::StreamId stream);
@@ -41,12 +45,11 @@ void raise_errors_reported_so_far(c10::DeviceIndex index, c10::StreamId stream);
 // Tells that one stream waits for what another was given so far: its results may come from there, and so its errors.
 void inherit_errors(c10::DeviceIndex index, c10::StreamId waiting, c10::StreamId awaited);
 
-// The words of a graph's kernels, each with words of its own so that it is known which of them found the error. They
-// lie in the graph's memory.
+// The words of a graph's kernels, each with words of its own so that it is known which of them found the error.
 class GraphErrors {
  public:
   explicit GraphErrors(Device& device) : device_(device) {}
-  // Words for one more kernel; `place` says which one it is in messages. Called while the graph is captured.
+  // Words for one more kernel; `place` says in messages which one it is. Called while the graph is captured.
   void* add(std::string place);
   // What the kernels of a replay on the stream have reported, which is looked at through `reader`.
   void raise(c10::StreamId stream, tg_stream reader);

@@ -50,6 +50,11 @@ uint16_t Capture::branch_of(c10::StreamId stream) {
 Node& Capture::add(c10::StreamId stream, std::string op, decltype(Node::action) action) {
   const uint16_t branch = branch_of(stream);
   ++branches_[branch].commands;
+  return append(branch, std::move(op), std::move(action));
+}
+
+Node& Capture::append(uint16_t branch, std::string op, decltype(Node::action) action) {
+  if (symbolic_memory_ != nullptr) symbolic_memory_->count_command();
   return recording_.nodes.emplace_back(branch, std::move(op), std::move(action));
 }
 
@@ -100,7 +105,7 @@ uint32_t Capture::mark(c10::StreamId stream) {
   seen.resize(branches_.size());
   seen[branch_of(stream)] = branch.commands;
   marks_.push_back(std::move(seen));
-  recording_.nodes.emplace_back(branch_of(stream), "", Mark{recording_.marks});
+  append(branch_of(stream), "", Mark{recording_.marks});
   return recording_.marks++;
 }
 
@@ -114,7 +119,7 @@ void Capture::wait(c10::StreamId stream, uint32_t mark) {
   if (branch_of(stream) == branches_.size()) branches_.push_back({stream});
   recording_.branches = static_cast<uint16_t>(branches_.size());
   see(branches_[branch_of(stream)], marks_[mark]);
-  recording_.nodes.emplace_back(branch_of(stream), "", WaitForMark{mark});
+  append(branch_of(stream), "", WaitForMark{mark});
 }
 
 std::pair<uint32_t, uint64_t> Capture::draw(const std::shared_ptr<PhiloxState>& generator, uint64_t count) {
@@ -128,6 +133,7 @@ std::pair<uint32_t, uint64_t> Capture::draw(const std::shared_ptr<PhiloxState>& 
 void* Capture::error_words(const std::string& op) {
   const std::string place = user_place();
   std::string text = place.empty() ? "captured for " + op : "captured at " + place;
+  text += symbolic_memory_ == nullptr ? ", found when the graph was replayed" : ", in a compiled graph";
   std::lock_guard lock(mutex_);
   if (recording_.errors == nullptr)
     recording_.errors = std::make_shared<GraphErrors>(get_device(origin_.device_index()));

@@ -22,6 +22,7 @@
 
 #include "assertions.h"
 #include "generator.h"
+#include "symbolic_memory.h"
 
 namespace torchgraft {
 
@@ -79,10 +80,14 @@ struct Recording {
 // Safe from any thread.
 class Capture {
  public:
+  // Its memory comes from the pool, or is symbolic.
   Capture(c10::Stream origin, c10::MempoolId_t pool) : origin_(origin), pool_(pool), branches_{{origin.id()}} {}
+  Capture(c10::Stream origin, std::shared_ptr<SymbolicMemory> memory)
+      : origin_(origin), pool_{0, 0}, symbolic_memory_(std::move(memory)), branches_{{origin.id()}} {}
 
   c10::Stream origin() const { return origin_; }
   c10::MempoolId_t pool() const { return pool_; }
+  const std::shared_ptr<SymbolicMemory>& symbolic_memory() const { return symbolic_memory_; }
 
   void launch(c10::StreamId stream, const tg_launch& launch, std::shared_ptr<const Kernel> kernel, std::string op,
               c10::ArrayRef<RandomArgument> randoms);
@@ -119,11 +124,13 @@ class Capture {
 
   uint16_t branch_of(c10::StreamId stream);
   Node& add(c10::StreamId stream, std::string op, decltype(Node::action) action);
+  Node& append(uint16_t branch, std::string op, decltype(Node::action) action);
   void see(Branch& branch, const std::vector<uint64_t>& seen);
 
   const c10::Stream origin_;
   const c10::MempoolId_t pool_;
-  std::mutex mutex_;  // guards what follows
+  const std::shared_ptr<SymbolicMemory> symbolic_memory_;  // NULL: there is a pool
+  std::mutex mutex_;                                       // guards what follows
   Recording recording_;
   std::vector<Branch> branches_;
   std::vector<std::vector<uint64_t>> marks_;  // what each mark's branch had seen

@@ -1,13 +1,11 @@
 #include "graph.h"
 
-#include <c10/util/ScopeExit.h>
-
 #include <algorithm>
 #include <atomic>
 #include <fstream>
 #include <sstream>
 
-#include "command.h"
+#include "graph_program.h"
 #include "kernel.h"
 #include "stream.h"
 
@@ -19,169 +17,7 @@ std::atomic<uint64_t> graphs_alive{0}, nodes_alive{0}, all_replays{0};
 
 std::string device_name(c10::DeviceIndex index) { return backend_name() + ":" + std::to_string(index); }
 
-tg_status submit_command(const Device& device, tg_stream stream, const DeviceCommand& recorded) {
-  const tg_command& command = recorded.command;
-  switch (command.kind) {
-    case TG_COMMAND_LAUNCH:
-      return submit_launch(device, stream, command.launch, recorded.kernel->name());
-    case TG_COMMAND_COPY:
-      return submit_copy(device, stream, command.destination, command.source, command.bytes,
-                         static_cast<tg_copy_kind>(command.copy_kind), /*blocking=*/false);
-    default:
-      return submit_fill(device, stream, command.destination, command.pattern, command.pattern_bytes, command.bytes);
-  }
-}
-
-std::string command_text(const DeviceCommand& recorded, const std::string& op) {
-  switch (recorded.command.kind) {
-    case TG_COMMAND_LAUNCH:
-      return "replaying a graph: launch kernel " + recorded.kernel->name() + (op.empty() ? "" : " of " + op);
-    case TG_COMMAND_COPY:
-      return "replaying a graph: copy";
-    default:
-      return "replaying a graph: fill memory";
-  }
-}
-
 }  // namespace
-
-// A recording that is ready to be run: runs of commands, each perhaps a graph of the driver's, and what lies between.
-class GraphProgram {
- public:
-  GraphProgram(Device& device, Recording& recording) : device_(device), recording_(recording) {
-    for (uint32_t i = 0; i < recording.marks; ++i) marks_.emplace_back(create_event(device.index, /*timing=*/false));
-    for (uint16_t i = 1; i < recording.branches; ++i) streams_.push_back(new_stream(device.index, 0));
-    find_runs();
-    if (device.driver->graph_create != nullptr) make_driver_graphs();
-  }
-  ~GraphProgram() {
-    if (in_bad_fork()) return;
-    for (const Run& run : runs_)
-      if (run.graph != nullptr) device_.driver->graph_destroy(device_.driver->context, device_.ordinal, run.graph);
-  }
-  GraphProgram(const GraphProgram&) = delete;
-  GraphProgram& operator=(const GraphProgram&) = delete;
-
-  void replay(c10::Stream current) {
-    follow_last_replay(current);
-    draw_random_numbers();
-    last_stream_ = current;
-    for (const Run& run : runs_) {
-      const c10::Stream stream = stream_of(run.branch, current);
-      if (run.count == 0)
-        pass(recording_.nodes[run.first], stream);
-      else
-        submit(run, stream_handle(device_.index, stream.id()));
-    }
-    if (recording_.errors != nullptr) note_replay(device_.index, current.id(), recording_.errors);
-  }
-
-  // Until the last replay is done.
-  void wait() {
-    if (!last_stream_) return;
-    tg_stream stream = stream_handle(device_.index, last_stream_->id());
-    device_.driver->stream_synchronize(device_.driver->context, device_.ordinal, stream);
-  }
-
- private:
-  // Neighbouring commands of one branch; or, with a count of 0, one node that is no command.
-  struct Run {
-    uint16_t branch;
-    uint32_t first, count;
-    tg_graph graph = nullptr;  // the driver's; NULL: command by command
-  };
-
-  const DeviceCommand& command(uint32_t node) const { return std::get<DeviceCommand>(recording_.nodes[node].action); }
-  DeviceCommand& command(uint32_t node) { return std::get<DeviceCommand>(recording_.nodes[node].action); }
-
-  void find_runs() {
-    for (uint32_t i = 0; i < recording_.nodes.size(); ++i) {
-      const Node& node = recording_.nodes[i];
-      const bool is_command = std::holds_alternative<DeviceCommand>(node.action);
-      if (is_command && !runs_.empty() && runs_.back().count != 0 && runs_.back().branch == node.branch)
-        ++runs_.back().count;
-      else
-        runs_.push_back({node.branch, i, is_command ? 1u : 0u});
-    }
-  }
-
-  void make_driver_graphs() {
-    std::vector<tg_command> commands;
-    for (Run& run : runs_) {
-      if (run.count == 0) continue;
-      commands.clear();
-      for (uint32_t i = 0; i < run.count; ++i) commands.push_back(command(run.first + i).command);
-      check(device_,
-            device_.driver->graph_create(device_.driver->context, device_.ordinal, commands.data(), run.count,
-                                         &run.graph),
-            "making a graph");
-    }
-  }
-
-  c10::Stream stream_of(uint16_t branch, c10::Stream current) const {
-    return branch == 0 ? current : streams_[branch - 1];
-  }
-
-  // Two replays use the same memory, so they run one after the other.
-  void follow_last_replay(c10::Stream current) {
-    if (!last_stream_ || *last_stream_ == current) return;
-    if (!last_replay_) last_replay_.reset(create_event(device_.index, /*timing=*/false));
-    record_event(*last_replay_, *last_stream_);
-    wait_event(*last_replay_, current);
-  }
-
-  void draw_random_numbers() {
-    if (recording_.randoms.empty()) return;
-    std::vector<std::pair<uint64_t, uint64_t>> drawn;
-    for (const auto& [state, count] : recording_.generators) drawn.push_back(state->reserve(count));
-    auto run = runs_.begin();
-    for (const auto& [node, from] : recording_.randoms) {
-      const auto [seed, first] = drawn[from.generator];
-      tg_arg& argument = command(node).arguments[from.argument];
-      argument.value.u64 = from.is_seed ? seed : first + from.offset;
-      while (node >= run->first + std::max(run->count, 1u)) ++run;
-      if (run->graph == nullptr) continue;
-      check(device_,
-            device_.driver->graph_set_argument(device_.driver->context, device_.ordinal, run->graph, node - run->first,
-                                               from.argument, &argument),
-            "setting an argument of a graph");
-    }
-  }
-
-  // A profile shows each command.
-  void submit(const Run& run, tg_stream stream) {
-    if (run.graph != nullptr && !collecting()) {
-      check(device_, device_.driver->graph_launch(device_.driver->context, device_.ordinal, stream, run.graph),
-            "replaying a graph");
-      return;
-    }
-    for (uint32_t i = run.first; i < run.first + run.count; ++i) {
-      const tg_status status = submit_command(device_, stream, command(i));
-      if (status != TG_OK) [[unlikely]]
-        raise_status(device_, status, command_text(command(i), recording_.nodes[i].op).c_str());
-    }
-  }
-
-  void pass(const Node& node, c10::Stream stream) {
-    if (const auto* mark = std::get_if<Mark>(&node.action)) {
-      record_event(*marks_[mark->number], stream);
-    } else if (const auto* wait = std::get_if<WaitForMark>(&node.action)) {
-      wait_event(*marks_[wait->number], stream);
-    } else {
-      const c10::Stream before = exchange_stream(stream);
-      const auto back = c10::make_scope_exit([&] { exchange_stream(before); });
-      std::get<HostFunction>(node.action).run();
-    }
-  }
-
-  Device& device_;
-  Recording& recording_;
-  std::vector<EventPtr> marks_;
-  std::vector<c10::Stream> streams_;  // of the branches from 1 on
-  std::vector<Run> runs_;
-  std::optional<c10::Stream> last_stream_;
-  EventPtr last_replay_;
-};
 
 // ---- the life of a graph ----
 
@@ -255,6 +91,7 @@ void Graph::replay() {
   refuse_in_capture(*device_, stream.id(), "the replay of another graph");
   if (program_ == nullptr) make_program();
   program_->replay(stream);
+  if (recording_.errors != nullptr) note_replay(*device_, stream.id(), recording_.errors);
   ++replays_;
   all_replays.fetch_add(1, std::memory_order_relaxed);
 }

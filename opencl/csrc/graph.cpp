@@ -15,11 +15,14 @@
 namespace ocl {
 namespace {
 
+using Arguments = std::vector<tg_arg>;
+
 struct Command {
-  tg_command what;
-  std::vector<tg_arg> arguments;  // of a launch
-  bool varies = false;            // they change from replay to replay
-  // Of a launch: a kernel object of its own, whose arguments are set once.
+  tg_command what;                             // without arguments
+  std::shared_ptr<const Arguments> arguments;  // of a launch, as it was made
+  std::shared_ptr<Arguments> changed;          // instead of these; others may read them once they are shared
+  std::shared_ptr<const Arguments> last;       // with which it was run here; guarded by the turn
+  // Of a launch: a kernel object of its own, whose arguments are set where they change.
   std::unique_ptr<tg_kernel_, void (*)(tg_kernel)> kernel{nullptr, destroy_kernel};
 };
 using Commands = std::vector<Command>;
@@ -38,7 +41,7 @@ namespace {
 
 // ---- small commands that follow each other ----
 
-void run_here(CallerDevice::Turn& turn, const Command& command, const tg_arg* arguments) {
+void run_here(CallerDevice::Turn& turn, Command& command, const std::shared_ptr<const Arguments>& arguments) {
   const tg_command& what = command.what;
   if (what.kind == TG_COMMAND_COPY) {
     host_copy(what.destination, what.source, what.bytes);
@@ -46,8 +49,9 @@ void run_here(CallerDevice::Turn& turn, const Command& command, const tg_arg* ar
     host_fill(what.destination, what.pattern, what.pattern_bytes, what.bytes);
   } else {
     tg_launch launch = what.launch;
-    launch.args = arguments;
-    turn.run(launch, /*unchanged=*/!command.varies);
+    launch.args = arguments->data();
+    turn.run(launch, /*unchanged=*/command.last == arguments);
+    if (command.last != arguments) command.last = arguments;
   }
 }
 
@@ -55,14 +59,15 @@ struct Stretch {
   tg_stream stream;
   std::shared_ptr<Commands> commands;
   size_t first, last;
-  std::vector<std::vector<tg_arg>> varying{};  // the arguments of those that vary, as they are now
+  std::vector<std::pair<size_t, std::shared_ptr<const Arguments>>> changed{};  // as they were when it was handed over
 
   void run() const {
     CallerDevice::Turn turn(*stream->device->caller_device);
-    size_t next = 0;
+    auto next = changed.begin();
     for (size_t i = first; i < last; ++i) {
-      const Command& command = (*commands)[i];
-      run_here(turn, command, (command.varies ? varying[next++] : command.arguments).data());
+      Command& command = (*commands)[i];
+      const bool is_changed = next != changed.end() && next->first == i;
+      run_here(turn, command, is_changed ? (next++)->second : command.arguments);
     }
   }
 };
@@ -82,26 +87,32 @@ std::optional<uint32_t> small_cost(Device& device, const tg_command& command) {
 void hand_over(tg_stream_& stream, const std::shared_ptr<Commands>& commands, size_t first, size_t last) {
   auto stretch = std::make_unique<Stretch>(&stream, commands, first, last);
   for (size_t i = first; i < last; ++i)
-    if ((*commands)[i].varies) stretch->varying.push_back((*commands)[i].arguments);
+    if ((*commands)[i].changed != nullptr) stretch->changed.emplace_back(i, (*commands)[i].changed);
   submit_job(stream, std::move(stretch));
+}
+
+std::shared_ptr<const Arguments> current(const Command& command) {
+  return command.changed != nullptr ? command.changed : command.arguments;
 }
 
 // Where the calling thread is about to wait, or handing over would take as long, it may as well do the work. False if
 // the stream has other work, or another thread is there.
-bool run_at_once(tg_stream_& stream, const Commands& commands, size_t first, size_t last, uint64_t cost) {
+bool run_at_once(tg_stream_& stream, Commands& commands, size_t first, size_t last, uint64_t cost) {
   CallerDevice& caller = *stream.device->caller_device;
   if (!(waits_soon(stream) || cost <= caller.wake_nanoseconds()) || !is_idle(stream)) return false;
   CallerDevice::Turn turn(caller, std::try_to_lock);
   if (!turn) return false;
   std::lock_guard lock(stream.mutex);
   if (stream.busy.load(std::memory_order_relaxed)) return false;  // another thread was quicker
-  for (; first < last; ++first) run_here(turn, commands[first], commands[first].arguments.data());
+  for (; first < last; ++first) run_here(turn, commands[first], current(commands[first]));
   return true;
 }
 
-void run_alone(tg_stream_& stream, const tg_command& what) {
+void run_alone(tg_stream_& stream, const Command& command) {
+  tg_command what = command.what;
   switch (what.kind) {
     case TG_COMMAND_LAUNCH:
+      what.launch.args = current(command)->data();
       launch(stream, what.launch);
       break;
     case TG_COMMAND_COPY:
@@ -124,9 +135,9 @@ tg_graph create_graph(Device& device, const tg_command* commands, uint32_t count
     if (command.what.kind != TG_COMMAND_LAUNCH) continue;
     tg_launch& launch = command.what.launch;
     command.kernel.reset(clone_kernel(*launch.kernel));
-    command.arguments.assign(launch.args, launch.args + launch.arg_count);
+    command.arguments = std::make_shared<const Arguments>(launch.args, launch.args + launch.arg_count);
     launch.kernel = command.kernel.get();
-    launch.args = command.arguments.data();
+    launch.args = nullptr;
   }
   return new tg_graph_{&device, std::move(made)};
 }
@@ -134,16 +145,21 @@ tg_graph create_graph(Device& device, const tg_command* commands, uint32_t count
 void destroy_graph(tg_graph graph) { delete graph; }
 
 void set_argument(tg_graph_& graph, uint32_t index, uint32_t argument, const tg_arg& value) {
-  if (index >= graph.commands->size() || argument >= (*graph.commands)[index].arguments.size())
+  const auto has = [&](const Command& command) {
+    return command.arguments != nullptr && argument < command.arguments->size();
+  };
+  if (index >= graph.commands->size() || !has((*graph.commands)[index]))
     fail_invalid("a graph has no argument " + std::to_string(argument) + " of a command " + std::to_string(index));
   Command& command = (*graph.commands)[index];
-  command.arguments[argument] = value;
-  command.varies = true;
+  // Workers may still need the arguments before. Where nobody does, nobody comes to: they have them from here.
+  if (command.changed == nullptr || command.changed.use_count() != 1)
+    command.changed = std::make_shared<Arguments>(*current(command));
+  (*command.changed)[argument] = value;
 }
 
 void launch(tg_stream_& stream, tg_graph_& graph) {
   if (graph.device != stream.device) fail_invalid("a graph belongs to another device than its stream");
-  const Commands& commands = *graph.commands;
+  Commands& commands = *graph.commands;
   // For the pace of waits a replay counts as one launch.
   const uint32_t launches = stream.since_wait.load(std::memory_order_relaxed);
   const bool batches =
@@ -157,7 +173,7 @@ void launch(tg_stream_& stream, tg_graph_& graph) {
       cost += *more;
     }
     if (last - first < kLeast) {
-      run_alone(stream, commands[first++].what);
+      run_alone(stream, commands[first++]);
       continue;
     }
     if (!run_at_once(stream, commands, first, last, cost)) hand_over(stream, graph.commands, first, last);

@@ -202,7 +202,7 @@ class GeneratedKernel(SIMDKernel):
         """Reports an error of an element, and leaves the rest of it undone."""
         if (message, is_index) not in self.messages:
             self.messages.append((message, is_index))
-        code = 1 + self.messages.index((message, is_index))
+        code = f"tg_code + {self.messages.index((message, is_index))}"
         self.compute.writeline(f"if ({wrong}) {{ tg_report(tg_errors, {code}, {index}); continue; }}")
 
     # ---- reductions ----
@@ -382,7 +382,7 @@ class GeneratedKernel(SIMDKernel):
             else:
                 parameters.append(Pointer(name, type_, const=name.startswith("in_ptr")))
         if self.messages:
-            parameters.append(Pointer("tg_errors", "i32"))
+            parameters += [Pointer("tg_errors", "i32"), Value("tg_code", "i32")]
         return parameters
 
     def call_kernel(self, name: str, node: Any = None, deallocate_ws: bool = True) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchgraft import _backend
+from torchgraft import _C, _backend
 from torchgraft.codegen import compiler
 from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.plans.device import device_traits
@@ -42,6 +42,7 @@ class Generated:
         self._kernel = RawKernel(made.name, arguments, made.local, partial(compiler.compiled, made))
         self._form, self._rank, self._cost = form, rank, cost
         self._serial, self._multiple, self._messages = serial, multiple, messages
+        self._code: int | None = None
         self._dealt: dict[tuple[int, ...], tuple[Callable[..., None] | None, tuple[int, ...]]] = {}
 
     def __call__(self, *arguments: Any, sizes: tuple[int, ...]) -> None:
@@ -51,11 +52,16 @@ class Generated:
         if not self._messages:
             launch(*arguments, *values)
             return
-        words = torch.zeros(4, dtype=torch.int32, device=_device_of(arguments))
-        launch(*arguments, words, *values)
+        device = _device_of(arguments)
+        first = self._first_code()
+        if _C.is_current_stream_capturing():
+            launch(*arguments, _C.captured_error_words(self.made.name, device.index), first, *values)
+            return
+        words = torch.zeros(4, dtype=torch.int32, device=device)
+        launch(*arguments, words, first, *values)
         code, low, high, _ = words.tolist()
         if code:
-            self._raise(code, (high << 32) + (low & 0xFFFFFFFF))
+            self._raise(code - first, (high << 32) + (low & 0xFFFFFFFF))
 
     def _deal(self, sizes: tuple[int, ...]) -> tuple[Callable[..., None] | None, tuple[int, ...]]:
         units = device_traits(torch._C._accelerator_getDeviceIndex()).compute_units
@@ -70,8 +76,15 @@ class Generated:
         self._dealt[sizes] = dealt = (launch, tuple(values[name] for name in order))
         return dealt
 
-    def _raise(self, code: int, index: int) -> NoReturn:
-        message, is_index = self._messages[code - 1]
+    def _first_code(self) -> int:
+        """Of consecutive codes for the messages, in this process."""
+        if self._code is None:
+            name = _backend.name()
+            self._code = _C.error_codes([(f"{text} (on {name})", is_index) for text, is_index in self._messages])
+        return self._code
+
+    def _raise(self, number: int, index: int) -> NoReturn:
+        message, is_index = self._messages[number]
         text = f"{message.format(index)} (on {_backend.name()}, in a graph made by torch.compile)"
         raise IndexError(text) if is_index else RuntimeError(text)
 

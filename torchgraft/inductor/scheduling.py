@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._inductor import ir
 from torch._inductor.codegen.common import BackendFeature
 from torch._inductor.codegen.simd import SIMDScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
+from torch._inductor.utils import IndentedBuffer
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
@@ -80,11 +82,17 @@ class Wrapper(PythonWrapperCodegen):
         super().write_header()
         self.imports.writeline("from torchgraft.inductor.runtime import compile_ahead as tg_compile_ahead")
         self.imports.writeline("from torchgraft.inductor.runtime import generated as tg_generated")
+        self.imports.writeline("from torchgraft.inductor.replay import replayed as tg_replayed")
 
     def write_async_compile_wait(self: Any) -> None:
         """All kernels of the program are known there."""
         self.prefix.writeline("tg_compile_ahead(globals())")
         PythonWrapperCodegen.write_async_compile_wait(self)
+
+    def generate_after_suffix(self: Any, result: IndentedBuffer) -> None:
+        PythonWrapperCodegen.generate_after_suffix(self, result)
+        why_not = _cannot_be_recorded()
+        result.writeline(f"call = tg_replayed(call, {why_not!r})" if why_not else "call = tg_replayed(call)")
 
     def make_allocation(
         self,
@@ -115,6 +123,39 @@ class Wrapper(PythonWrapperCodegen):
             PythonWrapperCodegen.generate_kernel_call(
                 self, kernel_name, call_args, device=device, triton=triton, **options
             )
+
+
+# Nodes that call ops, or none, and do nothing else.
+_PLAIN_NODES = (
+    ir.ComputedBuffer,
+    ir.ExternKernelAlloc,
+    ir.ExternKernelOut,
+    ir.FallbackKernel,
+    ir.IndexPutFallback,
+    ir.InplaceBernoulliFallback,
+    ir.InplaceCopyFallback,
+    ir.MultiOutput,
+    ir.NopKernel,
+    ir.ScatterFallback,
+)
+
+# Ops that change what tensors are, of which a stream is told nothing.
+_HOSTS_OPS = ("resize_", "resize_as_", "set_", "record_stream")
+
+
+def _cannot_be_recorded() -> str:
+    """Why the graph that is being generated cannot be replayed, or an empty string."""
+    if set(V.graph.device_types) != {_backend.name()} or len(V.graph.device_idxs) > 1:
+        return "it is not on one device alone"
+    for node in V.graph.operations:
+        if type(node) not in _PLAIN_NODES and not isinstance(node, ir.RandomSeeds | ir.ConcatKernel):
+            return f"it has a node {type(node).__name__}"
+        op = getattr(node, "op_overload", None)
+        if isinstance(op, torch._ops.OpOverload) and (
+            op.namespace not in ("aten", "prims") or op._schema.name.partition("::")[2] in _HOSTS_OPS
+        ):
+            return f"what {op} does besides launching kernels is not known"
+    return ""
 
 
 class _SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):

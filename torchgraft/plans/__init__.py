@@ -64,6 +64,8 @@ class Stats:
         graphs: graphs that there are now.
         graph_nodes: commands, marks and waits in them.
         replays: how often graphs were replayed.
+        compiled_graphs: programs of torch.compile that are replayed, each for some sizes of its arguments.
+        compiled_replays: how often they were.
     """
 
     plans: int
@@ -74,12 +76,15 @@ class Stats:
     graphs: int
     graph_nodes: int
     replays: int
+    compiled_graphs: int
+    compiled_replays: int
 
 
 def stats() -> Stats:
     """Counts over all ops."""
     counts = _C.plan_counts()
     graphs, nodes, replays = _C.graph_counts()
+    compiled_graphs, compiled_replays = _C.compiled_counts()
     return Stats(
         plans=sum(c[1] for c in counts),
         hits=sum(c[2] for c in counts),
@@ -89,6 +94,8 @@ def stats() -> Stats:
         graphs=graphs,
         graph_nodes=nodes,
         replays=replays,
+        compiled_graphs=compiled_graphs,
+        compiled_replays=compiled_replays,
     )
 
 

@@ -402,7 +402,7 @@ class TableDriver(Driver):
     def graph_destroy(self, device: int, graph: Any) -> None:
         self.call("graph_destroy", device, graph)
 
-    def graph_set_argument(self, device: int, graph: Any, command: int, argument: int, value: bytes) -> None:
+    def graph_set_argument(self, device: int, graph: Any, command: int, argument: int, value: int | bytes) -> None:
         self.call("graph_set_argument", device, graph, command, argument, byref(_argument(value)))
 
     def graph_launch(self, device: int, stream: Any, graph: Any) -> None:

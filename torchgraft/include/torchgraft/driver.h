@@ -237,7 +237,8 @@ typedef struct tg_driver {
    * kernels and memory outlive the graph. Calls with the same graph come one at a time. */
   tg_status (*graph_create)(void* context, int32_t device, const tg_command* commands, uint32_t count, tg_graph* out);
   tg_status (*graph_destroy)(void* context, int32_t device, tg_graph graph);
-  /* Gives a launch another value for an argument that is no pointer, from the next graph_launch on. */
+  /* Gives a launch another value for an argument, from the next graph_launch on; earlier ones keep theirs, also those
+   * that have still to run. An address stays an address, a number keeps its size. */
   tg_status (*graph_set_argument)(void* context, int32_t device, tg_graph graph, uint32_t command, uint32_t argument,
                                   const tg_arg* value);
   /* As if the commands were given to the stream in their order. After a failure the first of them may have been. */

@@ -662,7 +662,7 @@ class DriverProtocol:
         assert_same(bench.read(last, len(content)), content)
         bench.driver.graph_destroy(bench.device, graph)
 
-    @rule("Gives a launch another value for an argument that is no pointer, from the next graph_launch on.")
+    @rule("Gives a launch another value for an argument, from the next graph_launch on; earlier ones keep theirs,")
     def test_a_graph_with_another_argument(self, bench: Bench) -> None:
         """Each launch has the values that were set before it, also where the earlier ones have still to run."""
         if not provides(bench.driver, "graph_launch"):
@@ -679,6 +679,28 @@ class DriverProtocol:
             bench.driver.graph_set_argument(bench.device, graph, 1, 2, struct.pack("f", 100 * step))
             bench.driver.graph_launch(bench.device, bench.stream, graph)
         assert floats(bench.read(y, 64)) == [2 * 20 + 100 * sum(range(20))] * 16
+        bench.driver.graph_destroy(bench.device, graph)
+
+    @rule("An address stays an address, a number keeps its size.")
+    def test_a_graph_with_another_address(self, bench: Bench) -> None:
+        """What is read and written changes from one launch of the graph to the next."""
+        if not provides(bench.driver, "graph_launch"):
+            pytest.skip("the driver takes no graphs")
+        bench.need(Capability.COMPILER)
+        saxpy = fitting(bench, SAXPY)
+        kernel = self._compiled(bench, saxpy)
+        xs = [bench.allocate(64, packed(*[10**step] * 16)) for step in range(3)]
+        y, other = bench.allocate(64, packed(*[0] * 16)), bench.allocate(64, packed(*[0] * 16))
+        args: list[int | bytes] = [xs[0], y, struct.pack("f", 1), struct.pack("i", 16)]
+        launch = ("launch", (kernel, (16 // saxpy.local[0],), saxpy.local, args))
+        graph = bench.driver.graph_create(bench.device, [launch, launch])
+        bench.keep_busy(bench.stream)
+        for step in range(30):
+            bench.driver.graph_set_argument(bench.device, graph, 0, 0, xs[step % 3])
+            bench.driver.graph_set_argument(bench.device, graph, 1, 1, other if step == 29 else y)
+            bench.driver.graph_launch(bench.device, bench.stream, graph)
+        assert floats(bench.read(y, 64)) == [10 * 111 + 29] * 16
+        assert floats(bench.read(other, 64)) == [1] * 16
         bench.driver.graph_destroy(bench.device, graph)
 
     # Helpers
