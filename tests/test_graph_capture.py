@@ -6,6 +6,7 @@ import copy
 import gc
 import inspect
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -809,6 +810,104 @@ def test_an_index_out_of_range_names_the_captured_line(device: str, module: Modu
     index.fill_(3)
     graph.replay()
     assert y.tolist() == [3.0, 3.0]
+
+
+def test_errors_have_memory_of_their_own(device: str, module: ModuleType, compiles: bool) -> None:
+    """Not that of a tensor which was there before, and is written again by each replay."""
+    if not compiles:
+        pytest.skip("functions raise by themselves")
+    x, table = torch.ones(256, device=device), torch.arange(5.0, device=device)
+    index = torch.tensor([0, 4], device=device)
+    graph = module.Graph()
+    with module.graph(graph):
+        high = x + 1
+        total = high.sum()
+        del high
+        y = table[index]
+    for _ in range(3):
+        graph.replay()
+        assert (total.item(), y.tolist()) == (512.0, [0.0, 4.0])
+
+
+def test_all_errors_of_a_replay_are_over_with_the_first(device: str, module: ModuleType, compiles: bool) -> None:
+    """A right replay is not blamed for what another kernel of a wrong one has found."""
+    if not compiles:
+        pytest.skip("functions raise by themselves")
+    table = torch.arange(5.0, device=device)
+    indices = [torch.tensor([0, 1], device=device) for _ in range(3)]
+    graphs = [module.Graph() for _ in range(2)]
+    results = []
+    for graph in graphs:
+        with module.graph(graph):
+            results += [table[index] for index in indices]
+    for _ in range(2):
+        for index in indices:
+            index.fill_(9)
+        for graph in graphs:
+            graph.replay()
+        with pytest.raises(IndexError):
+            module.synchronize()
+        for index in indices:
+            index.fill_(3)
+        for graph in graphs:
+            graph.replay()
+        module.synchronize()
+        assert all(result.tolist() == [3.0, 3.0] for result in results)
+
+
+def test_another_capture_ends_while_memory_waits(device: str, module: ModuleType) -> None:
+    """What was freed while a captured stream uses it waits for the end of that capture, whatever other graphs do."""
+    other = module.Graph()
+    with module.graph(other):
+        torch.ones(3, device=device) + 1
+    side = module.Stream()
+    graph = module.Graph()
+    with module.graph(graph):
+        x = torch.ones(1000, device=device)
+        side.wait_stream(torch.accelerator.current_stream())
+        with module.stream(side):
+            y = x * 2
+        x.record_stream(side)
+        del x
+        other.reset()
+        torch.accelerator.current_stream().wait_stream(side)
+    graph.replay()
+    assert y.sum().item() == 2000
+    del y, graph
+    torch.accelerator.empty_cache()
+    assert torch.ones(5_000_000, device=device).sum().item() == 5_000_000
+
+
+def test_python_goes_on_while_a_graph_ends(device: str, module: ModuleType) -> None:
+    """To forget a graph waits for its last replay, without the interpreter."""
+    x = torch.rand(1200, 1200, device=device)
+    graph = module.Graph()
+    with module.graph(graph):
+        for _ in range(12):
+            x @ x
+    graph.replay()
+    module.synchronize()
+    turns = [0]
+    stop = threading.Event()
+
+    def count() -> None:
+        while not stop.is_set():
+            turns[0] += 1
+            time.sleep(1e-4)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    for _ in range(5):
+        graph.replay()
+    before = turns[0]
+    begin = time.perf_counter()
+    del graph
+    waited = time.perf_counter() - begin
+    during = turns[0] - before
+    stop.set()
+    thread.join()
+    # A wait that kept the interpreter would give the thread no turn.
+    assert during > 3 or waited < 0.02
 
 
 def test_a_driver_that_fails(script: Script) -> None:

@@ -27,7 +27,9 @@ at::Tensor tensor_in(const c10::Storage& storage, c10::ScalarType dtype, c10::In
 
 RelocatableGraph::~RelocatableGraph() {
   abandon();
-  if (program_ != nullptr && !in_bad_fork()) program_->wait();  // kernels' own memory is given back
+  if (program_ == nullptr || in_bad_fork()) return;
+  const WithoutPython released;
+  program_->wait();  // what its kernels use is given back
 }
 
 // ---- it is recorded ----
@@ -214,6 +216,7 @@ std::optional<std::vector<at::Tensor>> RelocatableGraph::run(c10::ArrayRef<at::T
   for (const auto& [leader, other, distance] : overlaps_)
     if (addresses[other] - addresses[leader] != distance) return std::nullopt;
   const c10::DeviceIndex index = origin_->device_index();
+  const CaptureSuspended running;  // another thread may capture on a stream that this one uses
   std::vector<c10::Storage> made;
   for (const uint64_t bytes : new_bytes_) {
     made.emplace_back(c10::Storage::use_byte_size_t(), bytes, allocate(index, bytes), device_allocator(),

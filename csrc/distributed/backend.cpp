@@ -119,17 +119,6 @@ void reduce_rows(const ReduceOp& op, const at::Tensor& rows, at::Tensor result) 
   }
 }
 
-// Lets other threads have Python while this one waits for them.
-class WithoutPython {
- public:
-  WithoutPython() {
-    if (Py_IsInitialized() && PyGILState_Check()) released_.emplace();
-  }
-
- private:
-  std::optional<pybind11::gil_scoped_release> released_;
-};
-
 }  // namespace
 
 // Cuts large calls into pieces, so that some are copied while others are on their way. All ranks must do the same, and

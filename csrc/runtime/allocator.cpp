@@ -131,6 +131,11 @@ struct Usage {
   size_t reserved;
 };
 
+bool in_a_capture(const std::vector<c10::Stream>& streams) {
+  const auto is_captured = [](c10::Stream s) { return bool(capture_of(s.device_index(), s.id())); };
+  return capturing() && std::any_of(streams.begin(), streams.end(), is_captured);
+}
+
 class Heap {
  public:
   explicit Heap(Device& device) : device_(device) {}
@@ -176,8 +181,7 @@ class Heap {
     report(address, -size, usage);  // the block may be in another thread's hands by now
     if (used_on.empty()) [[likely]]
       return;
-    const auto is_captured = [](c10::Stream s) { return bool(capture_of(s.device_index(), s.id())); };
-    if (capturing() && std::any_of(used_on.begin(), used_on.end(), is_captured)) {
+    if (in_a_capture(used_on)) {
       std::lock_guard lock(mutex_);
       after_capture_.emplace_back(block, std::move(used_on));
     } else {
@@ -191,7 +195,14 @@ class Heap {
       std::lock_guard lock(mutex_);
       freed.swap(after_capture_);
     }
-    for (const auto& [block, used_on] : freed) free_after(block, used_on);
+    for (auto& [block, used_on] : freed) {
+      if (in_a_capture(used_on)) {  // another one
+        std::lock_guard lock(mutex_);
+        after_capture_.emplace_back(block, std::move(used_on));
+      } else {
+        free_after(block, used_on);
+      }
+    }
   }
 
   void enter_pool(c10::MempoolId_t pool) {

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <map>
@@ -36,7 +37,14 @@ struct DeviceErrors {
   // Of calls that failed before they had waited (Ctrl-C), whose kernels may still report; by stream.
   std::vector<std::pair<c10::StreamId, void*>> abandoned;
   // Of graphs whose kernels may have reported, by the stream on which they were replayed.
-  std::vector<std::pair<c10::StreamId, std::shared_ptr<GraphErrors>>> replayed;
+  struct Replayed {
+    c10::StreamId stream;
+    std::shared_ptr<GraphErrors> graph;
+    uint64_t count;  // of its replays
+
+    bool operator==(const Replayed&) const = default;
+  };
+  std::vector<Replayed> replayed;
   std::mutex taking;  // taken by GilSafeLock: an error is raised once
 };
 
@@ -147,22 +155,30 @@ Report take_report(Device& device, c10::StreamId id, void* address, tg_stream re
   return found;
 }
 
-// With `done`, all that the stream was given is.
+// With `done`, all that the stream was given before the call is.
 void raise_of_graphs(Device& device, c10::StreamId id, bool done, tg_stream reader) {
   DeviceErrors& errors = errors_of(device.index);
   std::atomic<bool>& replays = errors.streams[id].replays;
   if (!replays.load(std::memory_order_acquire)) return;
-  std::vector<std::shared_ptr<GraphErrors>> graphs;
+  std::vector<DeviceErrors::Replayed> seen;
   {
     std::lock_guard lock(errors.mutex);
-    for (const auto& [stream, graph] : errors.replayed)
-      if (stream == id) graphs.push_back(graph);
-    if (done) {
-      std::erase_if(errors.replayed, [id](const auto& entry) { return entry.first == id; });
-      replays.store(false);
-    }
+    for (const auto& entry : errors.replayed)
+      if (entry.stream == id) seen.push_back(entry);
   }
-  for (const auto& graph : graphs) graph->raise(id, reader);
+  // Where words are not read in the stream's order, another thread's replay may be running since.
+  if (device.has(TG_CAP_UNIFIED_MEMORY))
+    done = done && device.driver->stream_query(device.driver->context, device.ordinal,
+                                               stream_handle(device.index, id)) == TG_OK;
+  std::optional<GraphErrors::Found> first;
+  for (const auto& entry : seen)
+    if (auto found = entry.graph->take(id, reader); found && !first) first = std::move(found);
+  if (done) {
+    std::lock_guard lock(errors.mutex);
+    std::erase_if(errors.replayed, [&](const auto& entry) { return std::ranges::find(seen, entry) != seen.end(); });
+    replays.store(std::ranges::find(errors.replayed, id, &DeviceErrors::Replayed::stream) != errors.replayed.end());
+  }
+  if (first) raise_if_any(first->words, first->place);
 }
 
 void raise_own(Device& device, c10::StreamId id) {
@@ -282,23 +298,35 @@ void* GraphErrors::add(std::string place) {
   return static_cast<char*>(blocks_.back().get()) + place_in_block * kWordsBytes;
 }
 
-void GraphErrors::raise(c10::StreamId stream, tg_stream reader) {
+std::optional<GraphErrors::Found> GraphErrors::take(c10::StreamId stream, tg_stream reader) {
+  std::optional<Found> first;
   std::array<Report, kWordsPerBlock> found;
-  for (size_t first = 0; first < places_.size(); first += found.size()) {
-    auto* words = static_cast<char*>(blocks_[first / found.size()].get());
-    const size_t count = std::min(found.size(), places_.size() - first);
+  for (size_t block = 0; block < places_.size(); block += found.size()) {
+    auto* words = static_cast<char*>(blocks_[block / found.size()].get());
+    const size_t count = std::min(found.size(), places_.size() - block);
     read_words(device_, words, found.data(), count, reader);
-    for (size_t i = 0; i < count; ++i)
-      if (found[i][0] != 0)
-        raise_if_any(take_report(device_, stream, words + i * kWordsBytes, reader), places_[first + i]);
+    for (size_t i = 0; i < count; ++i) {
+      if (found[i][0] == 0) continue;
+      const Report taken = take_report(device_, stream, words + i * kWordsBytes, reader);
+      if (taken[0] != 0 && !first) first = Found{taken, places_[block + i]};
+    }
   }
+  return first;
+}
+
+void GraphErrors::raise(c10::StreamId stream, tg_stream reader) {
+  if (const auto found = take(stream, reader)) raise_if_any(found->words, found->place);
 }
 
 void note_replay(c10::DeviceIndex index, c10::StreamId stream, const std::shared_ptr<GraphErrors>& replayed) {
   DeviceErrors& errors = errors_of(index);
   std::lock_guard lock(errors.mutex);
-  const std::pair entry(stream, replayed);
-  if (std::ranges::find(errors.replayed, entry) == errors.replayed.end()) errors.replayed.push_back(entry);
+  const auto known = std::ranges::find_if(
+      errors.replayed, [&](const auto& entry) { return entry.stream == stream && entry.graph == replayed; });
+  if (known == errors.replayed.end())
+    errors.replayed.push_back({stream, replayed, 1});
+  else
+    ++known->count;
   errors.streams[stream].replays.store(true);
 }
 

@@ -8,8 +8,10 @@
 #include <c10/core/Stream.h>
 #include <torchgraft/driver.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,7 +53,14 @@ class GraphErrors {
   explicit GraphErrors(Device& device) : device_(device) {}
   // Words for one more kernel; `place` says in messages which one it is. Called while the graph is captured.
   void* add(std::string place);
-  // What the kernels of a replay on the stream have reported, which is looked at through `reader`.
+  struct Found {
+    std::array<int32_t, 4> words;
+    std::string place;
+  };
+  // What the kernels of replays on the stream have reported, looked at through `reader`, is taken out of the words;
+  // returns the first of it.
+  std::optional<Found> take(c10::StreamId stream, tg_stream reader);
+  // The same, thrown.
   void raise(c10::StreamId stream, tg_stream reader);
 
  private:

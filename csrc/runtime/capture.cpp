@@ -44,7 +44,9 @@ std::string called_at() {
 
 uint16_t Capture::branch_of(c10::StreamId stream) {
   const auto found = std::ranges::find(branches_, stream, &Branch::stream);
-  return static_cast<uint16_t>(found - branches_.begin());
+  const auto place = static_cast<uint16_t>(found - branches_.begin());
+  if (found == branches_.end()) branches_.push_back({stream});
+  return place;
 }
 
 Node& Capture::add(c10::StreamId stream, std::string op, decltype(Node::action) action) {
@@ -54,6 +56,8 @@ Node& Capture::add(c10::StreamId stream, std::string op, decltype(Node::action) 
 }
 
 Node& Capture::append(uint16_t branch, std::string op, decltype(Node::action) action) {
+  // By another thread, which had begun before the end.
+  TORCH_CHECK(!taken_, "the capture of this stream is over: its commands came too late");
   if (symbolic_memory_ != nullptr) symbolic_memory_->count_command();
   return recording_.nodes.emplace_back(branch, std::move(op), std::move(action));
 }
@@ -116,8 +120,6 @@ void Capture::see(Branch& branch, const std::vector<uint64_t>& seen) {
 
 void Capture::wait(c10::StreamId stream, uint32_t mark) {
   std::lock_guard lock(mutex_);
-  if (branch_of(stream) == branches_.size()) branches_.push_back({stream});
-  recording_.branches = static_cast<uint16_t>(branches_.size());
   see(branches_[branch_of(stream)], marks_[mark]);
   append(branch_of(stream), "", WaitForMark{mark});
 }
@@ -134,7 +136,7 @@ void* Capture::error_words(const std::string& op) {
   const std::string place = user_place();
   std::string text = place.empty() ? "captured for " + op : "captured at " + place;
   text += symbolic_memory_ == nullptr ? ", found when the graph was replayed" : ", in a compiled graph";
-  std::lock_guard lock(mutex_);
+  GilSafeLock lock(words_mutex_);
   if (recording_.errors == nullptr)
     recording_.errors = std::make_shared<GraphErrors>(get_device(origin_.device_index()));
   return recording_.errors->add(std::move(text));
@@ -151,7 +153,9 @@ void Capture::fail(const std::string& why) {
 }
 
 Recording Capture::take() {
+  GilSafeLock words_lock(words_mutex_);
   std::lock_guard lock(mutex_);
+  taken_ = true;
   TORCH_CHECK(failure_.empty(), "the capture has failed and there is no graph: ", failure_);
   const std::vector<uint64_t>& seen = branches_[0].seen;
   for (size_t i = 1; i < branches_.size(); ++i)
@@ -160,6 +164,7 @@ Recording Capture::take() {
                 name_of(origin_.device_index()),
                 " joined it, and the stream on which it began has not waited for all that was given to that one; call "
                 "wait_stream before the end of the capture");
+  recording_.branches = static_cast<uint16_t>(branches_.size());
   return std::move(recording_);
 }
 

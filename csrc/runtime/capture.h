@@ -122,7 +122,7 @@ class Capture {
     std::vector<uint64_t> seen{};  // how many commands of each branch are known to come before
   };
 
-  uint16_t branch_of(c10::StreamId stream);
+  uint16_t branch_of(c10::StreamId stream);  // which joins if it is not in the capture
   Node& add(c10::StreamId stream, std::string op, decltype(Node::action) action);
   Node& append(uint16_t branch, std::string op, decltype(Node::action) action);
   void see(Branch& branch, const std::vector<uint64_t>& seen);
@@ -130,7 +130,9 @@ class Capture {
   const c10::Stream origin_;
   const c10::MempoolId_t pool_;
   const std::shared_ptr<SymbolicMemory> symbolic_memory_;  // NULL: there is a pool
-  std::mutex mutex_;                                       // guards what follows
+  std::mutex words_mutex_;  // taken by GilSafeLock, before the other: guards recording_.errors
+  std::mutex mutex_;        // guards what follows; never held across a call of the driver
+  bool taken_ = false;
   Recording recording_;
   std::vector<Branch> branches_;
   std::vector<std::vector<uint64_t>> marks_;  // what each mark's branch had seen

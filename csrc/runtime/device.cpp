@@ -280,6 +280,14 @@ void raise_status(const Device& device, tg_status status, const char* what) {
   }
 }
 
+WithoutPython::WithoutPython() {
+  if (Py_IsInitialized() && PyGILState_Check()) state_ = PyEval_SaveThread();
+}
+
+WithoutPython::~WithoutPython() {
+  if (state_ != nullptr) PyEval_RestoreThread(static_cast<PyThreadState*>(state_));
+}
+
 GilSafeLock::GilSafeLock(std::mutex& mutex) : mutex_(mutex) {
   if (mutex_.try_lock()) return;
   if (!Py_IsInitialized() || !PyGILState_Check()) {

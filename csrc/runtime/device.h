@@ -55,6 +55,18 @@ inline void check(const Device& device, tg_status status, const char* what) {
     raise_status(device, status, what);
 }
 
+// The GIL is let go where the thread has it: for waits in destructors, which Python may call.
+class WithoutPython {
+ public:
+  WithoutPython();
+  ~WithoutPython();
+  WithoutPython(const WithoutPython&) = delete;
+  WithoutPython& operator=(const WithoutPython&) = delete;
+
+ private:
+  void* state_ = nullptr;  // the thread's, in Python
+};
+
 // A lock that may be taken with or without the GIL: nobody waits for it while holding the GIL, so a driver written in
 // Python may be called under it.
 class GilSafeLock {

@@ -90,6 +90,7 @@ void Graph::replay() {
   const c10::Stream stream = current_stream(*device_);
   refuse_in_capture(*device_, stream.id(), "the replay of another graph");
   if (program_ == nullptr) make_program();
+  const CaptureSuspended running;  // another thread may capture on a stream that this one uses
   program_->replay(stream);
   if (recording_.errors != nullptr) note_replay(*device_, stream.id(), recording_.errors);
   ++replays_;
@@ -109,7 +110,10 @@ void Graph::reset() {
   GilSafeLock lock(mutex_);
   if (capture_ != nullptr) end_capture(std::exchange(capture_, nullptr));
   if (device_) free_after_capture(*device_);
-  if (program_ != nullptr && !in_bad_fork()) program_->wait();
+  if (program_ != nullptr && !in_bad_fork()) {
+    const WithoutPython released;
+    program_->wait();
+  }
   leave();
 }
 
