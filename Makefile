@@ -4,17 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build browser demo test test-rest test-all test-second test-torch conformance conformance-quick conformance-gpu conformance-record \
+.PHONY: help setup build browser demo test test-rest test-all test-second test-torch conformance conformance-quick conformance-gpu conformance-compile conformance-record \
   oclgrind asan coverage lint tidy format bench wheels docs docs-code pictures clean
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
 	@echo 'make test   run the tests, ten minutes on two cores                       (ARGS="-k name -n 0": options of pytest)'
-	@echo 'make test-all   the same, those that it leaves out, ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, conformance-quick, conformance-gpu'
+	@echo 'make test-all   the same, those that it leaves out, ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, conformance-quick, -gpu and -compile'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
 	@echo 'make test-torch TORCH=2.14.1   the tests, and a slice of the conformance, with another torch in an environment of its own'
 	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (half an hour)   make conformance-quick   a slice of it'
-	@echo 'make conformance-gpu   every op in float32 by the form of the kernels that GPUs get'
+	@echo 'make conformance-gpu   every op in float32 by the form of the kernels that GPUs get   make conformance-compile   a slice through torch.compile'
 	@echo 'make oclgrind   kernels under a tool that watches each access            make asan   tests of the core under sanitizers'
 	@echo 'make coverage   which lines of Python and of C++ the tests run           make tidy   clang-tidy'
 	@echo 'make lint   ruff, mypy --strict and clang-format                          make format   let them rewrite'
@@ -49,7 +49,7 @@ test-rest: export TORCHGRAFT_TEST_SECONDS ?= 600
 test-rest: test
 	@$(PYTEST) --rest $(ARGS)
 
-test-all: test test-rest test-second conformance-quick conformance-gpu
+test-all: test test-rest test-second conformance-quick conformance-gpu conformance-compile
 
 # A second, independent OpenCL: Intel's runtime for the CPU, from PyPI. It serves as the only one here, with a part of the tests.
 SECOND := from torchgraft_opencl.implementations import packaged_implementations as p; print(*p(), sep=":")
@@ -68,6 +68,7 @@ test-torch:
 
 # PyTorch's operator database on the device; what it does is kept in $(STORED), which later runs must not fall behind.
 STORED := tests/conformance/pocl.jsonl.gz
+COMMITS := $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 CONFORM = $(BIN)/torchgraft conformance --device ocl --exceptions tests/conformance/exceptions-ocl.toml
 TITLE := 'The device ocl (PoCL), op by op'
 
@@ -80,7 +81,14 @@ conformance: setup
 conformance-quick: setup
 	@mkdir -p build
 	@$(CONFORM) --results build/conformance-quick.jsonl --again --samples 2 --jobs $(JOBS) --compare $(STORED) \
-	  --quick $$(git rev-list --count HEAD 2>/dev/null || echo 0) $(ARGS)
+	  --quick $(COMMITS) $(ARGS)
+
+# A slice of the ops through torch.compile, another one for each commit: an eighth, in float32 and another dtype.
+conformance-compile: setup
+	@mkdir -p build
+	@$(CONFORM) --results build/conformance-compile.jsonl --again --compile --samples 1 --jobs $(JOBS) \
+	  --dtypes float32,$$(set -- float16 int64 bool float64; shift $$(( $(COMMITS) / 8 % 4 )); echo $$1) \
+	  --slice $(COMMITS)/8 $(ARGS)
 
 # Every op in float32 with the kernels that a GPU gets, on the device that is here: its first sample alone, since each
 # kernel is compiled. The stored run had the other form; what it could do, both must.

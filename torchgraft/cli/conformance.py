@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtypes", default="", metavar="NAMES", help="with commas; by default those of the figures")
     parser.add_argument("--fallback", choices=("allow", "error"), default="allow", help="allow counts it")
     parser.add_argument("--samples", type=int, default=0, metavar="N", help="for each check at most; 0: all (default)")
+    parser.add_argument("--compile", action="store_true", help="through torch.compile, forward and backward")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
     parser.add_argument("--timeout", type=float, default=600, metavar="SECONDS", help="for one case")
     parser.add_argument("--results", type=Path, default=Path("conformance.jsonl"), metavar="FILE", help="JSON lines")
@@ -31,8 +32,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only float32 and, for each op, one other dtype; another one for another number",
     )
     parser.add_argument(
+        "--slice",
+        type=_slice,
+        metavar="I/N",
+        help="only every N-th case, of which the I-th slice (modulo N, so that any growing number will do)",
+    )
+    parser.add_argument(
         "--compare", type=Path, metavar="STORED", help="fail for what this earlier run could do, and for nothing else"
     )
+
+
+def _slice(text: str) -> tuple[int, int]:
+    first, _, step = text.partition("/")
+    if not (first.isdecimal() and step.isdecimal() and int(step) > 0):
+        raise argparse.ArgumentTypeError(f"a slice is, for example, 3/8, and not {text!r}")
+    return int(first), int(step)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,6 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = list(cases(arguments.ops, dtypes))
     if arguments.quick is not None:
         wanted = list(quick(wanted, arguments.quick))
+    if arguments.slice is not None:
+        first, step = arguments.slice
+        wanted = wanted[first % step :: step]
     if not wanted:
         print(f"no case's name matches {arguments.ops!r}", file=sys.stderr)
         return 2
@@ -58,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         samples=arguments.samples or None,
         jobs=arguments.jobs,
         timeout=arguments.timeout,
+        compiled=arguments.compile,
         imports=tuple(arguments.imports),
     )
     if arguments.again:

@@ -8,9 +8,9 @@ import itertools
 import unittest.mock
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.testing._internal.opinfo.core import UnaryUfuncInfo
@@ -274,7 +274,12 @@ class Run:
 
 
 def run_case(
-    case: Case, device: torch.device | str, *, samples: int | None = None, phase: Callable[[str], None] = lambda _: None
+    case: Case,
+    device: torch.device | str,
+    *,
+    samples: int | None = None,
+    phase: Callable[[str], None] = lambda _: None,
+    checks: Mapping[str, Check] | None = None,
 ) -> CaseResult:
     """Runs all checks of a case.
 
@@ -283,12 +288,13 @@ def run_case(
         device: a PrivateUse1 device.
         samples: how many of the database's samples at most for each check; all by default.
         phase: told "cpu" or "device" before each computes, so that a crash can be laid at the right door.
+        checks: which, by name; `CHECKS` by default.
     """
     run = Run(case, torch.device(device), samples, phase)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run.random = is_random(run)
-        for name, check in CHECKS.items():
+        for name, check in (CHECKS if checks is None else checks).items():
             check(run, found := CheckResult())
             if found.samples:
                 run.result.checks[name] = found
@@ -365,16 +371,8 @@ def check_backward(run: Run, check: CheckResult) -> None:
     if not run.info.supports_autograd or run.case.dtype not in run.info.supported_backward_dtypes("cpu"):
         return
 
-    def call(sample: Sample) -> Any:
-        leaves = [t for t in each_tensor(sample.arguments()) if t.requires_grad]
-        # Some entries take from the results what has a gradient that is defined: not the sign of a singular vector.
-        defined = sample.process(sample.call(run.info.op))
-        results = [t for t in each_tensor(defined) if t.requires_grad]
-        if not leaves or not results:
-            raise NotImplementedError("nothing to differentiate")
-        return torch.autograd.grad(results, leaves, [cotangent(t) for t in results], allow_unused=True)
-
     for sample in run.samples(requires_grad=True):
+        call = functools.partial(gradients_of, op=run.info.op)
         # A gradient may be zero by symmetry: then it is the rounding of terms that cancel.
         run.compare(check, sample, call, defined=run.freedom.gradients if run.freedom else None, normwise=True)
 
@@ -395,7 +393,9 @@ def check_errors(run: Run, check: CheckResult) -> None:
             run.compare_refusal(check, sample, call, expected)
 
 
-CHECKS: dict[str, Callable[[Run, CheckResult], None]] = {
+Check: TypeAlias = Callable[[Run, CheckResult], None]
+
+CHECKS: dict[str, Check] = {
     "values": check_values,
     "in-place": check_inplace,
     "out=": check_out,
@@ -407,6 +407,17 @@ CHECKS: dict[str, Callable[[Run, CheckResult], None]] = {
 
 
 # ---- parts ----
+
+
+def gradients_of(sample: Sample, op: Any) -> Any:
+    """The gradients of all arguments that want one; NotImplementedError if there are none."""
+    leaves = [t for t in each_tensor(sample.arguments()) if t.requires_grad]
+    # Some entries take from the results what has a gradient that is defined: not the sign of a singular vector.
+    defined = sample.process(sample.call(op))
+    results = [t for t in each_tensor(defined) if t.requires_grad]
+    if not leaves or not results:
+        raise NotImplementedError("nothing to differentiate")
+    return torch.autograd.grad(results, leaves, [cotangent(t) for t in results], allow_unused=True)
 
 
 def seed_all(seed: int) -> None:

@@ -1,4 +1,4 @@
-"""A sample as it is on the CPU, made again on the device: strides, offsets and shared memory stay."""
+"""A sample made again on a device: strides, offsets and shared memory stay."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def on_device(sample: Sample, device: torch.device) -> Sample:
     """Makes the sample on a device.
 
     Each storage is copied as it is and its tensors are viewed again, so strides, offsets, broadcast dimensions and
-    aliasing between arguments are the CPU's. The argument `device="cpu"` of factories becomes `device`.
+    aliasing between arguments stay. The argument `device="cpu"` of factories becomes `device`.
     """
     storages: dict[int, torch.UntypedStorage] = {}
 
@@ -81,5 +81,5 @@ def on_device(sample: Sample, device: torch.device) -> Sample:
 def _copy_storage(source: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
     size = source.nbytes()
     copy = torch.empty(size, dtype=torch.uint8, device=device)
-    copy.copy_(torch.empty(0, dtype=torch.uint8).set_(source, 0, (size,), (1,)))
+    copy.copy_(torch.empty(0, dtype=torch.uint8, device=source.device).set_(source, 0, (size,), (1,)))
     return copy.untyped_storage()

@@ -18,7 +18,7 @@ __all__ = ["Figures", "figures", "figures_table", "html", "markdown", "regressio
 Record = Mapping[str, Any]
 
 # The checks that say whether the functional, in-place and out= forms are native; gradients have a figure of their own.
-FORWARD = ("values", "in-place", "out=", "out= dtype", "layouts")
+FORWARD = ("values", "in-place", "out=", "out= dtype", "layouts", "compiled")
 
 SIGNS = {
     "native": "●",
@@ -87,7 +87,7 @@ def state(record: Record) -> str:
     if record["status"] != "ran":
         return "crash"
     checks = record["checks"]
-    values = checks.get("values")
+    values = checks.get("values") or checks.get("compiled")
     if values and values["samples"] == values.get("refused", 0):
         return "unsupported"
     if any(check["failed"] for check in checks.values()):
@@ -105,7 +105,7 @@ def correct(record: Record) -> bool:
 
 def gradients(record: Record) -> str:
     """ "native", "fallback", "wrong", or "" where the CPU has no gradients."""
-    check = record["checks"].get("backward")
+    check = record["checks"].get("backward") or record["checks"].get("compiled backward")
     if check is None:
         return ""
     return "wrong" if check["failed"] else "fallback" if check["fallbacks"] else "native"

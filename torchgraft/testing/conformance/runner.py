@@ -46,6 +46,7 @@ class Options:
         samples: for each check at most; None: all.
         jobs: processes.
         timeout: seconds for one case.
+        compiled: through torch.compile, in place of the other checks.
         imports: modules that a worker imports first, for a backend that torch does not load by itself.
     """
 
@@ -54,6 +55,7 @@ class Options:
     samples: int | None = None
     jobs: int = 1
     timeout: float = 600
+    compiled: bool = False
     imports: tuple[str, ...] = ()
 
 
@@ -180,7 +182,9 @@ class Worker:
         self.phase.write(b"-")
         self.phase.flush()
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
-        given = [options.device, options.mode, str(options.samples or 0), self.phase.name, ",".join(options.imports)]
+        which = "compiled" if options.compiled else "eager"
+        given = [options.device, options.mode, str(options.samples or 0), which, self.phase.name]
+        given.append(",".join(options.imports))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "torchgraft.testing.conformance.worker", *given],
             stdin=subprocess.PIPE,

@@ -16,16 +16,17 @@ import time
 import torch
 
 import torchgraft
-from torchgraft.testing.conformance import Case, run_case
+from torchgraft.testing.conformance import CHECKS, Case, run_case
 from torchgraft.testing.conformance.cases import database
+from torchgraft.testing.conformance.compiled import COMPILED_CHECKS
 
 PHASES = {"": b"-", "cpu": b"c", "device": b"d"}
 
 
 def main() -> None:
-    """Arguments: the device, the fallback's mode, samples for each check (0: all), the phase file, modules to
-    import."""
-    device, mode, samples, phase_file, imports = sys.argv[1:]
+    """Arguments: the device, the fallback's mode, samples for each check (0: all), "eager" or "compiled", the phase
+    file, modules to import."""
+    device, mode, samples, which, phase_file, imports = sys.argv[1:]
     for module in filter(None, imports.split(",")):
         importlib.import_module(module)
     results = os.fdopen(os.dup(1), "w")
@@ -40,10 +41,11 @@ def main() -> None:
     def note(what: str) -> None:
         os.pwrite(phase, PHASES[what], 0)
 
+    checks = COMPILED_CHECKS if which == "compiled" else CHECKS
     print("ready", file=results, flush=True)
     for line in sys.stdin:
         started = time.perf_counter()
-        result = run_case(Case.parse(line.strip()), device, samples=int(samples) or None, phase=note)
+        result = run_case(Case.parse(line.strip()), device, samples=int(samples) or None, phase=note, checks=checks)
         record = {**dataclasses.asdict(result), "seconds": round(time.perf_counter() - started, 3)}
         print(json.dumps(record), file=results, flush=True)
 
