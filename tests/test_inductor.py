@@ -24,6 +24,7 @@ if not is_known():
     pytest.skip("inductor is known of other versions of torch", allow_module_level=True)
 
 import torch._inductor.config
+import torch._inductor.metrics
 import torch._inductor.utils
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -555,3 +556,53 @@ def test_kernels_are_counted(device: str) -> None:
     torch.compile(lambda x: x * 1.234567 + 7.654321)(torch.ones(3, device=device))
     after = torchgraft.plans.stats()
     assert after.kernels_compiled + after.kernels_loaded > before.kernels_compiled + before.kernels_loaded
+
+
+class TestRows:
+    """Ops that are declared by a row fuse: `torchgraft.ops.row`."""
+
+    @pytest.fixture(scope="class", autouse=True)
+    def _declared(self, device: str) -> None:
+        torch.library.define("compiled_rows::axpy", "(Tensor x, Tensor y, *, float a=1.0) -> Tensor")
+        torch.library.define("compiled_rows::odd", "(Tensor x) -> Tensor")
+        torchgraft.ops.row("compiled_rows::axpy", "T z = a * x; z + @exp(-y)")
+        torchgraft.ops.row(
+            "compiled_rows::odd", "x != 0.0", integer="(x & 1) != 0", kind=torchgraft.ops.Kind.ALWAYS_BOOL
+        )
+
+    @pytest.mark.parametrize("dtype", [*FLOATS, torch.int32])
+    def test_with_their_neighbours(self, device: str, form: str, dtype: torch.dtype) -> None:
+        def work(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.ops.compiled_rows.axpy(x.abs(), y * 0.5, a=2.5).relu() + 1
+
+        def wanted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (2.5 * x.abs() + (-(y * 0.5)).exp()).relu() + 1
+
+        x, y = (torch.randn(6, 1) * 3).to(dtype), torch.randn(5).to(dtype)
+        torch._inductor.metrics.reset()
+        compiled = torch.compile(work, fullgraph=True)
+        for _ in range(3):
+            got = compiled(x.to(device), y.to(device))
+        tolerance = TOLERANCE.get(dtype, 1e-4)
+        assert_close(got.cpu(), wanted(x, y).to(got.dtype), rtol=tolerance, atol=tolerance)
+        assert_close(got, work(x.to(device), y.to(device)), rtol=tolerance, atol=tolerance)
+        if dtype.is_floating_point:
+            assert torch._inductor.metrics.generated_kernel_count == 1
+
+    def test_of_integers_and_truths(self, device: str) -> None:
+        compiled = torch.compile(lambda x: torch.ops.compiled_rows.odd(x + 1).sum())
+        assert compiled(torch.arange(9, device=device)).item() == 5
+        assert compiled(torch.tensor([0.5, -1.0, 2.0], device=device)).item() == 2
+
+    def test_a_row_that_changes(self, device: str) -> None:
+        """Programs on disk are those of other rows."""
+        from torchgraft.inductor import rows
+
+        before = rows.digest()
+        torch.library.define("compiled_rows::late", "(Tensor x) -> Tensor")
+        torchgraft.ops.row("compiled_rows::late", "x * 3")
+        assert rows.digest() != before
+        assert torch.compile(lambda x: torch.ops.compiled_rows.late(x) - 1)(torch.ones(2, device=device)).tolist() == [
+            2,
+            2,
+        ]

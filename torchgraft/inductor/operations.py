@@ -261,6 +261,13 @@ class Operations(OpOverrides):
         raise NotImplementedError(f"the bits of {src_dtype} as {dtype}")
 
     @staticmethod
+    def inline_asm_elementwise(*inputs: Any, asm: str, dtype: torch.dtype, **_: Any) -> str:
+        """Calls the function whose definition is given: see rows.py."""
+        name = asm.partition("(")[0].rpartition(" ")[2]
+        V.kernel.helper(name, asm)
+        return f"{name}({', '.join(map(str, inputs))})"
+
+    @staticmethod
     def index_expr(expr: sympy.Expr, dtype: torch.dtype) -> Any:
         text = V.kernel.index_to_str(V.kernel.prepare_indexing(expr))
         integer = expr.is_integer is not False

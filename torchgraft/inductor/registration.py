@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torchgraft import _backend, device_module
 from torchgraft._version import __version__
 from torchgraft.codegen.types import BY_DTYPE
-from torchgraft.inductor import patches
+from torchgraft.inductor import patches, rows
 from torchgraft.inductor.scheduling import Scheduling, Wrapper
 
 __all__ = ["register"]
@@ -74,6 +74,7 @@ class _Pass(CustomGraphModulePass):
     generated programs."""
 
     def __call__(self, gm: torch.fx.GraphModule) -> None:
+        rows.add_lowerings({node.target for node in gm.graph.nodes})
         for node in gm.graph.nodes:
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
                 used = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
@@ -83,7 +84,7 @@ class _Pass(CustomGraphModulePass):
     def uuid(self) -> Any:
         properties = [device_module.get_device_properties(index) for index in range(device_module.device_count())]
         devices = [(p.name, p.driver_version, p.kind, p.dialect) for p in properties]
-        return (__version__, _sources(), os.environ.get("TORCHGRAFT_KERNEL_FORM", ""), devices)
+        return (__version__, _sources(), rows.digest(), os.environ.get("TORCHGRAFT_KERNEL_FORM", ""), devices)
 
 
 def _has_element_type(value: Any) -> bool:

@@ -17,6 +17,7 @@ from torch.utils._ordered_set import OrderedSet
 from torchgraft import _C, _backend, inductor
 from torchgraft.codegen.kernel import Kernel, Pointer
 from torchgraft.inductor.kernels import GeneratedKernel
+from torchgraft.plans import ENTRIES
 
 __all__ = ["Scheduling", "Wrapper"]
 
@@ -151,11 +152,15 @@ def _cannot_be_recorded() -> str:
         if type(node) not in _PLAIN_NODES and not isinstance(node, ir.RandomSeeds | ir.ConcatKernel):
             return f"it has a node {type(node).__name__}"
         op = getattr(node, "op_overload", None)
-        if isinstance(op, torch._ops.OpOverload) and (
-            op.namespace not in ("aten", "prims") or op._schema.name.partition("::")[2] in _HOSTS_OPS
-        ):
+        if isinstance(op, torch._ops.OpOverload) and not _only_launches(op):
             return f"what {op} does besides launching kernels is not known"
     return ""
+
+
+def _only_launches(op: torch._ops.OpOverload) -> bool:
+    """Whether an op does nothing else, or raises where it would: PyTorch's own, and those with planners or rows."""
+    name = op._schema.name.partition("::")[2]
+    return (op.namespace in ("aten", "prims") and name not in _HOSTS_OPS) or op.name() in ENTRIES
 
 
 class _SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):
