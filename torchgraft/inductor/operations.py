@@ -261,9 +261,7 @@ class Operations(OpOverrides):
         raise NotImplementedError(f"the bits of {src_dtype} as {dtype}")
 
     @staticmethod
-    def inline_asm_elementwise(  # type: ignore[override]
-        *inputs: Any, asm: str, dtype: torch.dtype = torch.float32, **_: Any
-    ) -> str:
+    def inline_asm_elementwise(*inputs: Any, asm: str, dtype: torch.dtype = torch.float32, **_: Any) -> str:
         """Calls the function whose definition is given: see rows.py."""
         name = asm.partition("(")[0].rpartition(" ")[2]
         V.kernel.helper(name, asm)
