@@ -67,8 +67,9 @@ bool hand_over(tg_stream_& stream, const tg_launch& launch) {
   batch->add(launch);
   const uint64_t number = submit_job(stream, std::make_unique<Job>(&stream, batch));
   std::lock_guard lock(stream.mutex);
-  // What another thread has queued meanwhile comes before what is added from now on.
-  if (stream.submitted == number) stream.open = std::move(batch);
+  // What another thread has queued meanwhile comes before what is added from now on; so may what others put into a
+  // shared queue at any time.
+  if (stream.submitted == number && !stream.shared) stream.open = std::move(batch);
   return true;
 }
 

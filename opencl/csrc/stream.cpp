@@ -223,6 +223,7 @@ cl_command_queue share(tg_stream_& stream) {
   std::lock_guard lock(stream.mutex);
   prepare_timing(stream);  // which would exchange the queue later
   stream.shared = true;
+  stream.open.reset();  // what others queue comes before what is launched later
   stream.busy.store(true, std::memory_order_release);
   return stream.queue;
 }

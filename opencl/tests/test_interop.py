@@ -81,6 +81,37 @@ def test_a_kernel_in_the_order_of_the_stream(program: Any) -> None:
     assert torch.equal(x.cpu(), torch.full((100_000,), expected))
 
 
+def test_small_launches_do_not_overtake_such_work(program: Any) -> None:
+    """What waits for a worker is added to only while nobody else may have queued something behind it."""
+    x = torch.zeros(64, device="ocl")
+    for _ in range(20):
+        x += 1
+        torch.ocl.synchronize()
+    y = torch.ones(64, device="ocl")
+    queue = interop.queue()
+    program.scale(queue, y.shape, None, interop.buffer(y), numpy.float32(1.0000001), numpy.int32(2_000_000))
+    expected = 20.0
+    for _ in range(5):
+        x += 1
+        program.scale(queue, x.shape, None, interop.buffer(x), numpy.float32(2), numpy.int32(1))
+        expected = (expected + 1) * 2
+    assert x.tolist() == [expected] * 64
+
+
+def test_nor_do_those_from_before_the_queue_was_shared(program: Any) -> None:
+    with torch.Stream(device="ocl"):
+        x, y = torch.zeros(64, device="ocl"), torch.zeros(1 << 22, device="ocl")
+        for _ in range(20):
+            x += 1
+            torch.ocl.synchronize()
+        for _ in range(5):
+            y += 1
+        x += 1
+        program.scale(interop.queue(), x.shape, None, interop.buffer(x), numpy.float32(2), numpy.int32(1))
+        x += 1
+        assert x.tolist() == [43.0] * 64
+
+
 @pytest.mark.parametrize("wait", ["item", "stream", "device", "event", "query"])
 def test_waiting_waits_for_work_that_pytorch_did_not_submit(program: Any, wait: str) -> None:
     x = torch.ones(64, device="ocl")
