@@ -27,6 +27,21 @@ bool Batch::add(const tg_launch& launch) {
 }
 
 void Batch::run() {
+  try {
+    run_all();
+  } catch (...) {
+    close();
+    throw;
+  }
+}
+
+void Batch::close() {
+  std::lock_guard lock(mutex_);
+  closed_ = true;
+  items_.clear();
+}
+
+void Batch::run_all() {
   std::vector<Item> items;
   while (true) {
     items.clear();

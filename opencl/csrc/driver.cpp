@@ -118,7 +118,8 @@ const tg_driver table = {
           return run("device_synchronize", [&] {
             Device& d = device_at(device);
             std::lock_guard lock(d.streams_mutex);  // so that none is destroyed meanwhile
-            for (tg_stream stream : d.streams) wait(*stream);
+            for (tg_stream stream : d.streams) finish(*stream);
+            for (tg_stream stream : d.streams) throw_failure(*stream);
           });
         },
     .memory_info =
