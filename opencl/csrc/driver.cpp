@@ -284,6 +284,15 @@ const tg_driver table = {
         [](void*, int32_t device, tg_stream stream, tg_graph graph) {
           return run_command("graph_launch", [&] { launch(stream_of(device, stream), *graph); });
         },
+
+    // OpenCL has no network: collectives go through the host.
+    .group_id = nullptr,
+    .group_create = nullptr,
+    .group_destroy = nullptr,
+    .all_reduce = nullptr,
+    .reduce_scatter = nullptr,
+    .all_gather = nullptr,
+    .broadcast = nullptr,
 };
 
 }  // namespace
