@@ -223,15 +223,24 @@ void finish(tg_stream_& stream) {
     doubt_tail(stream);
     stream.open.reset();  // what comes later is not waited for
     tail = stream.tail;
-    if (tail != nullptr) api.clRetainEvent(tail);
     queue = stream.queue;
+    // Other threads may release them meanwhile: the queue, when the stream begins or ends to record times.
+    if (tail != nullptr) {
+      api.clRetainEvent(tail);
+    } else {
+      api.clRetainCommandQueue(queue);
+    }
     submitted = stream.submitted;
   }
   // Asking repeatedly before sleeping was measured and left out. On two cores PoCL gained a little after several
   // launches on an idle machine, and lost after a single one and whenever the cores had other work; Intel's runtime
   // lends the waiting thread to the kernels, so that a launch and its wait take 3 us, but 37 if that thread asks first.
   const cl_int status = tail != nullptr ? api.clWaitForEvents(1, &tail) : api.clFinish(queue);
-  if (tail != nullptr) api.clReleaseEvent(tail);
+  if (tail != nullptr) {
+    api.clReleaseEvent(tail);
+  } else {
+    api.clReleaseCommandQueue(queue);
+  }
   if (status != CL_SUCCESS) note_failure(stream, failure_of(tail == nullptr ? "clFinish" : "clWaitForEvents", status));
   note_done(stream, submitted);
 }

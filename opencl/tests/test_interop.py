@@ -6,6 +6,8 @@ import gc
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,6 +137,22 @@ def test_waiting_waits_for_work_that_pytorch_did_not_submit(program: Any, wait: 
         assert x[63].item() == 63
     assert last.command_execution_status == pyopencl.command_execution_status.COMPLETE
     assert x.tolist() == list(range(64))
+
+
+def test_a_queue_is_held_while_it_is_waited_for(program: Any) -> None:
+    """Another thread may have the stream change to a queue that records times: PoCL ends the process if the one that
+    somebody waits for goes."""
+    x = torch.ones(64, device="ocl")
+    stream, queue = torch.ocl.current_stream(), interop.queue()
+    torch.ocl.synchronize()
+    program.scale(queue, x.shape, None, interop.buffer(x), numpy.float32(1.0000001), numpy.int32(20_000_000))
+    before, seen = queue.reference_count, []
+    waiting = threading.Thread(target=stream.synchronize)
+    waiting.start()
+    while waiting.is_alive():
+        seen.append(queue.reference_count)
+        time.sleep(0.001)
+    assert max(seen) == before + 1
 
 
 def test_times_are_measured_over_such_work(program: Any) -> None:
