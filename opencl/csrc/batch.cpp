@@ -27,6 +27,21 @@ bool Batch::add(const tg_launch& launch) {
 }
 
 void Batch::run() {
+  try {
+    run_all();
+  } catch (...) {
+    close();
+    throw;
+  }
+}
+
+void Batch::close() {
+  std::lock_guard lock(mutex_);
+  closed_ = true;
+  items_.clear();
+}
+
+void Batch::run_all() {
   std::vector<Item> items;
   while (true) {
     items.clear();
@@ -67,8 +82,9 @@ bool hand_over(tg_stream_& stream, const tg_launch& launch) {
   batch->add(launch);
   const uint64_t number = submit_job(stream, std::make_unique<Job>(&stream, batch));
   std::lock_guard lock(stream.mutex);
-  // What another thread has queued meanwhile comes before what is added from now on.
-  if (stream.submitted == number) stream.open = std::move(batch);
+  // What another thread has queued meanwhile comes before what is added from now on; so may what others put into a
+  // shared queue at any time.
+  if (stream.submitted == number && !stream.shared) stream.open = std::move(batch);
   return true;
 }
 

@@ -6,7 +6,11 @@
 // launches in the thread that asks.
 #pragma once
 
+#include <exception>
+#include <memory>
 #include <mutex>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "stream.h"
@@ -18,7 +22,7 @@ class Batch {
  public:
   // False if the worker is through with the batch.
   bool add(const tg_launch& launch);
-  // In the worker's thread: until nothing is left.
+  // In the worker's thread: until nothing is left. After a failure the rest is not run.
   void run();
 
  private:
@@ -31,6 +35,9 @@ class Batch {
     tg_launch launch;
     std::vector<tg_arg> arguments;
   };
+
+  void run_all();
+  void close();
 
   std::mutex mutex_;  // guards what follows
   std::vector<Item> items_;
@@ -49,8 +56,12 @@ uint64_t submit_job(tg_stream_& stream, std::unique_ptr<Job> job) {
     const std::unique_ptr<Job> job(*static_cast<Job**>(argument));
     try {
       job->run();
-    } catch (const Failure& failure) {
-      note_failure(*job->stream, failure);
+    } catch (Failure& failure) {
+      note_failure(*job->stream, std::move(failure));
+    } catch (const std::bad_alloc&) {
+      note_failure(*job->stream, {TG_ERROR_OUT_OF_MEMORY, "no host memory"});  // short: a string without memory
+    } catch (const std::exception& error) {
+      note_failure(*job->stream, {TG_ERROR, error.what()});
     }
   };
   uint64_t number = 0;

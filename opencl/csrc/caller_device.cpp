@@ -239,6 +239,10 @@ std::optional<uint32_t> CallerDevice::takes(const tg_launch& launch) {
 }
 
 void CallerDevice::Turn::run(const tg_launch& launch, bool unchanged) {
+  if (faults_armed.load(std::memory_order_relaxed)) [[unlikely]] {
+    maybe_fail("small_launch");
+    maybe_fail("small_launch_memory");
+  }
   tg_kernel_& kernel = *launch.kernel;
   CallerKernel& mine = kernel.by_caller;
   size_t global[3];

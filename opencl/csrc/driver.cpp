@@ -118,7 +118,8 @@ const tg_driver table = {
           return run("device_synchronize", [&] {
             Device& d = device_at(device);
             std::lock_guard lock(d.streams_mutex);  // so that none is destroyed meanwhile
-            for (tg_stream stream : d.streams) wait(*stream);
+            for (tg_stream stream : d.streams) finish(*stream);
+            for (tg_stream stream : d.streams) throw_failure(*stream);
           });
         },
     .memory_info =
@@ -283,6 +284,15 @@ const tg_driver table = {
         [](void*, int32_t device, tg_stream stream, tg_graph graph) {
           return run_command("graph_launch", [&] { launch(stream_of(device, stream), *graph); });
         },
+
+    // OpenCL has no network: collectives go through the host.
+    .group_id = nullptr,
+    .group_create = nullptr,
+    .group_destroy = nullptr,
+    .all_reduce = nullptr,
+    .reduce_scatter = nullptr,
+    .all_gather = nullptr,
+    .broadcast = nullptr,
 };
 
 }  // namespace

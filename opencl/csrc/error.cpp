@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <new>
 #include <set>
 #include <sstream>
 
@@ -48,9 +49,11 @@ static const bool faults_from_environment = [] {
 
 void fail_invalid(std::string message) { throw Failure(TG_ERROR_INVALID, std::move(message)); }
 
-void fail_call(const char* call, cl_int status, const std::string& about) {
-  throw Failure(meaning(status), std::string(call) + ": " + status_name(status) + (about.empty() ? "" : ", " + about));
+Failure failure_of(const char* call, cl_int status, const std::string& about) {
+  return {meaning(status), std::string(call) + ": " + status_name(status) + (about.empty() ? "" : ", " + about)};
 }
+
+void fail_call(const char* call, cl_int status, const std::string& about) { throw failure_of(call, status, about); }
 
 void set_last_error(std::string message) { thread_message = std::move(message); }
 const char* last_error() { return thread_message.c_str(); }
@@ -80,6 +83,7 @@ void maybe_fail(const char* function) {
   const auto found = faults().turns.find(function);
   if (found == faults().turns.end() || !found->second.contains(++faults().calls[function])) return;
   const std::string name = function;
+  if (name == "small_launch_memory") throw std::bad_alloc();
   const tg_status status = name == "allocate" || name == "host_allocate" ? TG_ERROR_OUT_OF_MEMORY
                            : name == "module_compile"                    ? TG_ERROR_COMPILE
                                                                          : TG_ERROR;

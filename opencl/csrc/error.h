@@ -23,8 +23,9 @@ class Failure : public std::exception {
 
 [[noreturn]] void fail_invalid(std::string message);
 
-// Throws what a failed OpenCL call means: `call` is its name, `about` what it was for (a kernel's name, a size),
-// perhaps empty.
+// What a failed OpenCL call means: `call` is its name, `about` what it was for (a kernel's name, a size), perhaps
+// empty.
+Failure failure_of(const char* call, cl_int status, const std::string& about = "");
 [[noreturn]] void fail_call(const char* call, cl_int status, const std::string& about = "");
 
 inline void check(cl_int status, const char* call) {
@@ -38,6 +39,8 @@ const char* last_error();
 // Tests make chosen calls of the table fail: "allocate:3,launch:1" fails the third allocate and the first launch from
 // now on. Also read from TORCHGRAFT_OPENCL_FAIL when the driver is loaded. An empty text ends it. Returns whether the
 // text was understood.
+// Beside the table's functions there are "small_launch", one that is run by the thread that has the caller's device
+// (a worker with a batch, say), and "small_launch_memory", one for which the host has no memory.
 bool inject_faults(const std::string& specification);
 extern std::atomic<bool> faults_armed;
 void maybe_fail(const char* function);  // throws when it is this call's turn

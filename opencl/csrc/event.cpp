@@ -9,7 +9,8 @@ namespace ocl {
 // A command that wakes whoever waits for it with a time limit, which OpenCL's own waits do not have.
 class Bell {
  public:
-  uint64_t place = 0;  // its number among the stream's commands
+  const tg_stream_* stream = nullptr;  // that it is in
+  uint64_t place = 0;                  // its number among the stream's commands
 
   void ring() {
     std::lock_guard lock(mutex_);
@@ -35,6 +36,7 @@ class Held {
   explicit Held(tg_event_& event, cl_event tg_event_::* which = &tg_event_::command) : api_(*event.device->api) {
     std::lock_guard lock(event.mutex);
     command = event.*which;
+    stream = event.stream;
     if (command != nullptr) api_.clRetainEvent(command);
   }
   ~Held() {
@@ -52,6 +54,11 @@ class Held {
     return status == CL_COMPLETE;
   }
 
+  // Of what came before the event; what came after it may be told, too.
+  void throw_failure() const {
+    if (stream != nullptr) ocl::throw_failure(*stream);
+  }
+
   cl_ulong time(cl_uint moment = CL_PROFILING_COMMAND_END) const {
     if (command == nullptr) fail_invalid("an event whose time is asked for was never recorded");
     if (!is_done()) fail_invalid("an event whose time is asked for has not been reached yet");
@@ -62,18 +69,19 @@ class Held {
   }
 
   cl_event command = nullptr;
+  std::shared_ptr<tg_stream_> stream;
 
  private:
   const Api& api_;
 };
 
 // Makes `command` the event's point, and `first` the begin of what it times. Takes both over.
-void point_to(tg_event_& event, cl_event command, cl_event first, tg_stream_* stream = nullptr) {
+void point_to(tg_event_& event, cl_event command, cl_event first, std::shared_ptr<tg_stream_> stream = nullptr) {
   {
     std::lock_guard lock(event.mutex);
     std::swap(command, event.command);
     std::swap(first, event.first);
-    event.stream = stream;
+    std::swap(stream, event.stream);
     event.bell.reset();
   }
   const Api& api = *event.device->api;
@@ -95,6 +103,7 @@ std::shared_ptr<Bell> bell_behind(tg_event_& event) {
     (*held)->ring();
   };
   submit(*event.stream, "clEnqueueNativeKernel", [&](cl_command_queue queue, cl_event* command) {
+    bell->stream = event.stream.get();
     bell->place = event.stream->submitted + 1;
     return device.api->clEnqueueNativeKernel(queue, ring, &argument, sizeof argument, 0, nullptr, nullptr, 0, nullptr,
                                              command);
@@ -115,7 +124,7 @@ void destroy_event(tg_event event) {
 
 void record(tg_event_& event, tg_stream_& stream) {
   if (event.device != stream.device) fail_invalid("an event was recorded in a stream of another device");
-  point_to(event, last_event(stream, event.timing), nullptr, &stream);
+  point_to(event, last_event(stream, event.timing), nullptr, stream.self);
 }
 
 void make_wait(tg_stream_& stream, tg_event_& event) {
@@ -135,25 +144,36 @@ bool is_done(tg_event_& event) { return Held(event).is_done(); }
 void wait(tg_event_& event) {
   const Held held(event);
   if (!held.is_done()) check(event.device->api->clWaitForEvents(1, &held.command), "clWaitForEvents");
+  held.throw_failure();
 }
 
-bool wait_for(tg_event_& event, std::chrono::nanoseconds most) {
+namespace {
+
+bool is_reached(const Held& held, tg_event_& event, std::chrono::steady_clock::time_point end) {
   constexpr std::chrono::microseconds kShortest(20), kLongest(1000);
-  const auto end = std::chrono::steady_clock::now() + most;
-  const Held held(event);
-  if (event.stream != nullptr) note_wait(*event.stream);
   if (held.is_done()) return true;
   if (const std::shared_ptr<Bell> bell = bell_behind(event)) {
     const bool rung = bell->wait_until(end);
     const bool done = held.is_done();
     // OpenCL takes a moment longer to see that the bell's command is complete.
-    if (rung) note_done(*event.stream, bell->place);
+    if (rung && bell->stream == held.stream.get()) note_done(*held.stream, bell->place);
     return done;
   }
   for (auto pause = kShortest; !held.is_done(); pause = std::min(2 * pause, kLongest)) {
     if (std::chrono::steady_clock::now() >= end) return false;
     std::this_thread::sleep_for(pause);
   }
+  return true;
+}
+
+}  // namespace
+
+bool wait_for(tg_event_& event, std::chrono::nanoseconds most) {
+  const auto end = std::chrono::steady_clock::now() + most;
+  const Held held(event);
+  if (held.stream != nullptr) note_wait(*held.stream);
+  if (!is_reached(held, event, end)) return false;
+  held.throw_failure();
   return true;
 }
 

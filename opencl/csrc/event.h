@@ -19,11 +19,11 @@ struct tg_event_ {
   ocl::Device* const device;
   const bool timing;
 
-  std::mutex mutex;                 // guards what follows
-  ocl::cl_event command = nullptr;  // the point; NULL where nothing has to be waited for. Owned.
-  ocl::cl_event first = nullptr;    // of the commands that the event times; owned
-  tg_stream_* stream = nullptr;     // that it was recorded in
-  std::shared_ptr<ocl::Bell> bell;  // that rings when the point is passed, if one was asked for
+  std::mutex mutex;                    // guards what follows
+  ocl::cl_event command = nullptr;     // the point; NULL where nothing has to be waited for. Owned.
+  ocl::cl_event first = nullptr;       // of the commands that the event times; owned
+  std::shared_ptr<tg_stream_> stream;  // that it was recorded in
+  std::shared_ptr<ocl::Bell> bell;     // that rings when the point is passed, if one was asked for
 };
 
 namespace ocl {

@@ -121,6 +121,7 @@ using NativeKernel = void (*)(void*);
   X(clGetDeviceInfo, 3, cl_int, (cl_device_id, cl_uint, size_t, void*, size_t*))                                      \
   X(clCreateContext, 4, cl_context, (const intptr_t*, cl_uint, const cl_device_id*, ContextCallback, void*, cl_int*)) \
   X(clCreateCommandQueue, 9, cl_command_queue, (cl_context, cl_device_id, cl_bitfield, cl_int*))                      \
+  X(clRetainCommandQueue, 10, cl_int, (cl_command_queue))                                                             \
   X(clReleaseCommandQueue, 11, cl_int, (cl_command_queue))                                                            \
   X(clCreateBuffer, 14, cl_mem, (cl_context, cl_bitfield, size_t, void*, cl_int*))                                    \
   X(clRetainMemObject, 17, cl_int, (cl_mem))                                                                          \

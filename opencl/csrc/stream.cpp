@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <memory>
+#include <utility>
 
 namespace ocl {
 namespace {
@@ -111,24 +112,29 @@ cl_int status_of_shared(tg_stream_& stream) {
 }
 
 }  // namespace
+}  // namespace ocl
+
+tg_stream_::~tg_stream_() {
+  const ocl::Api& api = *device->api;
+  if (tail != nullptr) api.clReleaseEvent(tail);
+  if (queue != nullptr) api.clReleaseCommandQueue(queue);
+}
+
+namespace ocl {
 
 tg_stream create_stream(Device& device, int32_t priority) {
-  auto stream = std::make_unique<tg_stream_>(device, priority);
+  const auto stream = std::make_shared<tg_stream_>(device, priority);
   stream->queue = create_queue(device, priority, false);
   std::lock_guard lock(device.streams_mutex);
   device.streams.insert(stream.get());
-  return stream.release();
+  stream->self = stream;
+  return stream.get();
 }
 
 void destroy_stream(tg_stream stream) {
-  Device& device = *stream->device;
-  {
-    std::lock_guard lock(device.streams_mutex);
-    device.streams.erase(stream);
-  }
-  set_tail(*stream, nullptr);
-  check(device.api->clReleaseCommandQueue(stream->queue), "clReleaseCommandQueue");
-  delete stream;
+  const std::shared_ptr<tg_stream_> last = std::exchange(stream->self, nullptr);
+  std::lock_guard lock(last->device->streams_mutex);
+  last->device->streams.erase(stream);
 }
 
 void note_submission(tg_stream_& stream, cl_event event) {
@@ -159,15 +165,52 @@ void note_wait(tg_stream_& stream) {
     stream.pace.store(launches, std::memory_order_relaxed);
 }
 
-static void throw_failure(tg_stream_& stream) {
-  std::unique_lock lock(stream.mutex);
-  if (!stream.failure) return;
-  const Failure failure = *stream.failure;
+// With the stream locked. The first failure is told; others are likely to come of it.
+static void keep_failure(tg_stream_& stream, Failure failure) noexcept {
+  if (stream.failure && !stream.told) return;
+  stream.failure = std::move(failure);
+  stream.told = false;
+  stream.failed.store(true, std::memory_order_release);
+}
+
+void note_failure(tg_stream_& stream, Failure failure) noexcept {
+  std::lock_guard lock(stream.mutex);
+  keep_failure(stream, std::move(failure));
+}
+
+// With the stream locked.
+static void forget_failure(tg_stream_& stream) {
   stream.failure.reset();
+  stream.failed.store(false, std::memory_order_relaxed);
+}
+
+static Failure as_earlier(const Failure& failure) {
+  return {failure.status, std::string("earlier work failed: ") + failure.what()};
+}
+
+void throw_failure(tg_stream_& stream) {
+  if (!stream.failed.load(std::memory_order_acquire)) [[likely]]
+    return;
+  std::lock_guard lock(stream.mutex);
+  if (!stream.failure) return;
+  const Failure failure = as_earlier(*stream.failure);
+  forget_failure(stream);
   throw failure;
 }
 
-void wait(tg_stream_& stream) {
+static void tell_failure(tg_stream_& stream) {
+  if (!stream.failed.load(std::memory_order_acquire)) [[likely]]
+    return;
+  std::lock_guard lock(stream.mutex);
+  if (!stream.failure) return;
+  if (std::exchange(stream.told, true)) {
+    forget_failure(stream);
+  } else {
+    throw as_earlier(*stream.failure);
+  }
+}
+
+void finish(tg_stream_& stream) {
   note_wait(stream);
   if (!stream.busy.load(std::memory_order_acquire)) return;
   const Api& api = *stream.device->api;
@@ -180,23 +223,31 @@ void wait(tg_stream_& stream) {
     doubt_tail(stream);
     stream.open.reset();  // what comes later is not waited for
     tail = stream.tail;
-    if (tail != nullptr) api.clRetainEvent(tail);
     queue = stream.queue;
+    // Other threads may release them meanwhile: the queue, when the stream begins or ends to record times.
+    if (tail != nullptr) {
+      api.clRetainEvent(tail);
+    } else {
+      api.clRetainCommandQueue(queue);
+    }
     submitted = stream.submitted;
   }
   // Asking repeatedly before sleeping was measured and left out. On two cores PoCL gained a little after several
   // launches on an idle machine, and lost after a single one and whenever the cores had other work; Intel's runtime
   // lends the waiting thread to the kernels, so that a launch and its wait take 3 us, but 37 if that thread asks first.
   const cl_int status = tail != nullptr ? api.clWaitForEvents(1, &tail) : api.clFinish(queue);
-  if (tail != nullptr) api.clReleaseEvent(tail);
+  if (tail != nullptr) {
+    api.clReleaseEvent(tail);
+  } else {
+    api.clReleaseCommandQueue(queue);
+  }
+  if (status != CL_SUCCESS) note_failure(stream, failure_of(tail == nullptr ? "clFinish" : "clWaitForEvents", status));
   note_done(stream, submitted);
-  check(status, tail == nullptr ? "clFinish" : "clWaitForEvents");
-  throw_failure(stream);
 }
 
-void note_failure(tg_stream_& stream, const Failure& failure) {
-  std::lock_guard lock(stream.mutex);
-  if (!stream.failure) stream.failure = failure;
+void wait(tg_stream_& stream) {
+  finish(stream);
+  throw_failure(stream);
 }
 
 void note_done(tg_stream_& stream, uint64_t count) {
@@ -204,7 +255,7 @@ void note_done(tg_stream_& stream, uint64_t count) {
   if (stream.submitted == count) become_idle(stream);
 }
 
-bool is_idle(tg_stream_& stream) {
+static bool has_finished(tg_stream_& stream) {
   if (!stream.busy.load(std::memory_order_acquire)) return true;
   std::lock_guard lock(stream.mutex);
   if (!stream.busy.load(std::memory_order_relaxed)) return true;
@@ -215,7 +266,13 @@ bool is_idle(tg_stream_& stream) {
     return false;
   }
   become_idle(stream);
-  if (status < CL_COMPLETE) fail_call("a command of the stream", status);
+  if (status < CL_COMPLETE) keep_failure(stream, failure_of("a command of the stream", status));
+  return true;
+}
+
+bool is_idle(tg_stream_& stream) {
+  if (!has_finished(stream)) return false;
+  tell_failure(stream);
   return true;
 }
 
@@ -223,6 +280,7 @@ cl_command_queue share(tg_stream_& stream) {
   std::lock_guard lock(stream.mutex);
   prepare_timing(stream);  // which would exchange the queue later
   stream.shared = true;
+  stream.open.reset();  // what others queue comes before what is launched later
   stream.busy.store(true, std::memory_order_release);
   return stream.queue;
 }

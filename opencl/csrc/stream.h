@@ -19,7 +19,9 @@ class Batch;
 // The opaque type of the driver's contract.
 struct tg_stream_ {
   tg_stream_(ocl::Device& device, int32_t priority) : device(&device), priority(priority) {}
+  ~tg_stream_();
 
+  std::shared_ptr<tg_stream_> self;  // until it is destroyed; events that were recorded in it may have it longer
   ocl::Device* const device;
   const int32_t priority;
 
@@ -30,6 +32,9 @@ struct tg_stream_ {
   // whose submission has not returned.
   std::atomic<bool> busy = false;
 
+  // Whether there is a `failure`. Set before the command that failed counts as done.
+  std::atomic<bool> failed = false;
+
   std::mutex mutex;  // guards what follows
   ocl::cl_command_queue queue = nullptr;
   bool timed = false;                // the queue records times
@@ -39,7 +44,8 @@ struct tg_stream_ {
   uint32_t since_idle = 0;           // of them, those since the stream was last idle
   uint32_t since_flush = 0;
   uint32_t since_timed = 0;             // of them, those since time was last asked of one
-  std::optional<ocl::Failure> failure;  // of a command, not yet thrown
+  std::optional<ocl::Failure> failure;  // of a command, not yet thrown by what waits for it
+  bool told = false;                    // but by a query
   bool shared = false;                  // others have the queue too, and what they put into it is not counted here
 };
 
@@ -48,13 +54,20 @@ namespace ocl {
 tg_stream create_stream(Device& device, int32_t priority);
 void destroy_stream(tg_stream stream);
 
-// Blocks until all work of the stream is done; throws if that work failed.
+// Blocks until all work of the stream is done.
+void finish(tg_stream_& stream);
+// Throws what failed of the stream's work, once.
+void throw_failure(tg_stream_& stream);
+// Both.
 void wait(tg_stream_& stream);
 // Notes that the host wants what was queued so far.
 void note_wait(tg_stream_& stream);
 // Notes that the stream's first so many commands are done.
 void note_done(tg_stream_& stream, uint64_t count);
-// Whether all work is done. Never blocks.
+// Whether all work is done; throws if it failed. Never blocks.
+//
+// Whoever asks only to choose between two ways of doing a copy or a fill takes a failure for a no. So what is thrown
+// here is kept, for a copy, a fill or a wait to throw it again, unless the stream is asked once more before.
 bool is_idle(tg_stream_& stream);
 
 // The last command's event, retained for the caller; NULL if the stream is idle. With `timed`, one whose time of
@@ -67,8 +80,8 @@ inline bool waits_soon(const tg_stream_& stream) {
   return stream.pace.load(std::memory_order_relaxed) <= kFew;
 }
 
-// Keeps why a command failed that is seen as done; the next wait throws it.
-void note_failure(tg_stream_& stream, const Failure& failure);
+// Keeps why a command failed that OpenCL sees as done, for whoever waits for it or asks next.
+void note_failure(tg_stream_& stream, Failure failure) noexcept;
 
 void flush(tg_stream_& stream);
 

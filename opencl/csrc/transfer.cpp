@@ -89,6 +89,7 @@ void copy_buffer(tg_stream_& stream, void* destination, const void* source, uint
 void copy(tg_stream_& stream, void* destination, const void* source, uint64_t bytes, tg_copy_kind kind, bool blocking) {
   if (kind < TG_COPY_HOST_TO_DEVICE || kind > TG_COPY_DEVICE_TO_DEVICE) fail_invalid("an unknown kind of copy");
   if (destination == nullptr || source == nullptr) fail_invalid("a copy from or to the address 0");
+  throw_failure(stream);
   if (stream.device->unified()) {
     copy_unified(stream, destination, source, bytes, blocking);
     return;
@@ -125,6 +126,7 @@ void fill(tg_stream_& stream, void* destination, const void* pattern, uint32_t p
     fail_invalid("a fill of " + std::to_string(bytes) + " bytes with a pattern of " + std::to_string(pattern_bytes));
   }
   if (destination == nullptr) fail_invalid("a fill of the address 0");
+  throw_failure(stream);
   const Device& device = *stream.device;
   if (device.unified() && bytes <= kInline && is_idle(stream)) {
     host_fill(destination, static_cast<const unsigned char*>(pattern), pattern_bytes, bytes);

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from ctypes import byref, c_double, c_float, c_uint32, c_uint64
 from pathlib import Path
 
 import pytest
-from driver_table import NOT_READY, OK, Driver, DriverError, floats
+from driver_table import ERROR, NOT_READY, OK, OUT_OF_MEMORY, Driver, DriverError, floats
 
 TESTS = Path(__file__).parent
 
@@ -175,6 +176,200 @@ def test_bad_launches(driver: Driver, module: int, stream: int, block: int) -> N
         assert floats(driver.read(stream, block + 64, 64)) == [2] * 16
 
 
+class Failing:
+    """Small launches that a worker gets together, of which the third fails: `count` says how many were run."""
+
+    def __init__(self, driver: Driver, module: int, stream: int, block: int) -> None:
+        self.driver, self.stream, self.block = driver, stream, block
+        self.append, self.spin = kernel(driver, module, "append"), kernel(driver, module, "spin")
+        self.numbers = block + 1024, block + 2048
+        driver.call("fill", 0, stream, block + 1024, b"\0", 1, 4)
+        for _ in range(3):
+            self.launch()
+        driver.call("stream_synchronize", 0, stream)
+
+    def launch(self) -> None:
+        self.driver.launch(self.stream, self.append, [1], [1], *self.numbers, c_uint32(0), nbytes=64)
+
+    def launch_long(self) -> None:
+        self.driver.launch(self.stream, self.spin, [1], [1], self.block, LONG)
+
+    def fail(self, what: str = "small_launch") -> None:
+        self.launch_long()
+        self.driver.fail(f"{what}:3")
+        for _ in range(5):
+            self.launch()
+
+    def until_done(self) -> None:
+        """The batch has run, and nobody has asked the stream."""
+        event = self.driver.created("event_create", 0, 0)
+        self.driver.call("event_record", 0, event, self.stream)
+        while self.driver.call("event_query", 0, event) == NOT_READY:
+            time.sleep(0.001)
+        self.driver.call("event_destroy", 0, event)
+
+    @property
+    def count(self) -> int:
+        return int(struct.unpack("i", self.driver.read(self.stream, self.numbers[0], 4))[0])
+
+
+@pytest.fixture
+def failing(driver: Driver, module: int, stream: int, block: int) -> Iterator[Failing]:
+    yield Failing(driver, module, stream, block)
+    driver.fail("")
+
+
+def synchronize(driver: Driver, stream: int) -> None:
+    driver.call("stream_synchronize", 0, stream)
+
+
+def synchronize_device(driver: Driver, stream: int) -> None:
+    driver.call("device_synchronize", 0)
+
+
+def query(driver: Driver, stream: int) -> None:
+    while driver.call("stream_query", 0, stream) == NOT_READY:
+        time.sleep(0.001)
+
+
+def synchronize_event(driver: Driver, stream: int) -> None:
+    event = driver.created("event_create", 0, 0)
+    try:
+        driver.call("event_record", 0, event, stream)
+        driver.call("event_synchronize", 0, event)
+    finally:
+        driver.call("event_destroy", 0, event)
+
+
+def synchronize_event_in_pieces(driver: Driver, stream: int) -> None:
+    event = driver.created("event_create", 0, 0)
+    try:
+        driver.call("event_record", 0, event, stream)
+        while driver.call("event_synchronize_for", 0, event, 1_000_000) == NOT_READY:
+            pass
+    finally:
+        driver.call("event_destroy", 0, event)
+
+
+def read(driver: Driver, stream: int) -> None:
+    address = driver.created("allocate", 0, 4)
+    try:
+        driver.read(stream, address, 4)
+    finally:
+        driver.call("deallocate", 0, address)
+
+
+def fill(driver: Driver, stream: int) -> None:
+    address = driver.created("allocate", 0, 4)
+    try:
+        driver.call("fill", 0, stream, address, b"\0", 1, 4)
+    finally:
+        driver.call("deallocate", 0, address)
+
+
+WAITS = [synchronize, synchronize_device, query, synchronize_event, synchronize_event_in_pieces, read]
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["running", "done"])
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_failure_in_a_batch_is_told(
+    failing: Failing, driver: Driver, stream: int, wait: Callable[[Driver, int], None], done: bool
+) -> None:
+    """Once, by whoever waits first. What came behind it in the batch is not run; what is launched later is."""
+    failing.fail()
+    if done:
+        failing.until_done()
+    with pytest.raises(DriverError, match="earlier work failed: small_launch: fails because") as error:
+        wait(driver, stream)
+    assert error.value.status == ERROR
+    assert driver.call("stream_query", 0, stream) == OK
+    driver.call("device_synchronize", 0)
+    assert failing.count == 5
+    failing.launch_long()
+    for _ in range(3):
+        failing.launch()
+    assert failing.count == 8
+
+
+@pytest.mark.parametrize("next_call", [read, fill])
+def test_a_query_does_not_hide_a_failure(
+    failing: Failing, driver: Driver, stream: int, next_call: Callable[[Driver, int], None]
+) -> None:
+    """Whoever asks in order to copy or fill by himself takes a failure for a no, and then has the stream do it."""
+    failing.fail()
+    failing.until_done()
+    assert driver.status("stream_query", 0, stream) == ERROR
+    with pytest.raises(DriverError, match="earlier work failed"):
+        next_call(driver, stream)
+    assert failing.count == 5
+
+
+def test_a_launch_tells_what_failed_before(failing: Failing, driver: Driver, stream: int) -> None:
+    failing.fail()
+    failing.until_done()
+    with pytest.raises(DriverError, match="earlier work failed"):
+        failing.launch()
+    failing.launch()
+    driver.call("stream_synchronize", 0, stream)
+
+
+def test_a_later_failure_is_told_though_a_query_has_told_one(failing: Failing, driver: Driver, stream: int) -> None:
+    for _ in range(2):
+        failing.fail()
+        failing.until_done()
+        assert driver.status("stream_query", 0, stream) == ERROR
+    assert driver.status("stream_query", 0, stream) == OK
+
+
+def test_a_failure_holds_up_no_launch(failing: Failing, driver: Driver, stream: int) -> None:
+    """Launches that follow without a wait are not added to the batch that failed."""
+    failing.fail()
+    failing.until_done()
+    failing.driver.fail("")
+    failing.launch_long()
+    for _ in range(3):
+        failing.launch()
+    with pytest.raises(DriverError, match="earlier work failed"):
+        driver.call("stream_synchronize", 0, stream)
+    assert failing.count == 8
+
+
+def test_a_worker_without_memory(failing: Failing, driver: Driver, stream: int) -> None:
+    failing.fail("small_launch_memory")
+    with pytest.raises(DriverError, match="earlier work failed: no host memory") as error:
+        driver.call("stream_synchronize", 0, stream)
+    assert error.value.status == OUT_OF_MEMORY
+    assert failing.count == 5
+
+
+def test_the_device_is_waited_for_whatever_fails(failing: Failing, driver: Driver, module: int, block: int) -> None:
+    """Its memory may be freed then."""
+    spin = kernel(driver, module, "spin")
+    others = [driver.created("stream_create", 0, 0) for _ in range(4)]
+    failing.fail()
+    for other in others:
+        driver.launch(other, spin, [1], [1], block + 4096, c_uint32(9_000_000))
+    with pytest.raises(DriverError, match="earlier work failed"):
+        driver.call("device_synchronize", 0)
+    for other in others:
+        assert driver.call("stream_query", 0, other) == OK
+        driver.call("stream_destroy", 0, other)
+
+
+def test_an_event_outlives_its_stream(driver: Driver, module: int, block: int) -> None:
+    event, stream = driver.created("event_create", 0, 0), driver.created("stream_create", 0, 0)
+    driver.launch(stream, kernel(driver, module, "spin"), [1], [1], block, LONG)
+    driver.call("event_record", 0, event, stream)
+    driver.call("stream_destroy", 0, stream)
+    others = [driver.created("stream_create", 0, 0) for _ in range(8)]  # in the memory of the first, if it is free
+    while driver.call("event_synchronize_for", 0, event, 1_000_000) == NOT_READY:
+        pass
+    driver.call("event_synchronize", 0, event)
+    driver.call("event_destroy", 0, event)
+    for other in others:
+        driver.call("stream_destroy", 0, other)
+
+
 def test_a_kernel_outlives_its_module(driver: Driver, stream: int, block: int) -> None:
     """Its program is needed when the first small launch comes."""
     module = driver.compile(SOURCE.replace("+ c", "+ 2 * c"))[0]
@@ -185,9 +380,85 @@ def test_a_kernel_outlives_its_module(driver: Driver, stream: int, block: int) -
     driver.call("kernel_destroy", add)
 
 
+def run_program(program: str, **environment: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=TESTS,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    "graph", [pytest.param(False, id="batch"), pytest.param(True, id="graph", marks=pytest.mark.thorough)]
+)
+def test_torch_raises_what_failed(graph: bool) -> None:
+    """In the main thread, which waits in pieces, and copies by itself what is small."""
+    run_program(f"""
+        import ctypes, time
+        import torch, torchgraft_opencl
+        from driver_table import LIBRARY
+
+        torchgraft_opencl.register()
+        fail = ctypes.CDLL(str(LIBRARY)).torchgraft_opencl_fail
+        x, large = torch.zeros(64, device="ocl"), torch.zeros(1024, 1024, device="ocl")
+
+        def launch():
+            for _ in range(5):
+                x.add_(1)
+
+        for _ in range(5):
+            launch()
+            torch.ocl.synchronize()
+        if {graph}:
+            recorded = torch.ocl.Graph()
+            with torch.ocl.graph(recorded):
+                launch()
+            launch = recorded.replay
+
+        event = torch.ocl.Event()
+        waits = dict(
+            device=torch.ocl.synchronize,
+            stream=torch.ocl.current_stream().synchronize,
+            event=lambda: (event.record(), event.synchronize()),
+            query=torch.ocl.current_stream().query,
+            item=lambda: x[0].item(),
+            copy=x.cpu,
+            large=large.cpu,
+            zero=x.zero_,
+            launch=lambda: x + 1,
+        )
+        for name, wait in waits.items():
+            for done in (False, True):
+                if not done and name in ("query", "zero", "launch"):
+                    continue  # they do not wait
+                for _ in range(3):
+                    large @ large  # takes a while
+                fail(b"small_launch:2")
+                launch()
+                if done:
+                    event.record()
+                    while not event.query():
+                        time.sleep(0.001)
+                try:
+                    wait()
+                except torch.AcceleratorError as error:
+                    assert "earlier work failed: small_launch" in str(error), (name, done, error)
+                else:
+                    raise SystemExit(f"{{name}} {{done}}: no error")
+                fail(b"")
+                torch.ocl.synchronize()
+                assert torch.equal((x * 0 + 1).cpu(), torch.ones(64)), (name, done)
+    """)
+
+
 @pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize("chosen", ["", "pthread", "basic"])
-def test_users_see_what_they_have_chosen(chosen: str) -> None:
+def test_users_see_what_they_have_chosen(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other device is hidden, a choice of the user's own stays, and no child inherits ours."""
     program = f"""
         import ctypes, sys
@@ -202,10 +473,5 @@ def test_users_see_what_they_have_chosen(chosen: str) -> None:
         getenv.restype = ctypes.c_char_p
         assert getenv(b"POCL_DEVICES") == {chosen.encode() or None!r}
     """
-    environment = {name: value for name, value in os.environ.items() if name != "POCL_DEVICES"}
-    if chosen:
-        environment["POCL_DEVICES"] = chosen
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], cwd=TESTS, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.delenv("POCL_DEVICES", raising=False)
+    run_program(program, **({"POCL_DEVICES": chosen} if chosen else {}))

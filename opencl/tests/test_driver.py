@@ -9,6 +9,8 @@ import ctypes
 import importlib.util
 import itertools
 import os
+import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -106,6 +108,21 @@ def test_table() -> None:
     assert (table.abi_version, table.struct_size, table.name) == (2, ctypes.sizeof(Table), b"opencl")
     assert all(getattr(table, name) for name, _ in FUNCTIONS)
     assert not any(getattr(table, name) for name in NOT_OFFERED)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_the_sources_compile_without_a_warning() -> None:
+    """With the flags of setup.py; a table's member that nobody thought of is one."""
+    folder = LIBRARY.parents[1]
+    flags = re.search(r'^FLAGS = "(.+)"$', (folder / "setup.py").read_text(), re.MULTILINE)
+    assert flags is not None
+    includes = [f"-I{folder.parent / 'torchgraft' / 'include'}", f"-I{folder / 'csrc'}"]
+    sources = sorted((folder / "csrc").glob("*.cpp"))
+    done = subprocess.run(
+        ["g++", *flags[1].split(), "-Werror", "-fsyntax-only", *includes, *sources], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_properties(driver: Driver) -> None:

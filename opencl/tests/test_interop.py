@@ -6,6 +6,8 @@ import gc
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +83,37 @@ def test_a_kernel_in_the_order_of_the_stream(program: Any) -> None:
     assert torch.equal(x.cpu(), torch.full((100_000,), expected))
 
 
+def test_small_launches_do_not_overtake_such_work(program: Any) -> None:
+    """What waits for a worker is added to only while nobody else may have queued something behind it."""
+    x = torch.zeros(64, device="ocl")
+    for _ in range(20):
+        x += 1
+        torch.ocl.synchronize()
+    y = torch.ones(64, device="ocl")
+    queue = interop.queue()
+    program.scale(queue, y.shape, None, interop.buffer(y), numpy.float32(1.0000001), numpy.int32(2_000_000))
+    expected = 20.0
+    for _ in range(5):
+        x += 1
+        program.scale(queue, x.shape, None, interop.buffer(x), numpy.float32(2), numpy.int32(1))
+        expected = (expected + 1) * 2
+    assert x.tolist() == [expected] * 64
+
+
+def test_nor_do_those_from_before_the_queue_was_shared(program: Any) -> None:
+    with torch.Stream(device="ocl"):
+        x, y = torch.zeros(64, device="ocl"), torch.zeros(1 << 22, device="ocl")
+        for _ in range(20):
+            x += 1
+            torch.ocl.synchronize()
+        for _ in range(5):
+            y += 1
+        x += 1
+        program.scale(interop.queue(), x.shape, None, interop.buffer(x), numpy.float32(2), numpy.int32(1))
+        x += 1
+        assert x.tolist() == [43.0] * 64
+
+
 @pytest.mark.parametrize("wait", ["item", "stream", "device", "event", "query"])
 def test_waiting_waits_for_work_that_pytorch_did_not_submit(program: Any, wait: str) -> None:
     x = torch.ones(64, device="ocl")
@@ -104,6 +137,22 @@ def test_waiting_waits_for_work_that_pytorch_did_not_submit(program: Any, wait: 
         assert x[63].item() == 63
     assert last.command_execution_status == pyopencl.command_execution_status.COMPLETE
     assert x.tolist() == list(range(64))
+
+
+def test_a_queue_is_held_while_it_is_waited_for(program: Any) -> None:
+    """Another thread may have the stream change to a queue that records times: PoCL ends the process if the one that
+    somebody waits for goes."""
+    x = torch.ones(64, device="ocl")
+    stream, queue = torch.ocl.current_stream(), interop.queue()
+    torch.ocl.synchronize()
+    program.scale(queue, x.shape, None, interop.buffer(x), numpy.float32(1.0000001), numpy.int32(20_000_000))
+    before, seen = queue.reference_count, []
+    waiting = threading.Thread(target=stream.synchronize)
+    waiting.start()
+    while waiting.is_alive():
+        seen.append(queue.reference_count)
+        time.sleep(0.001)
+    assert max(seen) == before + 1
 
 
 def test_times_are_measured_over_such_work(program: Any) -> None:
