@@ -26,6 +26,8 @@ if not is_known():
 import torch._inductor.config
 import torch._inductor.utils
 
+from torchgraft.inductor.registration import register
+
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -174,6 +176,24 @@ class TestReductions:
     def test_first_of_equals(self, device: str, form: str) -> None:
         x = torch.randint(0, 3, (70, 200)).float()
         same(device, lambda x: (x.argmax(), x.argmax(1), x.argmin(0), x.max(1), x.min(0)), x)
+
+    def test_places_are_in_the_order_of_dimensions(self, device: str, form: str) -> None:
+        """Whatever the order in memory."""
+
+        def work(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            last = x.permute(3, 0, 2, 1)
+            return x.argmax(), last.argmin(), (last + 1).argmax(), x.flip(1).transpose(1, 2).argmax(), last.amax((0, 1))
+
+        image = torch.randn(2, 5, 6, 7)
+        same(device, work, image)
+        same(device, work, image.contiguous(memory_format=torch.channels_last), dynamic=True)
+        same(device, work, torch.randint(-9, 9, image.shape))
+
+    def test_places_in_windows(self, device: str, form: str) -> None:
+        def work(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return F.max_pool2d(x.transpose(2, 3), 5, padding=1, return_indices=True)
+
+        same(device, work, torch.randn(2, 3, 17, 13))
 
     def test_nan_wins(self, device: str, form: str) -> None:
         x = torch.where(torch.randn(50, 60) > 2, float("nan"), torch.randn(50, 60))
@@ -512,15 +532,19 @@ def test_pointwise_results_are_on_the_device(device: str, monkeypatch: pytest.Mo
     """The patch is still needed: without it, the result is where the first operand is."""
     from torch._inductor import lowering
 
+    register()
     monkeypatch.setattr(lowering, "is_gpu", lowering.is_gpu.__wrapped__)
     number = torch.tensor(2.5)
     result = torch.compile(lambda x: number * x, fullgraph=True)(torch.ones(3, device=device))
     assert result.device.type == "cpu"
 
 
-def test_costly_values_are_kept(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["cpu"], indirect=True)
+def test_costly_values_are_kept(device: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The patch is still needed: without it, exponential functions are made twice."""
     import torch._inductor.ir
+
+    register()
 
     def times() -> int:
         torch._dynamo.reset()
@@ -532,6 +556,18 @@ def test_costly_values_are_kept(device: str, monkeypatch: pytest.MonkeyPatch) ->
     assert times() == 1
     monkeypatch.setattr(torch._inductor.ir, "is_cpu", torch._inductor.ir.is_cpu.__wrapped__)
     assert times() == 2
+
+
+def test_extremes_have_places(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patch is still needed: without it, places are those in memory."""
+    from torch._inductor import ir
+
+    register()
+    monkeypatch.setattr(ir.Reduction, "create", ir.Reduction.create.__wrapped__)
+    x = torch.randn(30, 40)
+    place = torch.compile(lambda x: x.t().argmax(), fullgraph=True)(x.to(device)).item()
+    assert place != x.t().argmax()
+    assert divmod(place, 40) == divmod(int(x.argmax()), 40)
 
 
 def test_every_operation_is_there() -> None:

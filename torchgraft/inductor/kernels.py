@@ -236,7 +236,9 @@ class GeneratedKernel(SIMDKernel):
         for k, each in enumerate(values):
             step = re.sub(rf"\bV{k}\b", f"({as_type(each, of)})", step)
         if "INDEX" in step:
-            step = step.replace("INDEX", f"({self.index_to_str(self._place())})")
+            # Of several dimensions the place comes with the value: patches.py, `extremes_have_places`.
+            place = as_type(values[1], "i64") if len(values) > 1 else self.index_to_str(self._place())
+            step = step.replace("INDEX", f"({place})")
         self.compute.writeline(bind(step, A=f"{name}_{{}}{lane}"))
         self._accumulates = True
         if side_by_side and not self._columns:
