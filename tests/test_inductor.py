@@ -85,6 +85,29 @@ class TestPointwise:
 
         same(device, work, *(torch.randint(-40, 40, (20, 30)).to(dtype) for _ in range(2)))
 
+    @pytest.mark.quick(dtype=[torch.uint8, torch.int64])
+    @pytest.mark.parametrize("dtype", INTEGERS)
+    def test_shifts_by_any_number(self, device: str, dtype: torch.dtype) -> None:
+        bits = torch.iinfo(dtype).bits
+        x = torch.randint(-(2**7), 2**7, (12, 50)).to(dtype)
+        places = torch.tensor([0, 1, 7, 8, 9, bits - 1, bits, bits + 1, 120, -1, -3, -100]).to(dtype)
+        same(device, lambda x, y: (x >> y, x << y), x, places[:, None])
+
+    @pytest.mark.parametrize("source", [*FLOATS, *INTEGERS, torch.bool])
+    def test_bits(self, device: str, source: torch.dtype) -> None:
+        """Of types of the same size: between kernels, and within one where that can be."""
+        targets = [dtype for dtype in (*FLOATS, *INTEGERS, torch.bool) if dtype.itemsize == source.itemsize]
+        given = [torch.tensor([-7, 3.14159, 0, 1]), torch.tensor([[-1, float("nan")], [float("inf"), 1.0003]])]
+        x = torch.cat([t.nan_to_num(9).flatten() if not source.is_floating_point else t.flatten() for t in given])
+        bits = torch.int8 if source == torch.bool else source
+
+        def work(x: torch.Tensor) -> list[torch.Tensor]:
+            return [x.view(dtype) for dtype in targets] + [
+                x.float().nan_to_num(9).to(source).view(dtype) + 1 for dtype in targets
+            ]
+
+        same(device, work, x.to(bits).to(source))
+
     def test_truths(self, device: str) -> None:
         same(
             device,

@@ -18,6 +18,7 @@ from torchgraft import _backend, device_module
 from torchgraft._version import __version__
 from torchgraft.codegen.types import BY_DTYPE
 from torchgraft.inductor import patches
+from torchgraft.inductor.operations import has_bits
 from torchgraft.inductor.scheduling import Scheduling, Wrapper
 
 __all__ = ["register"]
@@ -77,7 +78,7 @@ class _Pass(CustomGraphModulePass):
         for node in gm.graph.nodes:
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
                 used = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
-                if not all(map(_has_element_type, tree_leaves(used))):
+                if not (all(map(_has_element_type, tree_leaves(used))) and _has_bits(node)):
                     node.meta["should_fallback"] = True
 
     def uuid(self) -> Any:
@@ -89,6 +90,15 @@ class _Pass(CustomGraphModulePass):
 def _has_element_type(value: Any) -> bool:
     """Whether kernels can hold a tensor's elements. Inductor itself sees to complex numbers."""
     return not isinstance(value, torch.Tensor) or value.dtype in BY_DTYPE
+
+
+def _has_bits(node: torch.fx.Node) -> bool:
+    """Whether kernels can take the elements' bits for those of another type, where that is what the node does. Inductor
+    itself sees to types of another size."""
+    if node.target is not torch.ops.aten.view.dtype:
+        return True
+    source, target = node.all_input_nodes[0].meta["val"].dtype, node.meta["val"].dtype
+    return source == target or source.itemsize != target.itemsize or has_bits(source, target)
 
 
 @functools.cache
