@@ -225,6 +225,25 @@ class TestReductions:
     def test_large(self, device: str) -> None:
         same(device, lambda x: (x.sum(), x.mean(1), x.var(0), x.sum(0), x.var()), torch.randn(300, 3000))
 
+    @pytest.mark.quick(dynamic=False)
+    @pytest.mark.parametrize("dynamic", [False, True])
+    def test_sums_of_many(self, device: str, form: str, dynamic: bool) -> None:
+        """What comes last counts as what came first, along rows and across them."""
+
+        def work(x: torch.Tensor, rows: torch.Tensor, short: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (
+                *(x.sum(0), rows.sum(1), x.sum(), rows.mean(1), rows.bfloat16().float().sum(1), short.sum((0, 2))),
+                *((x * 1000).var(0), (rows * 1000 - 99).std(1)),
+            )
+
+        x = 0.1 + 1e-4 * torch.rand(262144, 8)
+        given = x, x.t().contiguous(), x.view(-1, 8, 16)
+        exact, single = work(*(t.double() for t in given)), work(*given)
+        results = torch.compile(work, fullgraph=True, dynamic=dynamic)(*(t.to(device) for t in given))
+        for got, expected, cpu in zip(results, exact, single, strict=True):
+            error, error_of_cpu = ((t.cpu() / expected - 1).abs().max().item() for t in (got, cpu))
+            assert error < max(1e-5, 2 * error_of_cpu)
+
     @pytest.mark.parametrize("dtype", INTEGERS)
     def test_integers(self, device: str, dtype: torch.dtype) -> None:
         x = torch.randint(-40, 40, (20, 50)).to(dtype)
