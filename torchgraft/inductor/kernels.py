@@ -53,6 +53,10 @@ class _TypedCSE(CSE):
         self.prefix = f"{_ctype(variable.dtype)} " if variable.dtype is not None else "UNTYPED "
         return variable
 
+    def definition(self, name: str) -> str:
+        """The expression that a variable is, if it is known."""
+        return next((str(text) for text, variable in self._cache.items() if variable.name == name), "")
+
 
 class GeneratedKernel(SIMDKernel):
     """One of Inductor's kernels.
@@ -202,7 +206,9 @@ class GeneratedKernel(SIMDKernel):
     def masked(self, mask: CSEVariable, body: Callable[[], Any], other: complex) -> CSEVariable:
         """A value that is only computed where the mask is true."""
         inside = IndentedBuffer()
+        stale = self.cse.invalidated_stores
         with self.swap_buffers(inside):
+            self.cse.invalidated_stores = stale  # which a new scope does not have: they are read from memory there too
             value = body()
             value = value.value if isinstance(value, OpsValue) else value
         type_ = element_type(value.dtype).name
@@ -218,8 +224,17 @@ class GeneratedKernel(SIMDKernel):
         wrong = [f"{index} < 0"] if lower else []
         wrong += [f"{index} >= {bound}"] if upper else []
         if wrong:
+            index = self._as_given(index)
             of_size = f"of size {size}" if isinstance(size, sympy.Integer) else "of its size"
             self.report(" || ".join(wrong), index, f"index {{}} is out of bounds for a dimension {of_size}", True)
+
+    def _as_given(self, index: str) -> str:
+        """The variable that an index was before Inductor added the size to it where it is negative."""
+        choice = re.fullmatch(r"\((\w+) \? \w+ : (?:\(long\)\()?(\w+)\)+", self.cse.definition(index))
+        given = choice and self.cse.varname_map.get(choice[2])
+        if choice and given and self.cse.definition(choice[1]) == Operations.lt(given, 0):
+            return choice[2]
+        return index
 
     def device_assert_async(self, cond: CSEVariable, msg: str) -> None:
         self.report(f"!({cond})", "0", msg.replace("{", "(").replace("}", ")"), False)
