@@ -170,6 +170,7 @@ class TestPointwise:
     def test_nothing_to_do(self, device: str) -> None:
         same(device, lambda x: (x + 1, x.sum(0)), torch.randn(0, 33))
         same(device, lambda x: (x + 1, x.sum()), torch.randn(()))
+        same(device, lambda x: (torch.var_mean(x), x.mean(), x.std(0)), torch.randn(0, 3))
 
     def test_no_divisions_where_loops_will_do(self, device: str) -> None:
         """Rows that are permuted, broadcast and sliced are loops."""

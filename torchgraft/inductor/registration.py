@@ -12,6 +12,7 @@ import torch
 from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
 from torch._inductor.codegen.common import DeviceOpOverrides, register_backend_for_device, register_device_op_overrides
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves
 
 from torchgraft import _backend, device_module
@@ -78,7 +79,7 @@ class _Pass(CustomGraphModulePass):
         for node in gm.graph.nodes:
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
                 used = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
-                if not (all(map(_has_element_type, tree_leaves(used))) and _has_bits(node)):
+                if not (all(map(_has_element_type, tree_leaves(used))) and _has_bits(node) and _has_elements(node)):
                     node.meta["should_fallback"] = True
 
     def uuid(self) -> Any:
@@ -99,6 +100,13 @@ def _has_bits(node: torch.fx.Node) -> bool:
         return True
     source, target = node.all_input_nodes[0].meta["val"].dtype, node.meta["val"].dtype
     return source == target or source.itemsize != target.itemsize or has_bits(source, target)
+
+
+def _has_elements(node: torch.fx.Node) -> bool:
+    """Whether there is something to have a mean: that of nothing is 0 to Inductor where it comes with the variance."""
+    if node.target is not torch.ops.aten.var_mean.correction:
+        return True
+    return not statically_known_true(node.all_input_nodes[0].meta["val"].numel() == 0)
 
 
 @functools.cache
