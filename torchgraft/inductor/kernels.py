@@ -53,10 +53,6 @@ class _TypedCSE(CSE):
         self.prefix = f"{_ctype(variable.dtype)} " if variable.dtype is not None else "UNTYPED "
         return variable
 
-    def definition(self, name: str) -> str:
-        """The expression that a variable is, if it is known."""
-        return next((str(text) for text, variable in self._cache.items() if variable.name == name), "")
-
 
 class GeneratedKernel(SIMDKernel):
     """One of Inductor's kernels.
@@ -230,11 +226,16 @@ class GeneratedKernel(SIMDKernel):
 
     def _as_given(self, index: str) -> str:
         """The variable that an index was before Inductor added the size to it where it is negative."""
-        choice = re.fullmatch(r"\((\w+) \? \w+ : (?:\(long\)\()?(\w+)\)+", self.cse.definition(index))
+        choice = re.fullmatch(r"\((\w+) \? \w+ : (?:\(long\)\()?(\w+)\)+", self._definition(index))
         given = choice and self.cse.varname_map.get(choice[2])
-        if choice and given and self.cse.definition(choice[1]) == Operations.lt(given, 0):
+        is_negative: Any = Operations.lt
+        if choice and given and self._definition(choice[1]) == is_negative(given, 0):
             return choice[2]
         return index
+
+    def _definition(self, name: str) -> str:
+        """The expression that a variable is, if it is known."""
+        return next((str(text) for text, variable in self.cse._cache.items() if variable.name == name), "")
 
     def device_assert_async(self, cond: CSEVariable, msg: str) -> None:
         self.report(f"!({cond})", "0", msg.replace("{", "(").replace("}", ")"), False)
