@@ -27,6 +27,8 @@ import torch._inductor.config
 import torch._inductor.metrics
 import torch._inductor.utils
 
+from torchgraft.inductor.registration import register
+
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -90,6 +92,29 @@ class TestPointwise:
 
         same(device, work, *(torch.randint(-40, 40, (20, 30)).to(dtype) for _ in range(2)))
 
+    @pytest.mark.quick(dtype=[torch.uint8, torch.int64])
+    @pytest.mark.parametrize("dtype", INTEGERS)
+    def test_shifts_by_any_number(self, device: str, dtype: torch.dtype) -> None:
+        bits = torch.iinfo(dtype).bits
+        x = torch.randint(-(2**7), 2**7, (12, 50)).to(dtype)
+        places = torch.tensor([0, 1, 7, 8, 9, bits - 1, bits, bits + 1, 120, -1, -3, -100]).to(dtype)
+        same(device, lambda x, y: (x >> y, x << y), x, places[:, None])
+
+    @pytest.mark.parametrize("source", [*FLOATS, *INTEGERS, torch.bool])
+    def test_bits(self, device: str, source: torch.dtype) -> None:
+        """Of types of the same size: between kernels, and within one where that can be."""
+        targets = [dtype for dtype in (*FLOATS, *INTEGERS, torch.bool) if dtype.itemsize == source.itemsize]
+        given = [torch.tensor([-7, 3.14159, 0, 1]), torch.tensor([[-1, float("nan")], [float("inf"), 1.0003]])]
+        x = torch.cat([t.nan_to_num(9).flatten() if not source.is_floating_point else t.flatten() for t in given])
+        bits = torch.int8 if source == torch.bool else source
+
+        def work(x: torch.Tensor) -> list[torch.Tensor]:
+            return [x.view(dtype) for dtype in targets] + [
+                x.float().nan_to_num(9).to(source).view(dtype) + 1 for dtype in targets
+            ]
+
+        same(device, work, x.to(bits).to(source))
+
     def test_truths(self, device: str) -> None:
         same(
             device,
@@ -152,6 +177,7 @@ class TestPointwise:
     def test_nothing_to_do(self, device: str) -> None:
         same(device, lambda x: (x + 1, x.sum(0)), torch.randn(0, 33))
         same(device, lambda x: (x + 1, x.sum()), torch.randn(()))
+        same(device, lambda x: (torch.var_mean(x), x.mean(), x.std(0)), torch.randn(0, 3))
 
     def test_no_divisions_where_loops_will_do(self, device: str) -> None:
         """Rows that are permuted, broadcast and sliced are loops."""
@@ -182,12 +208,49 @@ class TestReductions:
         x = torch.randint(0, 3, (70, 200)).float()
         same(device, lambda x: (x.argmax(), x.argmax(1), x.argmin(0), x.max(1), x.min(0)), x)
 
+    def test_places_are_in_the_order_of_dimensions(self, device: str, form: str) -> None:
+        """Whatever the order in memory."""
+
+        def work(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            last = x.permute(3, 0, 2, 1)
+            return x.argmax(), last.argmin(), (last + 1).argmax(), x.flip(1).transpose(1, 2).argmax(), last.amax((0, 1))
+
+        image = torch.randn(2, 5, 6, 7)
+        same(device, work, image)
+        same(device, work, image.contiguous(memory_format=torch.channels_last), dynamic=True)
+        same(device, work, torch.randint(-9, 9, image.shape))
+
+    def test_places_in_windows(self, device: str, form: str) -> None:
+        def work(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return F.max_pool2d(x.transpose(2, 3), 5, padding=1, return_indices=True)
+
+        same(device, work, torch.randn(2, 3, 17, 13))
+
     def test_nan_wins(self, device: str, form: str) -> None:
         x = torch.where(torch.randn(50, 60) > 2, float("nan"), torch.randn(50, 60))
         same(device, lambda x: (x.amax(1), x.argmax(1), x.min(), x.amin(0), torch.maximum(x, x.flip(0))), x)
 
     def test_large(self, device: str) -> None:
         same(device, lambda x: (x.sum(), x.mean(1), x.var(0), x.sum(0), x.var()), torch.randn(300, 3000))
+
+    @pytest.mark.quick(dynamic=False)
+    @pytest.mark.parametrize("dynamic", [False, True])
+    def test_sums_of_many(self, device: str, form: str, dynamic: bool) -> None:
+        """What comes last counts as what came first, along rows and across them."""
+
+        def work(x: torch.Tensor, rows: torch.Tensor, short: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (
+                *(x.sum(0), rows.sum(1), x.sum(), rows.mean(1), rows.bfloat16().float().sum(1), short.sum((0, 2))),
+                *((x * 1000 - 99).var(0), (rows * 1000 - 99).std(1)),
+            )
+
+        x = 0.1 + 1e-4 * torch.rand(262144, 8)
+        given = x, x.t().contiguous(), x.view(-1, 8, 16)
+        exact, single = work(*(t.double() for t in given)), work(*given)
+        results = torch.compile(work, fullgraph=True, dynamic=dynamic)(*(t.to(device) for t in given))
+        for got, expected, cpu in zip(results, exact, single, strict=True):
+            error, error_of_cpu = ((t.cpu() / expected - 1).abs().max().item() for t in (got, cpu))
+            assert error < max(1e-5, 2 * error_of_cpu)
 
     @pytest.mark.parametrize("dtype", INTEGERS)
     def test_integers(self, device: str, dtype: torch.dtype) -> None:
@@ -242,8 +305,10 @@ class TestIndexing:
     def test_out_of_range(self, device: str, form: str, index: list[int]) -> None:
         x, work = torch.ones(5, 3, device=device), torch.compile(lambda x, i: x[i] * 2)
         assert work(x, torch.tensor([-5, 4], device=device)).sum().item() == 12
-        with pytest.raises(IndexError, match="out of bounds for a dimension of size 5"):
-            work(x, torch.tensor(index, device=device))
+        wrong = next(i for i in index if i)
+        for dtype in (torch.int64, torch.int32):
+            with pytest.raises(IndexError, match=f"index {wrong} is out of bounds for a dimension of size 5"):
+                work(x, torch.tensor(index, device=device, dtype=dtype))
         assert work(x, torch.tensor([1, 2], device=device)).sum().item() == 12
 
     def test_targets_out_of_range(self, device: str) -> None:
@@ -519,15 +584,19 @@ def test_pointwise_results_are_on_the_device(device: str, monkeypatch: pytest.Mo
     """The patch is still needed: without it, the result is where the first operand is."""
     from torch._inductor import lowering
 
+    register()
     monkeypatch.setattr(lowering, "is_gpu", lowering.is_gpu.__wrapped__)
     number = torch.tensor(2.5)
     result = torch.compile(lambda x: number * x, fullgraph=True)(torch.ones(3, device=device))
     assert result.device.type == "cpu"
 
 
-def test_costly_values_are_kept(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["cpu"], indirect=True)
+def test_costly_values_are_kept(device: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The patch is still needed: without it, exponential functions are made twice."""
     import torch._inductor.ir
+
+    register()
 
     def times() -> int:
         torch._dynamo.reset()
@@ -539,6 +608,18 @@ def test_costly_values_are_kept(device: str, monkeypatch: pytest.MonkeyPatch) ->
     assert times() == 1
     monkeypatch.setattr(torch._inductor.ir, "is_cpu", torch._inductor.ir.is_cpu.__wrapped__)
     assert times() == 2
+
+
+def test_extremes_have_places(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patch is still needed: without it, places are those in memory."""
+    from torch._inductor import ir
+
+    register()
+    monkeypatch.setattr(ir.Reduction, "create", ir.Reduction.create.__wrapped__)
+    x = torch.randn(30, 40)
+    place = torch.compile(lambda x: x.t().argmax(), fullgraph=True)(x.to(device)).item()
+    assert place != x.t().argmax()
+    assert divmod(place, 40) == divmod(int(x.argmax()), 40)
 
 
 def test_every_operation_is_there() -> None:

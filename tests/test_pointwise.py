@@ -364,6 +364,16 @@ def test_a_divisor_is_looked_at_at_every_call(device: str) -> None:
             x.to(device).view(3, 4) % 0
 
 
+@pytest.mark.quick(dtype=[torch.uint8, torch.int64])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_shifts_by_any_number(device: str, dtype: torch.dtype) -> None:
+    bits = torch.iinfo(dtype).bits
+    x = torch.randint(-(2**7), 2**7, (12, 50)).to(dtype)
+    places = torch.tensor([0, 1, 7, 8, 9, bits - 1, bits, bits + 1, 120, -1, -3, -100]).to(dtype)
+    for shift in (torch.bitwise_left_shift, torch.bitwise_right_shift):
+        check(device, shift, x, places[:, None])
+
+
 def test_division_of_the_least_number(device: str) -> None:
     x = torch.tensor([7, -8, -(2**63)], device=device)
     assert torch.floor_divide(x, torch.full_like(x, -1)).tolist()[:2] == [-7, 8]

@@ -31,7 +31,7 @@ from torchgraft.codegen.loops import Walk, bind
 from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
 from torchgraft.inductor.indices import Loop, Loops, printed
 from torchgraft.inductor.operations import Operations, as_type, literal
-from torchgraft.inductor.reductions import reduction
+from torchgraft.inductor.reductions import Reduction, reduction
 from torchgraft.plans.device import kernel_form
 
 __all__ = ["GeneratedKernel"]
@@ -40,6 +40,9 @@ __all__ = ["GeneratedKernel"]
 WIDTH = 64
 # Partial results of a shorter row; rows shorter than this have one.
 _SHORT = 16
+# Elements that are accumulated before that is put aside: a sum of millions would round off what is added last. So many
+# times later what lies aside is put aside in its turn.
+_RUN = 256
 
 
 class _TypedCSE(CSE):
@@ -78,11 +81,13 @@ class GeneratedKernel(SIMDKernel):
         self._reduced: list[Loop] = []  # outermost first
         self._columns = False
         self._lanes = 1
+        self._levels = 0  # how many times over what is accumulated is put aside
         self._kept: OrderedSet[CSEVariable] = OrderedSet()  # variables that later loops of the row see
         self._before: list[str] = []
         self._after = IndentedBuffer()
         self._numbers = itertools.count()
         self._accumulates = False
+        self._aside: list[list[str]] = []  # statements that put aside what the loop accumulates, for each level
 
     # ---- indices ----
 
@@ -106,7 +111,13 @@ class GeneratedKernel(SIMDKernel):
         reduced = [loop for trees in self._trees if _is_reduced(trees) for loop in reversed(trees.loops)]
         units = {loop: sum(_stride(index, loop) == 1 for index in in_loops) for loop in (*walked, *reduced)}
         self._walked, self._reduced = _innermost_last(walked, units), _innermost_last(reduced, units)
-        if not self.has_reduction or self.form == "gpu":
+        if self.has_reduction:
+            self._choose_lanes(units)
+            self._levels = self._levels_of(self._steps)
+
+    def _choose_lanes(self, units: dict[Loop, int]) -> None:
+        """Decides on what a CPU treats side by side; a work-item of a GPU has a row."""
+        if self.form == "gpu":
             return
         inner = units[self._reduced[-1]] if self._reduced else 0
         self._columns = bool(self._walked) and units[self._walked[-1]] > inner and _hint(self._walked[-1].size) >= 4
@@ -115,6 +126,21 @@ class GeneratedKernel(SIMDKernel):
         elif self._reduced:
             size = _hint(self._reduced[-1].size)
             self._lanes = WIDTH if size >= 4 * WIDTH else _SHORT if size >= _SHORT else 1
+
+    @property
+    def _steps(self) -> sympy.Expr:
+        """How many elements of a row one accumulator takes."""
+        return sympy.Mul(*(loop.size for loop in self._reduced)) / self._side_by_side
+
+    @property
+    def _side_by_side(self) -> int:
+        """Elements of a row that are accumulated side by side."""
+        return 1 if self._columns else self._lanes
+
+    @staticmethod
+    def _levels_of(steps: sympy.Expr) -> int:
+        """How many levels it takes until none accumulates more than a run; two levels do for rows of unknown size."""
+        return next((level for level in range(2) if steps.is_number and steps <= _RUN ** (level + 1)), 2)
 
     def _as_loops(self, index: sympy.Expr) -> sympy.Expr:
         """An index in the variables of the loops."""
@@ -176,7 +202,9 @@ class GeneratedKernel(SIMDKernel):
     def masked(self, mask: CSEVariable, body: Callable[[], Any], other: complex) -> CSEVariable:
         """A value that is only computed where the mask is true."""
         inside = IndentedBuffer()
+        stale = self.cse.invalidated_stores
         with self.swap_buffers(inside):
+            self.cse.invalidated_stores = stale  # which a new scope does not have: they are read from memory there too
             value = body()
             value = value.value if isinstance(value, OpsValue) else value
         type_ = element_type(value.dtype).name
@@ -192,8 +220,22 @@ class GeneratedKernel(SIMDKernel):
         wrong = [f"{index} < 0"] if lower else []
         wrong += [f"{index} >= {bound}"] if upper else []
         if wrong:
+            index = self._as_given(index)
             of_size = f"of size {size}" if isinstance(size, sympy.Integer) else "of its size"
             self.report(" || ".join(wrong), index, f"index {{}} is out of bounds for a dimension {of_size}", True)
+
+    def _as_given(self, index: str) -> str:
+        """The variable that an index was before Inductor added the size to it where it is negative."""
+        choice = re.fullmatch(r"\((\w+) \? \w+ : (?:\(long\)\()?(\w+)\)+", self._definition(index))
+        given = choice and self.cse.varname_map.get(choice[2])
+        is_negative: Any = Operations.lt
+        if choice and given and self._definition(choice[1]) == is_negative(given, 0):
+            return choice[2]
+        return index
+
+    def _definition(self, name: str) -> str:
+        """The expression that a variable is, if it is known."""
+        return next((str(text) for text, variable in self.cse._cache.items() if variable.name == name), "")
 
     def device_assert_async(self, cond: CSEVariable, msg: str) -> None:
         self.report(f"!({cond})", "0", msg.replace("{", "(").replace("}", ")"), False)
@@ -230,15 +272,18 @@ class GeneratedKernel(SIMDKernel):
         array, lane = (f"[{self._lanes}]", "[tg_l]") if side_by_side else ("", "")
         for field, (type_, identity) in made.fields.items():
             self._before.append(f"{value_ctype(type_)} {name}_{field}{array};")
-            every = f"VECTORIZE for (int tg_l = 0; tg_l < {self._lanes}; ++tg_l) " if side_by_side else ""
-            self._before.append(f"{every}{name}_{field}{lane} = {identity};")
+            self._before.append(self._all_lanes(f"{name}_{field}{lane} = {identity};"))
         step = made.step
         for k, each in enumerate(values):
             step = re.sub(rf"\bV{k}\b", f"({as_type(each, of)})", step)
         if "INDEX" in step:
-            step = step.replace("INDEX", f"({self.index_to_str(self._place())})")
+            # Of several dimensions the place comes with the value: patches.py, `extremes_have_places`.
+            place = as_type(values[1], "i64") if len(values) > 1 else self.index_to_str(self._place())
+            step = step.replace("INDEX", f"({place})")
         self.compute.writeline(bind(step, A=f"{name}_{{}}{lane}"))
         self._accumulates = True
+        if made.rounds:
+            self._put_aside(made, name, array, lane)
         if side_by_side and not self._columns:
             combine = bind(made.combine, A=f"{name}_{{}}[tg_l]", B=f"{name}_{{}}[tg_l + tg_half]")
             halves = [(self._lanes // 2, _SHORT, self._hint), (min(self._lanes, _SHORT) // 2, 1, "")]
@@ -254,6 +299,30 @@ class GeneratedKernel(SIMDKernel):
         if kind in ("argmax", "argmin"):
             return results[0]
         return tuple(results) if len(results) > 1 else results[0]
+
+    def _put_aside(self, made: Reduction, name: str, array: str, lane: str) -> None:
+        """Has what the loop accumulates put aside after every run, and added up in the end."""
+        places = [f"{name}_{{}}", *(f"{name}_{{}}_aside{level}" for level in range(self._levels))]
+        reset = [
+            " ".join(f"{place.format(field)}{lane} = {first};" for field, (_, first) in made.fields.items())
+            for place in places
+        ]
+        for level, (source, target) in enumerate(itertools.pairwise(places)):
+            for field, (type_, _) in made.fields.items():
+                self._before.append(f"{value_ctype(type_)} {target.format(field)}{array};")
+            self._before.append(self._all_lanes(reset[level + 1]))
+            combine = bind(made.combine, A=f"{target}{lane}", B=f"{source}{lane}")
+            if len(self._aside) <= level:
+                self._aside.append([])
+            self._aside[level].append(f"{combine} {reset[level]}")
+            whole = bind(made.combine, A=f"{places[0]}{lane}", B=f"{target}{lane}")
+            self._after.writeline(whole if self._columns else self._all_lanes(whole))
+
+    def _all_lanes(self, statements: str) -> str:
+        """Statements for each of what is accumulated side by side."""
+        if self._lanes == 1:
+            return statements
+        return f"VECTORIZE for (int tg_l = 0; tg_l < {self._lanes}; ++tg_l) {{ {statements} }}"
 
     def _place(self) -> sympy.Expr:
         """An element's place in its row."""
@@ -287,7 +356,7 @@ class GeneratedKernel(SIMDKernel):
         else:
             self.body.splice(statements)
             self._kept.update(self.cse.varname_map.values())
-        self._before, self._accumulates = [], False
+        self._before, self._accumulates, self._aside = [], False, []
 
     def _over_lanes(self, statements: IndentedBuffer) -> IndentedBuffer:
         """Statements for each of the columns side by side."""
@@ -296,19 +365,54 @@ class GeneratedKernel(SIMDKernel):
 
     def _loop(self, statements: IndentedBuffer) -> IndentedBuffer:
         """Statements for each element of a row, or of the columns side by side."""
-        outer = list(self._reduced)
-        if self._columns:
-            text = self._over_lanes(statements)
-        elif not outer:
-            text = _block("{", statements)
-        elif self._lanes == 1 or not self._accumulates:
-            hint = self._hint if not self._accumulates and self.form == "cpu" else ""
-            text = _block(f"{hint}{self._for(outer.pop())} {{", statements)
-        else:
-            text = self._in_lanes(outer.pop(), statements)
+        if not self._reduced:
+            return _block("{", self._over_lanes(statements) if self._columns else statements)
+        *outer, inner = self._reduced
+        text = self._along(inner, statements)
         for loop in reversed(outer):
             text = _block(f"{self._for(loop)} {{", text)
+        return _block("{", "int tg_steps = 0, tg_runs = 0;", text) if self._aside else text
+
+    def _along(self, loop: Loop, statements: IndentedBuffer) -> IndentedBuffer:
+        """The innermost loop, in pieces where something is put aside between them."""
+        size = self.index_to_str(loop.size)
+        if not self._aside:
+            return self._stretch(loop, "0", size, statements)
+        run = _RUN * self._side_by_side
+        if isinstance(loop.size, sympy.Integer) and loop.size <= run:
+            return _block(
+                "{", self._stretch(loop, "0", size, statements), f"tg_steps += {size};", self._aside_text(run)
+            )
+        return _block(
+            f"for (long tg_piece = 0; tg_piece < {size}; tg_piece += {run}) {{",
+            f"const long tg_stop = {size} - tg_piece < {run} ? {size} : tg_piece + {run};",
+            self._stretch(loop, "tg_piece", "tg_stop", statements),
+            "tg_steps += (int)(tg_stop - tg_piece);",
+            self._aside_text(run),
+        )
+
+    def _aside_text(self, run: int) -> IndentedBuffer:
+        """Puts aside what a run has accumulated."""
+        text = IndentedBuffer()
+        for level, statements in reversed(list(enumerate(self._aside))):
+            inner, text = text, IndentedBuffer()
+            text.writeline(f"if (tg_steps >= {run}) {{" if level == 0 else f"if (++tg_runs == {_RUN}) {{")
+            text.writeline("tg_steps = 0;" if level == 0 else "tg_runs = 0;")
+            for each in statements:
+                text.writeline(self._all_lanes(each))
+            text.splice(inner)
+            text.writeline("}")
         return text
+
+    def _stretch(self, loop: Loop, begin: str, end: str, statements: IndentedBuffer) -> IndentedBuffer:
+        """The innermost loop over a part of it."""
+        head = f"for (long {loop.variable} = {begin}; {loop.variable} < {end}; ++{loop.variable}) {{"
+        if self._columns:
+            return _block(head, self._over_lanes(statements))
+        if self._lanes > 1 and self._accumulates:
+            return self._in_lanes(loop, begin, end, statements)
+        hint = self._hint if not self._accumulates and self.form == "cpu" else ""
+        return _block(f"{hint}{head}", statements)
 
     @property
     def _hint(self) -> str:
@@ -317,16 +421,16 @@ class GeneratedKernel(SIMDKernel):
     def _for(self, loop: Loop) -> str:
         return f"for (long {loop.variable} = 0; {loop.variable} < {self.index_to_str(loop.size)}; ++{loop.variable})"
 
-    def _in_lanes(self, loop: Loop, statements: IndentedBuffer) -> IndentedBuffer:
-        size, lanes = self.index_to_str(loop.size), self._lanes
-        variable = f"const long {loop.variable} = tg_first + tg_l;"
+    def _in_lanes(self, loop: Loop, begin: str, end: str, statements: IndentedBuffer) -> IndentedBuffer:
+        lanes = self._lanes
+        first, variable = f"long tg_first = {begin};", f"const long {loop.variable} = tg_first + tg_l;"
         text = _block(f"{self._hint}for (int tg_l = 0; tg_l < {lanes}; ++tg_l) {{", variable, statements)
-        text = _block(f"for (; tg_first + {lanes} <= {size}; tg_first += {lanes}) {{", text)
+        text = _block(f"for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {{", text)
         if isinstance(loop.size, sympy.Integer) and int(loop.size) % lanes == 0:
-            return _block("{", "long tg_first = 0;", text)
-        rest = f"const int tg_rest = (int)({size} - tg_first);"
+            return _block("{", first, text)
+        rest = f"const int tg_rest = (int)({end} - tg_first);"
         last = _block(f"{self._hint}for (int tg_l = 0; tg_l < tg_rest; ++tg_l) {{", variable, statements)
-        return _block("{", "long tg_first = 0;", text, rest, last)
+        return _block("{", first, text, rest, last)
 
     def made(self, name: str) -> Kernel:
         """The whole kernel, once all nodes are in it."""

@@ -22,7 +22,7 @@ from torch._inductor.virtualized import OpsValue, V
 from torchgraft.codegen.pointwise import convert, expression
 from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
 
-__all__ = ["Operations", "as_type", "literal"]
+__all__ = ["Operations", "as_type", "has_bits", "literal"]
 
 _LEAST = {"i64": "LONG_MIN", "i32": "INT_MIN"}
 
@@ -59,6 +59,15 @@ def as_type(value: Any, type_: str) -> str:
     if isinstance(value, (bool, int, float)):
         return literal(value, type_)
     return convert(str(value), element_type(value.dtype).name, type_)
+
+
+_SAME_BITS = ({"f32", "i32"}, {"f64", "i64"}, {"i8", "u8"})
+
+
+def has_bits(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether a value in a kernel has its bits in memory, to be another type's. The 16-bit types are float32 there, and
+    truths are 0 or 1."""
+    return any({element_type(source).name, element_type(target).name} <= types for types in _SAME_BITS)
 
 
 def _promoted(*operands: Any) -> str:
@@ -192,7 +201,7 @@ _OPERATIONS: dict[str, Callable[..., str]] = {
     "bitwise_xor": _operation("a ^ b"),
     "bitwise_not": _operation("~a", boolean="!a"),
     "bitwise_left_shift": _operation("b < 0 || b >= (T)(sizeof(T) * 8) ? (T)0 : (T)(a << b)"),
-    "bitwise_right_shift": _operation("a >> (b < 0 || b >= (T)(sizeof(T) * 8) ? (T)(sizeof(T) * 8 - 1) : b)"),
+    "bitwise_right_shift": _operation("b < 0 || b >= (T)(sizeof(T) * 8) ? (T)-(a < 0) : (T)(a >> b)"),
     "logical_not": _truth("!a"),
     "logical_and": _truth("a & b"),
     "logical_or": _truth("a | b"),
@@ -254,11 +263,9 @@ class Operations(OpOverrides):
         text = as_type(x, source)
         if source == target:
             return text
-        if {source, target} <= {"f32", "i32"} or {source, target} <= {"f64", "i64"}:
-            return f"AS_{value_ctype(target)}({text})"
-        if {source, target} <= {"i8", "u8"}:
-            return f"({value_ctype(target)})({text})"
-        raise NotImplementedError(f"the bits of {src_dtype} as {dtype}")
+        if not has_bits(src_dtype, dtype):
+            raise NotImplementedError(f"the bits of {src_dtype} as {dtype}")
+        return f"({value_ctype(target)})({text})" if source in ("i8", "u8") else f"AS_{value_ctype(target)}({text})"
 
     @staticmethod
     def inline_asm_elementwise(*inputs: Any, asm: str, dtype: torch.dtype = torch.float32, **_: Any) -> str:

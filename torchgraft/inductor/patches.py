@@ -6,8 +6,11 @@ when inductor asks for the device's generators; tests/test_inductor.py fails as 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
+
+import torch
 
 from torchgraft import _backend
 from torchgraft.plans.device import kernel_form
@@ -53,7 +56,55 @@ def costly_values_are_kept() -> None:
     ir.is_cpu = is_cpu
 
 
-PATCHES = (pointwise_results_are_on_the_device, costly_values_are_kept)
+def extremes_have_places() -> None:
+    """argmax and argmin over several dimensions, of a tensor or of a pooling's window, give the place in the order of
+    the dimensions. Inductor orders a reduction's loops by strides, after which nothing is left of that order: places
+    are made part of the values only for argmax of a tensor whose layout is known not to be contiguous, and only for
+    Triton and for C++. torch 2.13 (torch/_inductor/lowering.py, `_make_reduction_inner` and `_max_pool_with_offsets`).
+    """
+    import torch._inductor.ir
+
+    ir: Any = torch._inductor.ir
+    plain = ir.Reduction.create
+
+    @wraps(plain)
+    def create(
+        cls: Any,
+        device: torch.device,
+        dst_dtype: torch.dtype,
+        src_dtype: torch.dtype,
+        inner_fn: Callable[..., Any],
+        ranges: Sequence[Any],
+        reduction_ranges: Sequence[Any],
+        reduction_type: str,
+        *args: Any,
+        **options: Any,
+    ) -> Any:
+        if device.type == _backend.name() and reduction_type in ("argmax", "argmin") and len(reduction_ranges) > 1:
+            inner_fn = _with_places(inner_fn, reduction_ranges)
+        given = (device, dst_dtype, src_dtype, inner_fn, ranges, reduction_ranges, reduction_type)
+        return plain.__func__(cls, *given, *args, **options)
+
+    ir.Reduction.create = classmethod(create)
+
+
+def _with_places(values: Callable[..., Any], sizes: Sequence[Any]) -> Callable[..., Any]:
+    """The values of a reduction's elements along with their places in the row, in the order of its dimensions."""
+    from torch._inductor.virtualized import ops
+
+    def both(index: Any, reduced: Any) -> Any:
+        value = values(index, reduced)
+        if isinstance(value, tuple):
+            return value
+        place = reduced[0]
+        for size, each in zip(sizes[1:], reduced[1:], strict=True):
+            place = place * size + each
+        return value, ops.index_expr(place, torch.int64)
+
+    return both
+
+
+PATCHES = (pointwise_results_are_on_the_device, costly_values_are_kept, extremes_have_places)
 
 
 def apply() -> None:

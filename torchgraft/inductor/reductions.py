@@ -23,11 +23,13 @@ class Reduction:
         step: statements that take the element ``V0``, ``V1``, ..., whose place in the row is ``INDEX``, into ``A``.
         combine: statements that take the partial result ``B``, of elements behind those of ``A`` or between them,
             into ``A``.
+        rounds: whether what comes last is rounded off beside much that was accumulated before.
     """
 
     fields: Mapping[str, tuple[str, str]]
     step: str
     combine: str
+    rounds: bool = False
 
 
 def reduction(kind: str, type_: str, result: str) -> Reduction:
@@ -48,7 +50,8 @@ def reduction(kind: str, type_: str, result: str) -> Reduction:
     if kind in _SIMPLE:
         identity, step = _SIMPLE[kind]
         first = literal(identity, result)
-        return Reduction({"v": (result, first)}, step.replace("VALUE", "V0"), step.replace("VALUE", "B.v"))
+        rounds = kind == "sum" and BY_NAME[result].is_float
+        return Reduction({"v": (result, first)}, step.replace("VALUE", "V0"), step.replace("VALUE", "B.v"), rounds)
     if kind in ("welford_reduce", "welford_combine"):
         return _welford(kind, result)
     if kind == "online_softmax_reduce":
@@ -109,7 +112,7 @@ def _welford(kind: str, type_: str) -> Reduction:
             f"{{ const {t} tg_d = V0 - A.mean; A.weight += 1; A.mean += tg_d / A.weight;"
             " A.m2 += tg_d * (V0 - A.mean); }"
         )
-    return Reduction(fields, step, combined("B.mean", "B.m2", "B.weight").replace("{{", "{"))
+    return Reduction(fields, step, combined("B.mean", "B.m2", "B.weight").replace("{{", "{"), rounds=True)
 
 
 def _softmax(type_: str) -> Reduction:
@@ -121,4 +124,4 @@ def _softmax(type_: str) -> Reduction:
         f" A.sum = tg_m == -INFINITY ? 0 : A.sum * {exp}(A.max - tg_m) + SUM * {exp}(VALUE - tg_m); A.max = tg_m; }}"
     )
     step = text.replace("VALUE", "V0").replace("SUM", "1")
-    return Reduction(fields, step, text.replace("VALUE", "B.max").replace("SUM", "B.sum"))
+    return Reduction(fields, step, text.replace("VALUE", "B.max").replace("SUM", "B.sum"), rounds=True)

@@ -12,12 +12,14 @@ import torch
 from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
 from torch._inductor.codegen.common import DeviceOpOverrides, register_backend_for_device, register_device_op_overrides
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves
 
 from torchgraft import _backend, device_module
 from torchgraft._version import __version__
 from torchgraft.codegen.types import BY_DTYPE
 from torchgraft.inductor import patches, rows
+from torchgraft.inductor.operations import has_bits
 from torchgraft.inductor.scheduling import Scheduling, Wrapper
 
 __all__ = ["register"]
@@ -78,7 +80,7 @@ class _Pass(CustomGraphModulePass):
         for node in gm.graph.nodes:
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
                 used = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
-                if not all(map(_has_element_type, tree_leaves(used))):
+                if not (all(map(_has_element_type, tree_leaves(used))) and _has_bits(node) and _has_elements(node)):
                     node.meta["should_fallback"] = True
 
     def uuid(self) -> Any:
@@ -90,6 +92,22 @@ class _Pass(CustomGraphModulePass):
 def _has_element_type(value: Any) -> bool:
     """Whether kernels can hold a tensor's elements. Inductor itself sees to complex numbers."""
     return not isinstance(value, torch.Tensor) or value.dtype in BY_DTYPE
+
+
+def _has_bits(node: torch.fx.Node) -> bool:
+    """Whether kernels can take the elements' bits for those of another type, where that is what the node does. Inductor
+    itself sees to types of another size."""
+    if node.target is not torch.ops.aten.view.dtype:
+        return True
+    source, target = node.all_input_nodes[0].meta["val"].dtype, node.meta["val"].dtype
+    return source == target or source.itemsize != target.itemsize or has_bits(source, target)
+
+
+def _has_elements(node: torch.fx.Node) -> bool:
+    """Whether there is something to have a mean: that of nothing is 0 to Inductor where it comes with the variance."""
+    if node.target is not torch.ops.aten.var_mean.correction:
+        return True
+    return not statically_known_true(node.all_input_nodes[0].meta["val"].numel() == 0)
 
 
 @functools.cache

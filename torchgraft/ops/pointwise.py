@@ -334,7 +334,7 @@ row(
 )
 row(
     "bitwise_right_shift.Tensor",
-    "self >> (other < 0 || other >= (T)(sizeof(T) * 8) ? (T)(sizeof(T) * 8 - 1) : other)",
+    "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)-(self < 0) : (T)(self >> other)",
     refuses=only("integer"),
 )
 row("isnan", "self != self", kind=ALWAYS_BOOL, integer="0", complex="self.x != self.x || self.y != self.y")
