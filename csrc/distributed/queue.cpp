@@ -14,6 +14,7 @@ Queue::~Queue() {
 
 void Queue::push(Task task) {
   std::lock_guard lock(state_->mutex);
+  if (state_->ended) return;
   state_->tasks.push_back(std::move(task));
   if (state_->thread == std::thread::id()) {
     std::thread thread([state = state_] { run(state); });
