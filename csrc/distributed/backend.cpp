@@ -277,15 +277,23 @@ GraftBackend::BackendPtr GraftBackend::merge(const StorePtr& store, const c10::i
 }
 
 void GraftBackend::startCoalescing() {
+  take_coalesced();
   std::lock_guard lock(mutex_);
-  coalesced_[std::this_thread::get_id()].clear();
+  coalesced_[std::this_thread::get_id()];
+}
+
+// What is taken is let go of without the lock: its tensors may be Python's.
+std::optional<JoinedWork::Parts> GraftBackend::take_coalesced() {
+  std::lock_guard lock(mutex_);
+  const auto found = coalesced_.extract(std::this_thread::get_id());
+  if (found.empty()) return std::nullopt;
+  return std::move(found.mapped());
 }
 
 GraftBackend::WorkPtr GraftBackend::endCoalescing() {
-  std::lock_guard lock(mutex_);
-  const auto found = coalesced_.extract(std::this_thread::get_id());
-  TORCH_CHECK(!found.empty(), name_, ": these calls cannot be waited for as one: one of them has failed");
-  return c10::make_intrusive<JoinedWork>(rank_, std::move(found.mapped()));
+  std::optional<JoinedWork::Parts> parts = take_coalesced();
+  TORCH_CHECK(parts, name_, ": these calls cannot be waited for as one: one of them has failed");
+  return c10::make_intrusive<JoinedWork>(rank_, *std::move(parts));
 }
 
 void GraftBackend::coalesce(const WorkPtr& work) {
@@ -324,8 +332,7 @@ GraftBackend::WorkPtr GraftBackend::submit(const Request& request, Ask ask) {
   try {
     return make_and_issue(request, std::move(ask));
   } catch (...) {
-    std::lock_guard lock(mutex_);
-    coalesced_.erase(std::this_thread::get_id());
+    take_coalesced();
     throw;
   }
 }

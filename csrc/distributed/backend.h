@@ -117,6 +117,7 @@ class GraftBackend final : public c10d::Backend {
   void remember(const c10::intrusive_ptr<GraftWork>& work);
   WorkPtr make_and_issue(const Request& request, Ask ask);
   void coalesce(const WorkPtr& work);  // where this thread has begun to; under `mutex_`
+  std::optional<JoinedWork::Parts> take_coalesced();
   uint64_t next_number(c10d::OpType type);
   Tensors parts_of(const at::Tensor& tensor) const;  // one for each rank
 

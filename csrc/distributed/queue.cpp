@@ -35,7 +35,7 @@ bool Queue::run_if_idle(const Task& task) {
     ~Done() {
       std::lock_guard lock(state.mutex);
       state.busy = false;
-      if (!state.tasks.empty()) state.changed.notify_all();
+      if (!state.tasks.empty() || state.ends) state.changed.notify_all();
     }
   } done{*state_};
   task();
