@@ -113,7 +113,8 @@ def work(options: argparse.Namespace) -> None:
         elif name == "reduce_scatter":
             check(name, result, sum(all_of_them[1:], all_of_them[0]))
 
-    groups = [dist.new_group(list(range(size))) for _ in calls]
+    # Without a limit of their own they would have torch's, of half an hour.
+    groups = [dist.new_group(list(range(size)), timeout=timedelta(seconds=TIMEOUT)) for _ in calls]
     until = time.monotonic() + options.seconds
     stop_at = [0, 0]  # the call before which all ranks stop, once rank 0 has said so
 
