@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -236,6 +239,195 @@ def large_ones_in_pieces() -> None:
     average = torch.empty(count, device=DEVICE)
     dist.reduce_scatter_tensor(average, there, dist.ReduceOp.AVG)
     assert torch.equal(average.cpu(), here.view(SIZE, count)[RANK])
+
+
+def differently_placed(x: torch.Tensor) -> torch.Tensor:
+    """On the device, contiguous on the first rank and transposed on the others."""
+    there = x.to(DEVICE)
+    return there if RANK == 0 else there.t().contiguous().t()
+
+
+@check
+def large_ones_of_other_strides() -> None:
+    """Strides are each rank's own: whether a call goes in pieces cannot depend on them."""
+    x, nothing = values(1024, 1300), torch.zeros(1024, 1300)
+    total = x.clone()
+    dist.all_reduce(total)
+    everybodys = [torch.empty_like(x) for _ in range(SIZE)]
+    dist.all_gather(everybodys, x)
+
+    for root in range(2):
+        dist.broadcast(there := differently_placed(x), root)
+        assert torch.equal(there.cpu(), everybodys[root])
+    for op, expected in ((dist.ReduceOp.SUM, total), (dist.ReduceOp.AVG, total / SIZE)):
+        dist.all_reduce(there := differently_placed(x), op)
+        torch.testing.assert_close(there.cpu(), expected)
+        dist.reduce_scatter(there := differently_placed(nothing), [differently_placed(x)] * SIZE, op)
+        torch.testing.assert_close(there.cpu(), expected)
+        dist.reduce_scatter_tensor(there := differently_placed(nothing), differently_placed(torch.cat([x] * SIZE)), op)
+        torch.testing.assert_close(there.cpu(), expected)
+    dist.all_gather(parts := [differently_placed(nothing) for _ in range(SIZE)], differently_placed(x))
+    assert all(torch.equal(part.cpu(), each) for part, each in zip(parts, everybodys, strict=True))
+    dist.all_gather_into_tensor(whole := differently_placed(torch.cat([nothing] * SIZE)), differently_placed(x))
+    assert torch.equal(whole.cpu(), torch.cat(everybodys))
+
+
+def assert_filled(value: float, *tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        assert tensor.device.type == torch.device(DEVICE).type
+        torch.testing.assert_close(tensor.cpu(), torch.full(tensor.shape, value))
+
+
+def fill_by_all_of_them(filled: Callable[[float], torch.Tensor]) -> None:
+    """Every collective once; `filled` makes a tensor."""
+    after, before, total = (RANK + 1) % SIZE, (RANK - 1) % SIZE, SIZE * (SIZE + 1) / 2
+
+    def mine() -> torch.Tensor:
+        return filled(RANK + 1.0)
+
+    def room(count: int = SIZE) -> list[torch.Tensor]:
+        return [filled(0.0) for _ in range(count)]
+
+    dist.broadcast(x := mine(), 1)
+    assert_filled(2.0, x)
+    for op, expected in ((dist.ReduceOp.SUM, total), (dist.ReduceOp.AVG, total / SIZE)):
+        dist.all_reduce(x := mine(), op)
+        assert_filled(expected, x)
+        dist.reduce(x := mine(), 0, op)
+        assert_filled(expected, *[x] * (RANK == 0))
+        dist.reduce_scatter(x := filled(0.0), [mine() for _ in range(SIZE)], op)
+        assert_filled(expected, x)
+        dist.reduce_scatter_tensor(x := filled(0.0), torch.stack([mine() for _ in range(SIZE)]), op)
+        assert_filled(expected, x)
+        dist.all_reduce_coalesced(several := [mine(), mine()], op)
+        assert_filled(expected, *several)
+    dist.all_gather(parts := room(), mine())
+    dist.all_gather_into_tensor(whole := torch.stack(room()), mine())
+    dist.all_to_all(swapped := room(), [mine() for _ in range(SIZE)])
+    dist.all_to_all_single(at_once := torch.stack(room()), torch.stack([mine() for _ in range(SIZE)]))
+    for rank in range(SIZE):
+        assert_filled(rank + 1.0, parts[rank], whole[rank], swapped[rank], at_once[rank])
+    dist.gather(mine(), parts := room(SIZE * (RANK == 0)) or None, dst=0)
+    for rank, part in enumerate(parts or []):
+        assert_filled(rank + 1.0, part)
+    dist.scatter(x := filled(0.0), [filled(rank + 5.0) for rank in range(SIZE)] if RANK == 0 else None, src=0)
+    assert_filled(RANK + 5.0, x)
+    incoming = dist.irecv(x := filled(0.0), before)
+    dist.send(mine(), after)
+    incoming.wait()
+    assert_filled(before + 1.0, x)
+
+
+@check
+def inference() -> None:
+    """Tensors made in inference mode can be written nowhere else, and other threads do some of the writing."""
+    with torch.inference_mode():
+        fill_by_all_of_them(lambda value: torch.full((4, 3), value, device=DEVICE))
+        fill_by_all_of_them(lambda value: torch.full((4, 3), value, device=DEVICE).t())
+        x = torch.full((1100, 1000), 1.0, device=DEVICE)
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        dist.all_reduce(x.t(), dist.ReduceOp.SUM)
+        assert_filled(float(SIZE), x)
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    assert_filled(float(SIZE), x)
+    other = torch.ones(3, device=DEVICE)
+    (found,) = dist.all_reduce(other, async_op=True).get_future().then(lambda done: [done.value()[0] * 2]).wait()
+    assert not other.is_inference() and not found.is_inference()
+
+
+@check
+def sparse() -> None:
+    """One collective takes them."""
+    for device in (DEVICE, "cpu"):
+        is_ours = device == DEVICE or "cpu:graft" in dist.get_backend_config()
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG)[: 1 + is_ours]:
+            x = torch.sparse_coo_tensor([[RANK, SIZE]], [1.0, 2.0], (SIZE + 2,), device=device)
+            dist.all_reduce(x, op)
+            expected = torch.tensor([1.0] * SIZE + [2.0 * SIZE, 0.0]) / (SIZE if op == dist.ReduceOp.AVG else 1)
+            assert x.is_sparse and x.device.type == torch.device(device).type
+            torch.testing.assert_close(x.to_dense().cpu(), expected)
+    try:
+        dist.broadcast(torch.sparse_coo_tensor([[0]], [1.0], (3,), device=DEVICE), 0)
+    except NotImplementedError as error:
+        assert "of the collectives only all_reduce does" in str(error)
+    else:
+        raise AssertionError("only all_reduce was to take them")
+
+
+@check
+def complex_numbers() -> None:
+    """Have sums and averages; the real and the imaginary part alone have no product and no order."""
+    z = torch.full((SIZE, 3), complex(RANK + 1.0, 1.0), device=DEVICE)
+    total = complex(SIZE * (SIZE + 1) / 2, SIZE)
+    calls: list[Callable[[dist.ReduceOp.RedOpType, torch.Tensor], Any]] = [
+        lambda op, out: dist.reduce(out.copy_(z[0]), 0, op),
+        lambda op, out: dist.reduce_scatter(out, list(z), op),
+        lambda op, out: dist.reduce_scatter_tensor(out, z, op),
+    ]
+    for call in calls:
+        for op, expected in ((dist.ReduceOp.SUM, total), (dist.ReduceOp.AVG, total / SIZE)):
+            call(op, out := torch.zeros_like(z[0]))
+            assert (call is calls[0] and RANK != 0) or out.tolist() == [expected] * 3
+        for op in (dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+            try:
+                call(op, torch.zeros_like(z[0]))
+            except ValueError as error:
+                assert "complex" in str(error)
+            else:
+                raise AssertionError(f"{op} of complex tensors")
+
+
+@check
+def messages_that_are_asked_about() -> None:
+    """Whether they have come, while somebody waits for another; a limit holds whoever else waits."""
+    after, before = (RANK + 1) % SIZE, (RANK - 1) % SIZE
+    mine, rooms = torch.full((5,), float(RANK), device=DEVICE), [torch.empty(5, device=DEVICE) for _ in range(3)]
+    works = [dist.irecv(room, before, tag=tag) for tag, room in enumerate(rooms)]
+    first, second = (work.get_future() for work in works[:2])
+    begin = time.monotonic()
+    try:
+        works[0].wait(timedelta(milliseconds=50))
+    except dist.DistBackendError as error:
+        assert "has not ended within 50 ms" in str(error)
+    else:
+        raise AssertionError("nobody has sent it")
+    assert time.monotonic() - begin < 10 and not works[2].is_completed()
+    dist.send(mine, after, tag=1)
+    second.wait()
+    dist.send(mine, after, tag=0)
+    first.wait()
+    dist.send(mine, after, tag=2)
+    while not works[2].is_completed() and time.monotonic() < begin + 30:
+        time.sleep(0.001)
+    assert all(work.is_completed() for work in works)
+    assert all(room.tolist() == [float(before)] * 5 for room in rooms)
+
+
+@check
+def coalesced_by_two_threads() -> None:
+    """Each has its own calls."""
+    group, device = dist.group.WORLD, torch.device(DEVICE)
+    assert group is not None
+    rooms, works = [torch.empty(2, device=DEVICE) for _ in range(2)], {}
+    meeting = threading.Barrier(2, timeout=20)
+
+    def run(number: int) -> None:
+        group._start_coalescing(device)
+        meeting.wait()
+        dist.irecv(rooms[number], (RANK - 1) % SIZE, tag=number)
+        meeting.wait()
+        works[number] = group._end_coalescing(device)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(works[number].result()) for number in range(2)] == [1, 1]
+    for number in range(2):
+        dist.send(torch.full((2,), float(number), device=DEVICE), (RANK + 1) % SIZE, tag=number)
+        works[number].wait()
+        assert rooms[number].tolist() == [float(number)] * 2
 
 
 @check

@@ -21,6 +21,7 @@ import torch.distributed as dist
 DEVICE = os.environ.get("CHECKS_DEVICE", "ocl")
 RANK, SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 TIMEOUT = 4.0
+HANGS = 60.0  # longer than anybody waits; such a process is killed when the others have told
 FAULTS: dict[str, Callable[[], None]] = {}
 
 
@@ -29,9 +30,9 @@ def fault(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
-def start() -> torch.Tensor:
+def start(timeout: float = TIMEOUT) -> torch.Tensor:
     """A group that works, and a tensor."""
-    dist.init_process_group("graft", timeout=timedelta(seconds=TIMEOUT))
+    dist.init_process_group("graft", timeout=timedelta(seconds=timeout))
     x = torch.ones(4, device=DEVICE)
     dist.all_reduce(x)
     assert x.tolist() == [float(SIZE)] * 4
@@ -82,7 +83,7 @@ def raises() -> None:
 def hangs() -> None:
     x = start()
     if RANK == 1:
-        time.sleep(TIMEOUT + 4)
+        time.sleep(HANGS)
         os._exit(0)
     tell(lambda: dist.all_gather([torch.empty_like(x) for _ in range(SIZE)], x))
 
@@ -91,9 +92,24 @@ def hangs() -> None:
 def hangs_in_a_message() -> None:
     x = start()
     if RANK == 1:
-        time.sleep(TIMEOUT + 4)
+        time.sleep(HANGS)
         os._exit(0)
     tell(lambda: dist.recv(x, 1))
+
+
+@fault
+def asks_after_a_death() -> None:
+    """Messages of a group that has failed, one of them among calls that are to be waited for as one."""
+    x = start()
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    tell(lambda: dist.all_reduce(x))
+    tell(lambda: dist.send(x, 1))
+    group = dist.group.WORLD
+    assert group is not None
+    group._start_coalescing(torch.device(DEVICE))
+    tell(lambda: dist.irecv(x, 1))
+    tell(lambda: group._end_coalescing(torch.device(DEVICE)))
 
 
 @fault
@@ -123,7 +139,7 @@ def aborted() -> None:
     """Also a call that is waiting in another thread ends; the group can then be made anew."""
     from torch.distributed.distributed_c10d import _abort_process_group
 
-    x = start()
+    x = start(timeout=HANGS)
     if RANK == 0:
         threading.Timer(1, _abort_process_group).start()
         tell(lambda: dist.all_reduce(x))
@@ -135,6 +151,32 @@ def aborted() -> None:
     dist.all_reduce(x)
     assert x.tolist() == [float(SIZE * SIZE)] * 4
     dist.destroy_process_group()
+
+
+@fault
+def aborted_in_a_message() -> None:
+    from torch.distributed.distributed_c10d import _abort_process_group
+
+    x = start(timeout=HANGS)
+    if RANK == 1:
+        time.sleep(HANGS)
+    threading.Timer(1, _abort_process_group).start()
+    tell(lambda: dist.recv(x, 1))
+
+
+@fault
+def aborted_by_a_callback() -> None:
+    """Of the call's own future."""
+    from torch.distributed.distributed_c10d import _abort_process_group
+
+    x = start()
+    if RANK == 1:
+        time.sleep(1)  # the callback is there before the call has ended
+    work = dist.all_reduce(x, async_op=True)
+    if RANK == 0:
+        work.get_future().add_done_callback(lambda done: _abort_process_group())
+    tell(work.wait)
+    time.sleep(1)  # for the other one
 
 
 @fault

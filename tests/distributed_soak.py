@@ -3,9 +3,10 @@
     python tests/distributed_soak.py [--device ocl] [--ranks 4] [--seconds 600] [--kills 50] [--seed 0]
 
 Each rank has two threads, each with a group of its own, that make the same random calls of random dtypes and shapes as
-the same threads of the other ranks. Memory, threads and descriptors are looked at after half of the time and at the
-end. With --kills, groups are started that many times and a random rank of each is killed at a random moment: the others
-must end by themselves. Exit status 0 if all went well.
+the same threads of the other ranks, collectives and messages, and wait for works or for futures. Memory, threads and
+descriptors are looked at after half of the time and at the end. With --kills, groups are started that many times and a
+random rank of each is killed at a random moment: the others must end by themselves, told by an exception. In every
+second group rank 0 keeps the store that they meet at. Exit status 0 if all went well.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import argparse
 import os
 import random
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 import warnings
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 
+from ranks import Rank, free_port, ranks
+
 TIMEOUT = 10.0
+CALLS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "messages", "batch")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8")
 
 
@@ -55,18 +58,33 @@ def work(options: argparse.Namespace) -> None:
         if not torch.equal(found.cpu(), expected):
             failures.append(f"{name} of {expected.dtype} {tuple(expected.shape)} on rank {rank} is wrong")
 
+    def await_all(works: list[dist.Work], by_futures: bool) -> None:
+        for future in [work.get_future() for work in works if by_futures]:
+            future.wait()
+        for work in works:
+            work.wait()
+
     def call(generator: random.Random, group: dist.ProcessGroup, device: str) -> None:
-        name = generator.choice(["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier"])
+        name = generator.choice(CALLS)
         dtype = getattr(torch, generator.choice(DTYPES))
         numel = generator.choice([0, 1, 7, 64, 1000, 4097, 60000, 300000]) if generator.random() < 0.9 else 1 << 20
         salt, root, strided = generator.randrange(3), generator.randrange(size), generator.random() < 0.2
-        waits = generator.random() < 0.5
+        waits, by_futures = generator.random() < 0.5, generator.random() < 0.3
         mine = tensor(rank, numel, dtype, salt).to(device)
         if strided and name in ("all_reduce", "broadcast"):
             mine = torch.stack([mine, mine], dim=-1)[..., 0]
         all_of_them = [tensor(of, numel, dtype, salt) for of in range(size)]
+        after, before = (rank + 1) % size, (rank - 1) % size
         handle = None
-        if name == "all_reduce":
+        if name in ("messages", "batch"):
+            received = torch.empty(numel, dtype=dtype, device=device)
+            if name == "messages":
+                works = [dist.irecv(received, before, group=group), dist.isend(mine, after, group=group)]
+            else:
+                messages = [dist.P2POp(dist.isend, mine, after, group), dist.P2POp(dist.irecv, received, before, group)]
+                works = dist.batch_isend_irecv(messages)
+            await_all([work for work in works if work is not None], by_futures)
+        elif name == "all_reduce":
             handle = dist.all_reduce(mine, group=group, async_op=waits)
         elif name == "broadcast":
             handle = dist.broadcast(mine, root, group=group, async_op=waits)
@@ -83,17 +101,20 @@ def work(options: argparse.Namespace) -> None:
         else:
             dist.barrier(group=group)
         if handle is not None:
-            handle.wait()
+            await_all([handle], by_futures)
         if name == "all_reduce":
             check(name, mine, sum(all_of_them[1:], all_of_them[0]))
         elif name == "broadcast":
             check(name, mine, all_of_them[root])
+        elif name in ("messages", "batch"):
+            check(name, received, all_of_them[before])
         elif name in ("all_gather", "all_to_all"):
             check(name, gathered if name == "all_gather" else received, torch.cat(all_of_them))
         elif name == "reduce_scatter":
             check(name, result, sum(all_of_them[1:], all_of_them[0]))
 
-    groups = [dist.new_group(list(range(size))) for _ in calls]
+    # Without a limit of their own they would have torch's, of half an hour.
+    groups = [dist.new_group(list(range(size)), timeout=timedelta(seconds=TIMEOUT)) for _ in calls]
     until = time.monotonic() + options.seconds
     stop_at = [0, 0]  # the call before which all ranks stop, once rank 0 has said so
 
@@ -112,6 +133,7 @@ def work(options: argparse.Namespace) -> None:
             failures.append(f"{type(error).__name__}: {error}")
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(len(groups))]
+    print("begins", flush=True)
     for thread in threads:
         thread.start()
     for thread in threads:  # which end early if a call fails
@@ -119,6 +141,7 @@ def work(options: argparse.Namespace) -> None:
     early = resources()
     for thread in threads:
         thread.join()
+    time.sleep(0.5)  # what waited for messages is ending
     late = resources()
     grown = {key: late[key] - early[key] for key in early}
     print(f"rank {rank}: {sum(calls)} calls, {len(failures)} failures, from {early} to {late}", flush=True)
@@ -126,53 +149,51 @@ def work(options: argparse.Namespace) -> None:
         print(failure, flush=True)
     # What caches keep is bounded, but a short run only fills them.
     is_steady = options.seconds < 240 or grown["MB"] < 100
-    ok = not failures and grown["threads"] <= 0 and grown["descriptors"] <= 0 and is_steady
+    ok = not failures and grown["threads"] <= -len(threads) and grown["descriptors"] <= 0 and is_steady
     os._exit(0 if ok else 1)
 
 
-def start(options: argparse.Namespace, seconds: float, seed: int) -> list[subprocess.Popen[str]]:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        port = found.getsockname()[1]
-    command = [sys.executable, __file__, "--device", options.device, "--seconds", str(seconds), "--seed", str(seed)]
-    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(options.ranks)}
-    environment = {**os.environ, **where, "OMP_NUM_THREADS": "1", "SOAK": "1"}
-    return [
-        subprocess.Popen(
-            command,
-            env={**environment, "RANK": str(rank)},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(options.ranks)
-    ]
+def start(options: argparse.Namespace, seconds: float, seed: int, **where: str) -> AbstractContextManager[list[Rank]]:
+    command = [__file__, "--device", options.device, "--seconds", str(seconds), "--seed", str(seed)]
+    return ranks(options.ranks, *command, SOAK="1", **where)
 
 
 def soak(options: argparse.Namespace) -> bool:
-    processes = start(options, options.seconds, options.seed)
-    outputs = [process.communicate()[0] for process in processes]
+    with start(options, options.seconds, options.seed) as processes:
+        outputs = [process.output(options.seconds + 300) for process in processes]
     ok = all(process.returncode == 0 for process in processes)
     print("".join(output if not ok else output.splitlines(True)[-1] for output in outputs))
     return ok
 
 
 def kill(options: argparse.Namespace, number: int) -> bool:
-    """One group, of which a rank is killed: whether the others ended by themselves."""
+    """One group, of which a rank is killed: whether the others ended by themselves, told by an exception."""
     generator = random.Random(options.seed + number)
-    processes = start(options, 1000, options.seed + number)
-    time.sleep(generator.uniform(1, 12))
-    killed = generator.randrange(options.ranks)
-    processes[killed].send_signal(signal.SIGKILL)
-    begin, ok = time.monotonic(), True
-    for process in processes:
-        try:
-            process.communicate(timeout=max(1, begin + TIMEOUT + 30 - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            ok = False
-            process.kill()
-    print(f"kill {number}: rank {killed}, {time.monotonic() - begin:.1f} s, {'ended' if ok else 'HANG'}", flush=True)
+    where = {"MASTER_PORT": str(free_port()), "TORCHELASTIC_USE_AGENT_STORE": "False"} if number % 2 else {}
+    with start(options, 1000, options.seed + number, **where) as processes:
+        while not all("begins" in process.printed.read_text() for process in processes):
+            if any(process.process.poll() is not None for process in processes):
+                print(f"kill {number}: the group has not begun\n", *(each.printed.read_text() for each in processes))
+                return False
+            time.sleep(0.1)
+        time.sleep(generator.uniform(0, 10))
+        killed = generator.randrange(options.ranks)
+        was_alive = processes[killed].process.poll() is None
+        processes[killed].process.send_signal(signal.SIGKILL)
+        begin = time.monotonic()
+        ends = [end_of(process, begin + TIMEOUT + 30) for process in processes]
+    others = ends[:killed] + ends[killed + 1 :]
+    ok = was_alive and all(end == "told" for end in others)
+    print(f"kill {number}: rank {killed}, {time.monotonic() - begin:.1f} s, {ends}", flush=True)
     return ok
+
+
+def end_of(process: Rank, until: float) -> str:
+    try:
+        said = process.output(max(1, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return "HANGS"
+    return "told" if process.returncode == 1 and "graft:" in said else f"ended with {process.returncode}: {said[-500:]}"
 
 
 def main() -> None:

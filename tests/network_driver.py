@@ -5,6 +5,7 @@ torchrun --nproc-per-node 2 tests/network_driver.py
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -53,14 +54,23 @@ class NetworkDriver(NumpyDriver):
     def __init__(self) -> None:
         super().__init__(devices=1)
         self.calls: Counter[str] = Counter()
+        self.attempts = 0  # to make a group
+        self.order: list[str] = []
 
     def group_id(self, device: int) -> bytes:
-        return tempfile.mkdtemp(prefix="network-").encode()
+        return tempfile.mkdtemp(prefix="network-", dir=os.environ.get("NETWORK_FOLDER")).encode()
 
     def group_create(self, device: int, id: bytes, rank: int, size: int) -> Any:
+        self.attempts += 1
+        if self.attempts == 1:
+            raise RuntimeError("the network is not up yet")
         return Group(Path(id.decode()), rank, size)
 
+    def stream_synchronize(self, device: int, stream: Any) -> None:
+        self.order.append("synchronized")
+
     def group_destroy(self, device: int, group: Any) -> None:
+        self.order.append("destroyed")
         group.folder = None
 
     def _reduced(self, group: Group, source: int, count: int, element: str, reduction: str) -> Any:
@@ -103,6 +113,12 @@ def main() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     mine = [torch.arange(6.0) * (each + 1) for each in range(size)]
 
+    try:
+        dist.all_reduce(mine[rank].to("net"))
+    except RuntimeError as error:
+        assert "not up yet" in str(error)
+    else:
+        raise AssertionError("the first attempt was to fail")
     for operation, expected in ((dist.ReduceOp.SUM, sum(mine)), (dist.ReduceOp.AVG, sum(mine) / size)):
         x = mine[rank].to("net")
         dist.all_reduce(x, operation)
@@ -117,12 +133,18 @@ def main() -> None:
     gathered = torch.empty(6 * size, device="net")
     dist.all_gather_into_tensor(gathered, mine[rank].to("net"))
     assert torch.equal(gathered.cpu(), torch.cat(mine))
+    with torch.profiler.profile(record_shapes=True) as profile:
+        spread = torch.zeros(6 * size, 2, device="net")[:, 0]
+        dist.all_gather_into_tensor(spread, mine[rank].to("net"))
+    assert torch.equal(spread.cpu(), torch.cat(mine))
+    rows = {event.name: event.input_shapes for event in profile.events()}
+    assert rows["graft:all_gather_into_tensor"] == [[6 * size]] and "record_param_comms" in rows
     part = torch.empty(1, device="net")
     dist.reduce_scatter_tensor(part, torch.arange(float(size)).to("net"))
     assert part.item() == rank * size
     dist.broadcast(z := torch.full((2,), rank, device="net"), src=size - 1)
     assert z.tolist() == [size - 1] * 2
-    assert driver.calls == Counter(sum=3, maximum=1, product=1, gather=1, broadcast=1), driver.calls
+    assert driver.calls == Counter(sum=3, maximum=1, product=1, gather=2, broadcast=1), driver.calls
 
     # What the network cannot do, and messages, go through the host.
     half = torch.full((2,), rank + 1.0, dtype=torch.float16, device="net")
@@ -133,7 +155,7 @@ def main() -> None:
     elif rank == 1:
         dist.recv(received := torch.zeros(3, device="net"), 0)
         assert received.tolist() == [1.0] * 3
-    assert driver.calls.total() == 7
+    assert driver.calls.total() == 8
 
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(4, 2).to("net"))
@@ -145,7 +167,14 @@ def main() -> None:
     torch.testing.assert_close(model.module.weight.grad.cpu(), reference.weight.grad)
     assert driver.calls["sum"] > 3
 
-    print(f"rank {rank} of {size}: right, {y.tolist()[0]}")
+    other = dist.new_group()
+    dist.all_reduce(y, group=other)
+    driver.order.clear()
+    dist.destroy_process_group(other)
+    del other
+    gc.collect()
+    assert driver.order == ["synchronized", "destroyed"], driver.order  # what was asked for is done before
+    print(f"rank {rank} of {size}: right, {y.tolist()[0] // size}")
     dist.destroy_process_group()
 
 

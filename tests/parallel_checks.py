@@ -295,9 +295,14 @@ def ddp_buffers() -> None:
     torch.manual_seed(RANK)
     model = data_parallel(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)))
     train(model, mine)
+    found = values_of([model.module[1].running_mean])[0]
+    others = [torch.empty_like(found) for _ in range(SIZE)]
+    dist.all_gather(others, found)
+    assert not all(torch.equal(found, other) for other in others)  # each has seen its part only
+    model.eval()
     model(mine(next(iter(batches()))[0]))  # which hands them round before
+    assert_same_everywhere(model.buffers())
     assert_same_everywhere(model.parameters())
-    assert torch.get_device_module(DEVICE).is_available()
 
 
 @check

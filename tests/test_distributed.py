@@ -3,12 +3,15 @@ distributed_checks.py."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import distributed_checks
 import pytest
 import torch
-from ranks import Said, ranks, run_checks
+from ranks import Said, ranks, run_checks, where_they_hang
 
 import torchgraft
 from torchgraft import _C, distributed
@@ -59,7 +62,7 @@ print(x.tolist(), torch.get_device_module().is_initialized())
 dist.destroy_process_group()
 """)
     with ranks(1, program) as (process,):
-        output = process.communicate(timeout=120)[0]
+        output = process.output(timeout=120)
     assert "[1.0, 1.0, 1.0] False" in output
 
 
@@ -81,8 +84,31 @@ print(y.tolist())
 os._exit(0)
 """)
     with ranks(2, program) as processes:
-        output = processes[0].communicate(timeout=120)[0]
+        output = processes[0].output(timeout=120)
     assert "told:" in output and "[2.0, 2.0, 2.0]" in output
+
+
+def test_a_rank_that_tries_again() -> None:
+    """To make a group that the others have not come to: they find each other then."""
+    store = torch.distributed.HashStore()
+    store.set_timeout(timedelta(seconds=1))
+    with pytest.raises(torch.distributed.DistStoreError, match="rank 1 has not come"):
+        distributed._make(store, 0, 2, timedelta(seconds=1))
+    store.set_timeout(timedelta(seconds=60))
+
+    def run(rank: int) -> list[float]:
+        x = torch.full((2,), rank + 1.0)
+        distributed._make(store, rank, 2, timedelta(seconds=60)).allreduce([x]).wait()
+        return cast("list[float]", x.tolist())
+
+    for _ in range(2):  # and again, in the same store
+        with ThreadPoolExecutor(2) as threads:
+            assert list(threads.map(run, range(2))) == [[3.0, 3.0]] * 2
+
+
+def test_a_check_that_hangs_is_named() -> None:
+    said = [{"first": "", "second": ""}, {"first": "wrong"}]
+    assert where_they_hang(["first", "second"], said) == "rank 1 hangs in second"
 
 
 def test_a_backend_for_something_else() -> None:
@@ -92,11 +118,12 @@ def test_a_backend_for_something_else() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_network_of_the_devices_own(count: int) -> None:
+def test_a_network_of_the_devices_own(count: int, tmp_path: Path) -> None:
     """A driver that offers collectives is asked for them; what it cannot do goes through the host."""
-    with ranks(count, CHECKS.with_name("network_driver.py"), TORCH_DEVICE_BACKEND_AUTOLOAD="0") as processes:
+    told = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "NETWORK_FOLDER": str(tmp_path)}
+    with ranks(count, CHECKS.with_name("network_driver.py"), **told) as processes:
         for rank, process in enumerate(processes):
-            printed, _ = process.communicate(timeout=120)
+            printed = process.output(timeout=120)
             assert process.returncode == 0, printed
             assert f"rank {rank} of {count}: right, {2**count}" in printed
 
@@ -124,6 +151,6 @@ dist.destroy_process_group()
 """)
     with ranks(2, program, TORCH_DEVICE_BACKEND_AUTOLOAD="0") as processes:
         for process in processes:
-            printed, _ = process.communicate(timeout=120)
+            printed = process.output(timeout=120)
             assert process.returncode == 0, printed
             assert printed.splitlines() == ["[3.0, 3.0, 3.0, 3.0, 3.0] [0.0, 3.0]"] * 2

@@ -10,7 +10,7 @@ from pathlib import Path
 import parallel_checks
 import pytest
 from processes import environment_of
-from ranks import Said, free_port, run_checks
+from ranks import Said, run_checks
 
 CHECKS = Path(parallel_checks.__file__)
 EXAMPLE = CHECKS.parents[1] / "examples/train_ddp.py"
@@ -50,8 +50,9 @@ def run_example(processes: int, *options: str | Path, launcher: tuple[str, ...] 
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), *launcher] if processes else []
     done = subprocess.run(
         [sys.executable, *launch, EXAMPLE, "--device", name, "--steps", "8", *options],
-        # Without the variable torchrun gives processes that it starts anew the addresses of those that have died.
-        env=environment_of(True, OMP_NUM_THREADS="1", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
+        # Without the first variable torchrun gives processes that it starts anew the addresses of those that have
+        # died. The port is that of the one process without torchrun: whichever is free.
+        env=environment_of(True, OMP_NUM_THREADS="1", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", MASTER_PORT="0"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -72,7 +73,7 @@ def assert_as_alone(losses: Losses) -> None:
 @pytest.mark.parametrize("processes", [0, 2])
 def test_the_example(processes: int) -> None:
     """Started as the README says, and without torchrun."""
-    _, losses = run_example(processes, launcher=("--master-port", str(free_port())))
+    _, losses = run_example(processes, launcher=("--standalone",))
     assert_as_alone(losses)
 
 

@@ -52,13 +52,29 @@ def alone() -> Any:
 def _make(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     from torch._C._distributed_c10d import PrefixStore
 
-    # A group that is made anew under the same name, in a store that remembers, finds nothing of the one before.
-    store = PrefixStore(str(store.add(f"made/{rank}", 1)), store)
-    _compare_versions(store, rank, size)
-    inner = torch.distributed.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    # A group that is made anew under the same name, in a store that remembers, finds nothing of the one before. What
+    # was not made does not count: some ranks may have tried more often than others.
+    made = f"made/{rank}"
+    own = PrefixStore(str(store.add(made, 0)), store)
+    try:
+        _compare_versions(own, rank, size)
+    except RuntimeError:
+        _forget_versions(own, rank, size)
+        raise
+    inner = torch.distributed.ProcessGroupGloo(own, rank, size, timeout=timeout)
     if minor(torch.__version__) < (2, 14):  # where a group begins to count with its first collective
         inner._set_sequence_number_for_group()
-    return _C.distributed_backend(inner, store, NAME)
+    group = _C.distributed_backend(inner, own, NAME)
+    store.add(made, 1)
+    return group
+
+
+def _forget_versions(store: Any, rank: int, size: int) -> None:
+    """What this rank has said, and with the first all that came of it: other processes may say something else."""
+    rest = ["versions", *(f"versions/read/{other}" for other in range(size))] if rank == 0 else []
+    with suppress(torch.distributed.DistError):  # the store may have ended
+        for key in (f"versions/{rank}", *rest):
+            store.delete_key(key)
 
 
 def _compare_versions(store: Any, rank: int, size: int) -> None:

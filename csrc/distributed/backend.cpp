@@ -7,6 +7,7 @@
 #include <ATen/ops/prod.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/tensor.h>
+#include <c10/core/InferenceMode.h>
 #include <pybind11/pybind11.h>
 #include <unistd.h>
 
@@ -69,6 +70,8 @@ GraftBackend::TensorLists each_list(const GraftBackend::TensorLists& lists, Func
 // it takes for bytes, the largest for a sum and the smallest for a product.
 ReduceOp operation_inside(const ReduceOp& op, c10::ScalarType type) {
   TORCH_CHECK_NOT_IMPLEMENTED(op != ReduceOp::PREMUL_SUM, "graft: ReduceOp.PREMUL_SUM is not implemented");
+  TORCH_CHECK_VALUE(!c10::isComplexType(type) || op == ReduceOp::SUM || op == ReduceOp::AVG,
+                    "graft: complex tensors have sums and averages only");
   if (type == at::kBool) {
     TORCH_CHECK_TYPE(op != ReduceOp::AVG, "graft: there is no average of booleans");
     if (op == ReduceOp::SUM) return ReduceOp::MAX;
@@ -119,23 +122,60 @@ void reduce_rows(const ReduceOp& op, const at::Tensor& rows, at::Tensor result) 
   }
 }
 
+constexpr int64_t kPiece = int64_t{4} << 20;  // bytes
+
+// Of the tensors of a call: the one by whose elements it is cut into pieces, if it is large. All ranks must find the
+// same, so that it cannot depend on strides.
+at::Tensor if_large(const Tensors& tensors) {
+  if (tensors.size() != 1 || tensors.front().layout() != at::kStrided) return {};
+  const at::Tensor& tensor = tensors.front();
+  return tensor.numel() * static_cast<int64_t>(tensor.itemsize()) > kPiece ? tensor : at::Tensor();
+}
+
+// The tensors of a call that may be cut into pieces. Of a large one those that are not contiguous are replaced by
+// copies, made on the current stream, and are copied back after the last piece.
+class Divisible {
+ public:
+  explicit Divisible(const Tensors& tensors) : tensor_(if_large(tensors)) {}
+
+  // What the call does with them: reads, writes, or both.
+  Tensors in(const Tensors& tensors) { return each(tensors, true, false); }
+  Tensors out(const Tensors& tensors) { return each(tensors, false, true); }
+  Tensors both(const Tensors& tensors) { return each(tensors, true, true); }
+
+  const at::Tensor& tensor() const { return tensor_; }  // undefined where it is not large
+  const Stage& last() const { return last_; }
+
+ private:
+  Tensors each(const Tensors& tensors, bool reads, bool writes) {
+    if (!tensor_.defined()) return tensors;
+    Tensors found;
+    for (const at::Tensor& tensor : tensors) {
+      const bool is_whole = tensor.is_contiguous();
+      found.push_back(is_whole ? tensor
+                      : reads  ? tensor.contiguous()
+                               : at::empty_like(tensor, at::MemoryFormat::Contiguous));
+      if (writes && !is_whole) last_.copy_back(tensor, found.back());
+    }
+    return found;
+  }
+
+  const at::Tensor tensor_;
+  Stage last_;
+};
+
 }  // namespace
 
 // Cuts large calls into pieces, so that some are copied while others are on their way. All ranks must do the same, and
 // so the first large call of a group asks whether one of them has to copy at all.
 class GraftBackend::Pieces {
  public:
-  static constexpr int64_t kBytes = int64_t{4} << 20;
-
-  static bool apply_to(const at::Tensor& divisible) {
-    return divisible.defined() && static_cast<int64_t>(divisible.nbytes()) > kBytes;
-  }
   bool are_agreed() const { return agreed_; }
 
   // In the order of the group's calls.
   std::vector<Piece> of(const at::Tensor& divisible, const BackendPtr& inner) {
-    if (!apply_to(divisible) || !agree(*inner)) return {std::nullopt};
-    const int64_t step = std::max<int64_t>(1, kBytes / static_cast<int64_t>(divisible.itemsize()));
+    if (!divisible.defined() || !agree(*inner)) return {std::nullopt};
+    const int64_t step = std::max<int64_t>(1, kPiece / static_cast<int64_t>(divisible.itemsize()));
     std::vector<Piece> pieces;
     for (int64_t begin = 0; begin < divisible.numel(); begin += step)
       pieces.emplace_back(Range{begin, std::min(step, divisible.numel() - begin)});
@@ -175,10 +215,6 @@ Tensors cut(const Tensors& tensors, const Piece& piece) {
   return found;
 }
 
-at::Tensor if_divisible(const Tensors& tensors) {
-  return tensors.size() == 1 && tensors.front().is_contiguous() ? tensors.front() : at::Tensor();
-}
-
 }  // namespace
 
 GraftBackend::GraftBackend(BackendPtr inner, StorePtr store, std::string name)
@@ -188,7 +224,7 @@ GraftBackend::GraftBackend(BackendPtr inner, StorePtr store, std::string name)
       process_(getpid()),
       shared_(std::make_shared<Shared>(store, rank_, size_)),
       pieces_(std::make_shared<Pieces>()),
-      networks_(std::move(store), rank_, size_),
+      networks_(std::move(store), name_, rank_, size_),
       queue_(std::make_unique<Queue>()) {}
 
 GraftBackend::~GraftBackend() {
@@ -201,6 +237,7 @@ GraftBackend::~GraftBackend() {
   const WithoutPython released;
   if (aborted_) std::thread([inner = std::move(inner_)]() mutable { inner.reset(); }).detach();
   queue_.reset();
+  networks_.close(aborted_);
   inner_.reset();
 }
 
@@ -213,7 +250,6 @@ void GraftBackend::abort() {
     pending.swap(pending_);
   }
   queue_->abandon();
-  shared_->waits.abandon();
   for (const auto& weak : pending)
     if (const auto work = weak.lock()) work->aborted();
 }
@@ -230,15 +266,28 @@ GraftBackend::BackendPtr GraftBackend::merge(const StorePtr& store, const c10::i
 }
 
 void GraftBackend::startCoalescing() {
+  take_coalesced();
   std::lock_guard lock(mutex_);
-  coalescing_ = std::this_thread::get_id();
-  coalesced_.clear();
+  coalesced_[std::this_thread::get_id()];
+}
+
+// What is taken is let go of without the lock: its tensors may be Python's.
+std::optional<JoinedWork::Parts> GraftBackend::take_coalesced() {
+  std::lock_guard lock(mutex_);
+  const auto found = coalesced_.extract(std::this_thread::get_id());
+  if (found.empty()) return std::nullopt;
+  return std::move(found.mapped());
 }
 
 GraftBackend::WorkPtr GraftBackend::endCoalescing() {
-  std::lock_guard lock(mutex_);
-  coalescing_.reset();
-  return c10::make_intrusive<JoinedWork>(rank_, std::exchange(coalesced_, {}));
+  std::optional<JoinedWork::Parts> parts = take_coalesced();
+  TORCH_CHECK(parts, name_, ": these calls cannot be waited for as one: one of them has failed");
+  return c10::make_intrusive<JoinedWork>(rank_, *std::move(parts));
+}
+
+void GraftBackend::coalesce(const WorkPtr& work) {
+  const auto found = coalesced_.find(std::this_thread::get_id());
+  if (found != coalesced_.end()) found->second.push_back(work);
 }
 
 void GraftBackend::check_usable(OpType type) const {
@@ -258,25 +307,36 @@ uint64_t GraftBackend::next_number(OpType type) {
 
 void GraftBackend::remember(const c10::intrusive_ptr<GraftWork>& work) {
   std::lock_guard lock(mutex_);
+  check_usable(work->retrieveOpType());  // again: whoever aborts ends what is remembered
   if (pending_.size() >= pending_limit_) {
     std::erase_if(pending_, [](const auto& weak) { return weak.expired(); });
     pending_limit_ = std::max<size_t>(64, 2 * pending_.size());
   }
   pending_.emplace_back(work);
-  if (coalescing_ == std::this_thread::get_id()) coalesced_.push_back(work);
+  coalesce(work);
 }
 
+// What is thrown leaves nothing behind: neither a work that never ends nor calls that are to be waited for as one.
 GraftBackend::WorkPtr GraftBackend::submit(const Request& request, Ask ask) {
+  try {
+    return make_and_issue(request, std::move(ask));
+  } catch (...) {
+    take_coalesced();
+    throw;
+  }
+}
+
+GraftBackend::WorkPtr GraftBackend::make_and_issue(const Request& request, Ask ask) {
   check_usable(request.type);
   refuse_captured(request.type, request.tensors);
   const CollectiveCall call(request.type, next_number(request.type), request.tensors);
   if (at::hasCallbacks()) [[unlikely]]
     record(request, call);
-  auto work = c10::make_intrusive<GraftWork>(call, described(), shared_, request.outputs, request.tensors);
+  auto work =
+      c10::make_intrusive<GraftWork>(call, described(), shared_, request.outputs, request.tensors, request.last);
   remember(work);
-  const bool is_large = Pieces::apply_to(request.divisible);
-  auto issue = [work, inner = inner_, pieces = pieces_, use = request.use,
-                divisible = is_large ? request.divisible : at::Tensor(), ask = std::move(ask)] {
+  auto issue = [work, inner = inner_, pieces = pieces_, use = request.use, divisible = request.divisible,
+                ask = std::move(ask)] {
     const at::NoGradGuard no_grad;
     for (const Piece& piece : pieces->of(divisible, inner)) {
       Stage stage(use);
@@ -287,7 +347,7 @@ GraftBackend::WorkPtr GraftBackend::submit(const Request& request, Ask ask) {
   };
   const std::vector<c10::Stream> streams = streams_of(request.tensors);
   const bool at_once = std::all_of(request.tensors.begin(), request.tensors.end(), is_host_ready) &&
-                       (!is_large || pieces_->are_agreed()) &&
+                       (!request.divisible.defined() || pieces_->are_agreed()) &&
                        std::all_of(streams.begin(), streams.end(), query_stream);
   const auto issue_here = [&] {
     try {
@@ -303,14 +363,17 @@ GraftBackend::WorkPtr GraftBackend::submit(const Request& request, Ask ask) {
   count_call(/*queued=*/true);
   const std::optional<at::ThreadLocalState> profiled =
       at::hasCallbacks() ? std::optional(at::ThreadLocalState()) : std::nullopt;
-  queue_->push([work, profiled, before = marks_in(streams), issue = std::move(issue)] {
+  queue_->push([work, profiled, is_inference = c10::InferenceMode::is_enabled(), before = marks_in(streams),
+                issue = std::move(issue)] {
     try {
       std::optional<at::ThreadLocalStateGuard> as_the_caller;
       if (profiled) as_the_caller.emplace(*profiled);
+      std::optional<c10::InferenceMode> inference;
+      if (is_inference) inference.emplace();
       for (const auto& event : before) synchronize_event(*event);
       issue();
     } catch (...) {
-      work->fail(work->refused());
+      work->refused();
     }
   });
   return work;
@@ -351,9 +414,12 @@ GraftBackend::WorkPtr GraftBackend::by_network(OpType type, const Tensors& tenso
   const at::NoGradGuard no_grad;
   WorkPtr work = call();
   if (work == nullptr) return work;
+  const uint64_t number = next_number(type);
+  if (at::hasCallbacks()) [[unlikely]]
+    record({type, {tensors.front()}, tensors}, CollectiveCall(type, number, tensors));
   count_call(/*queued=*/false);
   std::lock_guard lock(mutex_);
-  if (coalescing_ == std::this_thread::get_id()) coalesced_.push_back(work);
+  coalesce(work);
   return work;
 }
 
@@ -363,13 +429,15 @@ GraftBackend::WorkPtr GraftBackend::broadcast(Tensors& tensors, const c10d::Broa
           return networks_.broadcast(tensors.front(), static_cast<int>(options.rootRank));
         }))
       return work;
-  return submit(
-      {OpType::BROADCAST, tensors, tensors, Stage::Use::Moves, if_divisible(tensors)},
-      [inner = inner_, tensors, options, is_root = options.rootRank == rank_](Stage& stage, const Piece& piece) {
-        const Tensors part = cut(tensors, piece);
-        Tensors host = is_root ? stage.in(part) : stage.out(part);
-        return inner->broadcast(host, options);
-      });
+  const bool is_root = options.rootRank == rank_;
+  Divisible divisible(tensors);
+  const Tensors given = is_root ? divisible.in(tensors) : divisible.out(tensors);
+  return submit({OpType::BROADCAST, tensors, given, Stage::Use::Moves, divisible.tensor(), divisible.last()},
+                [inner = inner_, given, options, is_root](Stage& stage, const Piece& piece) {
+                  const Tensors part = cut(given, piece);
+                  Tensors host = is_root ? stage.in(part) : stage.out(part);
+                  return inner->broadcast(host, options);
+                });
 }
 
 GraftBackend::WorkPtr GraftBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -377,11 +445,13 @@ GraftBackend::WorkPtr GraftBackend::allreduce(Tensors& tensors, const c10d::Allr
     if (WorkPtr work = by_network(OpType::ALLREDUCE, tensors,
                                   [&] { return networks_.all_reduce(tensors.front(), options.reduceOp); }))
       return work;
-  return submit({OpType::ALLREDUCE, tensors, tensors, Stage::Use::Computes, if_divisible(tensors)},
-                [inner = inner_, tensors, options, size = size_](Stage& stage, const Piece& piece) {
-                  Tensors host = stage.both(cut(tensors, piece));
+  Divisible divisible(tensors);
+  const Tensors given = divisible.both(tensors);
+  return submit({OpType::ALLREDUCE, tensors, given, Stage::Use::Computes, divisible.tensor(), divisible.last()},
+                [inner = inner_, given, options, size = size_](Stage& stage, const Piece& piece) {
+                  Tensors host = stage.both(cut(given, piece));
                   c10d::AllreduceOptions own = options;
-                  own.reduceOp = operation_inside(options.reduceOp, tensors.front().scalar_type());
+                  own.reduceOp = operation_inside(options.reduceOp, given.front().scalar_type());
                   divide_averages(stage, options.reduceOp, host, size);
                   return inner->allreduce(host, own);
                 });
@@ -420,24 +490,28 @@ GraftBackend::WorkPtr GraftBackend::fill_lists(OpType type, const TensorLists& o
   });
 }
 
-GraftBackend::WorkPtr GraftBackend::gather_parts(OpType type, const Tensors& parts, const at::Tensor& input,
+GraftBackend::WorkPtr GraftBackend::gather_parts(const Request& request, const Tensors& parts, const Tensors& given,
                                                  const c10d::AllgatherOptions& options) {
-  const at::Tensor divisible = if_divisible({input});
-  return submit({type, parts, joined(parts, {input}), Stage::Use::Moves, divisible},
-                [inner = inner_, parts, input, options](Stage& stage, const Piece& piece) {
-                  at::Tensor to = stage.joined_out(cut(parts, piece)), from = stage.joined_in({cut(input, piece)});
-                  return inner->_allgather_base(to, from, options);
-                });
+  return submit(request, [inner = inner_, parts, given, options](Stage& stage, const Piece& piece) {
+    at::Tensor to = stage.joined_out(cut(parts, piece)), from = stage.joined_in(cut(given, piece));
+    return inner->_allgather_base(to, from, options);
+  });
 }
 
 GraftBackend::WorkPtr GraftBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                               const c10d::AllgatherOptions& options) {
   const auto fits = [&](const at::Tensor& part) {
-    return part.sizes() == inputs[0].sizes() && part.scalar_type() == inputs[0].scalar_type() && part.is_contiguous();
+    return part.sizes() == inputs[0].sizes() && part.scalar_type() == inputs[0].scalar_type() &&
+           part.layout() == at::kStrided && inputs[0].layout() == at::kStrided;
   };
   if (inputs.size() == 1 && outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_) &&
-      std::all_of(outputs[0].begin(), outputs[0].end(), fits))
-    return gather_parts(OpType::ALLGATHER, outputs[0], inputs[0], options);
+      std::all_of(outputs[0].begin(), outputs[0].end(), fits)) {
+    Divisible divisible(inputs);
+    const Tensors parts = divisible.out(outputs[0]), given = divisible.in(inputs);
+    return gather_parts(
+        {OpType::ALLGATHER, outputs[0], joined(parts, given), Stage::Use::Moves, divisible.tensor(), divisible.last()},
+        parts, given, options);
+  }
   return fill_lists(  // which also says what is wrong
       OpType::ALLGATHER, outputs, inputs,
       [inner = inner_, options](TensorLists& to, Tensors& from) { return inner->allgather(to, from, options); });
@@ -448,9 +522,18 @@ GraftBackend::WorkPtr GraftBackend::_allgather_base(at::Tensor& output, at::Tens
   if (WorkPtr work =
           by_network(OpType::_ALLGATHER_BASE, {output, input}, [&] { return networks_.all_gather(output, input); }))
     return work;
-  if (Pieces::apply_to(input) && output.is_contiguous() && output.numel() == input.numel() * size_ &&
-      output.scalar_type() == input.scalar_type())
-    return gather_parts(OpType::_ALLGATHER_BASE, parts_of(output), input, options);
+  Divisible divisible({input});
+  if (divisible.tensor().defined() && output.numel() == input.numel() * size_ &&
+      output.scalar_type() == input.scalar_type()) {
+    const Tensors whole = divisible.out({output}), given = divisible.in({input});
+    return gather_parts({OpType::_ALLGATHER_BASE,
+                         {output},
+                         joined(whole, given),
+                         Stage::Use::Moves,
+                         divisible.tensor(),
+                         divisible.last()},
+                        parts_of(whole.front()), given, options);
+  }
   return submit({OpType::_ALLGATHER_BASE, {output}, {output, input}},
                 [inner = inner_, output, input, options](Stage& stage, const Piece&) {
                   at::Tensor to = stage.joined_out({output}), from = stage.joined_in({input});  // of any shapes
@@ -508,15 +591,14 @@ GraftBackend::WorkPtr GraftBackend::reduce_parts(OpType type, const Tensors& out
   Tensors by_rank;
   for (int rank = 0; rank < size_; ++rank)
     for (const Tensors& list : parts) by_rank.push_back(list[rank]);
-  const bool is_divisible =
-      std::all_of(by_rank.begin(), by_rank.end(), [](const auto& t) { return t.is_contiguous(); });
-  return submit({type, outputs, joined(outputs, by_rank), Stage::Use::Computes,
-                 is_divisible ? if_divisible(outputs) : at::Tensor()},
-                [inner = inner_, outputs, by_rank, options, size = size_](Stage& stage, const Piece& piece) {
-                  const ReduceOp op = operation_inside(options.reduceOp, outputs.front().scalar_type());
-                  at::Tensor sent = stage.joined_in(cut(by_rank, piece)).view({-1});
+  Divisible divisible(outputs);
+  const Tensors filled = divisible.out(outputs), given = divisible.in(by_rank);
+  return submit({type, outputs, joined(filled, given), Stage::Use::Computes, divisible.tensor(), divisible.last()},
+                [inner = inner_, filled, given, options, size = size_](Stage& stage, const Piece& piece) {
+                  const ReduceOp op = operation_inside(options.reduceOp, filled.front().scalar_type());
+                  at::Tensor sent = stage.joined_in(cut(given, piece)).view({-1});
                   at::Tensor received = at::empty_like(sent);
-                  const at::Tensor result = stage.joined_out(cut(outputs, piece)).view({-1});
+                  const at::Tensor result = stage.joined_out(cut(filled, piece)).view({-1});
                   stage.then([=] { reduce_rows(op, received.view({size, result.numel()}), result); });
                   divide_averages(stage, options.reduceOp, {result}, size);
                   c10d::AllToAllOptions own;

@@ -5,9 +5,11 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "joined_work.h"
@@ -92,6 +94,7 @@ class GraftBackend final : public c10d::Backend {
     Tensors tensors;  // all that it touches
     Stage::Use use = Stage::Use::Moves;
     at::Tensor divisible{};  // if defined, the call can be made for parts of this tensor's elements
+    Stage last{};            // to be finished after the last part
   };
   class Pieces;
 
@@ -99,9 +102,10 @@ class GraftBackend final : public c10d::Backend {
   // The same for those that give each rank's tensor a place of its own.
   WorkPtr fill_lists(c10d::OpType type, const TensorLists& outputs, const Tensors& inputs,
                      std::function<WorkPtr(TensorLists&, Tensors&)> ask);
-  // `parts[i][r]` is what rank r gives to, or gets of, the i-th tensor.
-  WorkPtr gather_parts(c10d::OpType type, const Tensors& parts, const at::Tensor& input,
+  // `parts[r]` gets what rank r has given.
+  WorkPtr gather_parts(const Request& request, const Tensors& parts, const Tensors& given,
                        const c10d::AllgatherOptions& options);
+  // `parts[i][r]` is what rank r gets of, and gives to, the i-th tensor.
   WorkPtr reduce_parts(c10d::OpType type, const Tensors& outputs, const TensorLists& parts,
                        const c10d::ReduceScatterOptions& options);
   static void refuse_captured(c10d::OpType type, const Tensors& tensors);
@@ -111,6 +115,9 @@ class GraftBackend final : public c10d::Backend {
   void check_usable(c10d::OpType type) const;
   Group described() const;
   void remember(const c10::intrusive_ptr<GraftWork>& work);
+  WorkPtr make_and_issue(const Request& request, Ask ask);
+  void coalesce(const WorkPtr& work);  // where this thread has begun to; under `mutex_`
+  std::optional<JoinedWork::Parts> take_coalesced();
   uint64_t next_number(c10d::OpType type);
   Tensors parts_of(const at::Tensor& tensor) const;  // one for each rank
 
@@ -124,8 +131,7 @@ class GraftBackend final : public c10d::Backend {
   std::mutex mutex_;  // of what follows
   std::vector<c10::weak_intrusive_ptr<GraftWork>> pending_;
   size_t pending_limit_ = 64;
-  std::optional<std::thread::id> coalescing_;  // by this thread
-  JoinedWork::Parts coalesced_;
+  std::map<std::thread::id, JoinedWork::Parts> coalesced_;  // by threads that have begun to
   std::atomic<uint64_t> collectives_{0}, messages_{0};
   std::atomic<bool> aborted_{false};
 };

@@ -1,7 +1,10 @@
 #include "collective_call.h"
 
+#include <ATen/record_function.h>
 #include <c10/core/ScalarType.h>
 
+#include <mutex>
+#include <set>
 #include <sstream>
 
 namespace torchgraft {
@@ -51,6 +54,14 @@ const char* name_of(OpType type) {
     default:
       return "a call";
   }
+}
+
+const char* title_of(OpType type, const std::string& backend) {
+  if (!at::hasCallbacks()) return nullptr;
+  static std::mutex mutex;
+  static auto* titles = new std::set<std::string>;
+  std::lock_guard lock(mutex);
+  return titles->insert(backend + ":" + name_of(type)).first->c_str();
 }
 
 CollectiveCall::CollectiveCall(OpType type, uint64_t number, const std::vector<at::Tensor>& tensors)

@@ -20,6 +20,9 @@ struct Group {
 // "all_reduce": the name that programs know it by.
 const char* name_of(c10d::OpType type);
 
+// "graft:all_reduce": what the profiler calls it, which keeps the pointer; null where there is no profiler.
+const char* title_of(c10d::OpType type, const std::string& backend);
+
 class CollectiveCall {
  public:
   CollectiveCall(c10d::OpType type, uint64_t number, const std::vector<at::Tensor>& tensors);

@@ -1,6 +1,7 @@
 #include "network.h"
 
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/empty_like.h>
 
 #include <optional>
 #include <string>
@@ -73,15 +74,20 @@ class InStream {
 // What was given to a stream of the network's; it is waited for by streams, not by the host.
 class DeviceWork final : public c10d::Work {
  public:
-  DeviceWork(int rank, OpType type, c10::Stream stream, const at::Tensor& output)
-      : Work(rank, type), stream_(stream), outputs_{output}, done_(create_event(stream.device_index(), false)) {
+  DeviceWork(int rank, OpType type, const char* title, c10::Stream stream, const at::Tensor& output)
+      : Work(rank, type, title, std::vector<at::Tensor>{output}),
+        stream_(stream),
+        outputs_{output},
+        done_(create_event(stream.device_index(), false)) {
     record_event(*done_, stream);
   }
+  ~DeviceWork() override { finish(); }
 
   bool isCompleted() override { return query_event(*done_); }
   bool isSuccess() const override { return true; }
   bool wait(std::chrono::milliseconds) override {
     wait_event(*done_, current_stream(stream_.device_index()));
+    finish();  // the profiler's row
     return true;
   }
   void synchronize() override { wait(kNoTimeout); }
@@ -103,9 +109,9 @@ class DeviceWork final : public c10d::Work {
 }  // namespace
 
 struct Networks::Network {
-  Network(Device& device, c10d::Store& store, int rank, int size, int number)
+  Network(Device& device, c10d::Store& store, int rank, int size, int attempt)
       : device(device), stream(new_stream(device.index, /*priority=*/-1)) {
-    const std::string key = "network/" + std::to_string(number);
+    const std::string key = "network/" + std::to_string(attempt);
     std::vector<uint8_t> id(256);
     if (rank == 0) {
       uint64_t bytes = id.size();
@@ -129,9 +135,19 @@ struct Networks::Network {
   tg_group group = nullptr;
 };
 
-Networks::Networks(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
-    : store_(std::move(store)), rank_(rank), size_(size) {}
+Networks::Networks(c10::intrusive_ptr<c10d::Store> store, std::string backend, int rank, int size)
+    : store_(std::move(store)), backend_(std::move(backend)), rank_(rank), size_(size) {}
 Networks::~Networks() = default;
+
+void Networks::close(bool aborted) {
+  for (const auto& [index, network] : networks_) {
+    try {
+      if (!aborted) synchronize_stream(network->stream);
+    } catch (const c10::Error&) {  // of the calls, which tell it to whoever waits for them; nobody waits for this
+    }
+  }
+  networks_.clear();
+}
 
 // All ranks must come to the same answer.
 bool Networks::offered(const at::Tensor& tensor) const {
@@ -141,10 +157,10 @@ bool Networks::offered(const at::Tensor& tensor) const {
 
 Networks::Network& Networks::of(c10::DeviceIndex index) {
   const GilSafeLock lock(mutex_);
-  std::unique_ptr<Network>& network = networks_[index];
-  if (network == nullptr)
-    network = std::make_unique<Network>(get_device(index), *store_, rank_, size_, static_cast<int>(networks_.size()));
-  return *network;
+  const auto found = networks_.find(index);
+  if (found != networks_.end()) return *found->second;
+  auto network = std::make_unique<Network>(get_device(index), *store_, rank_, size_, ++attempts_);
+  return *networks_.emplace(index, std::move(network)).first->second;
 }
 
 // `call` is given the tensors' memory, contiguous; what was made so for the output is copied back behind it.
@@ -155,7 +171,9 @@ Networks::WorkPtr Networks::run(OpType type, const at::Tensor& input, const at::
   const Network& network = of(index);
   const c10::Stream stream = network.stream;
   const at::Tensor source = input.contiguous();
-  const at::Tensor target = output.is_same(input) ? source : output.contiguous();
+  const at::Tensor target = output.is_same(input)    ? source
+                            : output.is_contiguous() ? output
+                                                     : at::empty_like(output, at::MemoryFormat::Contiguous);
   const EventPtr before(create_event(index, /*timing=*/false));
   record_event(*before, current_stream(index));
   wait_event(*before, stream);
@@ -169,7 +187,7 @@ Networks::WorkPtr Networks::run(OpType type, const at::Tensor& input, const at::
     if (averages) target.div_(size_);
     if (!target.is_same(output)) output.copy_(target);
   }
-  return c10::make_intrusive<DeviceWork>(rank_, type, stream, output);
+  return c10::make_intrusive<DeviceWork>(rank_, type, title_of(type, backend_), stream, output);
 }
 
 Networks::WorkPtr Networks::reduce(OpType type, const at::Tensor& input, const at::Tensor& output, int64_t parts,

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
@@ -23,10 +24,13 @@ class Networks {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  Networks(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
+  Networks(c10::intrusive_ptr<c10d::Store> store, std::string backend, int rank, int size);
   ~Networks();
   Networks(const Networks&) = delete;
   Networks& operator=(const Networks&) = delete;
+
+  // Leaves the networks, once their calls are done; after an abort, at once. Without the GIL.
+  void close(bool aborted);
 
   // All return null where the tensors' device has no network, or that cannot do the call: then it goes through the
   // host.
@@ -48,9 +52,11 @@ class Networks {
                  const c10d::ReduceOp& operation, Reduce tg_driver::* function);
 
   const c10::intrusive_ptr<c10d::Store> store_;
+  const std::string backend_;  // "graft"
   const int rank_, size_;
   std::mutex mutex_;  // taken without the GIL
   std::map<c10::DeviceIndex, std::unique_ptr<Network>> networks_;
+  int attempts_ = 0;  // to join one
 };
 
 }  // namespace torchgraft

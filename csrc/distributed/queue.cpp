@@ -14,6 +14,7 @@ Queue::~Queue() {
 
 void Queue::push(Task task) {
   std::lock_guard lock(state_->mutex);
+  if (state_->ended) return;
   state_->tasks.push_back(std::move(task));
   if (state_->thread == std::thread::id()) {
     std::thread thread([state = state_] { run(state); });
@@ -34,7 +35,7 @@ bool Queue::run_if_idle(const Task& task) {
     ~Done() {
       std::lock_guard lock(state.mutex);
       state.busy = false;
-      if (!state.tasks.empty()) state.changed.notify_all();
+      if (!state.tasks.empty() || state.ends) state.changed.notify_all();
     }
   } done{*state_};
   task();

@@ -21,7 +21,7 @@ class Queue {
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
 
-  void push(Task task);
+  void push(Task task);  // nothing happens with it once the queue is abandoned
   // Runs it at once, in the calling thread, if nothing is before it; whatever is pushed meanwhile comes after it.
   // Returns whether it did.
   bool run_if_idle(const Task& task);

@@ -4,10 +4,12 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_real.h>
+#include <c10/core/InferenceMode.h>
 
 #include <array>
 #include <atomic>
 #include <cstdlib>
+#include <optional>
 #include <string_view>
 
 #include "../runtime/device.h"
@@ -50,6 +52,8 @@ class CopyStream {
 // Blocks until it is done.
 void copy_now(const at::Tensor& to, const at::Tensor& from) {
   const CopyStream stream(is_ours(to) ? to : from);
+  std::optional<c10::InferenceMode> inference;  // where alone such a tensor may be written; others would keep traces
+  if (to.is_inference()) inference.emplace();
   to.copy_(from);
   if (is_ours(to)) synchronize_stream(current_stream(to.device().index()));
   copies.fetch_add(1, std::memory_order_relaxed);
@@ -180,7 +184,10 @@ at::Tensor Stage::add_joined(const std::vector<at::Tensor>& tensors, bool reads,
 
 void Stage::finish() {
   const at::NoGradGuard no_grad;
-  for (const auto& task : tasks_) task();
+  {
+    const c10::InferenceMode inference;  // the host's tensors may be such, and nobody else sees them
+    for (const auto& task : tasks_) task();
+  }
   for (const auto& [to, from] : backs_) copy_now(to, from);
 }
 

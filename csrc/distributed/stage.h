@@ -48,6 +48,8 @@ class Stage {
 
   // Something to do with the host's tensors before they are copied back.
   void then(std::function<void()> task) { tasks_.push_back(std::move(task)); }
+  // Something else to be copied when it is finished.
+  void copy_back(const at::Tensor& to, const at::Tensor& from) { backs_.emplace_back(to, from); }
   // Runs the tasks and copies back.
   void finish();
 

@@ -16,7 +16,7 @@ class Witness {
       : store_(std::move(store)), rank_(rank), size_(size) {}
 
   // Tells the others what failed here, and returns what they have told, in sentences. Only the first failure of a group
-  // is told; it takes at most kPatience, also where the store does not answer.
+  // is told: what comes after it says so. It takes at most kPatience, also where the store does not answer.
   std::string account(const std::string& what_failed);
 
   static constexpr std::chrono::milliseconds kPatience{1500};
@@ -26,8 +26,7 @@ class Witness {
   int rank_;
   int size_;
   std::mutex mutex_;
-  bool told_ = false;
-  std::string others_;
+  std::string first_;  // what failed
 };
 
 }  // namespace torchgraft

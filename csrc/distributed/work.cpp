@@ -1,9 +1,9 @@
 #include "work.h"
 
-#include <ATen/record_function.h>
-
 #include <algorithm>
-#include <set>
+#include <stdexcept>
+#include <thread>
+#include <utility>
 
 namespace torchgraft {
 namespace {
@@ -15,15 +15,6 @@ std::vector<c10::Device> devices_of(const std::vector<at::Tensor>& tensors) {
         std::find(devices.begin(), devices.end(), tensor.device()) == devices.end())
       devices.push_back(tensor.device());
   return devices;
-}
-
-// What the profiler calls it: "graft:all_reduce". It keeps the pointer.
-const char* title_of(const CollectiveCall& call, const Group& group) {
-  if (!at::hasCallbacks()) return nullptr;
-  static std::mutex mutex;
-  static auto* titles = new std::set<std::string>;
-  std::lock_guard lock(mutex);
-  return titles->insert(group.backend + ":" + name_of(call.type())).first->c_str();
 }
 
 std::string message_of(const std::exception_ptr& error) {
@@ -51,20 +42,27 @@ std::exception_ptr distributed_error(const std::string& message) {
 
 }  // namespace
 
+std::chrono::milliseconds Deadline::left() const {
+  if (timeout_ == kNoTimeout) return kNoTimeout;
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end_ - Clock::now());
+  return std::max(left, std::chrono::milliseconds(1));
+}
+
 GraftWork::GraftWork(CollectiveCall call, Group group, std::shared_ptr<Shared> shared, std::vector<at::Tensor> outputs,
-                     const std::vector<at::Tensor>& tensors)
-    : Work(group.rank, call.type(), title_of(call, group), tensors),
+                     const std::vector<at::Tensor>& tensors, Stage last)
+    : Work(group.rank, call.type(), title_of(call.type(), group.backend), tensors),
       call_(std::move(call)),
       group_(std::move(group)),
       shared_(std::move(shared)),
-      outputs_(std::move(outputs)) {}
+      outputs_(std::move(outputs)),
+      last_(std::move(last)) {}
 
 void GraftWork::follow(Inner inner, Stage stage) {
   if (is_message()) {
     {
       std::lock_guard lock(mutex_);
       message_ = std::move(inner);
-      stage_ = std::move(stage);
+      last_ = std::move(stage);
     }
     cv_.notify_all();
     return;
@@ -82,81 +80,100 @@ void GraftWork::all_issued() {
   if (!is_message()) piece_done(nothing);
 }
 
-void GraftWork::piece_done(Stage& stage) {
-  if (ended_) return;  // another piece has failed
+bool GraftWork::finish(Stage& stage) {
   try {
     stage.finish();
+    return true;
   } catch (...) {
-    return end(refused());
+    refused();
+    return false;
   }
-  if (open_.fetch_sub(1) == 1) end(nullptr);
+}
+
+void GraftWork::piece_done(Stage& stage) {
+  if (ended_) return;  // another piece has failed
+  if (finish(stage) && open_.fetch_sub(1) == 1 && finish(last_)) end(nullptr);
 }
 
 std::exception_ptr GraftWork::refused() {
+  std::exception_ptr error;
   try {
     throw;
-  } catch (c10::Error& error) {
-    error.add_context(call_.text(group_));
-    return std::current_exception();
+  } catch (c10::Error& found) {
+    found.add_context(call_.text(group_));
+    error = std::current_exception();
+  } catch (const std::runtime_error& found) {  // the inner backend's, of a connection that is lost
+    error = told(found.what());
   } catch (...) {
-    return std::current_exception();
+    error = std::current_exception();
   }
+  end(error);
+  return error;
 }
 
-void GraftWork::fail(const std::exception_ptr& error) { end(error); }
-
-void GraftWork::aborted() { end(distributed_error(call_.text(group_) + ": the group was aborted.")); }
+std::exception_ptr GraftWork::told(const std::string& what) const {
+  return distributed_error(call_.text(group_) + ": " + what + "." + shared_->witness.account(call_.text()));
+}
 
 void GraftWork::failed(const std::exception_ptr& error) {
-  if (ended_) return;
-  end(distributed_error(call_.text(group_) + ": " + message_of(error) + "." + shared_->witness.account(call_.text())));
+  if (!ended_) end(told(message_of(error)));
 }
 
-void GraftWork::end(const std::exception_ptr& error) {
-  std::call_once(settled_, [&] {
-    c10::intrusive_ptr<c10::ivalue::Future> future;
-    {
-      std::lock_guard lock(mutex_);
-      is_settled_ = true;
-      error_ = error;
-      future = future_;
-    }
-    ended_ = true;
-    if (future) complete(*future, error, outputs_);  // first: who has waited for the work may read it
-    Work::finish(error);
-  });
-}
-
-Inner GraftWork::issued_message() {
-  std::unique_lock lock(mutex_);
-  cv_.wait(lock, [this] { return message_ || completed_; });
-  return message_;
-}
-
-void GraftWork::end_message(std::chrono::milliseconds timeout) {
-  const Inner message = issued_message();
-  if (!message) return;
-  std::call_once(awaited_, [&] {
-    try {
-      message->wait(timeout);
-      stage_.finish();
-    } catch (...) {
-      return failed(std::current_exception());
-    }
-    end(nullptr);
-  });
-}
-
-bool GraftWork::isCompleted() {
+void GraftWork::aborted() {
+  end(distributed_error(call_.text(group_) + ": the group was aborted."));
   Inner message;
   {
     std::lock_guard lock(mutex_);
-    if (completed_) return true;
     message = message_;
   }
-  if (!message || !message->isCompleted()) return false;
-  end_message(kNoTimeout);
-  return true;
+  if (message) message->abort();
+}
+
+// What runs because of it may end it too: a future's callback may abort the group.
+void GraftWork::end(const std::exception_ptr& error) {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    std::lock_guard lock(mutex_);
+    if (is_settled_) return;
+    is_settled_ = true;
+    error_ = error;
+    future = future_;
+  }
+  ended_ = true;
+  std::exception_ptr ends_with = error;
+  try {
+    if (future) complete(*future, error, outputs_);  // first: who has waited for the work may read it
+  } catch (...) {  // a device that cannot mark its stream; the inner backend's threads must not see it
+    ends_with = std::current_exception();
+  }
+  Work::finish(ends_with);
+}
+
+bool GraftWork::claim_message(const Deadline& deadline) {
+  std::unique_lock lock(mutex_);
+  const bool is_issued = deadline.wait(cv_, lock, [this] { return message_ || is_settled_; });
+  return is_issued && !is_settled_ && !std::exchange(is_awaited_, true);
+}
+
+void GraftWork::end_message(const Deadline& deadline) {
+  {
+    std::unique_lock lock(mutex_);
+    cv_.wait(lock, [this] { return message_ || is_settled_; });
+    if (is_settled_) return;
+  }
+  try {
+    if (!message_->wait(deadline.left())) return end(distributed_error(call_.text(group_) + ": it was aborted."));
+  } catch (...) {
+    return failed(std::current_exception());
+  }
+  if (finish(last_)) end(nullptr);
+}
+
+// The inner backend does not say whether a message has come: who asks has a thread wait for it.
+bool GraftWork::isCompleted() {
+  if (is_message()) getFuture();
+  std::lock_guard lock(mutex_);
+  return completed_;
 }
 
 bool GraftWork::isSuccess() const {
@@ -165,12 +182,10 @@ bool GraftWork::isSuccess() const {
 }
 
 bool GraftWork::wait(std::chrono::milliseconds timeout) {
-  if (is_message()) end_message(timeout);
+  const Deadline deadline(timeout);  // or for as long as the group's timeout lets the inner work go on
+  if (is_message() && claim_message(deadline)) end_message(deadline);
   std::unique_lock lock(mutex_);
-  const auto ended = [this] { return completed_; };
-  if (timeout == kNoTimeout)
-    cv_.wait(lock, ended);  // for as long as the group's timeout lets the inner work go on
-  else if (!cv_.wait_for(lock, timeout, ended))
+  if (!deadline.wait(cv_, lock, [this] { return completed_; }))
     std::rethrow_exception(
         distributed_error(call_.text(group_) + " has not ended within " + std::to_string(timeout.count()) + " ms."));
   if (exception_) std::rethrow_exception(exception_);
@@ -178,19 +193,18 @@ bool GraftWork::wait(std::chrono::milliseconds timeout) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> GraftWork::getFuture() {
-  {
-    std::lock_guard lock(mutex_);
-    if (future_) return future_;
-    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices_of(outputs_));
-    if (is_settled_) {
-      complete(*future_, error_, outputs_);  // nobody else knows it yet
-      return future_;
-    }
-  }
-  if (is_message())
-    shared_->waits.push(
-        [own = c10::intrusive_ptr<GraftWork>::unsafe_reclaim_from_nonowning(this)] { own->end_message(kNoTimeout); });
-  return future_;
+  std::lock_guard lock(mutex_);
+  if (future_) return future_;
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), devices_of(outputs_));
+  if (is_settled_)
+    complete(*future, error_, outputs_);  // nobody else knows it yet
+  else if (is_message() &&
+           !std::exchange(is_awaited_,
+                          true))  // each in a thread of its own: one may come only after another has been answered
+    std::thread([own = c10::intrusive_ptr<GraftWork>::unsafe_reclaim_from_nonowning(this)] {
+      own->end_message(Deadline(kNoTimeout));
+    }).detach();
+  return future_ = std::move(future);
 }
 
 int GraftWork::sourceRank() const {
@@ -199,8 +213,12 @@ int GraftWork::sourceRank() const {
 }
 
 void GraftWork::abort() {
-  if (is_message())
-    if (const Inner message = issued_message()) message->abort();
+  if (!is_message()) return;
+  std::unique_lock lock(mutex_);
+  cv_.wait(lock, [this] { return message_ || is_settled_; });
+  const Inner message = message_;
+  lock.unlock();
+  if (message) message->abort();
 }
 
 }  // namespace torchgraft

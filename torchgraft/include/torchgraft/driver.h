@@ -249,7 +249,10 @@ typedef struct tg_driver {
    * is ordered on the stream and does not wait for the others. Memory is the device's. Messages between two ranks go
    * through the host.
    *
-   * group_id: what one process makes and all are given, at most 256 bytes. */
+   * group_id: what one process makes and all are given, at most 256 bytes.
+   * group_create: may block until all have called it.
+   * group_destroy: comes when the group's calls are done, or, after an abort, while some may never be; a call that
+   * waits for the other processes has to end then. */
   tg_status (*group_id)(void* context, int32_t device, void* id, uint64_t* bytes);
   tg_status (*group_create)(void* context, int32_t device, const void* id, uint64_t bytes, int32_t rank, int32_t size,
                             tg_group* out);
