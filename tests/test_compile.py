@@ -218,6 +218,31 @@ class TestInductor:
 
 
 @pytest.mark.no_fallback
+def test_planners_are_not_compiled(device: str) -> None:
+    """Where a function is not traced whole, ops that are called then are planned as ever."""
+    from torch._dynamo.utils import counters
+    from torch.testing._internal.common_utils import freeze_rng_state
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        with freeze_rng_state():  # which Dynamo cannot trace
+            return torch.nn.functional.rrelu(x.mul(3), 0.2, 0.7, training=True)
+
+    seen: list[str] = []
+
+    def backend(module: torch.fx.GraphModule, _: list[Any]) -> Any:
+        seen.extend(node.meta.get("stack_trace") or "" for node in module.graph.nodes)
+        return module.forward
+
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(work, backend=backend)
+    x = torch.randn(20, device=device, requires_grad=True)
+    compiled(x).sum().backward()
+    assert x.grad is not None
+    torch._dynamo.reset()
+    assert not any("/torchgraft/ops/" in trace or "/torchgraft/plans/" in trace for trace in seen)
+
+
 class TestExport:
     def test_a_model(self, device: str) -> None:
         model = Net().to(device).eval()

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import backend_registration
 
-from torchgraft import _C, _backend, distributed, ecosystem, graphs, multiprocessing, upstream
+from torchgraft import _C, _backend, distributed, dynamo, ecosystem, graphs, multiprocessing, upstream
 from torchgraft.device_module import make_device_module
 from torchgraft.driver import Driver, SharedLibrary
 from torchgraft.environment import warn_of_mistakes
@@ -141,6 +141,7 @@ def _register(name: str, drivers: Sequence[Driver | SharedLibrary], unsupported_
     _step("offer collectives", partial(distributed.install, name), distributed.is_installed)
     _step("correct torch where it forgets devices like this", upstream.apply)
     _step("tell libraries of the device", ecosystem.install)
+    _step("keep Dynamo out of planners", dynamo.install)
     _registered = name
     return module
 
