@@ -40,24 +40,28 @@ class Case:
     make: Callable[[str, Compile], Call]
 
 
+def step_of(model: nn.Module, loss_of: Call) -> Call:
+    """A step of training; the optimiser's part is not compiled."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> object:
+        optimizer.zero_grad(set_to_none=True)
+        loss: Any = loss_of()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 def training(network: Callable[[], nn.Module], *shape: int, classes: int = 10) -> Callable[[str, Compile], Call]:
-    """Forward and backward pass of a classifier; and the optimiser's step, which is not compiled."""
+    """Of a classifier."""
 
     def make(device: str, compile: Compile) -> Call:
         torch.manual_seed(0)
         model = network().to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         x, y = torch.randn(*shape).to(device), torch.randint(classes, shape[:1]).to(device)
-        loss_of = compile(lambda: F.cross_entropy(model(x).flatten(1), y))
-
-        def step() -> object:
-            optimizer.zero_grad(set_to_none=True)
-            loss = loss_of()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
+        return step_of(model, compile(lambda: F.cross_entropy(model(x).flatten(1), y)))
 
     return make
 
@@ -96,18 +100,9 @@ class Transformer(nn.Module):
 def gpt_training(device: str, compile: Compile) -> Call:
     torch.manual_seed(0)
     model = Transformer(causal=True).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens = torch.randint(512, (8, 65)).to(device)
     loss_of = compile(lambda: F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()))
-
-    def step() -> object:
-        optimizer.zero_grad(set_to_none=True)
-        loss = loss_of()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
+    return step_of(model, loss_of)
 
 
 def encoding(device: str, compile: Compile) -> Call:
