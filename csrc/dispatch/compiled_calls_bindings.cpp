@@ -66,8 +66,12 @@ class CompiledCalls {
     Arguments given;
     if (!describe(arguments, given) || (capturing() && capture_of_current(given.device))) return false;
     if (const KnownCall* known = find(given.key)) return !known->is_refused && known->graph == nullptr;
-    if (calls_.size() == kMost)
-      calls_.erase(std::ranges::min_element(calls_, {}, [](const auto& call) { return call->last_use; }));
+    std::unique_ptr<KnownCall> forgotten;  // which lets Python go while it waits, so last, when the list is whole
+    if (calls_.size() == kMost) {
+      const auto oldest = std::ranges::min_element(calls_, {}, [](const auto& call) { return call->last_use; });
+      forgotten = std::move(*oldest);
+      calls_.erase(oldest);
+    }
     calls_.push_back(std::make_unique<KnownCall>());
     calls_.back()->key = std::move(given.key);
     calls_.back()->last_use = ++uses_;
@@ -195,9 +199,7 @@ void bind_compiled_calls(py::module_& m) {
       .def(py::init<>())
       .def("begin", torch::wrap_pybind_function_no_gil(&RelocatableGraph::begin))
       .def("end", torch::wrap_pybind_function_no_gil(&RelocatableGraph::end))
-      .def("abandon", [](RelocatableGraph& graph) { graph.abandon(); })
-      .def("commands", &RelocatableGraph::commands)
-      .def("temporary_bytes", &RelocatableGraph::temporary_bytes);
+      .def("abandon", [](RelocatableGraph& graph) { graph.abandon(); });
   py::class_<CompiledCalls>(m, "CompiledCalls")
       .def(py::init<>())
       .def("run", torch::wrap_pybind_function(&CompiledCalls::run))

@@ -38,9 +38,6 @@ class RelocatableGraph {
   // that overlapped when it was recorded do not, or not so.
   std::optional<std::vector<at::Tensor>> run(c10::ArrayRef<at::Tensor> inputs);
 
-  size_t commands() const { return recording_.nodes.size(); }
-  uint64_t temporary_bytes() const { return temporary_bytes_; }
-
  private:
   struct Input {
     at::Tensor tensor;  // while it is recorded

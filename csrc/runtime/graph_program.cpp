@@ -4,7 +4,6 @@
 
 #include "command.h"
 #include "kernel.h"
-#include "stream.h"
 
 namespace torchgraft {
 namespace {
@@ -53,6 +52,7 @@ void GraphProgram::replay(c10::Stream current) {
   if (memory_ == GraphsOwn || recording_.errors != nullptr) follow_last_replay(current);
   draw_random_numbers();
   last_stream_ = current;
+  used_.set(static_cast<size_t>(current.id()));
   for (const Run& run : runs_) {
     const c10::Stream stream = stream_of(run.branch, current);
     if (run.count == 0)
@@ -63,9 +63,9 @@ void GraphProgram::replay(c10::Stream current) {
 }
 
 void GraphProgram::wait() {
-  if (!last_stream_) return;
-  tg_stream stream = stream_handle(device_.index, last_stream_->id());
-  device_.driver->stream_synchronize(device_.driver->context, device_.ordinal, stream);
+  for (c10::StreamId id = 0; id < kMaxStreams; ++id)
+    if (used_.test(static_cast<size_t>(id)))
+      device_.driver->stream_synchronize(device_.driver->context, device_.ordinal, stream_handle(device_.index, id));
 }
 
 // Drivers can change the addresses of launches, and not those of copies and fills.

@@ -6,6 +6,7 @@
 
 #include "capture.h"
 #include "event.h"
+#include "stream.h"
 
 namespace torchgraft {
 
@@ -23,7 +24,7 @@ class GraphProgram {
 
   // On `current`; does not wait. Who calls it sees to what the kernels report.
   void replay(c10::Stream current);
-  // Until the last replay is done.
+  // Until all replays are done, which with the caller's memory may run side by side.
   void wait();
 
   // Where an address stands in a command.
@@ -62,6 +63,7 @@ class GraphProgram {
   std::vector<Run> runs_;
   std::vector<uint32_t> run_of_;  // by node
   std::optional<c10::Stream> last_stream_;
+  StreamSet used_;  // for replays
   EventPtr last_replay_;
 };
 

@@ -89,7 +89,7 @@ def _pointwise(row: Row, arguments: dict[str, Any]) -> Any:
         return None
     try:
         type_ = element_type(compute).name
-        statements, (text,) = row._texts(type_, {name: name for name in arguments})
+        statements, (text,) = row.texts(type_, {name: name for name in arguments})
     except UnsupportedDtype:
         return None
     given = "b8" if row.kind is Kind.ALWAYS_BOOL else type_

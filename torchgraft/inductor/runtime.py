@@ -19,6 +19,10 @@ from torchgraft.raw_kernel import RawKernel, kernel
 __all__ = ["Generated", "compile_ahead", "generated"]
 
 
+# Sizes of which a kernel remembers how they are dealt out: sizes that change may do so for ever.
+_MOST_SIZES = 1024
+
+
 class Generated:
     """A kernel of a generated program: called with its arguments and the sizes of the space that it goes through.
 
@@ -73,6 +77,8 @@ class Generated:
             groups, values["chunk"] = (1,), values["n"]
         order = ["n", "chunk", *(f"n{d}" for d in range(self._rank if self._rank > 1 else 0))]
         launch = self._kernel[groups, self.made.local] if values["n"] else None
+        if len(self._dealt) >= _MOST_SIZES:
+            self._dealt.clear()
         self._dealt[sizes] = dealt = (launch, tuple(values[name] for name in order))
         return dealt
 

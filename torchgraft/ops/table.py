@@ -263,7 +263,7 @@ class Row:
         element = element_type(compute)
         if self.refusals.refuses_type(is_integer=element.is_integer, is_bool=element.name == "b8"):
             refuse_dtype(p.op, element.dtype)
-        statements, texts = self._texts(element.name, static)
+        statements, texts = self.texts(element.name, static)
         used = set(re.findall(r"[A-Za-z_]\w*", " ".join([statements, *texts])))
 
         keep, cast, rounded = self._are("keeps"), self._are("cast"), self._are("rounded")
@@ -398,7 +398,7 @@ class Row:
         p.no_multiple(divisor, modulus)
         return ""
 
-    def _texts(self, compute: str, static: dict[str, Any]) -> tuple[str, list[str]]:
+    def texts(self, compute: str, static: dict[str, Any]) -> tuple[str, list[str]]:
         """The statements and the results' expressions."""
         element = BY_NAME[compute]
         chosen: Text | Mapping[str, Text] | None = self.text

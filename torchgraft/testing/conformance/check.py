@@ -115,6 +115,11 @@ class Run:
             made = [made[int(i * step)] for i in range(limit)]
         return iter(made)
 
+    def differentiable_samples(self) -> Iterator[Sample]:
+        """Samples whose tensors want gradients; none where the CPU has none for the case."""
+        if self.info.supports_autograd and self.case.dtype in self.info.supported_backward_dtypes("cpu"):
+            yield from self.samples(requires_grad=True)
+
     def compare(
         self,
         check: CheckResult,
@@ -248,6 +253,11 @@ class Run:
         """How results of the functional and the out= form are compared: arguments of `compare`."""
         return {"defined": self.freedom.results if self.freedom else None, "reference": self.reference}
 
+    @property
+    def gradients(self) -> dict[str, Any]:
+        """How gradients are compared. One may be zero by symmetry: then it is the rounding of terms that cancel."""
+        return {"defined": self.freedom.gradients if self.freedom else None, "normwise": True}
+
     def watch(self) -> None:
         """Notes the way of the case: of a few samples the one farthest from a kernel of its own."""
         ways = []
@@ -368,13 +378,8 @@ def check_layouts(run: Run, check: CheckResult) -> None:
 
 def check_backward(run: Run, check: CheckResult) -> None:
     """Gradients for all arguments that can have one, from the same gradients of the results."""
-    if not run.info.supports_autograd or run.case.dtype not in run.info.supported_backward_dtypes("cpu"):
-        return
-
-    for sample in run.samples(requires_grad=True):
-        call = functools.partial(gradients_of, op=run.info.op)
-        # A gradient may be zero by symmetry: then it is the rounding of terms that cancel.
-        run.compare(check, sample, call, defined=run.freedom.gradients if run.freedom else None, normwise=True)
+    for sample in run.differentiable_samples():
+        run.compare(check, sample, functools.partial(gradients_of, op=run.info.op), **run.gradients)
 
 
 def check_errors(run: Run, check: CheckResult) -> None:

@@ -26,11 +26,8 @@ def check_compiled(run: Run, check: CheckResult) -> None:
 
 def check_compiled_backward(run: Run, check: CheckResult) -> None:
     """Gradients through a compiled function."""
-    if not run.info.supports_autograd or run.case.dtype not in run.info.supported_backward_dtypes("cpu"):
-        return
-    for sample in run.samples(requires_grad=True):
-        defined = run.freedom.gradients if run.freedom else None
-        run.compare(check, sample, functools.partial(called, run, gradients_of), defined=defined, normwise=True)
+    for sample in run.differentiable_samples():
+        run.compare(check, sample, functools.partial(called, run, gradients_of), **run.gradients)
 
 
 def called(run: Run, call: Callable[[Sample, Any], Any], sample: Sample) -> Any:
