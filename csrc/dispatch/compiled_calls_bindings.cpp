@@ -1,4 +1,5 @@
 // Calls of a compiled program, from Python and back without more of it: see torchgraft/inductor/replay.py.
+#include <ATen/ops/from_blob.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
