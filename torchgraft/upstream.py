@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from functools import wraps
 from types import CodeType, FunctionType
@@ -216,8 +216,8 @@ def meshes_share_devices() -> None:
 
 
 def gradients_are_exchanged_in_bfloat16() -> None:
-    """DistributedDataParallel refuses the hooks `bf16_compress_hook` and its wrapper, by their names, wherever there is
-    no NCCL or XCCL, though gloo adds bfloat16. torch 2.12 to 2.14 (torch/nn/parallel/distributed.py,
+    """DistributedDataParallel refuses the hooks `bf16_compress_hook` and its wrapper, by their names, where torch is built
+    without NCCL and XCCL, though gloo adds bfloat16. torch 2.12 to 2.14 (torch/nn/parallel/distributed.py,
     `_check_comm_hook`).
     """
     if not torch.distributed.is_available():
@@ -245,6 +245,25 @@ def enumerations_know_the_name() -> None:
         setattr(enumeration, alias, enumeration.PrivateUse1)
 
 
+def pipelines_fork_random_numbers() -> None:
+    """A pipeline's schedule keeps the random numbers of its stages' devices with `torch.random.fork_rng`, which it does
+    not tell their type: it asks CUDA for them. torch 2.12 (torch/distributed/pipelining/schedules.py,
+    `_initialize_pp_stages`).
+    """
+    plain: Callable[..., Any] = torch.random.fork_rng
+
+    @wraps(plain)
+    def fork_rng(devices: Iterable[Any] | None = None, *args: Any, **options: Any) -> Any:
+        devices = devices if devices is None else list(devices)
+        if devices and all(isinstance(each, torch.device) and each.type == _backend.name() for each in devices):
+            options.setdefault("device_type", _backend.name())
+        return plain(devices, *args, **options)
+
+    torch.random.fork_rng = fork_rng
+
+
+_OF_TORCH_2_12 = (enumerations_know_the_name, pipelines_fork_random_numbers)
+
 PATCHES: tuple[Callable[[], None], ...] = (
     unnamed_groups_serve_the_cpu,
     monitored_barriers_ask_for_what_they_need,
@@ -256,7 +275,7 @@ PATCHES: tuple[Callable[[], None], ...] = (
     deepcopy_carries_fields,
     references_import_no_tracer,
     flex_attention_knows_the_device,
-    *((enumerations_know_the_name,) if minor(torch.__version__) < (2, 13) else ()),
+    *(_OF_TORCH_2_12 if minor(torch.__version__) < (2, 13) else ()),
 )
 
 
