@@ -216,8 +216,8 @@ def meshes_share_devices() -> None:
 
 
 def gradients_are_exchanged_in_bfloat16() -> None:
-    """DistributedDataParallel refuses the hooks `bf16_compress_hook` and its wrapper, by their names, where torch is built
-    without NCCL and XCCL, though gloo adds bfloat16. torch 2.12 to 2.14 (torch/nn/parallel/distributed.py,
+    """DistributedDataParallel refuses the hooks `bf16_compress_hook` and its wrapper, by their names, where torch is
+    built without NCCL and XCCL, though gloo adds bfloat16. torch 2.12 to 2.14 (torch/nn/parallel/distributed.py,
     `_check_comm_hook`).
     """
     if not torch.distributed.is_available():

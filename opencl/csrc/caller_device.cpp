@@ -36,7 +36,10 @@ constexpr uint32_t kPatience = 6;
 bool LaunchCosts::expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least) {
   const size_t own = class_of(bytes);
   if (const uint32_t known = costs_[own].load(std::memory_order_relaxed)) {
-    return known <= nanoseconds || passed_over_.fetch_add(1, std::memory_order_relaxed) % kRetry == kRetry - 1;
+    if (known <= nanoseconds) return true;
+    const bool again = passed_over_.fetch_add(1, std::memory_order_relaxed) % kRetry == kRetry - 1;
+    if (again) tried_again_.store(true, std::memory_order_relaxed);
+    return again;
   }
   for (size_t smaller = own; smaller-- > 0;) {
     const uint64_t known = costs_[smaller].load(std::memory_order_relaxed);
@@ -47,7 +50,11 @@ bool LaunchCosts::expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least) 
   return bytes <= kTrial;
 }
 
-bool LaunchCosts::wants_time(uint64_t bytes) const {
+bool LaunchCosts::wants_time(uint64_t bytes) {
+  if (tried_again_.load(std::memory_order_relaxed)) {
+    tried_again_.store(false, std::memory_order_relaxed);
+    return true;
+  }
   return costs_[class_of(bytes)].load(std::memory_order_relaxed) == 0 ||
          launches_.load(std::memory_order_relaxed) % kSample == 0;
 }
@@ -57,9 +64,11 @@ void LaunchCosts::note(uint64_t bytes, uint32_t nanoseconds) {
   if (nanoseconds == 0) return;
   std::atomic<uint32_t>& cost = costs_[class_of(bytes)];
   const uint32_t known = cost.load(std::memory_order_relaxed);
-  // The mean of the last few, of which none counts for more than four times what was known.
+  // The mean of the last few, of which none counts for more than four times what was known. What is less than that
+  // counts for more: interruptions only make a time longer.
   const int64_t sample = std::min<int64_t>(nanoseconds, known == 0 ? INT32_MAX : int64_t{4} * known);
-  const int64_t mean = known == 0 ? sample : known + (sample - int64_t{known}) / 4;
+  const int64_t more = sample - int64_t{known};
+  const int64_t mean = known == 0 ? sample : known + (more < 0 ? 3 * more / 4 : more / 4);
   cost.store(static_cast<uint32_t>(std::clamp<int64_t>(mean, 1, INT32_MAX)), std::memory_order_relaxed);
 }
 

@@ -28,7 +28,9 @@ class LaunchCosts {
  public:
   // Whether a launch is known, or can be expected, to take at most so long. `least` is what one without work takes.
   bool expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least);
-  bool wants_time(uint64_t bytes) const;
+  // Whether the launch that follows is to be timed: the first, some of those that are known, and each that is tried
+  // though it is expected to take longer.
+  bool wants_time(uint64_t bytes);
   uint32_t known(uint64_t bytes) const { return costs_[class_of(bytes)].load(std::memory_order_relaxed); }
   void note(uint64_t bytes, uint32_t nanoseconds);
 
@@ -39,6 +41,7 @@ class LaunchCosts {
   // By the binary logarithm of the bytes; 0 where nothing is known. Racing writers lose a sample at worst.
   std::array<std::atomic<uint32_t>, kClasses> costs_{};
   std::atomic<uint32_t> launches_{0}, passed_over_{0};
+  std::atomic<bool> tried_again_{false};
 };
 
 // A kernel's other self, made at its first small launch. Guarded by the device's mutex, its costs excepted.
