@@ -433,6 +433,16 @@ class TestPrograms:
             assert_close([t.cpu() for t in run(x.to(device))], list(work(x)), rtol=1e-4, atol=1e-4)
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
+    def test_numbers_that_are_rounded(self, device: str) -> None:
+        def work(x: torch.Tensor, i: int) -> tuple[torch.Tensor, ...]:
+            y = i / 2 * 123.4567
+            return x + round(y, 2), x + round(y, 0), x + round(y, -2), x + round(y), x + y, x + i / 3, x + i**0.5
+
+        run = torch.compile(work, dynamic=True, fullgraph=True)
+        x = torch.zeros(3, dtype=torch.float64)
+        for i in (2, 3, 11):
+            assert_close([each.cpu() for each in run(x.to(device), i)], list(work(x, i)), rtol=1e-12, atol=0)
+
     def test_random_numbers(self, device: str) -> None:
         run = torch.compile(
             lambda x: (F.dropout(x, 0.3), torch.randn_like(x), torch.randint(10, (9999,), device=device))

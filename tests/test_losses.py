@@ -195,6 +195,17 @@ def test_nll_total_weight(device: str) -> None:
             torch.testing.assert_close(g.cpu(), e, rtol=1e-4, atol=1e-4)
 
 
+def test_nll_backward_refuses_mixed_dtypes(device: str) -> None:
+    x, t, one, ones = torch.randn(6, 5), torch.randint(0, 5, (6,)), torch.tensor(1.0), torch.ones(5)
+    for where in ("cpu", device):
+        for k in range(4):
+            grad, given, weight, total = (
+                each.to(where, torch.half if k == n else torch.float) for n, each in enumerate((one, x, ones, one))
+            )
+            with pytest.raises(RuntimeError, match=r"scalar type (Float but found Half|Half but found Float)"):
+                torch.ops.aten.nll_loss_backward(grad, given, t.to(where), weight, 1, -100, total)
+
+
 def test_nll_out(device: str) -> None:
     x, t = torch.randn(6, 5), torch.randint(0, 5, (6,))
     out = torch.empty(6, device=device)

@@ -125,6 +125,12 @@ class _Printer(ExprPrinter):
     def _print_RoundToInt(self, expr: sympy.Expr) -> str:
         return self._rounded("rint", expr)
 
+    def _print_RoundDecimal(self, expr: sympy.Expr) -> str:
+        number, digits = expr.args
+        scaled, scale = f"(double)({self._print(number)})", f"1e{abs(int(digits))}"
+        up, down = ("*", "/") if int(digits) >= 0 else ("/", "*")
+        return f"(rint({scaled} {up} {scale}) {down} {scale})"
+
     def _print_TruncToFloat(self, expr: sympy.Expr) -> str:
         return f"trunc((double)({self._print(expr.args[0])}))"
 

@@ -478,7 +478,7 @@ class GeneratedKernel(SIMDKernel):
         for definition, call in zip(definitions, calls, strict=True):
             name = definition.name
             if isinstance(call, sympy.Expr):
-                parameters.append(Value(name, "i64" if call.is_integer is not False else "f64"))
+                parameters.append(Value(name, "i64" if call.is_integer else "f64"))
                 continue
             type_ = element_type(V.graph.get_dtype(call)).name
             if _is_number(call):

@@ -277,7 +277,8 @@ class Operations(OpOverrides):
     @staticmethod
     def index_expr(expr: sympy.Expr, dtype: torch.dtype) -> Any:
         text = V.kernel.index_to_str(V.kernel.prepare_indexing(expr))
-        integer = expr.is_integer is not False
+        # sympy does not know it of numbers that a program computes with, and not of each index.
+        integer = expr.is_integer or (expr.is_integer is None and not dtype.is_floating_point)
         var = V.kernel.cse.generate(
             V.kernel.compute,
             f"({'long' if integer else 'double'})({text})",

@@ -16,6 +16,7 @@ from torchgraft.kernels import reduce
 from torchgraft.ops.reductions import plan_reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner, pointwise
 from torchgraft.plans.grid import Grid
+from torchgraft.plans.refusals import dtype_name
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -51,14 +52,19 @@ class _Targets:
     sizes: tuple[int, int]
 
 
+def _check_same_dtype(x: torch.Tensor, *others: torch.Tensor | None) -> None:
+    for other in others:
+        if other is not None and other.dtype != x.dtype:
+            raise RuntimeError(f"expected scalar type {dtype_name(x.dtype)} but found {dtype_name(other.dtype)}")
+
+
 def _targets(
     p: PlanBuilder, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int
 ) -> _Targets:
     type_ = element_type(x.dtype)
     if not type_.is_float:
         raise Unsupported(f"losses of {x.dtype}")
-    if weight is not None and weight.dtype != x.dtype:
-        raise RuntimeError(f"expected scalar type {x.dtype} but found {weight.dtype}")
+    _check_same_dtype(x, weight)
     report = p.error("Target {} is out of bounds.")
     arguments = {"target": p.contiguous(target), "errors": report.words, "code": report.code}
     if weight is not None:
@@ -134,6 +140,7 @@ def _nll_backward(
     ignore_index: int,
     total_weight: torch.Tensor,
 ) -> None:
+    _check_same_dtype(self, grad_output, total_weight)
     p.fill(out, 0)
     if out.numel() == 0:
         return
