@@ -47,7 +47,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("--device", default="ocl")
     parser.add_argument("--only", default="", help="cases whose name contains this text")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.08, help="of each round and side")
+    parser.add_argument("--seconds", type=float, default=0.06, help="of each round and side")
     parser.add_argument("--json", type=Path, metavar="FILE", help="all figures")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="the tables")
     parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="a picture of the classes; see chart.py")
