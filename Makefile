@@ -18,7 +18,8 @@ help:
 	@echo 'make oclgrind   kernels under a tool that watches each access            make asan   tests of the core under sanitizers'
 	@echo 'make coverage   which lines of Python and of C++ the tests run           make tidy   clang-tidy'
 	@echo 'make lint   ruff, mypy --strict and clang-format                          make format   let them rewrite'
-	@echo 'make bench  microseconds a call, GB/s and GFLOP/s beside the CPU          make clean    remove what was built'
+	@echo 'make bench  microseconds a call, GB/s and GFLOP/s beside the CPU          (OPS="--only matmul": options of benchmarks/ops.py)'
+	@echo 'make clean  remove what was built'
 	@echo 'make wheels   both distributions as they are published, in dist    (TORCH="2.12.1 2.13.0 2.14.1": with a core for each)'
 	@echo 'make docs   the documentation as a site, in build/docs                    make docs-code   copies the code that it quotes'
 	@echo 'make pictures  those of the documentation, drawn anew, in docs/assets'
@@ -140,9 +141,11 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+# About a quarter of an hour. ARGS are options of both, OPS of the second alone: ARGS="--rounds 3" OPS="--only matmul".
 bench: setup
+	@mkdir -p build
 	$(BIN)/python benchmarks/dispatch.py $(ARGS)
-	$(BIN)/python benchmarks/ops.py $(ARGS)
+	$(BIN)/python benchmarks/ops.py --json build/ops.json --markdown build/ops.md --chart build/ops.svg $(ARGS) $(OPS)
 
 # Wheels and source distributions, in dist. Other versions of torch than the one here get environments in build/wheels.
 wheels: setup

@@ -8,10 +8,12 @@ Figures are made as in benchmarks/ops.py. The operations counted are those of th
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import torch
-from ops import Case, Make, main
+from harness.case import Case, Make, computing
+from ops import main
 
 
 def cases() -> Iterator[Case]:
@@ -24,19 +26,22 @@ def cases() -> Iterator[Case]:
         return make
 
     linalg = torch.linalg
-    functions: list[tuple[str, Callable[[torch.Tensor], object], float]] = [
-        ("cholesky", linalg.cholesky_ex, 1 / 3),
-        ("lu", linalg.lu_factor_ex, 2 / 3),
-        ("solve", lambda x: linalg.solve_ex(x, x), 8 / 3),
-        ("inv", linalg.inv_ex, 2),
-        ("solve triangular", lambda x: linalg.solve_triangular(x, x, upper=False), 1),
-        ("qr", linalg.qr, 8 / 3),
-        ("eigh", linalg.eigh, 9),
-        ("svd", linalg.svd, 21),
+    functions: list[tuple[str, Callable[[torch.Tensor], object], float, int]] = [
+        ("cholesky", linalg.cholesky_ex, 1 / 3, 1),
+        ("lu", linalg.lu_factor_ex, 2 / 3, 1),
+        ("solve", lambda x: linalg.solve_ex(x, x), 8 / 3, 1),
+        ("inv", linalg.inv_ex, 2, 1),
+        ("solve triangular", lambda x: linalg.solve_triangular(x, x, upper=False), 1, 1),
+        ("qr", linalg.qr, 8 / 3, 2),
+        ("eigh", linalg.eigh, 9, 1),
+        ("svd", linalg.svd, 21, 2),
     ]
-    for name, function, work in functions:
+    for name, function, work, results in functions:
         for batch, n in ((1, 512), (1, 128), (4096, 8)):
-            yield Case(f"{name}/{batch} of {n}", one(function, batch, n, n), work * batch * n**3, "GFLOP/s")
+            make, nbytes = one(function, batch, n, n), 4 * (1 + results) * batch * n**2
+            yield dataclasses.replace(
+                computing(f"{name}/{batch} of {n}", make, work * batch * n**3, nbytes), tuned=True
+            )
 
 
 if __name__ == "__main__":

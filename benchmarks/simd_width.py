@@ -27,7 +27,7 @@ def figures(width: int, device: str, only: str, rounds: int) -> dict[str, float]
         command = [sys.executable, str(OPS), "--device", device, "--only", only, "--rounds", str(rounds)]
         environment = {**os.environ, "TORCHGRAFT_SIMD_WIDTH": str(width)}
         subprocess.run([*command, "--json", str(file)], env=environment, stdout=subprocess.DEVNULL, check=True)
-        return {name: case["device"] for name, case in json.loads(file.read_text()).items()}
+        return {name: case["rates"]["device"] for name, case in json.loads(file.read_text())["cases"].items()}
 
 
 def main() -> None:

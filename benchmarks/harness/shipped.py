@@ -1,0 +1,106 @@
+"""The CPU as torch ships it, in a process of its own: glibc's heap cannot be told to be as it was.
+
+`Shipped` starts the process and tells it what to do; `python -m harness.shipped MODULE FUNCTION` is the process. They
+speak in lines of JSON. It answers when its threads sleep, and is idle until the next line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from harness.case import Case
+from harness.clock import seconds, settle, turn
+
+BENCHMARKS = Path(__file__).resolve().parent.parent
+
+
+class Shipped:
+    """The other process; `cases` is a function of a module of this folder, from which it knows the workloads."""
+
+    def __init__(self, cases: Callable[[], Iterator[Case]]) -> None:
+        module = cases.__module__ if cases.__module__ != "__main__" else Path(sys.argv[0]).stem
+        path = os.pathsep.join([str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "harness.shipped", module, cases.__name__],
+            env={**os.environ, "PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def prepare(self, case: Case) -> None:
+        self._ask({"prepare": case.name})
+
+    def turn(self, at_least: float) -> tuple[float, bool]:
+        answer = self._ask({"seconds": at_least})
+        return answer["seconds"], answer["settled"]
+
+    def close(self) -> None:
+        stdin, stdout = self._pipes()
+        with contextlib.suppress(BrokenPipeError):  # what was written last may not have been read
+            stdin.close()
+        self._process.wait(30)
+        stdout.close()
+
+    def _pipes(self) -> tuple[IO[str], IO[str]]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        return self._process.stdin, self._process.stdout
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Waits for the answer."""
+        stdin, stdout = self._pipes()
+        with contextlib.suppress(BrokenPipeError):  # then there is no answer either
+            print(json.dumps(message), file=stdin, flush=True)
+        line = stdout.readline()
+        if not line:
+            raise RuntimeError(f"the process of the CPU as shipped ended with status {self._process.wait(30)}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise RuntimeError(f"in the process of the CPU as shipped:\n{answer['error']}")
+        return answer
+
+
+def answers(cases: dict[str, Case], lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """What is answered to each line."""
+    for line in lines:
+        message = json.loads(line)
+        if "prepare" in message:
+            call = None  # lets the last one's memory go
+            call = cases[message["prepare"]].make("cpu")
+            call()
+            seconds(call, "cpu", 0.02)
+            settle()
+            yield {}
+        else:
+            assert call is not None
+            took = turn(call, "cpu", message["seconds"])
+            yield {"seconds": took, "settled": settle()}
+
+
+def serve(module: str, function: str) -> None:
+    """Answers on what was the standard output; whatever else is printed goes where errors go."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        cases = {case.name: case for case in getattr(importlib.import_module(module), function)()}
+        if "torchgraft" in sys.modules:
+            raise RuntimeError("torchgraft was imported: torch alone is to be measured")
+        for answer in answers(cases, iter(sys.stdin.readline, "")):
+            print(json.dumps(answer), file=replies, flush=True)
+    except Exception:
+        print(json.dumps({"error": traceback.format_exc()}), file=replies, flush=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    serve(*sys.argv[1:])
