@@ -69,6 +69,7 @@ test-torch:
 
 # PyTorch's operator database on the device; what it does is kept in $(STORED), which later runs must not fall behind.
 STORED := tests/conformance/pocl.jsonl.gz
+STORED_COMPILED := tests/conformance/pocl-compiled.jsonl.gz
 COMMITS := $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 CONFORM = $(BIN)/torchgraft conformance --device ocl --exceptions tests/conformance/exceptions-ocl.toml
 TITLE := 'The device ocl (PoCL), op by op'
@@ -85,10 +86,11 @@ conformance-quick: setup
 	  --quick $(COMMITS) $(ARGS)
 
 # A slice of the ops through torch.compile, another one for each commit: an eighth, in float32.
+COMPILE := --compile --samples 1 --dtypes float32
 conformance-compile: setup
 	@mkdir -p build
-	@$(CONFORM) --results build/conformance-compile.jsonl --again --compile --samples 1 --dtypes float32 \
-	  --slice $(COMMITS)/8 --jobs $(JOBS) $(ARGS)
+	@$(CONFORM) --results build/conformance-compile.jsonl --again $(COMPILE) --slice $(COMMITS)/8 --jobs $(JOBS) \
+	  --compare $(STORED_COMPILED) $(ARGS)
 
 # Every op in float32 with the kernels that a GPU gets, on the device that is here: its first sample alone, since each
 # kernel is compiled. The stored run had the other form; what it could do, both must.
@@ -97,11 +99,13 @@ conformance-gpu: setup
 	@TORCHGRAFT_KERNEL_FORM=gpu $(CONFORM) --results build/conformance-gpu.jsonl --again --samples 1 --dtypes float32 \
 	  --jobs $(JOBS) --compare $(STORED) $(ARGS)
 
-# The same whole run, kept as what counts from now on, with the pages that show it.
+# The same whole runs, kept as what counts from now on, with the pages that show them.
 conformance-record: setup
 	@mkdir -p build tests/conformance
 	@$(CONFORM) --results build/conformance.jsonl --jobs $(JOBS) $(ARGS) || test $$? = 1
-	@$(BIN)/torchgraft coverage build/conformance.jsonl --store $(STORED) --markdown docs/coverage.md --title $(TITLE)
+	@$(CONFORM) --results build/conformance-compiled.jsonl $(COMPILE) --jobs $(JOBS) $(ARGS) || test $$? = 1
+	@$(BIN)/torchgraft coverage build/conformance.jsonl --compiled build/conformance-compiled.jsonl \
+	  --store $(STORED) --store-compiled $(STORED_COMPILED) --markdown docs/coverage.md --title $(TITLE)
 
 # The kernels of a sample of ops, or of ARGS="names", or of ARGS=all.
 oclgrind: setup
@@ -166,7 +170,7 @@ pictures: browser
 # Broken links are errors.
 docs: setup
 	@$(BIN)/pip install -q -r docs/requirements.txt
-	@$(BIN)/torchgraft coverage $(STORED) --html docs/assets/coverage.html --title $(TITLE)
+	@$(BIN)/torchgraft coverage $(STORED) --compiled $(STORED_COMPILED) --html docs/assets/coverage.html --title $(TITLE)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 	@echo build/docs/index.html
 

@@ -229,7 +229,9 @@ def test_the_documented_table_is_the_stored_runs() -> None:
     page = (TESTS.parent / "docs" / "coverage.md").read_text()
     title = page.splitlines()[0].removeprefix("# ")
     records = read_results(TESTS / "conformance" / "pocl.jsonl.gz").values()
-    assert page == report.markdown(records, title)
+    compiled = read_results(TESTS / "conformance" / "pocl-compiled.jsonl.gz").values()
+    assert page == report.markdown(records, title, compiled)
+    assert "| float32, compiled |" in page
     lines, stale = report.unexpected(records, read_exceptions(TESTS / "conformance" / "exceptions-ocl.toml"))
     assert len(lines) < 10 and not stale
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 PHONE, DESK = (390, 844), (1280, 900)
 LONG = "nn.functional.an_op_whose_name.is_wider_than_a_phone"
 
-STORED = list(read_results(Path(__file__).parent / "conformance" / "pocl.jsonl.gz").values())
+STORED, COMPILED = (
+    list(read_results(Path(__file__).parent / "conformance" / f"{name}.jsonl.gz").values())
+    for name in ("pocl", "pocl-compiled")
+)
 CHECK = {"samples": 3, "failed": 0, "fallbacks": 0, "refused": 0}
 # What the stored run has not, since it has been short of disasters.
 MADE_UP: list[dict[str, Any]] = [
@@ -33,7 +36,7 @@ MADE_UP: list[dict[str, Any]] = [
     },
     {"case": "wrong_op[bool]", "status": "SIGSEGV", "checks": {}, "message": "it died"},
 ]
-RECORDS = [*STORED, *MADE_UP]
+RECORDS = [*STORED, *MADE_UP, *report.compiled(COMPILED)]
 OPS = {report.split(record["case"])[0] for record in RECORDS}
 
 
@@ -51,7 +54,7 @@ def chromium() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     file = tmp_path_factory.mktemp("page") / "coverage.html"
-    file.write_text(report.html(RECORDS, "A test"))
+    file.write_text(report.html([*STORED, *MADE_UP], "A test", COMPILED))
     return file.as_uri()
 
 
@@ -112,9 +115,11 @@ def test_totals_stand_on_top(page: Page) -> None:
     figures = report.figures(RECORDS)
     assert {name: counted[name] for name in report.OWN} == figures.ways
     assert counted["wrong"] == 14 and counted["crash"] == 1
-    rows = [row.inner_text().split() for row in page.locator("#dtypes tbody tr").all()]
+    rows = [
+        row.inner_text().replace(", compiled", ",compiled").split() for row in page.locator("#dtypes tbody tr").all()
+    ]
     assert [row[:2] for row in rows] == [
-        *([dtype, str(each.run)] for dtype, each in report.by_dtype(RECORDS).items()),
+        *([dtype.replace(" ", ""), str(each.run)] for dtype, each in report.by_dtype(RECORDS).items()),
         ["all", str(figures.run)],
     ]
     assert rows[-1][3] == f"{100 * figures.native / figures.run:.2f}"

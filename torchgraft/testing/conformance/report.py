@@ -31,6 +31,9 @@ SIGNS = {
     "": "·",
 }
 
+# What is added to a dtype's name.
+COMPILED = ", compiled"
+
 # Correct without the CPU; "fallback" is correct with it.
 OWN = ("native", "decomposed", "composite")
 
@@ -206,15 +209,24 @@ def table(records: Iterable[Record]) -> tuple[list[str], dict[str, dict[str, Rec
 
 def _place(dtype: str) -> tuple[int, str]:
     """Where a dtype stands in tables."""
-    names = [dtype_name(each) for each in DTYPES]
-    return names.index(dtype) if dtype in names else len(names), dtype
+    names = [dtype_name(each) for each in DTYPES]  # those of compiled cases come last
+    plain = dtype.removesuffix(COMPILED)
+    return len(names) * (dtype != plain) + (names.index(plain) if plain in names else len(names)), dtype
 
 
-def markdown(records: Iterable[Record], title: str) -> str:
-    """The figures, and a row for each op with a sign for each dtype."""
-    records = list(records)
-    dtypes, ops = table(records)
-    lines = [f"# {title}", "", f"{figures(records)}.", "", *figures_table(records)]
+def compiled(records: Iterable[Record]) -> list[Record]:
+    """The records of a run through torch.compile, as those of dtypes of their own: columns of the same tables."""
+    return [{**record, "case": record["case"].replace("]", f"{COMPILED}]")} for record in records]
+
+
+def markdown(records: Iterable[Record], title: str, through_compiler: Iterable[Record] = ()) -> str:
+    """The figures, and a row for each op with a sign for each dtype, and for those of a run through torch.compile."""
+    records, others = list(records), compiled(through_compiler)
+    dtypes, ops = table([*records, *others])
+    lines = [f"# {title}", "", f"{figures(records)}.", ""]
+    if others:
+        lines += [f"Through torch.compile: {figures(others)}.", ""]
+    lines += figures_table(records, others)
     legend = ", ".join(f"{sign} {name or 'not asked'}" for name, sign in SIGNS.items())
     lines += ["", f"{legend}; a small ᵍ marks gradients by fallback."]
     lines += ["", f"| op | {' | '.join(dtypes)} | on the CPU |", f"|---|{':-:|' * len(dtypes)}---|"]
@@ -225,12 +237,12 @@ def markdown(records: Iterable[Record], title: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def figures_table(records: Iterable[Record]) -> list[str]:
-    """The figures by dtype, as lines of a Markdown table."""
+def figures_table(records: Iterable[Record], others: Iterable[Record] = ()) -> list[str]:
+    """The figures by dtype, as lines of a Markdown table; the last line counts only the first records."""
     records = list(records)
     lines = [f"| dtype | cases | correct | without fallback | {' | '.join(OWN)} | gradients without fallback |"]
     lines.append("|---|---:|---:|---:|" + "---:|" * len(OWN) + "---:|")
-    for dtype, f in {**by_dtype(records), "all": figures(records)}.items():
+    for dtype, f in {**by_dtype([*records, *others]), "all": figures(records)}.items():
         shares = (_percent(f.correct, f.run), _percent(f.native, f.run), *(str(f.ways[name]) for name in OWN))
         lines.append(f"| {dtype} | {f.run} | {' | '.join(shares)} | {_percent(f.backward, f.differentiable)} |")
     return lines
@@ -240,9 +252,9 @@ def _sign(record: Record) -> str:
     return SIGNS[state(record)] + ("ᵍ" if gradients(record) == "fallback" else "")
 
 
-def html(records: Iterable[Record], title: str) -> str:
-    """A page that holds everything and loads nothing."""
-    records = list(records)
+def html(records: Iterable[Record], title: str, through_compiler: Iterable[Record] = ()) -> str:
+    """A page that holds everything and loads nothing; what it says of all cases is of both runs."""
+    records = [*records, *compiled(through_compiler)]
     dtypes, ops = table(records)
     data = {
         "states": {name or "not asked": sign for name, sign in SIGNS.items()},
