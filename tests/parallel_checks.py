@@ -658,7 +658,8 @@ class Sequences(nn.Module):
 
 @check
 def attention_in_parts() -> None:
-    """Of DTensors: cut by heads or by batch, with and without a bias of its own for each, with fewer heads of keys."""
+    """Of DTensors: cut by heads or by batch, with and without a bias of its own for each, with fewer heads of keys; and
+    with so few heads that a process may have none."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.nn.functional import scaled_dot_product_attention as attention
@@ -666,16 +667,17 @@ def attention_in_parts() -> None:
     mesh = init_device_mesh(DEVICE, (SIZE,))
     torch.manual_seed(14)
     query, key, value = (torch.randn(2 * SIZE, 2 * SIZE, 9, 8) for _ in range(3))
-    cases: list[tuple[Any, torch.Tensor | None, dict[str, Any]]] = [
-        (key, None, {}),
-        (key, None, {"is_causal": True}),
-        (key, torch.randn(2 * SIZE, 9, 9), {}),
-        (key, torch.randn(2 * SIZE, 1, 9, 9), {}),
-        (key[:, ::2], None, {"enable_gqa": True}),
-        (key[:, :1], None, {"enable_gqa": True}),
+    cases: list[tuple[int, int, torch.Tensor | None, dict[str, Any]]] = [
+        (2 * SIZE, 2 * SIZE, None, {}),
+        (2 * SIZE, 2 * SIZE, None, {"is_causal": True}),
+        (2 * SIZE, 2 * SIZE, torch.randn(2 * SIZE, 9, 9), {}),
+        (2 * SIZE, 2 * SIZE, torch.randn(2 * SIZE, 1, 9, 9), {}),
+        (2 * SIZE, SIZE, None, {"enable_gqa": True}),
+        (2 * SIZE, 1, None, {"enable_gqa": True}),
+        (SIZE + 1, SIZE + 1, torch.randn(1, 9, 9), {}),
     ]
-    for keys, bias, options in cases:
-        operands = [query, keys, value[:, : keys.shape[1]], *([] if bias is None else [bias])]
+    for heads, key_heads, bias, options in cases:
+        operands = [query[:, :heads], key[:, :key_heads], value[:, :key_heads], *([] if bias is None else [bias])]
         alone = [t.clone().requires_grad_() for t in operands]
         expected = attention(*alone, **options)
         expected.square().sum().backward()
@@ -685,7 +687,7 @@ def attention_in_parts() -> None:
             parts = [distribute_tensor(t.to(DEVICE), mesh, [place]).requires_grad_() for t, place in pairs]
             found = attention(*parts, **options)
             found.square().sum().backward()
-            if keys.shape[1] != 1:
+            if key_heads != 1:
                 assert found.placements == (Shard(dim),), found.placements
             torch.testing.assert_close(found.full_tensor().cpu(), expected)
             for part, one in zip(parts, alone, strict=True):
