@@ -656,6 +656,44 @@ class Sequences(nn.Module):
         return result
 
 
+@check
+def attention_in_parts() -> None:
+    """Of DTensors: cut by heads or by batch, with and without a bias of its own for each, with fewer heads of keys; and
+    with so few heads that a process may have none."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.nn.functional import scaled_dot_product_attention as attention
+
+    mesh = init_device_mesh(DEVICE, (SIZE,))
+    torch.manual_seed(14)
+    query, key, value = (torch.randn(2 * SIZE, 2 * SIZE, 9, 8) for _ in range(3))
+    cases: list[tuple[int, int, torch.Tensor | None, dict[str, Any]]] = [
+        (2 * SIZE, 2 * SIZE, None, {}),
+        (2 * SIZE, 2 * SIZE, None, {"is_causal": True}),
+        (2 * SIZE, 2 * SIZE, torch.randn(2 * SIZE, 9, 9), {}),
+        (2 * SIZE, 2 * SIZE, torch.randn(2 * SIZE, 1, 9, 9), {}),
+        (2 * SIZE, SIZE, None, {"enable_gqa": True}),
+        (2 * SIZE, 1, None, {"enable_gqa": True}),
+        (SIZE + 1, SIZE + 1, torch.randn(1, 9, 9), {}),
+    ]
+    for heads, key_heads, bias, options in cases:
+        operands = [query[:, :heads], key[:, :key_heads], value[:, :key_heads], *([] if bias is None else [bias])]
+        alone = [t.clone().requires_grad_() for t in operands]
+        expected = attention(*alone, **options)
+        expected.square().sum().backward()
+        for dim in (0, 1):
+            places = [Shard(dim) if t.dim() == 4 and t.shape[dim] >= SIZE else Replicate() for t in operands]
+            pairs = zip(operands, places, strict=True)
+            parts = [distribute_tensor(t.to(DEVICE), mesh, [place]).requires_grad_() for t, place in pairs]
+            found = attention(*parts, **options)
+            found.square().sum().backward()
+            if key_heads != 1:
+                assert found.placements == (Shard(dim),), found.placements
+            torch.testing.assert_close(found.full_tensor().cpu(), expected)
+            for part, one in zip(parts, alone, strict=True):
+                torch.testing.assert_close(part.grad.full_tensor().cpu(), one.grad, rtol=1e-4, atol=1e-5)
+
+
 def sequences() -> nn.Module:
     torch.manual_seed(12)
     return Sequences()

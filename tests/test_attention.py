@@ -122,6 +122,19 @@ def test_three_dimensions(device: str) -> None:
     compare(device, torch.float32, *(torch.randn(3, 40, 16, dtype=torch.float64) for _ in range(3)), is_causal=True)
 
 
+def test_no_heads(device: str) -> None:
+    """What torch does not ask for itself, but DTensor for a process that has none of them."""
+    aten = torch.ops.aten
+    none, bias = torch.empty(2, 0, 9, 8, device=device), torch.randn(2, 1, 9, 9, device=device)
+    out, sums, _, _, _, _, *state = aten._scaled_dot_product_fused_attention_overrideable(none, none, none, bias)[:8]
+    assert out.shape == none.shape and sums.shape == (2, 0, 9)
+    gradients = aten._scaled_dot_product_fused_attention_overrideable_backward(
+        out, none, none, none, bias, [True] * 4, out, sums, None, None, 9, 9, 0.0, False, *state
+    )
+    assert [g.shape for g in gradients] == [none.shape] * 3 + [bias.shape]
+    assert torch.equal(gradients[3], torch.zeros_like(bias))
+
+
 def test_large_scores(device: str) -> None:
     """Scores in the hundreds, whose exponentials would overflow."""
     q, k, v = operand(1, 2, 40, 16) * 30, operand(1, 2, 300, 16) * 30, operand(1, 2, 300, 16)

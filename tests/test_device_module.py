@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 from conftest import Script
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchgraft import _core
 from torchgraft._version import TORCH_BELOW
@@ -404,6 +405,15 @@ def test_random_state(module: ModuleType) -> None:
     module.seed()
     module.seed_all()
     assert module.initial_seed() != 7
+
+
+def test_random_state_under_fake_tensors(module: ModuleType) -> None:
+    """Modes keep states of their own while they are in force."""
+    state = module.get_rng_state()
+    module.manual_seed(6)
+    with FakeTensorMode():
+        module.set_rng_state(state)
+    assert torch.equal(module.get_rng_state(), state)
 
 
 def test_fork_rng_restores_the_device(module: ModuleType, device: str) -> None:

@@ -54,6 +54,8 @@ def fallback_set_hooks(place: Callable[[], str], warn: Callable[[str], None]) ->
 
 # ---- plans: csrc/dispatch/plan_bindings.cpp ----
 
+def attention_prepare_by(prepare: Callable[[], None]) -> None: ...
+
 class Module:
     """Compiled kernels of one source."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch.utils._mode_utils import no_dispatch
 
 from torchgraft import _C, _backend
 from torchgraft._backend import DeviceLike
@@ -109,8 +110,10 @@ def get_rng_state_all() -> list[torch.Tensor]:
 @untraced
 def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
     """Puts a state got by `get_rng_state` back."""
-    # Copied, because the caller may go on with his tensor before the device is opened.
-    state = new_state.detach().to("cpu", torch.uint8, copy=True)
+    # Copied, because the caller may go on with his tensor before the device is opened; out of sight of modes (fake
+    # tensors, DTensor's local ones), which ask for states of their own and would take the copying for the program's.
+    with no_dispatch():
+        state = new_state.detach().to("cpu", torch.uint8, copy=True)
 
     def apply() -> None:
         generator(device).set_state(state)

@@ -6,12 +6,19 @@
 #include <ATen/native/transformers/attention.h>
 #include <torch/library.h>
 
+#include <functional>
+
 #include "../runtime/device.h"
 #include "dispatch.h"
 
 namespace torchgraft {
 
 namespace {
+
+std::function<void()>& preparation() {
+  static auto* prepare = new std::function<void()>;
+  return *prepare;
+}
 
 constexpr int64_t kLargestHead = 256;
 // Fewer queries than this leave most of a vector empty; their scores take little memory.
@@ -51,12 +58,17 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
   at::Context& context = at::globalContext();
   bool fused = context.userEnabledOverrideableSDP() && has_kernels(query) &&
                fused_serves(query, key, value, mask, is_causal, enable_gqa);
-  if (fused) return static_cast<int64_t>(at::SDPBackend::overrideable);
+  if (fused) {
+    if (query.key_set().has(c10::DispatchKey::Python) && preparation()) preparation()();
+    return static_cast<int64_t>(at::SDPBackend::overrideable);
+  }
   TORCH_CHECK(context.userEnabledMathSDP(), "No available kernel. Aborting execution.");
   return static_cast<int64_t>(at::SDPBackend::math);
 }
 
 }  // namespace
+
+void prepare_attention_by(std::function<void()> prepare) { preparation() = std::move(prepare); }
 
 void register_attention() {
   at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose);

@@ -12,6 +12,7 @@
 #include "../bindings.h"
 #include "eager.h"
 #include "plan.h"
+#include "register.h"
 
 namespace py = pybind11;
 
@@ -118,6 +119,16 @@ void bind_plans(py::module_& m) {
   bind_places(m);
   bind_records(m);
 
+  m.def(
+      "attention_prepare_by",
+      [](const py::object& prepare) {
+        auto* held = new py::object(prepare);  // for ever: the interpreter may be gone when C++ destroys its globals
+        prepare_attention_by([held] {
+          py::gil_scoped_acquire gil;
+          (*held)();
+        });
+      },
+      py::arg("prepare"));
   m.def("compile_module", &compile_module);
   m.def("load_module", &load_module);
   m.def("make_kernel", &make_kernel);

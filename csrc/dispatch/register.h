@@ -1,6 +1,7 @@
 // The parts of dispatch, for whoever puts them together; free of torch's headers.
 #pragma once
 
+#include <functional>
 #include <string>
 
 namespace torchgraft {
@@ -15,6 +16,10 @@ void register_nested();
 void register_fallback();
 void register_autocast();
 void register_attention();
+
+// What is called before the fused attention is chosen for tensors of a subclass: whose subclass it is may have to hear
+// of the op first.
+void prepare_attention_by(std::function<void()> prepare);
 
 // What autocast does with an op of an author's: see torchgraft/autocast.py.
 void register_autocast_policy(const std::string& op, const std::string& policy);

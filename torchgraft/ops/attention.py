@@ -120,6 +120,8 @@ def _attention(
     scale: Scalar | None,
 ) -> None:
     out, lse, seed, offset = outs[0], outs[1], outs[6], outs[7]
+    if out.numel() == 0:  # a part of a DTensor may be
+        return
     call = _Call(p, query, key, value, attn_bias, dropout_p, is_causal, scale)
     target = call.rows(out) if out.stride(-1) == 1 or out.shape[-1] == 1 else p.empty(call.four(out).shape, out.dtype)
     arguments = {**call.strided(q=call.query, k=call.key, v=call.value, out=target), "lse": lse, **call.common}
@@ -173,6 +175,11 @@ def _attention_backward(
     scale: Scalar | None,
 ) -> None:
     grad_query, grad_key, grad_value, grad_bias = outs
+    if out.numel() == 0:
+        for gradient in outs:
+            if gradient is not None:
+                p.zero(gradient)
+        return
     call = _Call(p, query, key, value, attn_bias, dropout_p, is_causal, scale, grad_bias is not None)
     q, k, v = call.query, call.key, call.value
     grad = call.rows(grad_out)
