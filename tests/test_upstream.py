@@ -42,8 +42,9 @@ def test_monitored_barriers_ask_for_what_they_need() -> None:
 
     dist.init_process_group("graft", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        with pytest.raises(ValueError, match="only implemented for GLOO"):
-            unpatched(dist.monitored_barrier)()
+        if HERE < (2, 14):
+            with pytest.raises(ValueError, match="only implemented for GLOO"):
+                unpatched(dist.monitored_barrier)()
         dist.monitored_barrier()
         dist.monitored_barrier(timeout=timedelta(seconds=3), wait_all_ranks=True)
     finally:

@@ -170,7 +170,7 @@ def unnamed_groups_serve_the_cpu() -> None:
 
 def monitored_barriers_ask_for_what_they_need() -> None:
     """`torch.distributed.monitored_barrier` refuses every group whose backend is not called "gloo", also one that has
-    such a barrier. torch 2.12 to 2.14 (torch/distributed/distributed_c10d.py).
+    such a barrier. torch 2.12 and 2.13 (torch/distributed/distributed_c10d.py; 2.14 asks what the group can).
     """
     if not torch.distributed.is_available():
         return
@@ -262,11 +262,11 @@ def pipelines_fork_random_numbers() -> None:
     torch.random.fork_rng = fork_rng
 
 
-_OF_TORCH_2_12 = (enumerations_know_the_name, pipelines_fork_random_numbers)
+_HERE = minor(torch.__version__)
 
 PATCHES: tuple[Callable[[], None], ...] = (
     unnamed_groups_serve_the_cpu,
-    monitored_barriers_ask_for_what_they_need,
+    *((monitored_barriers_ask_for_what_they_need,) if _HERE < (2, 14) else ()),
     meshes_share_devices,
     gradients_are_exchanged_in_bfloat16,
     dlpack_knows_the_device,
@@ -275,7 +275,7 @@ PATCHES: tuple[Callable[[], None], ...] = (
     deepcopy_carries_fields,
     references_import_no_tracer,
     flex_attention_knows_the_device,
-    *(_OF_TORCH_2_12 if minor(torch.__version__) < (2, 13) else ()),
+    *((enumerations_know_the_name, pipelines_fork_random_numbers) if _HERE < (2, 13) else ()),
 )
 
 
