@@ -4,7 +4,7 @@ python benchmarks/ops.py [--device ocl] [--only matmul] [--rounds 5] [--json FIL
 
 Sides take turns in each round: the device, the CPU with a warm heap, and the CPU as torch ships it. With a warm heap
 the C library keeps what is freed, so that results do not cost page faults, which the device's allocator spares as
-well; as shipped runs in a process of its own. A figure is the median of the rounds, a ratio the median of the rounds'
+well. Each side runs in a process of its own. A figure is the median of the rounds, a ratio the median of the rounds'
 ratios.
 
 Bytes are the least that must move: each input and output once. The floor of a workload is the least time that it could
@@ -37,8 +37,8 @@ from harness.chart import chart
 from harness.figures import Figure, Run, figure
 from harness.machine import machine
 from harness.probes import count_launches, probe
-from harness.shipped import Shipped
-from harness.turns import Here, Side, keep_heap, take_turns
+from harness.torch_process import TorchProcess, keep_heap
+from harness.turns import Here, Side, take_turns
 from workloads import all_cases
 
 
@@ -74,9 +74,12 @@ def measure(
     """Prints each figure when it is there."""
     figures, restless = [], 0
     line(tables.CASE_HEAD)
-    with contextlib.closing(Shipped(source)) as shipped:
+    with (
+        contextlib.closing(TorchProcess(source, "shipped")) as shipped,
+        contextlib.closing(TorchProcess(source, "warm")) as warm,
+    ):
         here = Here(options.device)
-        sides: dict[str, Side] = {"shipped": shipped, "warm": Here("cpu"), "device": here}
+        sides: dict[str, Side] = {"shipped": shipped, "warm": warm, "device": here}
         for case in cases:
             times, busy = take_turns(case, sides, options.rounds, options.seconds)
             restless += busy

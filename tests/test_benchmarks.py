@@ -20,7 +20,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(BENCHMARKS)
-    from harness import shipped, tables
+    from harness import tables, torch_process
     from harness.case import Case, computing, moving, on
     from harness.ceilings import Ceilings
     from harness.chart import Axis, chart
@@ -192,9 +192,10 @@ def test_workloads_say_what_they_move_and_compute() -> None:
     assert not any(case.dtype.is_complex for case in cases)
 
 
-def test_the_cpu_as_shipped_has_a_process_without_torchgraft() -> None:
+@pytest.mark.parametrize("heap", ["shipped", "warm"])
+def test_the_cpu_has_a_process_without_torchgraft(heap: str) -> None:
     (case,) = (each for each in all_cases() if each.name == SMALL)
-    with closing(shipped.Shipped(all_cases)) as side:  # which says so if torchgraft is imported there
+    with closing(torch_process.TorchProcess(all_cases, heap)) as side:  # which says so if torchgraft is imported there
         side.prepare(case)
         took, _ = side.turn(0.001)
         assert took > 0
@@ -207,7 +208,7 @@ def test_the_cpu_as_shipped_has_a_process_without_torchgraft() -> None:
 def test_what_the_process_answers() -> None:
     case = moving("copy/x", on(lambda x: x.clone(), (10,)), 80)
     lines: Iterator[str] = iter(['{"prepare": "copy/x"}', '{"seconds": 0.001}'])
-    prepared, timed = shipped.answers({case.name: case}, lines)
+    prepared, timed = torch_process.answers({case.name: case}, lines)
     assert prepared == {}
     assert timed["seconds"] > 0
     assert isinstance(timed["settled"], bool)

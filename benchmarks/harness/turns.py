@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -41,14 +40,6 @@ class Here:
 
     def turn(self, at_least: float) -> tuple[float, bool]:
         return turn(self.call, self._device, at_least), settle()
-
-
-def keep_heap() -> None:
-    """Makes glibc reuse freed blocks instead of returning them: otherwise each large result costs page faults."""
-    libc = ctypes.CDLL(None)
-    m_trim_threshold, m_mmap_max = -1, -4
-    libc.mallopt(m_mmap_max, 0)
-    libc.mallopt(m_trim_threshold, 2**31 - 1)
 
 
 def take_turns(

@@ -1,12 +1,16 @@
-"""The CPU as torch ships it, in a process of its own: glibc's heap cannot be told to be as it was.
+"""torch's CPU in a process of its own, with the heap as torch ships it or with a warm one.
 
-`Shipped` starts the process and tells it what to do; `python -m harness.shipped MODULE FUNCTION` is the process. They
-speak in lines of JSON. It answers when its threads sleep, and is idle until the next line.
+glibc's heap cannot be told to be as it was; and beside other pools of threads OpenMP's wait for work no longer and take
+tens of microseconds to begin. So neither is measured in the process of the device.
+
+`TorchProcess` starts the process and tells it what to do; `python -m harness.torch_process MODULE FUNCTION HEAP` is the
+process. They speak in lines of JSON. It answers when its threads sleep, and is idle until the next line.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -23,14 +27,16 @@ from harness.clock import seconds, settle, turn
 BENCHMARKS = Path(__file__).resolve().parent.parent
 
 
-class Shipped:
+class TorchProcess:
     """The other process; `cases` is a function of a module of this folder, from which it knows the workloads."""
 
-    def __init__(self, cases: Callable[[], Iterator[Case]]) -> None:
+    def __init__(self, cases: Callable[[], Iterator[Case]], heap: str) -> None:
+        """`heap` is "shipped" or "warm"."""
+        self._heap = heap
         module = cases.__module__ if cases.__module__ != "__main__" else Path(sys.argv[0]).stem
         path = os.pathsep.join([str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "harness.shipped", module, cases.__name__],
+            [sys.executable, "-m", "harness.torch_process", module, cases.__name__, heap],
             env={**os.environ, "PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -63,10 +69,10 @@ class Shipped:
             print(json.dumps(message), file=stdin, flush=True)
         line = stdout.readline()
         if not line:
-            raise RuntimeError(f"the process of the CPU as shipped ended with status {self._process.wait(30)}")
+            raise RuntimeError(f"the process of the CPU, {self._heap}, ended with status {self._process.wait(30)}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise RuntimeError(f"in the process of the CPU as shipped:\n{answer['error']}")
+            raise RuntimeError(f"in the process of the CPU, {self._heap}:\n{answer['error']}")
         return answer
 
 
@@ -87,8 +93,18 @@ def answers(cases: dict[str, Case], lines: Iterator[str]) -> Iterator[dict[str, 
             yield {"seconds": took, "settled": settle()}
 
 
-def serve(module: str, function: str) -> None:
+def keep_heap() -> None:
+    """Makes glibc reuse freed blocks instead of returning them: otherwise each large result costs page faults."""
+    libc = ctypes.CDLL(None)
+    m_trim_threshold, m_mmap_max = -1, -4
+    libc.mallopt(m_mmap_max, 0)
+    libc.mallopt(m_trim_threshold, 2**31 - 1)
+
+
+def serve(module: str, function: str, heap: str) -> None:
     """Answers on what was the standard output; whatever else is printed goes where errors go."""
+    if heap == "warm":
+        keep_heap()
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     try:
