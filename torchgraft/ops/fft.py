@@ -189,7 +189,8 @@ class _Side:
 
     Attributes:
         spec: what holds them.
-        kind: "complex", "real", or "hermitian" for what is read and only half there.
+        kind: "complex", "real", "hermitian" for what is read and only half there, or "pairs" for real numbers of which
+            two are one.
         stride: of the axis, in elements.
         apart: strides of the batch.
         length: elements of the axis that are there.
@@ -278,6 +279,13 @@ class _Axis:
     def _lines(self, n: int, parts: int, source: _Side, target: _Side) -> None:
         """Launches lines of length n, of which each axis has `parts`."""
         p, name = self.p, _NAMES[self.type_]
+        turns = self.table("turns", n)
+        if p.form == "cpu" and parts == 1 and n == self.full and n % 2 == 0:
+            source, target = _in_pairs(source, target)
+        room = n
+        if "pairs" in (source.kind, target.kind):
+            n //= 2
+            room = max(n + 1, target.length)
         sizes, (source_apart, target_apart) = pointwise.coalesce(
             list(self.batch), [list(source.apart), list(target.apart)]
         )
@@ -297,11 +305,12 @@ class _Axis:
             **source.arguments("source", source_apart),
             **target.arguments("target", target_apart),
             **{f"size{d}": size for d, size in enumerate(sizes)},
-            turns=self.table("turns", n),
+            turns=turns,
             before=source.factors,
             after=target.factors,
-            scratch=None if local else p.empty((*grid.groups, 4, n, lanes), self.type_),
+            scratch=None if local else p.empty((*grid.groups, 4, room, lanes), self.type_),
             n=n,
+            finer=turns.size(0) // n,
             lines=lines,
             parts=parts,
             full=self.full,
@@ -310,6 +319,15 @@ class _Axis:
             scale=self.scale,
             backward=int(self.backward),
         )
+
+
+def _in_pairs(source: _Side, target: _Side) -> tuple[_Side, _Side]:
+    """The same with two real numbers as one, where all of a line is read or written as it is."""
+    if source.kind == "real" and source.factors is None:
+        return replace(source, kind="pairs", length=source.length // 2), target
+    if source.kind == "hermitian" and target.kind == "real" and source.factors is None and target.factors is None:
+        return source, replace(target, kind="pairs", length=target.length // 2)
+    return source, target
 
 
 # ---- Ops. ----
