@@ -11,8 +11,10 @@ from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.functions import HELPERS
 
-#: Side of the squares in which transposed operands are read.
+#: Side of the tiles in which transposed operands are read, along the results' rows.
 TILE = 16
+#: The other side: rows of these many elements are read one after the other, since processors fetch ahead in them.
+BANDS = (64, 16)
 
 
 @dataclass(frozen=True)
@@ -202,27 +204,29 @@ def strided_kernel(loop: Loop, form: str, rank: int, index: str, inner: tuple[st
 
 
 @functools.cache
-def tiled_kernel(loop: Loop, rank: int, index: str, inner: tuple[str, ...], transposed: tuple[bool, ...]) -> Kernel:
+def tiled_kernel(
+    loop: Loop, rank: int, index: str, inner: tuple[str, ...], transposed: tuple[bool, ...], band: int
+) -> Kernel:
     """Some inputs run along the last dimension but one where the results run along the last: both sides are read and
     written in rows.
 
-    A unit of work is a band of TILE indices of the last dimension but one, over the whole last dimension. A square of
-    each transposed input is read in its own order into private memory and then used in the results' order. Parameters
-    as of `strided_kernel`, and the sizes; the walk is over units. `transposed` says of each input whether it is such a
-    one.
+    A unit of work is a band of `band` indices of the last dimension but one, over the whole last dimension. A tile of
+    each transposed input, the band by TILE, is read in its own order into private memory and then used in the results'
+    order. Parameters as of `strided_kernel`, and the sizes; the walk is over units. `transposed` says of each input
+    whether it is such a one.
     """
     walk = Walk("cpu", index=index, prefix="tg_")
     ctype = value_ctype(index)
     row, last = rank - 2, rank - 1
     across = [i for i, flag in zip(loop.inputs, transposed, strict=True) if flag]
-    split = [f"{ctype} tg_rest = tg_i / tg_bands;", f"{ctype} tg_i{row} = tg_i % tg_bands * {TILE};"]
+    split = [f"{ctype} tg_rest = tg_i / tg_bands;", f"{ctype} tg_i{row} = tg_i % tg_bands * {band};"]
     for d in range(row - 1, -1, -1):
         split += [f"{ctype} tg_i{d} = tg_rest % tg_n{d};", f"tg_rest /= tg_n{d};"]
     starts = [
         f"{ctype} {o.name}_at = {' + '.join(f'tg_i{d} * {o.name}_s{d}' for d in range(rank - 1))};"
         for o in loop.operands
     ]
-    tiles = "\n".join(f"      {value_ctype(i.compute)} {i.name}_tile[{TILE * TILE}];" for i in across)
+    tiles = "\n".join(f"      {value_ctype(i.compute)} {i.name}_tile[{band * TILE}];" for i in across)
     fills = "\n".join(
         f"          {i.name}_tile[tg_r * {TILE} + tg_c] = "
         + _load(i, f"{i.name}_at + tg_r + (tg_j + tg_c) * {i.name}_s{last}")
@@ -232,10 +236,10 @@ def tiled_kernel(loop: Loop, rank: int, index: str, inner: tuple[str, ...], tran
     step = _steps(loop, last, inner)
     at = {n: f"{n}_at + tg_r * {n}_s{row} + (tg_j + tg_c) * {s}" for n, s in step.items()}
     loaded = {i.name: f"{i.name}_tile[tg_r * {TILE} + tg_c]" for i in across}
-    band = "\n".join("    " + line for line in split + starts)
+    places = "\n".join("    " + line for line in split + starts)
     unit = f"""\
-{band}
-    int tg_rows = tg_n{row} - tg_i{row} < {TILE} ? (int)(tg_n{row} - tg_i{row}) : {TILE};
+{places}
+    int tg_rows = tg_n{row} - tg_i{row} < {band} ? (int)(tg_n{row} - tg_i{row}) : {band};
     for ({ctype} tg_j = 0; tg_j < tg_n{last}; tg_j += {TILE}) {{
       int tg_columns = tg_n{last} - tg_j < {TILE} ? (int)(tg_n{last} - tg_j) : {TILE};
 {tiles}
@@ -252,6 +256,6 @@ def tiled_kernel(loop: Loop, rank: int, index: str, inner: tuple[str, ...], tran
         }}
       }}
     }}"""
-    body = f"  {ctype} tg_bands = (tg_n{row} + {TILE - 1}) / {TILE};\n{walk.each(unit, vectorize=False)}"
+    body = f"  {ctype} tg_bands = (tg_n{row} + {band - 1}) / {band};\n{walk.each(unit, vectorize=False)}"
     sizes = tuple(Value(f"tg_n{d}", index) for d in range(rank))
     return walk.kernel(loop.name, (*loop_parameters(loop, rank, index), *sizes), _reporting(loop, body))

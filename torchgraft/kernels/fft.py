@@ -209,9 +209,8 @@ of a line. The radices of the stages are the bytes of `low` and `high`.
 
 def _place(rank: int) -> str:
     """Where the line numbered `line` lies."""
-    lines = [
-        "const long part = parts == 1 ? 0 : line % parts; long batch = parts == 1 ? line : line / parts, source_at = 0, target_at = 0;"
-    ]
+    lines = ["const long part = parts == 1 ? 0 : line % parts;"]
+    lines.append("long batch = parts == 1 ? line : line / parts, source_at = 0, target_at = 0;")
     for d in reversed(range(rank)):
         index = f"batch % size{d}" if d else "batch"
         lines.append(f"{{ const long index = {index}; batch /= size{d};")

@@ -11,6 +11,7 @@ import torch._prims_common
 
 from torchgraft.codegen.kernel import ceil_div
 from torchgraft.codegen.pointwise import (
+    BANDS,
     TILE,
     Input,
     Loop,
@@ -136,10 +137,12 @@ def _plan_tiled(
     order = [d for d in range(last) if d != row] + [row, last]
     sizes = [sizes[d] for d in order]
     strides = [[s[d] for d in order] for s in strides]
-    units = math.prod(sizes[:-2]) * ceil_div(sizes[-2], TILE)
+    outer, least = math.prod(sizes[:-2]), 8 * p.device.compute_units
+    band = next((band for band in BANDS if outer * ceil_div(sizes[-2], band) >= least), BANDS[-1])
+    units = outer * ceil_div(sizes[-2], band)
     index = "i32" if _reach(sizes, strides) + math.prod(sizes) <= _INT32_MAX else "i64"
-    kernel = tiled_kernel(loop, len(sizes), index, _inner(strides), tuple(d >= 0 for d in rows))
-    grid = p.walk(units, TILE * sizes[-1] * loop.cost, multiple=1)
+    kernel = tiled_kernel(loop, len(sizes), index, _inner(strides), tuple(d >= 0 for d in rows), band)
+    grid = p.walk(units, band * sizes[-1] * loop.cost, multiple=1)
     dims_of = {f"tg_n{d}": size for d, size in enumerate(sizes)}
     p.launch(kernel, grid, **arguments, **_strides(loop, strides), **dims_of)
     return True
