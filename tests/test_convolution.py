@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -98,6 +99,42 @@ def test_random_shapes(device: str, dims: int, transposed: bool, dtype: torch.dt
 def test_sizes(device: str, image: tuple[int, ...], weight: tuple[int, ...], stride: int, padding: int) -> None:
     convolution = CONVOLUTIONS[False][len(image) - 3]
     _compare(device, torch.float32, convolution, [image, weight, weight[:1]], stride=stride, padding=padding)
+
+
+DEPTHWISE = [  # images, channels, results of each, height, width, taps, padding, dilation
+    (2, 3, 1, 14, 14, (5, 5), (2, 2), 1),
+    (2, 3, 2, 7, 7, (3, 3), (1, 1), 1),
+    (1, 1, 1, 1, 1, (3, 3), (1, 1), 1),
+    (3, 4, 1, 56, 56, (3, 3), (1, 1), 1),  # bands of rows
+    (2, 2, 1, 5, 130, (3, 5), (0, 4), (1, 2)),
+    (2, 2, 3, 9, 33, (3, 3), (2, 2), 1),
+    (1, 2, 1, 40, 40, (7, 7), (3, 3), 1),
+    (2, 2, 1, 12, 12, (3, 3), (4, 4), 2),  # more padding than the filter reaches
+    (2, 2, 1, 3, 17, (1, 9), (0, 4), 1),
+    (2, 2, 1, 2, 9000, (1, 3), (0, 1), 1),  # longer than a band
+    (2, 2, 1, 16, 16, (8, 8), (3, 4), 1),  # more taps than there are sums for
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("sizes", DEPTHWISE, ids=str)
+def test_depthwise(device: str, sizes: tuple[Any, ...], dtype: torch.dtype) -> None:
+    images, channels, results, height, width, taps, padding, dilation = sizes
+    shapes = [(images, channels, height, width), (channels * results, 1, *taps), (channels * results,)]
+    _compare(device, dtype, F.conv2d, shapes, padding=padding, dilation=dilation, groups=channels)
+
+
+def test_what_is_infinite_goes_where_it_belongs(device: str) -> None:
+    x, w = torch.randn(2, 3, 14, 14), torch.randn(3, 1, 5, 5)
+    x[0, 0, 0, 13], x[1, 2, 5, 12] = float("inf"), float("nan")
+    there = w.to(device).requires_grad_()
+    here = w.clone().requires_grad_()
+    got = F.conv2d(x.to(device), there, padding=2, groups=3)
+    expected = F.conv2d(x, here, padding=2, groups=3)
+    torch.testing.assert_close(got.cpu(), expected, equal_nan=True)
+    got.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(there.grad.cpu(), here.grad, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
 def test_layouts(device: str) -> None:

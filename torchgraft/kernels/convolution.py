@@ -14,7 +14,8 @@ a slice at a time: a work-item copies the pixels that a slice needs, row by row 
   zero.
 * `weight_kernel` computes the weight's gradient: rows are (channel, tap), columns the channels of the result, and k
   runs over all pixels.
-* `direct_kernel` and `direct_weight_kernel` serve groups of few channels, which are bound by memory.
+* `direct_kernel` and `direct_weight_kernel` serve groups of few channels, which are bound by memory; those of one
+  channel and a stride of one have kernels of their own (`kernels.depthwise`).
 
 The GPU form, `tile_kernel` and `weight_tile_kernel`, is the same product by elements; `element_kernel` is for few
 channels.
@@ -32,6 +33,7 @@ from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle_helpers
+from torchgraft.kernels.depthwise import plane_launch, plane_weight_launch
 from torchgraft.kernels.matmul import (
     A_TILE_PADDING,
     TILE_LOCAL,
@@ -657,6 +659,10 @@ def convolution_launch(
     math = arithmetic(storage, simd_width)
     # A tile of eight rows would be mostly empty, or its sums shorter than what it costs to prepare it.
     few = rows * channels <= 4 or (rows <= 2 and channels <= 8)
+    if form == "cpu":
+        planes = plane_launch(storage, g, direction, target, source, weight, bias, units, simd_width)
+        if planes is not None:
+            return planes
     if few and form == "cpu":
         lines = target_size[0] * target_size[1]
         block_rows = max(1, min(lines, ceil_div(lines * g.batch * rows * g.groups, 4 * units)))
@@ -731,14 +737,12 @@ def weight_launches(
         parts = ceil_div(g.batch, part_images)
         accumulator = math.value if parts > 1 else storage
         place = temporary(parts * count, accumulator) if parts > 1 else target
-        launches = [
-            Launch(
-                direct_weight_kernel(storage, accumulator, simd_width),
-                (pairs, parts),
-                {**arguments, "T": place, "part_images": part_images},
-            )
-        ]
-        return launches + _fold(accumulator, storage, target, place, count, parts)
+        launch = plane_weight_launch(storage, accumulator, g, place, image, result, part_images, simd_width) or Launch(
+            direct_weight_kernel(storage, accumulator, simd_width),
+            (pairs, parts),
+            {**arguments, "T": place, "part_images": part_images},
+        )
+        return [launch, *_fold(accumulator, storage, target, place, count, parts)]
     accumulator = math.value if parts > 1 else storage
     place = temporary(parts * count, accumulator) if parts > 1 else target
     arguments |= {"T": place, "M": rows, "part_pixels": part_pixels}

@@ -1,0 +1,298 @@
+"""Depthwise convolution of planes with a stride of one, for CPUs: forward, and both gradients.
+
+Each channel has a filter of its own, so that there is nothing to multiply matrices for, and the memory's speed would be
+the limit if the borders did not have to be looked after in each vector. A work-item copies a band of a plane's rows
+with zeros around it into its private memory, after which every tap is a vector that lies there.
+
+* `plane_kernel` keeps the sums of some rows of the target at once: each row of the source is read once for all of them.
+  Going backward the filter is turned round and the padding is what a whole overlap leaves of it.
+* `plane_weight_kernel` keeps the sums of all taps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from torchgraft.codegen import ceil_div
+from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
+from torchgraft.codegen.kernel import Kernel, Launch, parameters
+
+if TYPE_CHECKING:
+    from torchgraft.kernels.convolution import Direction, Geometry
+
+_ROWS = 4
+"""Of the target, at once, where there are as many."""
+_BAND = 8192
+"""Elements of a band: a level-one cache is not much larger."""
+_MOST_TAPS = 49
+
+
+_FILL = """
+for (int r = 0; r < {high}; ++r) {{
+  {scalar}* to = band + r * pitch;
+  const int y = {first} + r;
+  if ((uint)y >= (uint)source_y) {{
+    for (int i = 0; i < pitch; ++i) to[i] = 0;
+    continue;
+  }}
+  const long at = source_at + (long)y * source_x;
+  const int end = min(pitch, left + source_x);
+  for (int i = 0; i < min(left, pitch); ++i) to[i] = 0;
+  VECTORIZE
+  for (int i = max(0, left); i < end; ++i) to[i] = {value};
+  for (int i = max(0, end); i < pitch; ++i) to[i] = 0;
+}}"""
+
+
+def _fill(math: Arithmetic, high: str, first: str) -> str:
+    """Copies rows of the plane at `source_at`, from row `first` on, into `band`. `left` columns of zeros go first; if
+    less than none, columns of the plane are left out."""
+    return _FILL.format(high=high, first=first, scalar=math.scalar, value=math.load("S", "at + i - left"))
+
+
+def _sums(math: Arithmetic, rows: int, taps_y: int, taps_x: int) -> str:
+    """Each vector of the band goes into the sums of all rows that it meets."""
+    lines = []
+    for i in range(rows + taps_y - 1):
+        for kx in range(taps_x):
+            value = f"*(const {math.vector}u*)(p + {i} * pitch + {kx} * dilation_x)"
+            lines.append(f"{{ const {math.vector} value = {value};")
+            for r in range(max(0, i - taps_y + 1), min(rows, i + 1)):
+                filter_ = math.splat(f"w[{(i - r) * taps_x + kx}]")
+                lines.append(f"  sum{r} = {math.multiply_add(filter_, 'value', f'sum{r}')};")
+            lines.append("}")
+    return "\n".join(lines)
+
+
+@cache
+def plane_kernel(storage: str, bias: bool, at_once: int, taps_y: int, taps_x: int, simd_width: int) -> Kernel:
+    """A band of rows of M targets for each source plane: group 0 is (image, plane), group 1 the band. Launch with
+    `plane_launch`."""
+    math = arithmetic(storage, simd_width)
+    width, taps = math.width, taps_y * taps_x
+    first = math.splat(math.load("E", "channel") if bias else "0")
+    stores = "\n".join(
+        f"""if (r + {r} < rows) {{
+  {math.pointer} t = target + (long)(r + {r}) * target_x;
+  if (x + {width} <= target_x) {{ {math.store_vector("t", "x", f"sum{r}")}; }}
+  else for (int l = 0; x + l < target_x; ++l) {math.store("t", "x + l", f"((const {math.scalar}*)&sum{r})[l]")};
+}}"""
+        for r in range(at_once)
+    )
+    body = f"""
+const int plane = GROUP_ID(0), group = plane % groups;
+const int row = GROUP_ID(1) * band_rows, rows = min(band_rows, target_y - row);
+const int high = (rows + {at_once - 1}) / {at_once} * {at_once} + {taps_y - 1};
+{math.scalar} band[{_BAND}];
+const long source_at = (long)plane * source_y * source_x;
+{_fill(math, "high", "row - top")}
+for (int m = 0; m < M; ++m) {{
+  const int channel = group * M + m;
+  {math.scalar} w[{taps}];
+  for (int k = 0; k < {taps}; ++k)
+    w[k] = {math.load("F", f"(long)channel * {taps} + (turned ? {taps - 1} - k : k)")};
+  {math.pointer} target = T + (((long)plane * M + m) * target_y + row) * target_x;
+  for (int r = 0; r < rows; r += {at_once})
+    for (int start = 0; start < target_x; start += {width}) {{
+      // The last vector moves back over the one before it rather than stick out.
+      const int x = start + {width} > target_x ? max(0, target_x - {width}) : start;
+      const {math.scalar}* p = band + r * pitch + x;
+      {math.vector} {", ".join(f"sum{r} = {first}" for r in range(at_once))};
+      {_sums(math, at_once, taps_y, taps_x)}
+      {stores}
+    }}
+}}"""
+    params = parameters(
+        f"{storage}* T; const {storage}* S, F{', E' if bias else ''}; "
+        "i32 groups, M, source_y, source_x, target_y, target_x, top, left, pitch, dilation_x, band_rows, turned"
+    )
+    return Kernel("convolution_planes", params, body, local=(1, 1))
+
+
+@cache
+def plane_weight_kernel(storage: str, result: str, taps_y: int, taps_x: int, simd_width: int) -> Kernel:
+    """The weight's gradient: group 0 is the channel, group 1 a part of the images. Launch with
+    `plane_weight_launch`."""
+    math = arithmetic(storage, simd_width)
+    width, taps = math.width, taps_y * taps_x
+    mask = f"CONVERT_long{width}(inside)" if math.size == 8 else "inside"
+
+    def updates(masked: bool) -> str:
+        lines = []
+        for k in range(taps):
+            read = f"*(const {math.vector}u*)(p + {k // taps_x} * dilation_y * pitch + {k % taps_x} * dilation_x)"
+            read = f"SELECT({mask}, {read}, none)" if masked else read
+            lines.append(f"sum{k} = {math.multiply_add('value', read, f'sum{k}')};")
+        return "\n".join(lines)
+
+    folded = "\n".join(
+        f"""{{
+  {math.scalar} sum = 0;
+  for (int l = 0; l < {width}; ++l) sum += ((const {math.scalar}*)&sum{k})[l];
+  store_{result}(T, place + {k}, sum);
+}}"""
+        for k in range(taps)
+    )
+    body = f"""
+const int channel = GROUP_ID(0), group = channel / M;
+const int from = GROUP_ID(1) * part_images, to = min(batch, from + part_images);
+{math.scalar} band[{_BAND}];
+{math.vector} {", ".join(f"sum{k} = {math.splat('0')}" for k in range(taps))};
+for (int image = from; image < to; ++image) {{
+  const long source_at = ((long)image * groups + group) * source_y * source_x;
+  for (int row = 0; row < target_y; row += band_rows) {{
+    const int rows = min(band_rows, target_y - row), high = rows + {taps_y - 1} * dilation_y;
+    {_fill(math, "high", "row - top")}
+    {math.const_pointer} grad = R + (((long)image * groups * M + channel) * target_y + row) * target_x;
+    for (int r = 0; r < rows; ++r, grad += target_x) {{
+      int x = 0;
+      for (; x + {width} <= target_x; x += {width}) {{
+        const {math.scalar}* p = band + r * pitch + x;
+        const {math.vector} value = {math.load_vector("grad", "x")};
+        {updates(masked=False)}
+      }}
+      if (x < target_x) {{  // what other lanes would read may be infinite, which zero times makes no zero
+        const {math.scalar}* p = band + r * pitch + x;
+        {math.scalar} own[{width}];
+        for (int l = 0; l < {width}; ++l) own[l] = x + l < target_x ? {math.load("grad", "x + l")} : 0;
+        const {math.vector} value = *(const {math.vector}u*)own, none = {math.splat("0")};
+        const int{width} inside = x + MAKE_int{width}({", ".join(map(str, range(width)))}) < target_x;
+        {updates(masked=True)}
+      }}
+    }}
+  }}
+}}
+const long place = ((long)GROUP_ID(1) * NUM_GROUPS(0) + GROUP_ID(0)) * {taps};
+{folded}"""
+    params = parameters(
+        f"{result}* T; const {storage}* S, R; "
+        "i32 batch, groups, M, source_y, source_x, target_y, target_x, top, left, pitch, dilation_y, dilation_x, "
+        "band_rows, part_images"
+    )
+    return Kernel("convolution_planes_weight", params, body, local=(1, 1))
+
+
+@dataclass(frozen=True)
+class _Planes:
+    """The parts of a convolution's geometry that are left, for a target of these rows and columns."""
+
+    taps: tuple[int, int]
+    dilation: tuple[int, int]
+    padding: tuple[int, int]
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        return (self.taps[0] - 1) * self.dilation[0], (self.taps[1] - 1) * self.dilation[1]
+
+
+def _planes(g: Geometry) -> _Planes | None:
+    """Nothing if it is no such convolution."""
+    flat = g.image[0] == g.taps[0] == g.result[0] == 1 and g.padding[0] == 0
+    if not flat or g.stride != (1, 1, 1) or g.taps[1] * g.taps[2] > _MOST_TAPS:
+        return None
+    return _Planes(g.taps[1:], g.dilation[1:], g.padding[1:])
+
+
+def _lanes(simd_width: int, size: int, taps: int, target_x: int) -> int:
+    """The register's width in float32 to compute with: a half for narrow targets, and where the sums of wide vectors
+    would not fit into the registers."""
+    return min(simd_width, 8) if taps > 9 or target_x * size <= 32 else simd_width
+
+
+def plane_launch(
+    storage: str,
+    g: Geometry,
+    direction: Direction,
+    target: object,
+    source: object,
+    weight: object,
+    bias: object | None,
+    units: int,
+    simd_width: int,
+) -> Launch | None:
+    """As `convolution.convolution_launch`; nothing if it is no such convolution."""
+    planes, forward = _planes(g), direction == "forward"
+    (channels, count) = (g.image_channels, g.result_channels) if forward else (g.result_channels, g.image_channels)
+    if planes is None or channels != g.groups or (planes.dilation[0] != 1 and planes.taps[0] != 1):
+        return None
+    (_, source_y, source_x), (_, target_y, target_x) = (g.image, g.result) if forward else (g.result, g.image)
+    taps_y, taps_x = planes.taps
+    simd_width = _lanes(simd_width, arithmetic(storage).size, taps_y * taps_x, target_x)
+    at_once = min(_ROWS, target_y)
+    pitch = max(target_x, arithmetic(storage, simd_width).width) + planes.reach[1]
+    band_rows = (_BAND // pitch - planes.reach[0]) // at_once * at_once
+    if band_rows < at_once:
+        return None
+    bands = ceil_div(4 * units, g.batch * g.groups)
+    band_rows = min(band_rows, ceil_div(ceil_div(target_y, bands), at_once) * at_once)
+    top, left = (
+        padding if forward else reach - padding for padding, reach in zip(planes.padding, planes.reach, strict=True)
+    )
+    arguments = {"T": target, "S": source, "F": weight, **({"E": bias} if bias is not None else {})}
+    sizes = {"source_y": source_y, "source_x": source_x, "target_y": target_y, "target_x": target_x}
+    return Launch(
+        plane_kernel(storage, bias is not None, at_once, taps_y, taps_x, simd_width),
+        (g.batch * g.groups, ceil_div(target_y, band_rows)),
+        {
+            **arguments,
+            **sizes,
+            "groups": g.groups,
+            "M": count // g.groups,
+            "top": top,
+            "left": left,
+            "pitch": pitch,
+            "dilation_x": planes.dilation[1],
+            "band_rows": band_rows,
+            "turned": int(not forward),
+        },
+    )
+
+
+def plane_weight_launch(
+    storage: str,
+    result: str,
+    g: Geometry,
+    target: object,
+    image: object,
+    grad: object,
+    part_images: int,
+    simd_width: int,
+) -> Launch | None:
+    """The weight's gradient of each part of the images, one after the other, as `result`; nothing if it is no such
+    convolution."""
+    planes = _planes(g)
+    if planes is None or g.image_channels != g.groups:
+        return None
+    taps_y, taps_x = planes.taps
+    (_, source_y, source_x), (_, target_y, target_x) = g.image, g.result
+    simd_width = _lanes(simd_width, arithmetic(storage).size, taps_y * taps_x, target_x)
+    width = arithmetic(storage, simd_width).width
+    pitch = ceil_div(target_x, width) * width + planes.reach[1]
+    band_rows = min(target_y, _BAND // pitch - planes.reach[0])
+    if band_rows < 1:
+        return None
+    return Launch(
+        plane_weight_kernel(storage, result, taps_y, taps_x, simd_width),
+        (g.result_channels, ceil_div(g.batch, part_images)),
+        {
+            "T": target,
+            "S": image,
+            "R": grad,
+            "batch": g.batch,
+            "groups": g.groups,
+            "M": g.result_channels // g.groups,
+            "source_y": source_y,
+            "source_x": source_x,
+            "target_y": target_y,
+            "target_x": target_x,
+            "top": planes.padding[0],
+            "left": planes.padding[1],
+            "pitch": pitch,
+            "dilation_y": planes.dilation[0],
+            "dilation_x": planes.dilation[1],
+            "band_rows": band_rows,
+            "part_images": part_images,
+        },
+    )
