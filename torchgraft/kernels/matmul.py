@@ -1,10 +1,11 @@
 """Matrix multiplication: `C[b] = alpha * A[b] @ B[b] + beta * D[b]`.
 
-Three families of kernels, each for every dtype and every layout:
+Four families of kernels, each for every dtype and every layout:
 
 * `block_kernel`, the CPU form: a work-item owns a block of C, copies the part of B that it needs into panels of a few
   vectors' width and the rows of A into tiles, in its private memory, and multiplies tile by panel with all
   accumulators in registers. There is no barrier, and nothing but the copies depends on dtype or layout.
+* `small_kernel`, the CPU form for few columns and short sums, which reads A in place.
 * `dot_kernel` and `axpy_kernel`, the CPU form for one to four rows, which read B once and straight: such products are
   bound by memory.
 * `tile_kernel`, the GPU form: a work-group shares tiles of A and B in local memory.
@@ -17,7 +18,7 @@ the arguments, in the order of the kernel's parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import prod
 from typing import Literal
@@ -424,6 +425,88 @@ def block_shape(math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int
 # --- Few rows: every element of B is used once or a few times, so it is read in place.
 
 
+# --- Few columns and short sums: what is to be prepared would cost more than the product.
+
+# The longest sums: a panel of B stays in the first-level cache.
+_SMALL_DEPTH = 256
+_SMALL_ROWS = {1: (8, 6, 4), 2: (6, 4)}  # rows at once, for so many vectors of columns
+
+
+def _small_rows(m: int, vectors: int) -> int:
+    """Those that waste the least on rows that there are not; each step costs something besides."""
+    return min(_SMALL_ROWS[vectors], key=lambda rows: ceil_div(m, rows) * (2 * rows + 3))
+
+
+@cache
+def small_kernel(storage: str, result: str, rows: int, vectors: int, addend: Addend, simd_width: int) -> Kernel:
+    """The CPU form for at most so many vectors of columns, and sums of at most `_SMALL_DEPTH`: B's columns are copied
+    into one panel, and A is read where it lies, `rows` rows at once. A work-item has `share` blocks of rows, of one
+    matrix after the other. Launch with `matmul_launches`.
+    """
+    math = arithmetic(storage, simd_width)
+    target = arithmetic(result, simd_width)
+    width, panel = math.width, math.width * vectors
+    quarter = replace(target, width=4)
+    pairs = [(r, v) for r in range(rows) for v in range(vectors)]
+    d = f"{math.const_pointer} d = D + batch * d_bs + (m + i) * d_rs;" if addend != "none" else ""
+    add = ""
+    if addend != "none":
+        value = quarter.load_vector("d", "j") if addend == "row" else math.load("d", "0")
+        add = f"if (beta != 0) r += beta * {value};"
+    whole = f"""if (c_cs == 1)
+      for (; j + 4 <= N; j += 4) {{
+        {quarter.vector} r = alpha * *(const {quarter.vector}u*)(from + j);
+        {add}
+        {quarter.store_vector("c", "j", "r")};
+      }}"""
+    edge = finish_scalar(target, addend, "from[j]", "j * d_cs", "j * c_cs")
+    body = f"""
+const int K = last_K;
+const long blocks = (M + block_rows - 1) / block_rows, first = GROUP_ID(0) * (long)share;
+{math.vector} panel[{_SMALL_DEPTH * vectors}];
+long held = -1;
+for (long unit = first; unit < min(first + share, blocks * batches); ++unit) {{
+  const long batch = unit / blocks;
+  const int begin = (int)(unit % blocks) * block_rows, end = min(M, begin + block_rows);
+  if (batch != held) {{
+    held = batch;
+    {math.const_pointer} b = B + batch * b_bs;
+    // The lanes beside the matrix may hold what comes after its rows: they are not stored.
+    const long last = (K - 1) * b_rs + N;
+    for (int k = 0; k < K; ++k, b += b_rs)
+      for (int n = 0; n < N; n += {width}) {{
+        if (b_cs == 1 && b_rs >= 0 && k * b_rs + n + {width} <= last) {{
+          panel[k * {vectors} + n / {width}] = {math.load_vector("b", "n")};
+        }} else {{
+          {math.scalar}* to = ({math.scalar}*)(panel + k * {vectors}) + n;
+          for (int l = 0; l < {width}; ++l) to[l] = n + l < N ? {math.load("b", "(n + l) * b_cs")} : 0;
+        }}
+      }}
+  }}
+  for (int m = begin; m < end; m += {rows}) {{
+    {math.const_pointer} a = A + batch * a_bs + m * a_rs;
+    {" ".join(f"{math.const_pointer} a{r} = a + min({r}, end - 1 - m) * a_rs;" for r in range(rows))}
+    {math.vector} {", ".join(f"s{r}_{v} = {math.splat('0')}" for r, v in pairs)};
+    for (int k = 0; k < K; ++k) {{
+      {" ".join(f"const {math.vector} b{v} = panel[k * {vectors} + {v}];" for v in range(vectors))}
+      {" ".join(f"const {math.vector} x{r} = {math.splat(math.load(f'a{r}', 'k * a_cs'))};" for r in range(rows))}
+      {" ".join(f"s{r}_{v} = {math.multiply_add(f'x{r}', f'b{v}', f's{r}_{v}')};" for r, v in pairs)}
+    }}
+    const {math.vector} sums[{rows * vectors}] = {{{", ".join(f"s{r}_{v}" for r, v in pairs)}}};
+    for (int i = 0; i < min({rows}, end - m); ++i) {{
+      {target.pointer} c = C + batch * c_bs + (m + i) * c_rs;
+      {d}
+      const {math.scalar}* from = (const {math.scalar}*)sums + i * {panel};
+      int j = 0;
+      {whole if addend != "any" else ""}
+      for (; j < N; ++j) {edge}
+    }}
+  }}
+}}"""
+    params = _operands(math, result, addend, "block_rows", "share", "batches")
+    return Kernel("matmul_small", params, body, local=(1,))
+
+
 def _horizontal_sum(math: Arithmetic, vector: str) -> str:
     """Folds a vector to a scalar by halves."""
     steps, width, name = [], math.width, vector
@@ -728,6 +811,8 @@ def matmul_launches(
         columns = min(axpy_columns(few), max(64, -(-n // (2 * units) // 64 * 64)))
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
         kernel = partial(_axpy, storage, few, simd_width)
+    elif not math.is_complex and k <= _SMALL_DEPTH and n <= 2 * math.width:
+        return [_small_launch(storage, (batch, m, n, k), c, a, b, d, alpha, beta, addend, units, simd_width)]
     else:
         if math.is_complex:
             unit_a = unit_b = "none"
@@ -769,6 +854,36 @@ def matmul_launches(
         whole |= {"D": d.pointer, "d_rs": d.row, "d_cs": d.column}
     fold = fold_kernel(storage, "any" if d else "none")
     return [product, Launch(fold, (ceil_div(m * n, 64),), {**whole, **sums})]
+
+
+def _small_launch(
+    storage: str,
+    sizes: tuple[int, int, int, int],
+    c: Matrix,
+    a: Matrix,
+    b: Matrix,
+    d: Matrix | None,
+    alpha: object,
+    beta: object,
+    addend: Addend,
+    units: int,
+    simd_width: int,
+) -> Launch:
+    batch, m, n, k = sizes
+    narrow = 2 * n <= arithmetic(storage, simd_width).width
+    simd_width = max(4, simd_width // 2) if narrow else simd_width
+    vectors = ceil_div(n, arithmetic(storage, simd_width).width)
+    rows = _small_rows(m, vectors)
+    block_rows = min(8 * rows, ceil_div(m, rows) * rows)
+    blocks = batch * ceil_div(m, block_rows)
+    # A block worth less than some microseconds is not worth a core's waking up.
+    wanted = 1 if units == 1 else min(8 * units, 1 + m * n * k * batch // 250_000)
+    share = ceil_div(blocks, wanted)
+    operands = {"C": c, "A": a, "B": b, **({"D": d} if d else {})}
+    more = {"block_rows": block_rows, "share": share, "batches": batch}
+    arguments = {**_matrices(operands), "M": m, "N": n, **more, "each_K": k, "last_K": k, "alpha": alpha}
+    kernel = small_kernel(storage, storage, rows, vectors, addend, simd_width)
+    return Launch(kernel, (ceil_div(blocks, share),), {**arguments, **({"beta": beta} if d else {})})
 
 
 def _matrices(matrices: Mapping[str, Matrix]) -> dict[str, object]:
