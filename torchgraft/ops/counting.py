@@ -13,11 +13,13 @@ from torchgraft.plans import composite
 def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
     if minlength < 0:
         raise RuntimeError("minlength should be >= 0")
-    if self.dim() != 1 or self.is_floating_point() or self.is_complex() or (self.numel() and int(self.min()) < 0):
+    integers = self.dim() == 1 and not self.is_floating_point() and not self.is_complex()
+    low, high = (int(end) for end in self.aminmax()) if integers and self.numel() else (0, -1)
+    if not integers or low < 0:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     if weights is not None and weights.shape != self.shape:
         raise RuntimeError("weights should be 1-d and have the same length as input")
-    size = max(minlength, int(self.max()) + 1 if self.numel() else 0)
+    size = max(minlength, high + 1)
     if weights is None or not self.numel():
         weights = torch.ones((), dtype=torch.int64, device=self.device).expand(self.shape)
     elif weights.dtype not in (torch.float32, torch.float64):
