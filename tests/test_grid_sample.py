@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import torchgraft
+from torchgraft.ops import grid_sample as planners
 
 pytestmark = pytest.mark.no_fallback
 
@@ -93,6 +94,63 @@ def test_places_far_away(device: str, form: str, mode: str, padding: str) -> Non
     assert within.all()
     if padding == "zeros":
         assert (got == 0).all()
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize(("dims", "mode"), MODES)
+def test_places_outside_read_nothing(device: str, form: str, dims: int, mode: str, dtype: torch.dtype) -> None:
+    """Where weights are zero a pixel may be anything, the first one of a channel in particular."""
+    x, grid = torch.full((1, 2, *[9] * dims), torch.inf), torch.rand(1, *[5] * dims, dims) * 0.2 + 0.5
+    x[..., 2:, 2:] = 1
+    if dims == 3:
+        x[:, :, :2] = torch.inf
+    grid[:, ::2] += 9
+    for layout in (torch.contiguous_format, torch.channels_last if dims == 2 else torch.channels_last_3d):
+        image = x.to(device, dtype).to(memory_format=layout)
+        got = F.grid_sample(image, grid.to(device, dtype), mode=mode, align_corners=True).cpu()
+        assert (got[:, :, ::2] == 0).all()
+        torch.testing.assert_close(got[:, :, 1::2], torch.ones_like(got[:, :, 1::2]))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_wide_channels(device: str, form: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places of pixels that 32 bits do not hold; that there are few bits stands for a large image."""
+    x, grid = torch.randn(2, 5, 5, 6).to(memory_format=torch.channels_last), torch.rand(2, 9, 8, 2) * 2.2 - 1.1
+    x, grid = x.requires_grad_(), grid.requires_grad_()
+    mine = [t.detach().to(device).requires_grad_() for t in (x, grid)]
+    for most, wide in ((5 * 6 * 5, False), (5 * 6 * 5 - 1, True)):
+        monkeypatch.setattr(planners, "_INT", most)
+        torchgraft.plans.clear()
+        got, expected = (F.grid_sample(*t, mode=mode, align_corners=False) for t in (mine, (x, grid)))
+        torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-4)
+        source = torchgraft.plans.show("grid_sampler_2d", source=True)
+        assert ("(long)pixel_step" in source) is wide and ("(int)pixel_step" in source) is not wide
+        gradient = torch.randn(expected.shape)
+        theirs = torch.autograd.grad(expected, (x, grid), gradient)
+        for one, other in zip(torch.autograd.grad(got, mine, gradient.to(device)), theirs, strict=True):
+            torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-3)
+    torchgraft.plans.clear()
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, (5, 1)), (3, (1, 1)), (3, (1, 4))], ids=str)
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("aligned", [False, True])
+def test_images_of_a_pixel_in_width(
+    device: str, form: str, channels: int, size: tuple[int, int], padding: str, aligned: bool
+) -> None:
+    """Mirrors may lie at one place, and the strides of dimensions of size 1 mean nothing."""
+    height, width = size
+    x, grid = torch.randn(1, channels, height, width), torch.rand(1, 6, 7, 2) * 3 - 1.5
+    step = 77 if width == 1 else 1
+    mine = x.to(device).as_strided(x.shape, (99, height * width, width, step)).requires_grad_()
+    places = grid.to(device).requires_grad_()
+    options: dict[str, Any] = {"padding_mode": padding, "align_corners": aligned}
+    theirs = [t.requires_grad_() for t in (x, grid)]
+    got, expected = F.grid_sample(mine, places, **options), F.grid_sample(*theirs, **options)
+    torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-4)
+    a, b = torch.autograd.grad(got.sum(), (mine, places)), torch.autograd.grad(expected.sum(), theirs)
+    for one, other in zip(a, b, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("mask", [[True, True], [False, True]])

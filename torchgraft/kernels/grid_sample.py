@@ -22,7 +22,7 @@ from functools import cache
 from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
 from torchgraft.codegen.loops import FEW, Layout, Team, Walk
-from torchgraft.codegen.types import BY_NAME
+from torchgraft.codegen.types import BY_NAME, value_ctype
 
 #: Places that a CPU treats at once.
 BLOCK = 64
@@ -44,11 +44,13 @@ class Sampling:
         storage: the element type of image and grid.
         dims: of an image.
         interpolation: of `INTERPOLATIONS`.
+        reflects: whether the padding is "reflection", which takes as long as all the rest.
     """
 
     storage: str
     dims: int
     interpolation: str
+    reflects: bool
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -69,34 +71,39 @@ class Sampling:
         return BY_NAME[self.storage].compute
 
 
+# Without branches and calls: the loop over places has vectors.
 _PLACE = """
-inline real tg_scale(real coordinate, int size, int aligned, real* slope) {
+TG_FUNCTION real tg_scale(real coordinate, int size, int aligned, real* slope) {
   *slope = (real)(size - aligned) / 2;
   return aligned ? (coordinate + 1) / 2 * (size - 1) : ((coordinate + 1) * size - 1) / 2;
 }
-inline real tg_pad(real place, int size, int padding, int aligned, real* slope) {
-  if (padding == 0) return place;
-  real within = place;
-  if (padding == 2) {
-    // Twice the mirrors' places, which may lie between pixels.
+TG_FUNCTION real tg_pad(real place, int size, int padding, int aligned, real* slope) {
+  const real edge = size - 1;
+  real within = place, grows = *slope;
+#ifdef REFLECTS
+  {
+    // Twice the mirrors' places, which may lie between pixels. Of a single pixel they may be one, and any span will do.
     const int low = aligned ? 0 : -1, high = aligned ? 2 * (size - 1) : 2 * size - 1;
-    if (low == high) { *slope = 0; return 0; }
-    const real from = (real)low / 2, span = (real)(high - low) / 2;
+    const real from = (real)low / 2, span = low == high ? 1 : (real)(high - low) / 2;
     const real way = fabs(place - from), there = way - floor(way / (2 * span)) * (2 * span);
-    const int back = there >= span;
-    if ((place < from) != back) *slope = -*slope;
+    const bool back = there >= span;
+    grows = (place < from) != back ? -grows : grows;
     within = (back ? 2 * span - there : there) + from;
   }
-  if (!(within > 0 && within < size - 1)) *slope = 0;
-  return fmin(fmax(within, (real)0), (real)(size - 1));
+#endif
+  const bool inside = (within > 0) & (within < edge);
+  within = within > 0 ? within : 0;
+  within = within < edge ? within : edge;
+  *slope = padding == 0 ? *slope : inside ? grows : 0;
+  return padding == 0 ? place : within;
 }
-inline int tg_pixel(real place, int size) { return place >= 0 && place < size ? (int)place : -1; }"""
+TG_FUNCTION int tg_pixel(real place, int size) { return place >= 0 && place < size ? (int)place : -1; }"""
 
 _CUBIC = """
-inline real tg_near(real x) { return ((real)1.25 * x - (real)2.25) * x * x + 1; }
-inline real tg_far(real x) { return (((real)-0.75 * x + (real)3.75) * x - 6) * x + 3; }
-inline real tg_near_slope(real x) { return ((real)3.75 * x - (real)4.5) * x; }
-inline real tg_far_slope(real x) { return ((real)-2.25 * x + (real)7.5) * x - 6; }"""
+TG_FUNCTION real tg_near(real x) { return ((real)1.25 * x - (real)2.25) * x * x + 1; }
+TG_FUNCTION real tg_far(real x) { return (((real)-0.75 * x + (real)3.75) * x - 6) * x + 3; }
+TG_FUNCTION real tg_near_slope(real x) { return ((real)3.75 * x - (real)4.5) * x; }
+TG_FUNCTION real tg_far_slope(real x) { return ((real)-2.25 * x + (real)7.5) * x - 6; }"""
 
 # Sets what tap j of an axis is: its pixel, its weight, and how the weight grows with the place.
 _TAPS = {
@@ -108,7 +115,7 @@ _TAPS = {
     "linear": """
   const real place = tg_pad(tg_scale(coordinate, size, aligned, slope), size, padding, aligned, slope);
   const real base = floor(place);
-  for (int j = 0; j < 2; ++j) at[j] = tg_pixel(base + j, size);
+  UNROLL for (int j = 0; j < 2; ++j) at[j] = tg_pixel(base + j, size);
   weights[0] = base + 1 - place;
   weights[1] = place - base;
   slopes[0] = -1;
@@ -117,7 +124,7 @@ _TAPS = {
   // Each tap is brought inside by itself, with the weight that it has outside.
   const real place = tg_scale(coordinate, size, aligned, slope), base = floor(place), t = place - base;
   real unused = 1;
-  for (int j = 0; j < 4; ++j) at[j] = tg_pixel(tg_pad(base - 1 + j, size, padding, aligned, &unused), size);
+  UNROLL for (int j = 0; j < 4; ++j) at[j] = tg_pixel(tg_pad(base - 1 + j, size, padding, aligned, &unused), size);
   weights[0] = tg_far(1 + t); weights[1] = tg_near(t); weights[2] = tg_near(1 - t); weights[3] = tg_far(2 - t);
   slopes[0] = tg_far_slope(1 + t); slopes[1] = tg_near_slope(t);
   slopes[2] = -tg_near_slope(1 - t); slopes[3] = -tg_far_slope(2 - t);""",
@@ -127,9 +134,10 @@ _TAPS = {
 def _helpers(s: Sampling) -> str:
     return f"""
 #define real {BY_NAME[s.compute].storage}
+{"#define REFLECTS" if s.reflects else ""}
 {_PLACE}
 {_CUBIC if s.interpolation == "cubic" else ""}
-inline void tg_axis(real coordinate, int size, int padding, int aligned, int* at, real* weights, real* slopes,
+TG_FUNCTION void tg_axis(real coordinate, int size, int padding, int aligned, int* at, real* weights, real* slopes,
                     real* slope) {{
   {_TAPS[s.interpolation]}
 }}"""
@@ -145,19 +153,21 @@ def _params(s: Sampling, pointers: str, numbers: str) -> tuple[Parameter, ...]:
 _STEPS = "batch_step, channel_step, pixel_step"
 
 
-def _found(s: Sampling, slopes: bool) -> dict[str, str]:
+def _found(s: Sampling, slopes: bool, index: str = "i32") -> dict[str, str]:
     """What `_find_taps` finds: names and element types."""
     found = {}
     for k in range(s.taps):
-        found[f"pixel{k}"], found[f"weight{k}"] = "i32", s.compute
+        found[f"pixel{k}"], found[f"weight{k}"] = index, s.compute
         found.update((f"slope{k}_{a}", s.compute) for a in s.axes if slopes)
     return found
 
 
-def _find_taps(s: Sampling, place: str, slopes: bool, at: str = "") -> str:
-    """Finds the taps of the place with that number: pixel<k> and weight<k>; outside the image a weight is 0. With
-    `slopes` also by what each tap's weight grows along each axis, slope<k>_<axis>. `at` is put behind the names."""
+def _find_taps(s: Sampling, place: str, slopes: bool, step: str = "", at: str = "") -> str:
+    """Finds the taps of the place with that number: pixel<k>, times `step` if there is one, and weight<k>; outside the
+    image a weight is 0. With `slopes` also by what each tap's weight grows along each axis, slope<k>_<axis>. `at` is
+    put behind the names."""
     span, lines = s.span, []
+    times = f" * {step}" if step else ""
     for i, a in enumerate(s.axes):
         lines.append(f"int at_{a}[{span}]; real w_{a}[{span}], d_{a}[{span}], slope_{a};")
         coordinate = f"load_{s.storage}(grid, ({place}) * {s.dims} + {i})"
@@ -169,7 +179,7 @@ def _find_taps(s: Sampling, place: str, slopes: bool, at: str = "") -> str:
         for a in reversed(s.axes):
             pixel = f"({pixel} * size_{a} + at_{a}[{index[a]}])" if pixel else f"at_{a}[{index[a]}]"
         lines.append(f"const bool inside{number} = {inside};")
-        lines.append(f"pixel{number}{at} = inside{number} ? {pixel} : 0;")
+        lines.append(f"pixel{number}{at} = inside{number} ? {pixel}{times} : 0;")
         weight = " * ".join(f"w_{a}[{index[a]}]" for a in s.axes)
         lines.append(f"weight{number}{at} = inside{number} ? {weight} : 0;")
         if slopes:
@@ -180,39 +190,86 @@ def _find_taps(s: Sampling, place: str, slopes: bool, at: str = "") -> str:
     return "\n    ".join(lines)
 
 
+def _step(index: str) -> str:
+    """From pixel to pixel, in the type of their places."""
+    return f"({value_ctype(index)})pixel_step"
+
+
+def _plane(s: Sampling) -> str:
+    """The channel of the image, whose pixels `_pixel` loads."""
+    return f"{arithmetic(s.storage).const_pointer} plane = image + o * batch_step + channel * channel_step;"
+
+
 def _pixel(s: Sampling, k: int) -> str:
-    return arithmetic(s.storage).load("image", f"from + pixel{k} * pixel_step")
+    return arithmetic(s.storage).load("plane", f"pixel{k}")
+
+
+def _sum_of_taps(s: Sampling, team: Team, index: str) -> tuple[list[str], str]:
+    """What finds the taps of places, and what stores the sum of their pixels in a channel."""
+    found = [team.var(name, type_) for name, type_ in _found(s, False, index).items()]
+    find = team.leader(_find_taps(s, f"o * inner + {team.column}", False, _step(index)))
+    if team.layout.form == "gpu":
+        loads, pixels = [], [_pixel(s, k) for k in range(s.taps)]
+    else:  # a load that depends on nothing is no branch, where there are no vectors of such loads
+        loads = [f"const real v{k} = {_pixel(s, k)};" for k in range(s.taps)]
+        pixels = [f"v{k}" for k in range(s.taps)]
+    terms = " + ".join(f"(weight{k} != 0 ? weight{k} * {pixel} : 0)" for k, pixel in enumerate(pixels))
+    return [*found, find], f"{' '.join(loads)} store_{s.storage}(out, to + {team.column}, {terms});"
+
+
+def _sum_of_rows(s: Sampling, team: Team, index: str) -> tuple[list[str], str]:
+    """The same by sums along x and then y, for images: fewer numbers are found and kept than there are taps."""
+    parts, ks = [], range(s.span)
+    for i, a in enumerate(s.axes):
+        parts += [team.var(f"at_{a}{k}", index) for k in ks] + [team.var(f"weight_{a}{k}", s.compute) for k in ks]
+        step = _step(index) if a == "x" else f"size_x * {_step(index)}"
+        coordinate = f"load_{s.storage}(grid, (o * inner + {team.column}) * {s.dims} + {i})"
+        lines = [
+            f"int at[{s.span}]; real w[{s.span}], d[{s.span}], slope;",
+            f"tg_axis({coordinate}, size_{a}, padding, aligned, at, w, d, &slope);",
+            *(f"at_{a}{k} = at[{k}] >= 0 ? at[{k}] * {step} : 0;" for k in ks),
+            *(f"weight_{a}{k} = at[{k}] >= 0 ? w[{k}] : 0;" for k in ks),
+        ]
+        parts.append(team.leader(" ".join(lines)))
+    add = ["real sum = 0;"]
+    for y in ks:
+        add += [f"const real v{y}{x} = {arithmetic(s.storage).load('plane', f'at_y{y} + at_x{x}')};" for x in ks]
+        row = " + ".join(f"(weight_x{x} != 0 ? weight_x{x} * v{y}{x} : 0)" for x in ks)
+        add.append(f"const real row{y} = {row}; sum += weight_y{y} != 0 ? weight_y{y} * row{y} : 0;")
+    return parts, f"{' '.join(add)} store_{s.storage}(out, to + {team.column}, sum);"
 
 
 @cache
-def sample_kernel(layout: Layout, s: Sampling) -> Kernel:
-    """Parameters: `out`, `image`, `grid`, and what `_params` and `_STEPS` tell."""
-    team = Team(layout)
-    found = [team.var(name, type_) for name, type_ in _found(s, False).items()]
-    find = team.leader(_find_taps(s, f"o * inner + {team.column}", False))
-    terms = " + ".join(f"(weight{k} != 0 ? weight{k} * {_pixel(s, k)} : 0)" for k in range(s.taps))
+def sample_kernel(layout: Layout, s: Sampling, index: str) -> Kernel:
+    """Parameters: `out`, `image`, `grid`, and what `_params` and `_STEPS` tell. Places of pixels in a channel of the
+    image have the element type `index`."""
+    team = Team(layout, width=BLOCK)
+    by_rows = s.interpolation == "cubic" and layout.form == "cpu"
+    find, store = (_sum_of_rows if by_rows else _sum_of_taps)(s, team, index)
     channels = f"""for (int channel = 0; channel < channels; ++channel) {{
-      const long from = o * batch_step + channel * channel_step, to = (o * channels + channel) * inner;
-      {team.leader(f"store_{s.storage}(out, to + {team.column}, {terms});")}
+      {_plane(s)}
+      const long to = (o * channels + channel) * inner;
+      {team.leader(store)}
     }}"""
     params = _params(s, f"{s.storage}* out; const {s.storage}* image, grid", _STEPS)
-    return team.kernel(f"grid_sample{s.dims}d", params, *found, find, channels, helpers=_helpers(s))
+    return team.kernel(f"grid_sample{s.dims}d", params, *find, channels, helpers=_helpers(s))
 
 
 @cache
-def grid_gradient_kernel(layout: Layout, s: Sampling) -> Kernel:
+def grid_gradient_kernel(layout: Layout, s: Sampling, index: str) -> Kernel:
     """The grid's gradient. Parameters: `out`, the result's gradient `grad`, `image`, `grid`, and what `_params` and
-    `_STEPS` tell."""
-    team = Team(layout)
-    found = [team.var(name, type_) for name, type_ in _found(s, True).items()]
+    `_STEPS` tell; `index` as of `sample_kernel`."""
+    team = Team(layout, width=BLOCK)
+    found = [team.var(name, type_) for name, type_ in _found(s, True, index).items()]
     sums = [team.var(f"sum_{a}", s.compute, "0") for a in s.axes]
-    find = team.leader(_find_taps(s, f"o * inner + {team.column}", True))
+    find = team.leader(_find_taps(s, f"o * inner + {team.column}", True, _step(index)))
     add = [f"const real g = load_{s.storage}(grad, to + {team.column});"]
     for k in range(s.taps):
         add.append(f"const real v{k} = g * {_pixel(s, k)};")
         add += [f"sum_{a} += slope{k}_{a} != 0 ? slope{k}_{a} * v{k} : 0;" for a in s.axes]
     channels = f"""for (int channel = 0; channel < channels; ++channel) {{
-      const long from = o * batch_step + channel * channel_step, to = (o * channels + channel) * inner;
+      {_plane(s)}
+      const long to = (o * channels + channel) * inner;
       {team.leader(" ".join(add))}
     }}"""
     place = f"(o * inner + {team.column}) * {s.dims}"
@@ -243,7 +300,7 @@ for (int channel = first; channel < last; ++channel)
 {found}
 for (long start = 0; start < places; start += {block}) {{
   const int here = (int)min(places - start, (long){block});
-  for (int b = 0; b < here; ++b) {{ {_find_taps(s, "image * places + start + b", False, "[b]")} }}
+  for (int b = 0; b < here; ++b) {{ {_find_taps(s, "image * places + start + b", False, at="[b]")} }}
   for (int channel = first; channel < last; ++channel) {{
     GLOBAL real* t = out + (image * channels + channel) * plane;
     for (int b = 0; b < here; ++b) {{

@@ -18,6 +18,8 @@ from torchgraft.plans import PlanBuilder, Unsupported, planner
 from torchgraft.plans.grid import Grid
 from torchgraft.plans.refusals import dtype_name
 
+_INT = 2**31 - 1
+
 # ---- Shapes. Torch's meta functions look at other things than its CPU.
 
 
@@ -77,25 +79,29 @@ def _check_modes(interpolation_mode: int, padding_mode: int) -> None:
 # ---- Planners.
 
 
-def _sampling(image: torch.Tensor, grid: torch.Tensor, interpolation_mode: int) -> Sampling:
+def _sampling(image: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int) -> Sampling:
     element = element_type(image.dtype)
     if not element.is_float:
         raise Unsupported(f"sampling of {image.dtype}")
     if grid.dtype != image.dtype:
         raise RuntimeError(f"expected scalar type {dtype_name(image.dtype)} but found {dtype_name(grid.dtype)}")
-    if math.prod(image.shape[2:]) > 2**31 - 1:
+    if math.prod(image.shape[2:]) > _INT:
         raise Unsupported("a plane of more than 2**31 pixels")
-    return Sampling(element.name, image.dim() - 2, INTERPOLATIONS[interpolation_mode])
+    reflects = PADDINGS[padding_mode] == "reflection"
+    return Sampling(element.name, image.dim() - 2, INTERPOLATIONS[interpolation_mode], reflects)
 
 
-def _image(p: PlanBuilder, image: torch.Tensor) -> dict[str, Any]:
-    """The image in a layout that kernels take, and its steps from image to image, channel to channel, pixel to
-    pixel."""
+def _image(p: PlanBuilder, image: torch.Tensor) -> tuple[dict[str, Any], str]:
+    """The image in a layout that kernels take, its steps from image to image, channel to channel, pixel to pixel, and
+    the element type that holds any pixel's place in a channel."""
     last = torch.channels_last if image.dim() == 4 else torch.channels_last_3d
-    if not image.is_contiguous(memory_format=last):
-        image = p.contiguous(image)
-    steps = {"batch_step": image.stride(0), "channel_step": image.stride(1), "pixel_step": image.stride(-1)}
-    return {"image": image, **steps}
+    channels, pixels = image.shape[1], math.prod(image.shape[2:])
+    apart = not image.is_contiguous() and image.is_contiguous(memory_format=last)
+    image = image if apart else p.contiguous(image)
+    # Not the strides, which say nothing along dimensions of size 1.
+    channel_step, pixel_step = (1, channels) if apart else (pixels, 1)
+    steps = {"batch_step": channels * pixels, "channel_step": channel_step, "pixel_step": pixel_step}
+    return {"image": image, **steps}, "i64" if pixels * pixel_step > _INT else "i32"
 
 
 def _numbers(image: torch.Tensor, padding: int, aligned: bool) -> dict[str, int]:
@@ -156,14 +162,15 @@ def _declare(dims: int) -> None:
         padding_mode: int,
         align_corners: bool,
     ) -> None:
-        s = _sampling(input, grid, interpolation_mode)
+        s = _sampling(input, grid, interpolation_mode, padding_mode)
         if out.numel() == 0:
             return
         to = out if out.is_contiguous() else p.empty_like(out)
         layout, groups = _places(p, s, input, grid)
         numbers = _numbers(input, padding_mode, align_corners)
-        kernel = kernels.sample_kernel(layout, s)
-        p.launch(kernel, groups, out=to, **_image(p, input), grid=p.contiguous(grid), **numbers)
+        image, index = _image(p, input)
+        kernel = kernels.sample_kernel(layout, s, index)
+        p.launch(kernel, groups, out=to, **image, grid=p.contiguous(grid), **numbers)
         if to is not out:
             p.copy(out, to)
 
@@ -179,7 +186,7 @@ def _declare(dims: int) -> None:
         align_corners: bool,
         output_mask: Sequence[bool],
     ) -> None:
-        s = _sampling(input, grid, interpolation_mode)
+        s = _sampling(input, grid, interpolation_mode, padding_mode)
         numbers = _numbers(input, padding_mode, align_corners)
         grad_input, grad_grid = outs
         if grad_output.numel() == 0:
@@ -195,8 +202,9 @@ def _declare(dims: int) -> None:
             return
         to = grad_grid if grad_grid.is_contiguous() else p.empty_like(grad_grid)
         layout, groups = _places(p, s, input, grid)
-        kernel = kernels.grid_gradient_kernel(layout, s)
-        p.launch(kernel, groups, out=to, grad=gradient, **_image(p, input), grid=grid, **numbers)
+        image, index = _image(p, input)
+        kernel = kernels.grid_gradient_kernel(layout, s, index)
+        p.launch(kernel, groups, out=to, grad=gradient, **image, grid=grid, **numbers)
         if to is not grad_grid:
             p.copy(grad_grid, to)
 
