@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -190,6 +191,27 @@ def test_wide_rows(device: str) -> None:
         _compare(device, x, lambda t: F.max_pool2d(t, 3, 2, 1, return_indices=True))
         _compare(device, x, lambda t: F.max_pool2d(t, 3, 1, 1, return_indices=True))
         _compare(device, x, lambda t: F.avg_pool2d(t, 3, 2, 1))
+
+
+@pytest.mark.parametrize("dtype", [*TOLERANCE, torch.int64, torch.int32, torch.uint8], ids=str)
+def test_vectors_within_rows(device: str, dtype: torch.dtype) -> None:
+    """Vectors of windows that touch no edge beside those that do, to the last element of the last row."""
+    for width, stride, dilation, padding in itertools.product((31, 33, 64, 70), (1, 2, 3), (1, 2), (0, 1)):
+        x = torch.randint(0, 9, (2, 3, width)).to(dtype)
+        x[0, 1] = float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
+        if dtype.is_floating_point:
+            x[0, 2, random.randrange(width)] = float("nan")
+        mine, theirs = x.to(device), x.double()
+        for taps in (2, 3):
+            got, expected = (
+                F.max_pool1d(t, taps, stride, padding, dilation, return_indices=True) for t in (mine, theirs)
+            )
+            torch.testing.assert_close(got[0].cpu().double(), expected[0], rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(got[1].cpu(), expected[1])
+            if dtype.is_floating_point and dilation == 1:
+                a, b = (F.avg_pool1d(t, taps, stride, padding) for t in (mine, theirs))
+                tolerance = TOLERANCE[dtype]
+                torch.testing.assert_close(a.cpu().double(), b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def test_layouts(device: str) -> None:

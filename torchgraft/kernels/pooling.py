@@ -133,8 +133,13 @@ def row_kernel(storage: str, kind: Kind, simd_width: int) -> Kernel:
     if kind == "max":
         begin = f"""
     {math.vector} best = SPLAT_{math.vector}({_LOWEST[storage]});
-    const {lanes} none = SPLAT_{lanes}(0), up = (dilation_x - 1 - corner) / dilation_x * dilation_x;
-    const {lanes} first = corner + SELECT(corner < 0, up, none);
+    {lanes} first = corner;
+    if (dilation_x == 1) {{
+      first = max(corner, SPLAT_{lanes}(0));
+    }} else if (corner_x < 0) {{  // a division for each lane
+      const {lanes} none = SPLAT_{lanes}(0), up = (dilation_x - 1 - corner) / dilation_x * dilation_x;
+      first = corner + SELECT(corner < 0, up, none);
+    }}
     {lanes} best_at = first + (start_z * source_y + start_y) * source_x;"""
         nan = "| (value != value)" if math.is_float else ""
         step = f"""
@@ -142,12 +147,21 @@ def row_kernel(storage: str, kind: Kind, simd_width: int) -> Kernel:
           const {lanes} better = (lane >= 0) & (lane < source_x) & ((value > best) {nan});
           best = SELECT(better, value, best);
           best_at = SELECT(better, lane + (z * source_y + y) * source_x, best_at);"""
+        inner = f"""
+            const {lanes} better = (value > best) {nan};
+            best = SELECT(better, value, best);
+            best_at = SELECT(better, corner + (kx * dilation_x + (z * source_y + y) * source_x), best_at);"""
+        places = f"long{math.width}"
         finish = f"""
-    for (int l = 0; l < here; ++l) indices[at + x + l] = (({lane}*)&best_at)[l];"""
+    if (here == {math.width}) {{
+      *(GLOBAL {places}u*)(indices + at + x) = CONVERT_{places}(best_at);
+    }} else {{
+      for (int l = 0; l < here; ++l) indices[at + x + l] = (({lane}*)&best_at)[l];
+    }}"""
         result = "best"
     else:
         begin = f"{math.vector} sum = SPLAT_{math.vector}(0);"
-        step = "sum += value;"
+        step = inner = "sum += value;"
         finish = f"""
     const int high = include_padding ? (min(corner_z + taps_z, source_z + padding_z) - corner_z) *
                      (min(corner_y + taps_y, source_y + padding_y) - corner_y) : (end_z - start_z) * (end_y - start_y);
@@ -170,10 +184,22 @@ def row_kernel(storage: str, kind: Kind, simd_width: int) -> Kernel:
     const int here = min({math.width}, target_x - x);
     const int corner_x = x * stride_x - padding_x;
     const {lanes} corner = corner_x + MAKE_{lanes}({numbers}) * stride_x;
+    // Whether all windows of the vector lie within the row, and how far beyond `corner_x` their loads reach.
+    const long reach = (taps_x - 1) * (long)dilation_x + (long){math.width} * stride_x;
+    const bool within = stride_x <= 2 && corner_x >= 0 && corner_x + reach - stride_x < source_x;
     {begin}
     for (int z = start_z; z < end_z; z += dilation_z)
       for (int y = start_y; y < end_y; y += dilation_y) {{
         const long from = i0 * pixels + ((long)z * source_y + y) * source_x;
+        if (within && from + corner_x + reach <= end) {{
+          for (int kx = 0; kx < taps_x; ++kx) {{
+            const long at_x = from + corner_x + kx * dilation_x;
+            {math.vector} value = {math.load_vector("image", "at_x")};
+            if (stride_x == 2) value = EVEN_{math.vector}(value, {math.load_vector("image", f"at_x + {math.width}")});
+            {inner}
+          }}
+          continue;
+        }}
         for (int kx = 0; kx < taps_x; ++kx) {{
           const {math.vector} value = tg_patch(image, from, corner_x + kx * dilation_x, stride_x, source_x, end);
           {step}
