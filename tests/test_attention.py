@@ -11,6 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
+from torch.profiler import ProfilerActivity
 
 pytestmark = pytest.mark.no_fallback
 
@@ -112,6 +113,67 @@ def test_rows_without_keys(device: str, form: str) -> None:
     ).all()
 
 
+@pytest.mark.quick(form="cpu", dtype=torch.float32, queries=[1, 3])
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("queries", [1, 2, 3, 4])
+def test_few_queries(device: str, form: str, dtype: torch.dtype, queries: int) -> None:
+    """Which have kernels of their own: with heads that fill vectors or not, and blocks of keys."""
+    for keys, head, value_head in ((1, 1, 3), (70, 24, 32), (200, 64, 80)):
+        q, k, v = operand(2, 3, queries, head), operand(2, 3, keys, head), operand(2, 3, keys, value_head)
+        compare(device, dtype, q, k, v)
+        compare(device, dtype, q, k, v, is_causal=True)
+        compare(device, dtype, q, k, v, torch.randn(2, 1, queries, keys, dtype=torch.float64))
+        compare(device, dtype, q, k, v, torch.rand(3, queries, keys) > 0.5)
+
+
+def test_few_queries_of_groups(device: str, form: str) -> None:
+    q, k, v = operand(2, 6, 1, 16, "bshd"), operand(2, 2, 90, 16, "bshd"), operand(2, 2, 90, 16, "slices")
+    compare(device, torch.float32, q, k, v, enable_gqa=True)
+    compare(device, torch.float32, q, k, v, torch.arange(90) > torch.tensor([[[[80]]], [[[20]]]]), enable_gqa=True)
+
+
+def booleans(layout: str, queries: int, keys: int) -> torch.Tensor:
+    """Masks that lie in memory in many ways; some rows have no key."""
+    if layout == "transposed":
+        mask = (torch.rand(2, 3, keys, queries) > 0.5).transpose(2, 3)
+    elif layout == "every other":
+        mask = (torch.rand(2, 3, 2 * queries, 2 * keys) > 0.5)[..., ::2, ::2]
+    elif layout == "off by one":
+        mask = (torch.rand(2, 3, queries, keys + 3) > 0.5)[..., 1 : keys + 1]
+    elif layout == "of keys":
+        return (torch.rand(2, 1, 1, keys) > 0.5).expand(2, 3, queries, keys)
+    else:
+        mask = torch.rand(2, 1, queries, keys) > 0.5
+    mask[0, :, queries // 2] = False
+    mask[1, :, -1, : keys - 1] = False
+    return mask.expand(2, 3, queries, keys)
+
+
+@pytest.mark.quick(form="cpu", layout=["heads share", "off by one"], dtype=torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("layout", ["heads share", "of keys", "transposed", "every other", "off by one"])
+def test_masks_of_booleans(device: str, form: str, layout: str, dtype: torch.dtype) -> None:
+    """Across blocks of keys, whole and in part."""
+    for queries, keys in ((3, 70), (40, 64), (70, 131)):
+        q, k, v = operand(2, 3, queries, 16), operand(2, 3, keys, 16), operand(2, 3, keys, 16)
+        compare(device, dtype, q, k, v, booleans(layout, queries, keys))
+
+
+@pytest.mark.parametrize("queries", [1, 40])
+def test_one_launch(device: str, queries: int) -> None:
+    """Nothing is made of a mask of booleans first, and few queries are not left to products and softmax."""
+    q, k, v = (operand(2, 3, n, 16).float().to(device) for n in (queries, 50, 50))
+    mask = (torch.rand(queries, 50) > 0.5).to(device)
+    activities = [ProfilerActivity.CPU, getattr(ProfilerActivity, torch.device(device).type.upper())]
+    for given in (None, mask):
+        for recording in (torch.no_grad, torch.inference_mode):
+            with recording(), torch.profiler.profile(activities=activities) as profiled:
+                scaled_dot_product_attention(q, k, v, given)
+                torch.accelerator.synchronize()
+            names = [event.name for event in profiled.events() if event.device_type != torch.autograd.DeviceType.CPU]
+            assert len(names) == 1, names
+
+
 def test_groups_of_heads(device: str, form: str) -> None:
     for heads, key_heads in ((6, 2), (4, 1)):
         q, k, v = operand(2, heads, 40, 16), operand(2, key_heads, 50, 16), operand(2, key_heads, 50, 16)
@@ -150,16 +212,18 @@ def test_not_a_number_shows(device: str) -> None:
 
 
 @pytest.mark.quick(form="cpu")
+@pytest.mark.parametrize("queries", [3, 50])
 @pytest.mark.parametrize("causal", [False, True])
-def test_dropout(device: str, form: str, causal: bool) -> None:
+def test_dropout(device: str, form: str, causal: bool, queries: int) -> None:
     """Values that are unit vectors show which weights were dropped; the gradients must belong to the same ones."""
     keys, rate = 60, 0.3
-    q, k = operand(2, 3, 50, 16), operand(2, 3, keys, 16)
+    q, k = operand(2, 3, queries, 16), operand(2, 3, keys, 16)
     v = torch.eye(keys, dtype=torch.float64).expand(2, 3, keys, keys)
     own = [t.to(device).requires_grad_() for t in (q, k, v)]
     out = scaled_dot_product_attention(*own, dropout_p=rate, is_causal=causal)
     weights = (q @ k.transpose(-1, -2) / 4).requires_grad_(False)
-    limit = torch.ones(50, keys, dtype=torch.bool).tril() if causal else torch.ones(50, keys, dtype=torch.bool)
+    limit = torch.ones(queries, keys, dtype=torch.bool)
+    limit = limit.tril() if causal else limit
     kept = (out.detach().cpu() != 0) | ~limit
     share = 1 - float((~kept).sum()) / float(limit.expand_as(kept).sum())
     assert abs(share - (1 - rate)) < 5 * math.sqrt(rate * (1 - rate) / float(limit.expand_as(kept).sum()))
@@ -214,10 +278,6 @@ def test_gradient_of_the_queries_alone(device: str) -> None:
 def test_what_the_kernels_do_not_serve(device: str) -> None:
     """Goes through matrix products and softmax; the answer is the same."""
     cases = [
-        [
-            torch.randn(2, 3, 2, 16, dtype=torch.float64),
-            *(torch.randn(2, 3, 30, 16, dtype=torch.float64) for _ in range(2)),
-        ],
         [torch.randn(1, 1, 8, 300, dtype=torch.float64) for _ in range(3)],
         [torch.randn(2, 2, 2, 8, 16, dtype=torch.float64) for _ in range(3)],
     ]
@@ -239,6 +299,10 @@ def test_the_choice_can_be_asked_for(device: str) -> None:
     with sdpa_kernel([SDPBackend.OVERRIDEABLE, SDPBackend.MATH]):
         assert torch._fused_sdp_choice(served, served, served) == SDPBackend.OVERRIDEABLE.value
         assert torch._fused_sdp_choice(not_served, not_served, not_served) == SDPBackend.MATH.value
+        few = torch.randn(1, 2, 1, 16, device=device, requires_grad=True)
+        assert torch._fused_sdp_choice(few, served, served) == SDPBackend.MATH.value  # for the gradients' sake
+        with torch.no_grad():
+            assert torch._fused_sdp_choice(few, served, served) == SDPBackend.OVERRIDEABLE.value
 
 
 @pytest.mark.parametrize("mode", ["train", "eval", "weights", "mask", "padding"])

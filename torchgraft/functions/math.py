@@ -297,6 +297,18 @@ TG_FUNCTION float tg_exp_small_f32(float x) {
   return p * AS_float((AS_int(shifted) << 23) + 0x3f800000);
 }""",
 )
+# exp for what a maximum was taken from, so that it lies beneath 80: 0 in place of what would be subnormal. A processor
+# may take a hundred times as long over a product that underflows, and with -infinity, a masked score, one would.
+_define(
+    "tg_exp_below_f32",
+    """
+TG_FUNCTION float tg_exp_below_f32(float x) {
+  float bounded = x > 80.0f ? 80.0f : x;
+  float e = tg_exp_small_f32(bounded < -87.0f ? -87.0f : bounded);
+  return x < -87.0f ? 0.0f : e;
+}""",
+)
+_define("tg_exp_below_f64", "TG_FUNCTION double tg_exp_below_f64(double x) { return exp(x); }")
 # exp(-x^2) P(q) / (1 + 2 x), with q = (x - 2) / (x + 2); x^2 in two words.
 _own(
     "erfc",

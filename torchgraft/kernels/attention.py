@@ -6,7 +6,10 @@ plain vectors, and what is read from memory - keys, values - is read in its own 
 lanes. Two small products do all the work, with sixteen accumulators in registers: `_scores` (rows of memory times
 lanes) and `_gathered` (weights in lanes times rows of memory).
 
-On a GPU each work-item takes one query (key), and a work-group shares blocks of keys and values (queries) in local
+Of few queries, whose lanes would be empty, each key is read for little work. There the elements of a key or value are
+the lanes on a CPU; on a GPU a work-group takes one query, and an item one key, then some elements of the values.
+
+On a GPU else each work-item takes one query (key), and a work-group shares blocks of keys and values (queries) in local
 memory.
 
 Numbers of elements and strides are arguments; the heads' sizes are literals, since they size arrays.
@@ -19,10 +22,12 @@ from dataclasses import dataclass
 
 from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.types import BY_NAME, value_ctype
-from torchgraft.codegen.vectors import vector_lanes
+from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers, vector_lanes
 
 BLOCK = 64
 """Keys of a block on a CPU."""
+FEW = 4
+"""Queries that go without the lanes of queries."""
 GPU_LOCAL = 64
 GPU_BLOCK = 16
 
@@ -228,10 +233,66 @@ def _drop_head(v: Variant) -> str:
   const ulong per_query = (ulong)((sk + 3) / 4);"""
 
 
+def _booleans(v: Variant) -> str:
+    """Adds a mask of booleans whose rows differ. What the lanes need lies far apart in memory, so the rows of a block
+    are read as words of four keys, and transposed in registers.
+    """
+    words, parts = f"uint{v.width}", BLOCK // (4 * v.width)
+    loads = " ".join(f"{words} r{i} = bytes[(side * {v.width} + {i}) * {parts} + part];" for i in range(v.width))
+    stores = " ".join(f"turned[(part * {v.width} + {i}) * 2 + side] = r{i};" for i in range(v.width))
+
+    def seen(half: int, byte: int) -> str:
+        bits = f"(turned[{half} + r / 2] & SPLAT_{words}(0x{0xFF << 8 * byte:x}u))"
+        if v.scalar == "double":
+            return f"CONVERT_long{v.width}({bits}) != SPLAT_long{v.width}(0)"
+        return f"{bits} != SPLAT_{words}(0)"
+
+    sums = "\n".join(
+        f"          st[2 * (r + {p}) + {half}] += SELECT({seen(half, p)}, seen, unseen);"
+        for p in range(4)
+        for half in (0, 1)
+    )
+    return f"""\
+        {words} bytes[{v.lanes * parts}], turned[{BLOCK // 2}];
+        const {v.vector} seen = {v.splat("0")}, unseen = {v.splat("-INFINITY")};
+        for (int i = 0; i < {v.lanes}; ++i) {{
+          const GLOBAL uchar* row = bias + bias_at + (long)(i < nq ? i : nq - 1) * bsq + k0 * bsk;
+          uchar* to = (uchar*)bytes + i * {BLOCK};
+          if (bsk == 1 && n == {BLOCK}) {{
+            VECTORIZE
+            for (int r = 0; r < {BLOCK}; ++r) to[r] = row[r];
+          }} else {{
+            PLAIN for (int r = 0; r < n; ++r) to[r] = row[r * bsk];
+          }}
+        }}
+        PLAIN for (int side = 0; side < 2; ++side)
+          PLAIN for (int part = 0; part < {parts}; ++part) {{
+            {loads}
+{transpose_registers(v.width, words)}
+            {stores}
+          }}
+        PLAIN for (int r = 0; r < n; r += 4) {{
+{sums}
+        }}
+"""
+
+
 # Bias and causal limit for scores in blocks of keys (rows) by queries (lanes).
 def _mask_keys(v: Variant) -> str:
     text = ""
-    if v.bias:
+    if v.bias == "b8":
+        text += f"""\
+    if (bsq == 0) {{
+      for (int r = 0; r < n; ++r) {{
+        const {v.scalar} same = {_bias_value(v, "bias_at + (k0 + r) * bsk")};
+        st[2 * r] += same;
+        st[2 * r + 1] += same;
+      }}
+    }} else {{
+{_booleans(v)}
+    }}
+"""
+    elif v.bias:
         same = _bias_value(v, "bias_at + (k0 + r) * bsk")
         own = _bias_value(v, "bias_at + (long)(i < nq ? i : nq - 1) * bsq + (k0 + r) * bsk")
         text += f"""\
@@ -294,7 +355,7 @@ def _pointers(v: Variant, *names: str) -> str:
 def _forward_cpu(v: Variant) -> str:
     rows = BLOCK + 8
     bias = "  const long bias_at = b * bsb + h * bsh + q0 * bsq;" if v.bias else ""
-    exponent = f"(({v.scalar}*)st)[i] = tg_exp_{v.compute}((({v.scalar}*)st)[i]);"
+    exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     return f"""\
 {_common(v, "q")}
 {_QUERY}
@@ -353,11 +414,187 @@ def _forward_cpu(v: Variant) -> str:
   }}"""
 
 
+def _total(v: Variant, name: str) -> str:
+    """Names the sum of a vector's lanes: `name`_sum."""
+    steps, width, by = [], v.width, name
+    while width > 4:
+        width //= 2
+        half = f"{v.scalar}{width}"
+        steps.append(f"const {half} {name}_{width} = LOW_{half}({by}) + HIGH_{half}({by});")
+        by = f"{name}_{width}"
+    even, odd = (f"(LANE({by}, {lane}) + LANE({by}, {lane + 2}))" for lane in (0, 1))
+    return " ".join(steps) + f" {v.scalar} {name}_sum = {even} + {odd};"
+
+
+def _few_scores(v: Variant, rows: int) -> str:
+    """st[i][r] = product of query i and key r, for n keys; up to 7 behind them are overwritten."""
+    together = 8 if rows == 1 else 4
+    whole, vectors = v.head // v.width * v.width, -(-v.head // v.width)
+    pairs = [(i, j) for i in range(rows) for j in range(together)]
+    pointers = " ".join(f"{v.pointer} m{j} = keys + (r + {j} < n ? r + {j} : n - 1) * kss;" for j in range(together))
+    queries = " ".join(f"const {v.vector} q{i} = own[{i * vectors} + d / {v.width}];" for i in range(rows))
+    products = "\n".join(
+        f"        {{ const {v.vector} x = load_{v.storage}x{v.width}(m{j}, d); "
+        + " ".join(f"s{i}_{j} = fma(q{i}, x, s{i}_{j});" for i in range(rows))
+        + " }"
+        for j in range(together)
+    )
+    rest = "\n".join(
+        f"        {{ const {v.scalar} x = load_{v.storage}(m{j}, d); "
+        + " ".join(
+            f"s{i}_{j}_sum = fma((({v.scalar}*)own)[{i * vectors * v.width} + d], x, s{i}_{j}_sum);"
+            for i in range(rows)
+        )
+        + " }"
+        for j in range(together)
+    )
+    stores = " ".join(f"st[{i * (BLOCK + 8)} + r + {j}] = s{i}_{j}_sum;" for i, j in pairs)
+    return f"""\
+    PLAIN for (int r = 0; r < n; r += {together}) {{
+      {pointers}
+      {v.vector} {", ".join(f"s{i}_{j} = {v.splat('0')}" for i, j in pairs)};
+      PLAIN for (int d = 0; d < {whole}; d += {v.width}) {{
+        {queries}
+{products}
+      }}
+      {" ".join(_total(v, f"s{i}_{j}") for i, j in pairs)}
+      PLAIN for (int d = {whole}; d < {v.head}; ++d) {{
+{rest}
+      }}
+      {stores}
+    }}"""
+
+
+def _few_gathered(v: Variant, rows: int) -> str:
+    """ot[i] = ot[i] * alpha[i] + the sum over n keys of st[i][r] * the value of key r."""
+    vectors, width = -(-v.value_head // v.width), v.width
+    whole = v.value_head // width
+
+    def tile(count: int, kind: str, load: str, sums: str, row: int) -> str:
+        def spread(value: str) -> str:
+            return value if kind == v.scalar else v.splat(value)
+
+        pairs = [(i, c) for i in range(rows) for c in range(count)]
+        begin = " ".join(f"{kind} a{i}_{c} = {sums}[{i * row} + c + {c}] * {spread(f'alpha[{i}]')};" for i, c in pairs)
+        weights = " ".join(f"const {kind} w{i} = {spread(f'st[{i * (BLOCK + 8)} + r]')};" for i in range(rows))
+        products = " ".join(
+            f"{{ const {kind} x = {load.format(c)}; "
+            + " ".join(f"a{i}_{c} = fma(w{i}, x, a{i}_{c});" for i in range(rows))
+            + " }"
+            for c in range(count)
+        )
+        ends = " ".join(f"{sums}[{i * row} + c + {c}] = a{i}_{c};" for i, c in pairs)
+        return f"""\
+      {begin}
+      {v.pointer} m = values;
+      PLAIN for (int r = 0; r < n; ++r, m += vss) {{
+        {weights}
+        {products}
+      }}
+      {ends}"""
+
+    together = max(1, 8 // rows)
+    load = f"load_{v.storage}x{width}(m, (c + {{}}) * {width})"
+    text = ""
+    if whole >= together:
+        body = tile(together, v.vector, load, "ot", vectors)
+        text += f"    PLAIN for (int c = 0; c + {together} <= {whole}; c += {together}) {{\n{body}\n    }}\n"
+    if whole % together:
+        body = tile(whole % together, v.vector, load, "ot", vectors)
+        text += f"    {{\n      const int c = {whole // together * together};\n{body}\n    }}\n"
+    if v.value_head % width:
+        body = tile(1, v.scalar, f"load_{v.storage}(m, c)", f"(({v.scalar}*)ot)", vectors * width)
+        text += f"    PLAIN for (int c = {whole * width}; c < {v.value_head}; ++c) {{\n{body}\n    }}"
+    return text
+
+
+def _few_drop(v: Variant) -> str:
+    """As `_drop_keys`, for the weights of query i."""
+    if not v.dropout:
+        return ""
+    return f"""\
+      for (int r = 0; r < n; ++r) {{
+{_drop_gpu(v, "i", "k0 + r")}
+        row[r] *= f;
+      }}"""
+
+
+def _few_cpu(v: Variant, rows: int) -> str:
+    """A work-item takes a head's queries, of which there are `rows`."""
+    size = BLOCK + 8
+    vectors, value_vectors = -(-v.head // v.width), -(-v.value_head // v.width)
+    mask = ""
+    if v.bias:
+        value = _bias_value(v, "bias_at + i * bsq + (k0 + r) * bsk")
+        mask += f"      VECTORIZE\n      for (int r = 0; r < n; ++r) row[r] += {value};\n"
+    if v.causal:
+        mask += f"      for (int r = 0; r < n; ++r) row[r] = k0 + r > i ? ({v.scalar})-INFINITY : row[r];\n"
+    return f"""\
+  const long at = GROUP_ID(0);
+{_drop_head(v)}
+{_QUERY}
+{_pointers(v, "q", "k", "v")}
+  {"const long bias_at = b * bsb + h * bsh;" if v.bias else ""}
+  {v.vector} own[{rows * vectors}], ot[{rows * value_vectors}], many[{size * rows // v.width + 1}];
+  {v.scalar}* st = ({v.scalar}*)many;
+  {v.scalar} m[{rows}], l[{rows}], alpha[{rows}];
+  for (int i = 0; i < {rows}; ++i) {{
+    for (int d = 0; d < {v.head}; ++d)
+      (({v.scalar}*)own)[i * {vectors * v.width} + d] = load_{v.storage}(q_h, i * qss + d) * scale;
+    m[i] = -INFINITY;
+    l[i] = 0;
+  }}
+  for (int i = 0; i < {rows * value_vectors}; ++i) ot[i] = {v.splat("0")};
+  const long end = {f"sk < {rows} ? sk : {rows}" if v.causal else "sk"};
+  for (long k0 = 0; k0 < end; k0 += {BLOCK}) {{
+    const int n = (int)(end - k0 < {BLOCK} ? end - k0 : {BLOCK});
+    {v.pointer} keys = k_h + k0 * kss;
+    {v.pointer} values = v_h + k0 * vss;
+{_few_scores(v, rows)}
+    for (int i = 0; i < {rows}; ++i) {{
+      {v.scalar}* row = st + i * {size};
+{mask}
+      {v.scalar} most[8];
+      for (int r = n; r < (n + 7) / 8 * 8; ++r) row[r] = -INFINITY;
+      for (int p = 0; p < 8; ++p) most[p] = m[i];
+      for (int r = 0; r < n; r += 8) {{
+        VECTORIZE
+        for (int p = 0; p < 8; ++p) most[p] = row[r + p] > most[p] ? row[r + p] : most[p];
+      }}
+      for (int p = 1; p < 8; ++p) most[0] = most[p] > most[0] ? most[p] : most[0];
+      /* Where all is masked so far the maximum is -infinity, and nothing may be taken from it. */
+      const {v.scalar} from = most[0] == -INFINITY ? 0 : most[0];
+      VECTORIZE
+      for (int r = 0; r < n; ++r) row[r] = tg_exp_below_{v.compute}(row[r] - from);
+      alpha[i] = tg_exp_below_{v.compute}(m[i] - from);
+      m[i] = most[0];
+      for (int r = n; r < (n + 7) / 8 * 8; ++r) row[r] = 0;
+      {v.scalar} sums[8];
+      for (int p = 0; p < 8; ++p) sums[p] = 0;
+      for (int r = 0; r < n; r += 8) {{
+        VECTORIZE
+        for (int p = 0; p < 8; ++p) sums[p] += row[r + p];
+      }}
+      l[i] *= alpha[i];
+      for (int p = 0; p < 8; ++p) l[i] += sums[p];
+{_few_drop(v)}
+    }}
+{_few_gathered(v, rows)}
+  }}
+  GLOBAL {BY_NAME[v.storage].storage}* out_at = out + b * outsb + h * outsh;
+  for (int i = 0; i < {rows}; ++i) {{
+    const {v.scalar} by = l[i] == 0 ? 0 : 1 / l[i];
+    for (int c = 0; c < {v.value_head}; ++c)
+      store_{v.storage}(out_at, i * outss + c, (({v.scalar}*)ot)[i * {value_vectors * v.width} + c] * by);
+    lse[bh * sq + i] = l[i] == 0 ? ({v.scalar})INFINITY : m[i] + tg_log_{v.compute}(l[i]);
+  }}"""
+
+
 def _queries_cpu(v: Variant) -> str:
     """Gradient of the queries, and the product of output and its gradient, which the keys' gradient needs too."""
     rows = BLOCK + 8
     bias = "  const long bias_at = b * bsb + h * bsh + q0 * bsq;" if v.bias else ""
-    exponent = f"(({v.scalar}*)st)[i] = tg_exp_{v.compute}((({v.scalar}*)st)[i]);"
+    exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     gradient = ""
     if v.bias_gradient:
         gradient = f"""\
@@ -420,7 +657,7 @@ def _queries_cpu(v: Variant) -> str:
 def _keys_cpu(v: Variant) -> str:
     """Gradients of keys and values: keys in the lanes, queries as rows, over all heads that share the keys."""
     rows = BLOCK + 8
-    exponent = f"(({v.scalar}*)st)[i] = tg_exp_{v.compute}((({v.scalar}*)st)[i]);"
+    exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     mask = ""
     if v.bias:
         value = _bias_value(v, "bias_at + (q0 + r) * bsq + (k0 + (i < nk ? i : nk - 1)) * bsk")
@@ -587,6 +824,61 @@ def _forward_gpu(v: Variant) -> str:
   }}"""
 
 
+def _few_gpu(v: Variant) -> str:
+    """A work-group takes one query, and blocks of as many keys as it has items."""
+    own = -(-v.value_head // GPU_LOCAL)
+    return f"""\
+  const long at = (long)GROUP_ID(0) / sq, qi = (long)GROUP_ID(0) % sq;
+  const int me = LOCAL_ID(0);
+{_drop_head(v)}
+{_QUERY}
+{_pointers(v, "q", "k", "v")}
+  LOCAL {v.scalar} query[{v.head}], scores[{GPU_LOCAL}], weights[{GPU_LOCAL}];
+  for (int d = me; d < {v.head}; d += {GPU_LOCAL}) query[d] = load_{v.storage}(q_h, qi * qss + d) * scale;
+  {v.scalar} o[{own}], m = -INFINITY, l = 0;
+  for (int c = 0; c < {own}; ++c) o[c] = 0;
+  const long end = {"sk < qi + 1 ? sk : qi + 1" if v.causal else "sk"};
+  for (long k0 = 0; k0 < end; k0 += {GPU_LOCAL}) {{
+    const int n = (int)(end - k0 < {GPU_LOCAL} ? end - k0 : {GPU_LOCAL});
+    BARRIER;
+    {v.scalar} s = -INFINITY;
+    if (me < n) {{
+      s = 0;
+      for (int d = 0; d < {v.head}; ++d) s = fma(query[d], load_{v.storage}(k_h, (k0 + me) * kss + d), s);
+{_score_gpu(v, "qi", "k0 + me")}
+    }}
+    scores[me] = s;
+    BARRIER;
+    {v.scalar} most = m;
+    for (int r = 0; r < n; ++r) most = scores[r] > most ? scores[r] : most;
+    const {v.scalar} from = most == -INFINITY ? 0 : most;
+    const {v.scalar} alpha = exp(m - from);
+    m = most;
+    weights[me] = exp(s - from);
+    BARRIER;
+    l *= alpha;
+    for (int r = 0; r < n; ++r) l += weights[r];
+    {v.scalar} weight = weights[me];
+    {{
+{_drop_gpu(v, "qi", "k0 + me")}
+      {"weight *= f;" if v.dropout else ""}
+    }}
+    scores[me] = weight;
+    BARRIER;
+    for (int c = 0; c < {own}; ++c) o[c] *= alpha;
+    for (int r = 0; r < n; ++r)
+      for (int c = 0; c < {own}; ++c) {{
+        const int at_c = c * {GPU_LOCAL} + me;
+        if (at_c < {v.value_head}) o[c] = fma(scores[r], load_{v.storage}(v_h, (k0 + r) * vss + at_c), o[c]);
+      }}
+  }}
+  const {v.scalar} by = l == 0 ? 0 : 1 / l;
+  for (int c = 0; c < {own}; ++c)
+    if (c * {GPU_LOCAL} + me < {v.value_head})
+      store_{v.storage}(out, b * outsb + h * outsh + qi * outss + c * {GPU_LOCAL} + me, o[c] * by);
+  if (me == 0) lse[bh * sq + qi] = l == 0 ? ({v.scalar})INFINITY : m + log(l);"""
+
+
 def _queries_gpu(v: Variant) -> str:
     gradient = "if (mine) scores_g[(bh * sq + qi) * sk + k0 + r] = w;" if v.bias_gradient else ""
     rest = ""
@@ -690,21 +982,27 @@ def _sizes(v: Variant) -> str:
 
 def _kernel(v: Variant, name: str, declarations: str, body: str, form: str) -> Kernel:
     local = (GPU_LOCAL,) if form == "gpu" else (1,)
-    return Kernel(v.tag(name), parameters(f"{declarations}; {_sizes(v)}"), body, local=local)
+    helpers = shuffle_helpers(v.width, f"uint{v.width}") if v.bias == "b8" and form != "gpu" else ""
+    return Kernel(v.tag(name), parameters(f"{declarations}; {_sizes(v)}"), body, helpers=helpers, local=local)
 
 
 @functools.cache
-def forward(v: Variant, form: str) -> Kernel:
-    """Parameters: `q`, `k`, `v`, `out` with their strides, `lse` [batch, heads, queries], `_sizes`; with dropout also
+def forward(v: Variant, form: str, few: int = 0) -> Kernel:
+    """For that number of queries, if one up to FEW is given, with a group for each head (GPU: query); else for any.
+
+    Parameters: `q`, `k`, `v`, `out` with their strides, `lse` [batch, heads, queries], `_sizes`; with dropout also
     `drop`, `seed`, `offset`, and `seed_p` and `offset_p` to keep the latter two.
     """
     declarations = f"{_operands(v, 'q k v', 'out')}; {v.compute}* lse"
-    body = _forward_gpu(v) if form == "gpu" else _forward_cpu(v)
+    if few:
+        body = _few_gpu(v) if form == "gpu" else _few_cpu(v, few)
+    else:
+        body = _forward_gpu(v) if form == "gpu" else _forward_cpu(v)
     if v.dropout:
         declarations += "; f32 drop; u64 seed, offset; i64* seed_p, offset_p"
         once = "LOCAL_ID(0) == 0 && GROUP_ID(0) == 0" if form == "gpu" else "GROUP_ID(0) == 0"
         body = f"  if ({once}) {{ seed_p[0] = (long)seed; offset_p[0] = (long)offset; }}\n{body}"
-    return _kernel(v, "forward", declarations, body, form)
+    return _kernel(v, "few" if few else "forward", declarations, body, form)
 
 
 def _drawn(v: Variant) -> tuple[str, str]:

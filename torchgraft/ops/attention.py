@@ -129,7 +129,11 @@ def _attention(
         reserved = p.philox(call.batch * call.heads * call.queries * ceil_div(call.keys, 4))
         arguments |= {"drop": dropout_p, "seed": reserved.seed, "offset": reserved.offset}
         arguments |= {"seed_p": seed, "offset_p": offset}
-    p.launch(kernels.forward(call.variant, p.form), call.groups(call.queries, call.heads), **arguments)
+    if call.queries <= kernels.FEW:
+        groups = (call.batch * call.heads * (call.queries if p.form == "gpu" else 1),)
+        p.launch(kernels.forward(call.variant, p.form, call.queries), groups, **arguments)
+    else:
+        p.launch(kernels.forward(call.variant, p.form), call.groups(call.queries, call.heads), **arguments)
 
 
 def _meta_backward(
