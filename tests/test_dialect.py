@@ -128,7 +128,10 @@ class TestCxx:
         "torch.randn(6, 8, 3, 3))\n"
         "same(lambda x, w: torch.conv_transpose1d(x, w, stride=2), torch.randn(2, 3, 40), torch.randn(3, 2, 4))",
         "attention": "q, k, v = torch.randn(3, 2, 4, 30, 16)\n"
-        "same(lambda q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True), q, k, v)",
+        "attend, mask = torch.nn.functional.scaled_dot_product_attention, torch.rand(30, 30) > 0.5\n"
+        "same(lambda q, k, v: attend(q, k, v, is_causal=True), q, k, v)\n"
+        "same(lambda q, k, v, mask: attend(q, k, v, mask), q, k, v, mask)\n"
+        "same(lambda q, k, v, mask: attend(q[:, :, :2], k, v, mask[:2]), q, k, v, mask)",
         "recurrent": "for cell, gates in (('lstm', 4), ('gru', 3)):\n"
         "    def network(x, h, *w):\n"
         "        h = [h, h] if cell == 'lstm' else h\n"
