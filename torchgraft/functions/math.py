@@ -83,13 +83,14 @@ TG_FUNCTION float tg_exp2_parts_f32(float p, int n) {
   return p * AS_float((half_n << 23) + 0x3f800000) * AS_float(((n - half_n) << 23) + 0x3f800000);
 }""",
 )
-# exp(x + low) 2^scale for a small correction `low`
+# exp(x + low) 2^scale for a small correction `low` and a scale of 0 or less. What is 0 is no product: a processor may
+# take a hundred times as long over one that underflows, and softmax asks for that of -infinity, a masked score.
 _define(
     "tg_exp_scaled_f32",
     """
 TG_FUNCTION float tg_exp_scaled_f32(float x, float low, int scale) {
-  x = x > 90.0f ? 90.0f : x;
-  x = x < -105.0f ? -105.0f : x;
+  bool none = x < -105.0f;
+  x = none ? 0.0f : x > 90.0f ? 90.0f : x;
   float shifted = fma(x, 1.44269504f, 12582912.0f);
   float n = shifted - 12582912.0f;
   float r = fma(n, -0.693359375f, x);
@@ -100,7 +101,7 @@ TG_FUNCTION float tg_exp_scaled_f32(float x, float low, int scale) {
   p = fma(p, r, 0.166665196f);
   p = fma(p, r, 0.5f);
   p = fma(p, r * r, r) + 1.0f;
-  return tg_exp2_parts_f32(p, AS_int(shifted) + scale);
+  return none ? 0.0f : tg_exp2_parts_f32(p, AS_int(shifted) + scale);
 }""",
 )
 _own("exp", "float x", " return tg_exp_scaled_f32(x, 0.0f, 0); ", "exp(x)")
