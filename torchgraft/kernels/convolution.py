@@ -24,9 +24,7 @@ channels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
@@ -34,6 +32,7 @@ from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle_helpers
 from torchgraft.kernels.depthwise import plane_launch, plane_weight_launch
+from torchgraft.kernels.geometry import Direction, Geometry, Triple
 from torchgraft.kernels.matmul import (
     A_TILE_PADDING,
     TILE_LOCAL,
@@ -47,26 +46,6 @@ from torchgraft.kernels.matmul import (
     tile_groups,
     tile_loop,
 )
-
-Triple = tuple[int, int, int]
-Direction = Literal["forward", "backward"]
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """A convolution's sizes. `image` is what a forward convolution reads, `result` what it gives."""
-
-    batch: int
-    groups: int
-    image_channels: int
-    result_channels: int
-    image: Triple
-    result: Triple
-    taps: Triple
-    stride: Triple
-    padding: Triple
-    dilation: Triple
-
 
 _AXES = ("z", "y", "x")
 

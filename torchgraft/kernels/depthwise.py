@@ -13,14 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
-
-if TYPE_CHECKING:
-    from torchgraft.kernels.convolution import Direction, Geometry
+from torchgraft.kernels.geometry import Direction, Geometry
 
 _ROWS = 4
 """Of the target, at once, where there are as many."""

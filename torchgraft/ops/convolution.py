@@ -9,7 +9,8 @@ import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.kernels.convolution import Direction, Geometry, Triple, convolution_launch, weight_launches
+from torchgraft.kernels.convolution import convolution_launch, weight_launches
+from torchgraft.kernels.geometry import Direction, Geometry, Triple
 from torchgraft.plans import PlanBuilder, Unsupported, planner
 
 _LARGEST = 2**31 - 1

@@ -12,7 +12,7 @@ from torch._prims_common import suggest_memory_format
 from torchgraft.codegen import element_type
 from torchgraft.codegen.types import MOVES
 from torchgraft.kernels import pooling as kernels
-from torchgraft.kernels.convolution import Triple
+from torchgraft.kernels.geometry import Triple
 from torchgraft.kernels.pooling import Kind
 from torchgraft.plans import PlanBuilder, Unsupported, decomposition, other_out, planner
 
