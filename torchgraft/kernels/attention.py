@@ -18,18 +18,15 @@ Numbers of elements and strides are arguments; the heads' sizes are literals, si
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchgraft.codegen.kernel import Kernel, parameters
+from torchgraft.codegen.tuning import Attention
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers, vector_lanes
 
-BLOCK = 64
-"""Keys of a block on a CPU."""
 FEW = 4
 """Queries that go without the lanes of queries."""
-GPU_LOCAL = 64
-GPU_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,7 @@ class Variant:
         dropout: weights are dropped.
         bias_gradient: the gradient of the scores is written out.
         simd_width: float32 elements of the device's vector registers.
+        tuning: sizes of blocks.
     """
 
     storage: str
@@ -54,6 +52,22 @@ class Variant:
     dropout: bool
     bias_gradient: bool = False
     simd_width: int = 16
+    tuning: Attention = field(default_factory=Attention)
+
+    @property
+    def block(self) -> int:
+        """Keys of a block in the CPU form."""
+        return self.tuning.keys
+
+    @property
+    def group(self) -> int:
+        """Work-items of a group in the GPU form."""
+        return self.tuning.gpu_group
+
+    @property
+    def shared(self) -> int:
+        """Keys of a block in the GPU form, which lie in local memory with their values."""
+        return self.tuning.gpu_keys_of((self.head + self.value_head) * (8 if self.scalar == "double" else 4))
 
     @property
     def compute(self) -> str:
@@ -124,7 +138,7 @@ def _rows(v: Variant, name: str, base: str, row: str, size: int) -> str:
     if not v.converted:
         return f"    {v.pointer} {name}_m = {base};\n    const long {name}_s = {row};"
     return f"""\
-    {v.scalar} {name}_m[{BLOCK * size}];
+    {v.scalar} {name}_m[{v.block * size}];
     for (int r = 0; r < n; ++r) {{
       VECTORIZE
       for (int d = 0; d < {size}; ++d) {name}_m[r * {size} + d] = load_{v.storage}({base}, (long)r * {row} + d);
@@ -237,7 +251,7 @@ def _booleans(v: Variant) -> str:
     """Adds a mask of booleans whose rows differ. What the lanes need lies far apart in memory, so the rows of a block
     are read as words of four keys, and transposed in registers.
     """
-    words, parts = f"uint{v.width}", BLOCK // (4 * v.width)
+    words, parts = f"uint{v.width}", v.block // (4 * v.width)
     loads = " ".join(f"{words} r{i} = bytes[(side * {v.width} + {i}) * {parts} + part];" for i in range(v.width))
     stores = " ".join(f"turned[(part * {v.width} + {i}) * 2 + side] = r{i};" for i in range(v.width))
 
@@ -253,14 +267,14 @@ def _booleans(v: Variant) -> str:
         for half in (0, 1)
     )
     return f"""\
-        {words} bytes[{v.lanes * parts}], turned[{BLOCK // 2}];
+        {words} bytes[{v.lanes * parts}], turned[{v.block // 2}];
         const {v.vector} seen = {v.splat("0")}, unseen = {v.splat("-INFINITY")};
         for (int i = 0; i < {v.lanes}; ++i) {{
           const GLOBAL uchar* row = bias + bias_at + (long)(i < nq ? i : nq - 1) * bsq + k0 * bsk;
-          uchar* to = (uchar*)bytes + i * {BLOCK};
-          if (bsk == 1 && n == {BLOCK}) {{
+          uchar* to = (uchar*)bytes + i * {v.block};
+          if (bsk == 1 && n == {v.block}) {{
             VECTORIZE
-            for (int r = 0; r < {BLOCK}; ++r) to[r] = row[r];
+            for (int r = 0; r < {v.block}; ++r) to[r] = row[r];
           }} else {{
             PLAIN for (int r = 0; r < n; ++r) to[r] = row[r * bsk];
           }}
@@ -353,7 +367,7 @@ def _pointers(v: Variant, *names: str) -> str:
 
 
 def _forward_cpu(v: Variant) -> str:
-    rows = BLOCK + 8
+    rows = v.block + 8
     bias = "  const long bias_at = b * bsb + h * bsh + q0 * bsq;" if v.bias else ""
     exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     return f"""\
@@ -367,8 +381,8 @@ def _forward_cpu(v: Variant) -> str:
   const {v.vector} none = {v.splat("0")}, least = {v.splat("-INFINITY")};
   {v.vector} m0 = least, m1 = least, l0 = none, l1 = none;
   const long end = {"sk < q0 + nq ? sk : q0 + nq" if v.causal else "sk"};
-  for (long k0 = 0; k0 < end; k0 += {BLOCK}) {{
-    const int n = (int)(end - k0 < {BLOCK} ? end - k0 : {BLOCK});
+  for (long k0 = 0; k0 < end; k0 += {v.block}) {{
+    const int n = (int)(end - k0 < {v.block} ? end - k0 : {v.block});
 {_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
 {_scores(v, "st", "key", "qt", v.head)}
 {_mask_keys(v)}
@@ -448,7 +462,7 @@ def _few_scores(v: Variant, rows: int) -> str:
         + " }"
         for j in range(together)
     )
-    stores = " ".join(f"st[{i * (BLOCK + 8)} + r + {j}] = s{i}_{j}_sum;" for i, j in pairs)
+    stores = " ".join(f"st[{i * (v.block + 8)} + r + {j}] = s{i}_{j}_sum;" for i, j in pairs)
     return f"""\
     PLAIN for (int r = 0; r < n; r += {together}) {{
       {pointers}
@@ -476,7 +490,7 @@ def _few_gathered(v: Variant, rows: int) -> str:
 
         pairs = [(i, c) for i in range(rows) for c in range(count)]
         begin = " ".join(f"{kind} a{i}_{c} = {sums}[{i * row} + c + {c}] * {spread(f'alpha[{i}]')};" for i, c in pairs)
-        weights = " ".join(f"const {kind} w{i} = {spread(f'st[{i * (BLOCK + 8)} + r]')};" for i in range(rows))
+        weights = " ".join(f"const {kind} w{i} = {spread(f'st[{i * (v.block + 8)} + r]')};" for i in range(rows))
         products = " ".join(
             f"{{ const {kind} x = {load.format(c)}; "
             + " ".join(f"a{i}_{c} = fma(w{i}, x, a{i}_{c});" for i in range(rows))
@@ -521,7 +535,7 @@ def _few_drop(v: Variant) -> str:
 
 def _few_cpu(v: Variant, rows: int) -> str:
     """A work-item takes a head's queries, of which there are `rows`."""
-    size = BLOCK + 8
+    size = v.block + 8
     vectors, value_vectors = -(-v.head // v.width), -(-v.value_head // v.width)
     mask = ""
     if v.bias:
@@ -546,8 +560,8 @@ def _few_cpu(v: Variant, rows: int) -> str:
   }}
   for (int i = 0; i < {rows * value_vectors}; ++i) ot[i] = {v.splat("0")};
   const long end = {f"sk < {rows} ? sk : {rows}" if v.causal else "sk"};
-  for (long k0 = 0; k0 < end; k0 += {BLOCK}) {{
-    const int n = (int)(end - k0 < {BLOCK} ? end - k0 : {BLOCK});
+  for (long k0 = 0; k0 < end; k0 += {v.block}) {{
+    const int n = (int)(end - k0 < {v.block} ? end - k0 : {v.block});
     {v.pointer} keys = k_h + k0 * kss;
     {v.pointer} values = v_h + k0 * vss;
 {_few_scores(v, rows)}
@@ -592,7 +606,7 @@ def _few_cpu(v: Variant, rows: int) -> str:
 
 def _queries_cpu(v: Variant) -> str:
     """Gradient of the queries, and the product of output and its gradient, which the keys' gradient needs too."""
-    rows = BLOCK + 8
+    rows = v.block + 8
     bias = "  const long bias_at = b * bsb + h * bsh + q0 * bsq;" if v.bias else ""
     exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     gradient = ""
@@ -629,8 +643,8 @@ def _queries_cpu(v: Variant) -> str:
   const {v.vector} lse0 = st[0], lse1 = st[1];
   for (int i = 0; i < {2 * v.head}; ++i) dqt[i] = {v.splat("0")};
   const long end = {"sk < q0 + nq ? sk : q0 + nq" if v.causal else "sk"};
-  for (long k0 = 0; k0 < end; k0 += {BLOCK}) {{
-    const int n = (int)(end - k0 < {BLOCK} ? end - k0 : {BLOCK});
+  for (long k0 = 0; k0 < end; k0 += {v.block}) {{
+    const int n = (int)(end - k0 < {v.block} ? end - k0 : {v.block});
 {_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
 {_scores(v, "st", "key", "qt", v.head)}
 {_mask_keys(v)}
@@ -656,7 +670,7 @@ def _queries_cpu(v: Variant) -> str:
 
 def _keys_cpu(v: Variant) -> str:
     """Gradients of keys and values: keys in the lanes, queries as rows, over all heads that share the keys."""
-    rows = BLOCK + 8
+    rows = v.block + 8
     exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     mask = ""
     if v.bias:
@@ -677,7 +691,7 @@ def _keys_cpu(v: Variant) -> str:
         each = f"const {v.scalar} f = words[i] < drop_limit ? keep : 0;"
         each += f" (({v.scalar}*)dropped)[i] = (({v.scalar}*)st)[i] * f; (({v.scalar}*)dp)[i] *= f;"
         drop = f"""\
-      uint words[{BLOCK * v.lanes}];
+      uint words[{v.block * v.lanes}];
       const ulong counter = offset + (ulong)(bh * sq + q0) * per_query + (ulong)(k0 / 4);
       tg_philox_rows(words, seed, counter, per_query, {v.lanes // 4}, n);
   {_each(v, f"n * {v.lanes}", each)}
@@ -698,8 +712,8 @@ def _keys_cpu(v: Variant) -> str:
     const long bh = b * heads + h;
 {_pointers(v, "q", "g")}
     {"const long bias_at = b * bsb + h * bsh;" if v.bias else ""}
-    for (long q0 = {f"k0 / {BLOCK} * {BLOCK}" if v.causal else "0"}; q0 < sq; q0 += {BLOCK}) {{
-      const int n = (int)(sq - q0 < {BLOCK} ? sq - q0 : {BLOCK});
+    for (long q0 = {f"k0 / {v.block} * {v.block}" if v.causal else "0"}; q0 < sq; q0 += {v.block}) {{
+      const int n = (int)(sq - q0 < {v.block} ? sq - q0 : {v.block});
 {_rows(v, "qry", "(q_h + q0 * qss)", "qss", v.head)}
 {_scores(v, "st", "qry", "kt", v.head)}
 {mask}
@@ -730,11 +744,11 @@ def _keys_cpu(v: Variant) -> str:
 # ---- GPU form ----
 
 
-def _common_gpu(which: str) -> str:
+def _common_gpu(v: Variant, which: str) -> str:
     return f"""\
-  const long blocks = (s{which} + {GPU_LOCAL - 1}) / {GPU_LOCAL};
+  const long blocks = (s{which} + {v.group - 1}) / {v.group};
   const long at = (long)GROUP_ID(0) / blocks;
-  const long first = ((long)GROUP_ID(0) % blocks) * {GPU_LOCAL};
+  const long first = ((long)GROUP_ID(0) % blocks) * {v.group};
   const int me = LOCAL_ID(0);
   const long {which}i = first + me < s{which} ? first + me : s{which} - 1;
   const int mine = first + me < s{which};
@@ -744,7 +758,7 @@ def _common_gpu(which: str) -> str:
 def _share(v: Variant, to: str, base: str, row: str, size: int) -> str:
     """A block of rows in local memory."""
     return f"""\
-    for (int i = me; i < n * {size}; i += {GPU_LOCAL})
+    for (int i = me; i < n * {size}; i += {v.group})
       {to}[i] = load_{v.storage}({base}, (long)(i / {size}) * {row} + i % {size});"""
 
 
@@ -780,23 +794,23 @@ def _drop_gpu(v: Variant, query: str, key: str) -> str:
 
 def _forward_gpu(v: Variant) -> str:
     return f"""\
-{_common_gpu("q")}
+{_common_gpu(v, "q")}
 {_drop_head(v)}
 {_QUERY}
 {_pointers(v, "q", "k", "v")}
-  LOCAL {v.scalar} ks[{GPU_BLOCK * v.head}], vs[{GPU_BLOCK * v.value_head}];
+  LOCAL {v.scalar} ks[{v.shared * v.head}], vs[{v.shared * v.value_head}];
 {_own(v, "own", "(q_h + qi * qss)", v.head, " * scale")}
   {v.scalar} o[{v.value_head}];
   for (int c = 0; c < {v.value_head}; ++c) o[c] = 0;
   {v.scalar} m = -INFINITY, l = 0;
-  const long end = {f"sk < first + {GPU_LOCAL} ? sk : first + {GPU_LOCAL}" if v.causal else "sk"};
-  for (long k0 = 0; k0 < end; k0 += {GPU_BLOCK}) {{
-    const int n = (int)(end - k0 < {GPU_BLOCK} ? end - k0 : {GPU_BLOCK});
+  const long end = {f"sk < first + {v.group} ? sk : first + {v.group}" if v.causal else "sk"};
+  for (long k0 = 0; k0 < end; k0 += {v.shared}) {{
+    const int n = (int)(end - k0 < {v.shared} ? end - k0 : {v.shared});
     BARRIER;
 {_share(v, "ks", "(k_h + k0 * kss)", "kss", v.head)}
 {_share(v, "vs", "(v_h + k0 * vss)", "vss", v.value_head)}
     BARRIER;
-    {v.scalar} scores[{GPU_BLOCK}], most = m;
+    {v.scalar} scores[{v.shared}], most = m;
     for (int r = 0; r < n; ++r) {{
       {v.scalar} s = 0;
       for (int d = 0; d < {v.head}; ++d) s = fma(own[d], ks[r * {v.head} + d], s);
@@ -826,20 +840,20 @@ def _forward_gpu(v: Variant) -> str:
 
 def _few_gpu(v: Variant) -> str:
     """A work-group takes one query, and blocks of as many keys as it has items."""
-    own = -(-v.value_head // GPU_LOCAL)
+    own = -(-v.value_head // v.group)
     return f"""\
   const long at = (long)GROUP_ID(0) / sq, qi = (long)GROUP_ID(0) % sq;
   const int me = LOCAL_ID(0);
 {_drop_head(v)}
 {_QUERY}
 {_pointers(v, "q", "k", "v")}
-  LOCAL {v.scalar} query[{v.head}], scores[{GPU_LOCAL}], weights[{GPU_LOCAL}];
-  for (int d = me; d < {v.head}; d += {GPU_LOCAL}) query[d] = load_{v.storage}(q_h, qi * qss + d) * scale;
+  LOCAL {v.scalar} query[{v.head}], scores[{v.group}], weights[{v.group}];
+  for (int d = me; d < {v.head}; d += {v.group}) query[d] = load_{v.storage}(q_h, qi * qss + d) * scale;
   {v.scalar} o[{own}], m = -INFINITY, l = 0;
   for (int c = 0; c < {own}; ++c) o[c] = 0;
   const long end = {"sk < qi + 1 ? sk : qi + 1" if v.causal else "sk"};
-  for (long k0 = 0; k0 < end; k0 += {GPU_LOCAL}) {{
-    const int n = (int)(end - k0 < {GPU_LOCAL} ? end - k0 : {GPU_LOCAL});
+  for (long k0 = 0; k0 < end; k0 += {v.group}) {{
+    const int n = (int)(end - k0 < {v.group} ? end - k0 : {v.group});
     BARRIER;
     {v.scalar} s = -INFINITY;
     if (me < n) {{
@@ -868,14 +882,14 @@ def _few_gpu(v: Variant) -> str:
     for (int c = 0; c < {own}; ++c) o[c] *= alpha;
     for (int r = 0; r < n; ++r)
       for (int c = 0; c < {own}; ++c) {{
-        const int at_c = c * {GPU_LOCAL} + me;
+        const int at_c = c * {v.group} + me;
         if (at_c < {v.value_head}) o[c] = fma(scores[r], load_{v.storage}(v_h, (k0 + r) * vss + at_c), o[c]);
       }}
   }}
   const {v.scalar} by = l == 0 ? 0 : 1 / l;
   for (int c = 0; c < {own}; ++c)
-    if (c * {GPU_LOCAL} + me < {v.value_head})
-      store_{v.storage}(out, b * outsb + h * outsh + qi * outss + c * {GPU_LOCAL} + me, o[c] * by);
+    if (c * {v.group} + me < {v.value_head})
+      store_{v.storage}(out, b * outsb + h * outsh + qi * outss + c * {v.group} + me, o[c] * by);
   if (me == 0) lse[bh * sq + qi] = l == 0 ? ({v.scalar})INFINITY : m + log(l);"""
 
 
@@ -885,20 +899,20 @@ def _queries_gpu(v: Variant) -> str:
     if v.bias_gradient and v.causal:
         rest = "    for (long k = end; k < sk; ++k) scores_g[(bh * sq + qi) * sk + k] = 0;"
     return f"""\
-{_common_gpu("q")}
+{_common_gpu(v, "q")}
 {_drop_head(v)}
 {_QUERY}
 {_pointers(v, "q", "k", "v", "o", "g")}
-  LOCAL {v.scalar} ks[{GPU_BLOCK * v.head}], vs[{GPU_BLOCK * v.value_head}];
+  LOCAL {v.scalar} ks[{v.shared * v.head}], vs[{v.shared * v.value_head}];
 {_own(v, "own", "(q_h + qi * qss)", v.head, " * scale")}
 {_own(v, "grad", "(g_h + qi * gss)", v.value_head)}
   {v.scalar} sum[{v.head}], del = 0;
   for (int d = 0; d < {v.head}; ++d) sum[d] = 0;
   for (int c = 0; c < {v.value_head}; ++c) del += grad[c] * load_{v.storage}(o_h, qi * oss + c);
   const {v.scalar} less = lse[bh * sq + qi];
-  const long end = {f"sk < first + {GPU_LOCAL} ? sk : first + {GPU_LOCAL}" if v.causal else "sk"};
-  for (long k0 = 0; k0 < end; k0 += {GPU_BLOCK}) {{
-    const int n = (int)(end - k0 < {GPU_BLOCK} ? end - k0 : {GPU_BLOCK});
+  const long end = {f"sk < first + {v.group} ? sk : first + {v.group}" if v.causal else "sk"};
+  for (long k0 = 0; k0 < end; k0 += {v.shared}) {{
+    const int n = (int)(end - k0 < {v.shared} ? end - k0 : {v.shared});
     BARRIER;
 {_share(v, "ks", "(k_h + k0 * kss)", "kss", v.head)}
 {_share(v, "vs", "(v_h + k0 * vss)", "vss", v.value_head)}
@@ -924,11 +938,11 @@ def _queries_gpu(v: Variant) -> str:
 
 def _keys_gpu(v: Variant) -> str:
     return f"""\
-{_common_gpu("k")}
+{_common_gpu(v, "k")}
 {_drop_head(v)}
   const long b = at / (heads / group), hk = at % (heads / group);
 {_pointers(v, "k", "v")}
-  LOCAL {v.scalar} qs[{GPU_BLOCK * v.head}], gs[{GPU_BLOCK * v.value_head}];
+  LOCAL {v.scalar} qs[{v.shared * v.head}], gs[{v.shared * v.value_head}];
 {_own(v, "own_k", "(k_h + ki * kss)", v.head, " * scale")}
 {_own(v, "own_v", "(v_h + ki * vss)", v.value_head)}
   {v.scalar} sum_k[{v.head}], sum_v[{v.value_head}];
@@ -937,8 +951,8 @@ def _keys_gpu(v: Variant) -> str:
   for (long h = hk * group; h < (hk + 1) * group; ++h) {{
     const long bh = b * heads + h;
 {_pointers(v, "q", "g")}
-    for (long q0 = {f"first / {GPU_BLOCK} * {GPU_BLOCK}" if v.causal else "0"}; q0 < sq; q0 += {GPU_BLOCK}) {{
-      const int n = (int)(sq - q0 < {GPU_BLOCK} ? sq - q0 : {GPU_BLOCK});
+    for (long q0 = {f"first / {v.shared} * {v.shared}" if v.causal else "0"}; q0 < sq; q0 += {v.shared}) {{
+      const int n = (int)(sq - q0 < {v.shared} ? sq - q0 : {v.shared});
       BARRIER;
 {_share(v, "qs", "(q_h + q0 * qss)", "qss", v.head)}
 {_share(v, "gs", "(g_h + q0 * gss)", "gss", v.value_head)}
@@ -981,7 +995,7 @@ def _sizes(v: Variant) -> str:
 
 
 def _kernel(v: Variant, name: str, declarations: str, body: str, form: str) -> Kernel:
-    local = (GPU_LOCAL,) if form == "gpu" else (1,)
+    local = (v.group,) if form == "gpu" else (1,)
     helpers = shuffle_helpers(v.width, f"uint{v.width}") if v.bias == "b8" and form != "gpu" else ""
     return Kernel(v.tag(name), parameters(f"{declarations}; {_sizes(v)}"), body, helpers=helpers, local=local)
 

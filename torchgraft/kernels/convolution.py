@@ -29,13 +29,13 @@ from functools import cache
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
+from torchgraft.codegen.tuning import Blocks, Target, Tiles
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle_helpers
 from torchgraft.kernels.depthwise import plane_launch, plane_weight_launch
 from torchgraft.kernels.geometry import Direction, Geometry, Triple
 from torchgraft.kernels.matmul import (
     A_TILE_PADDING,
-    TILE_LOCAL,
     block_loop,
     block_shape,
     block_tile,
@@ -44,6 +44,7 @@ from torchgraft.kernels.matmul import (
     plain_loops,
     row_vectors,
     tile_groups,
+    tile_local,
     tile_loop,
 )
 
@@ -101,10 +102,10 @@ def _copy_row(math: Arithmetic, step: str) -> str:
 
 
 @cache
-def block_kernel(storage: str, direction: Direction, bias: bool, simd_width: int = 16) -> Kernel:
+def block_kernel(storage: str, direction: Direction, bias: bool, blocks: Blocks, simd_width: int = 16) -> Kernel:
     """The CPU form of images from images. Launch with `convolution_launch`."""
     math = arithmetic(storage, simd_width)
-    tile = block_tile(math)
+    tile = block_tile(math, blocks)
     pitch = row_vectors(math, tile) * math.width
     forward = direction == "forward"
     if forward:
@@ -265,12 +266,12 @@ int channel = 0, kz = 0, ky = 0, kx = 0;
 
 
 @cache
-def weight_kernel(storage: str, result: str, narrow: bool, simd_width: int = 16) -> Kernel:
+def weight_kernel(storage: str, result: str, narrow: bool, blocks: Blocks, simd_width: int = 16) -> Kernel:
     """The CPU form of the weight's gradient, over a part of the pixels: parts are stored one after the other as
     elements of type `result`. Launch with `weight_launches`.
     """
     math = arithmetic(storage, simd_width)
-    tile = block_tile(math, narrow)
+    tile = block_tile(math, blocks, narrow)
     pitch = tile.depth + A_TILE_PADDING
     fill_panels = f"""
 // The slice's steps: runs of pixels that are neighbours on a row of one image, and runs of those that are of one image.
@@ -540,7 +541,7 @@ const int tz = {0} / (target_x * target_y) % target_z, image = {0} / (target_x *
 
 
 @cache
-def tile_kernel(storage: str, direction: Direction, bias: bool) -> Kernel:
+def tile_kernel(storage: str, direction: Direction, bias: bool, tiles: Tiles) -> Kernel:
     """The GPU form of images from images. Launch with `convolution_launch`."""
     math = arithmetic(storage)
     if direction == "forward":
@@ -557,8 +558,8 @@ def tile_kernel(storage: str, direction: Direction, bias: bool) -> Kernel:
     body = f"""
 const int group = GROUP_ID(2), taps = taps_z * taps_y * taps_x, K = channels * taps;
 const int N = batch * target_z * target_y * target_x;
-{tile_loop(math, "k" if direction == "forward" else "outer", "outer", fetch_a, fetch_b, finish)}"""
-    return Kernel(f"convolution_tile_{direction}", _channel_params(storage, bias), body, local=TILE_LOCAL)
+{tile_loop(math, tiles, "k" if direction == "forward" else "outer", "outer", fetch_a, fetch_b, finish)}"""
+    return Kernel(f"convolution_tile_{direction}", _channel_params(storage, bias), body, local=tile_local(tiles))
 
 
 @cache
@@ -591,7 +592,7 @@ for (int c = 0; c < channels; ++c)
 
 
 @cache
-def weight_tile_kernel(storage: str, result: str) -> Kernel:
+def weight_tile_kernel(storage: str, result: str, tiles: Tiles) -> Kernel:
     """The GPU form of the weight's gradient, over a part of the pixels. Launch with `weight_launches`."""
     math = arithmetic(storage)
     fetch_a = f"""{_SPLIT_TAP.format("m")} const int at = first + k;
@@ -603,11 +604,11 @@ def weight_tile_kernel(storage: str, result: str) -> Kernel:
 const int part = GROUP_ID(2) / groups, group = GROUP_ID(2) % groups;
 const int pixels = target_z * target_y * target_x, first = part * part_pixels;
 const int K = min((int)part_pixels, batch * pixels - first);
-{tile_loop(math, "k", "k", fetch_a, fetch_b, finish)}"""
+{tile_loop(math, tiles, "k", "k", fetch_a, fetch_b, finish)}"""
     params = parameters(
         f"{result}* T; const {storage}* S, R; i32 batch, groups, M, N, channels; i64 part_pixels; {_GEOMETRY}"
     )
-    return Kernel("convolution_tile_weight", params, body, local=TILE_LOCAL)
+    return Kernel("convolution_tile_weight", params, body, local=tile_local(tiles))
 
 
 # --- Launches.
@@ -622,13 +623,12 @@ def convolution_launch(
     weight: object,
     bias: object | None = None,
     *,
-    form: str = "cpu",
-    units: int = 1,
-    simd_width: int = 16,
+    on: Target,
 ) -> Launch:
     """Forward: target is the result, source the image. Backward: target is the image (its gradient, or what a
     transposed convolution gives), source the result (its gradient).
     """
+    form, units, simd_width, tiles, blocks = on.form, on.units, on.simd_width, on.tuning.tiles, on.tuning.blocks
     forward = direction == "forward"
     source_size, target_size = (g.image, g.result) if forward else (g.result, g.image)
     channels, rows = (g.image_channels, g.result_channels) if forward else (g.result_channels, g.image_channels)
@@ -639,7 +639,7 @@ def convolution_launch(
     # A tile of eight rows would be mostly empty, or its sums shorter than what it costs to prepare it.
     few = rows * channels <= 4 or (rows <= 2 and channels <= 8)
     if form == "cpu":
-        planes = plane_launch(storage, g, direction, target, source, weight, bias, units, simd_width)
+        planes = plane_launch(storage, g, direction, target, source, weight, bias, on)
         if planes is not None:
             return planes
     if few and form == "cpu":
@@ -659,20 +659,20 @@ def convolution_launch(
                 (ceil_div(g.batch * g.groups * rows * pixels, 64),),
                 arguments,
             )
-        groups = tile_groups(rows, g.batch * pixels, g.groups)
-        return Launch(tile_kernel(storage, direction, bias is not None), groups, arguments)
+        groups = tile_groups(tiles, rows, g.batch * pixels, g.groups)
+        return Launch(tile_kernel(storage, direction, bias is not None, tiles), groups, arguments)
     phases = 1 if forward else g.stride[0] * g.stride[1] * g.stride[2]
     pixels = 1
     for extent, stride in zip(target_size, g.stride, strict=True):
         pixels *= extent if forward else ceil_div(extent, stride)
     taps = g.taps[0] * g.taps[1] * g.taps[2]
     columns = g.batch * pixels
-    tile = block_tile(math)
+    tile = block_tile(math, blocks)
     block_rows, block_columns = block_shape(
         math, tile, rows, columns, channels * taps // phases, g.groups * phases, units
     )
     return Launch(
-        block_kernel(storage, direction, bias is not None, simd_width),
+        block_kernel(storage, direction, bias is not None, blocks, simd_width),
         (ceil_div(columns, block_columns), ceil_div(rows, block_rows), g.groups * phases),
         {**arguments, "block_rows": block_rows, "block_columns": block_columns},
     )
@@ -686,25 +686,24 @@ def weight_launches(
     result: object,
     temporary: Callable[[int, str], object],
     *,
-    form: str = "cpu",
-    units: int = 1,
-    simd_width: int = 16,
+    on: Target,
 ) -> list[Launch]:
     """The launches that put into `target` the weight's gradient from the image and the result's gradient.
 
     `temporary` makes a place for a number of elements of a type.
     """
+    form, units, simd_width, tiles, blocks = on.form, on.units, on.simd_width, on.tuning.tiles, on.tuning.blocks
     math = arithmetic(storage, simd_width)
     channels, columns = g.image_channels // g.groups, g.result_channels // g.groups
     rows = channels * g.taps[0] * g.taps[1] * g.taps[2]
     pixels = g.batch * g.result[0] * g.result[1] * g.result[2]
     narrow = columns <= math.width
-    tile = block_tile(math, narrow)
+    tile = block_tile(math, blocks, narrow)
     block_rows, block_columns = block_shape(math, tile, rows, columns, pixels, g.groups, 1)
     # Large blocks, and for every core some: the pixels are divided, which costs a second pass over a few copies of the
     # weight.
-    blocks = ceil_div(rows, block_rows) * ceil_div(columns, block_columns) * g.groups
-    parts = 1 if units == 1 else max(1, min(ceil_div(3 * units, blocks), pixels // (8 * tile.depth)))
+    count = ceil_div(rows, block_rows) * ceil_div(columns, block_columns) * g.groups
+    parts = 1 if units == 1 else max(1, min(ceil_div(3 * units, count), pixels // (8 * tile.depth)))
     part_pixels = max(1, ceil_div(ceil_div(pixels, parts), tile.depth)) * tile.depth
     parts = max(1, ceil_div(pixels, part_pixels))
     count = rows * columns * g.groups
@@ -716,7 +715,7 @@ def weight_launches(
         parts = ceil_div(g.batch, part_images)
         accumulator = math.value if parts > 1 else storage
         place = temporary(parts * count, accumulator) if parts > 1 else target
-        launch = plane_weight_launch(storage, accumulator, g, place, image, result, part_images, simd_width) or Launch(
+        launch = plane_weight_launch(storage, accumulator, g, place, image, result, part_images, on) or Launch(
             direct_weight_kernel(storage, accumulator, simd_width),
             (pairs, parts),
             {**arguments, "T": place, "part_images": part_images},
@@ -726,12 +725,12 @@ def weight_launches(
     place = temporary(parts * count, accumulator) if parts > 1 else target
     arguments |= {"T": place, "M": rows, "part_pixels": part_pixels}
     if form != "cpu":
-        kernel = weight_tile_kernel(storage, accumulator)
-        launches = [Launch(kernel, tile_groups(rows, columns, g.groups * parts), arguments)]
+        kernel = weight_tile_kernel(storage, accumulator, tiles)
+        launches = [Launch(kernel, tile_groups(tiles, rows, columns, g.groups * parts), arguments)]
         return launches + _fold(accumulator, storage, target, place, count, parts)
     launches = [
         Launch(
-            weight_kernel(storage, accumulator, narrow, simd_width),
+            weight_kernel(storage, accumulator, narrow, blocks, simd_width),
             (ceil_div(columns, block_columns), ceil_div(rows, block_rows), g.groups * parts),
             {**arguments, "block_rows": block_rows, "block_columns": block_columns},
         )

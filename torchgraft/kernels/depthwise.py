@@ -17,12 +17,9 @@ from functools import cache
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
+from torchgraft.codegen.tuning import Planes, Target
 from torchgraft.kernels.geometry import Direction, Geometry
 
-_ROWS = 4
-"""Of the target, at once, where there are as many."""
-_BAND = 8192
-"""Elements of a band: a level-one cache is not much larger."""
 _MOST_TAPS = 49
 
 
@@ -64,7 +61,9 @@ def _sums(math: Arithmetic, rows: int, taps_y: int, taps_x: int) -> str:
 
 
 @cache
-def plane_kernel(storage: str, bias: bool, at_once: int, taps_y: int, taps_x: int, simd_width: int) -> Kernel:
+def plane_kernel(
+    storage: str, bias: bool, at_once: int, taps_y: int, taps_x: int, planes: Planes, simd_width: int
+) -> Kernel:
     """A band of rows of M targets for each source plane: group 0 is (image, plane), group 1 the band. Launch with
     `plane_launch`."""
     math = arithmetic(storage, simd_width)
@@ -82,7 +81,7 @@ def plane_kernel(storage: str, bias: bool, at_once: int, taps_y: int, taps_x: in
 const int plane = GROUP_ID(0), group = plane % groups;
 const int row = GROUP_ID(1) * band_rows, rows = min(band_rows, target_y - row);
 const int high = (rows + {at_once - 1}) / {at_once} * {at_once} + {taps_y - 1};
-{math.scalar} band[{_BAND}];
+{math.scalar} band[{planes.band}];
 const long source_at = (long)plane * source_y * source_x;
 {_fill(math, "high", "row - top")}
 for (int m = 0; m < M; ++m) {{
@@ -109,7 +108,7 @@ for (int m = 0; m < M; ++m) {{
 
 
 @cache
-def plane_weight_kernel(storage: str, result: str, taps_y: int, taps_x: int, simd_width: int) -> Kernel:
+def plane_weight_kernel(storage: str, result: str, taps_y: int, taps_x: int, planes: Planes, simd_width: int) -> Kernel:
     """The weight's gradient: group 0 is the channel, group 1 a part of the images. Launch with
     `plane_weight_launch`."""
     math = arithmetic(storage, simd_width)
@@ -135,7 +134,7 @@ def plane_weight_kernel(storage: str, result: str, taps_y: int, taps_x: int, sim
     body = f"""
 const int channel = GROUP_ID(0), group = channel / M;
 const int from = GROUP_ID(1) * part_images, to = min(batch, from + part_images);
-{math.scalar} band[{_BAND}];
+{math.scalar} band[{planes.band}];
 {math.vector} {", ".join(f"sum{k} = {math.splat('0')}" for k in range(taps))};
 for (int image = from; image < to; ++image) {{
   const long source_at = ((long)image * groups + group) * source_y * source_x;
@@ -206,8 +205,7 @@ def plane_launch(
     source: object,
     weight: object,
     bias: object | None,
-    units: int,
-    simd_width: int,
+    on: Target,
 ) -> Launch | None:
     """As `convolution.convolution_launch`; nothing if it is no such convolution."""
     planes, forward = _planes(g), direction == "forward"
@@ -216,13 +214,13 @@ def plane_launch(
         return None
     (_, source_y, source_x), (_, target_y, target_x) = (g.image, g.result) if forward else (g.result, g.image)
     taps_y, taps_x = planes.taps
-    simd_width = _lanes(simd_width, arithmetic(storage).size, taps_y * taps_x, target_x)
-    at_once = min(_ROWS, target_y)
+    simd_width = _lanes(on.simd_width, arithmetic(storage).size, taps_y * taps_x, target_x)
+    at_once = min(on.tuning.planes.rows, target_y)
     pitch = max(target_x, arithmetic(storage, simd_width).width) + planes.reach[1]
-    band_rows = (_BAND // pitch - planes.reach[0]) // at_once * at_once
+    band_rows = (on.tuning.planes.band // pitch - planes.reach[0]) // at_once * at_once
     if band_rows < at_once:
         return None
-    bands = ceil_div(4 * units, g.batch * g.groups)
+    bands = ceil_div(4 * on.units, g.batch * g.groups)
     band_rows = min(band_rows, ceil_div(ceil_div(target_y, bands), at_once) * at_once)
     top, left = (
         padding if forward else reach - padding for padding, reach in zip(planes.padding, planes.reach, strict=True)
@@ -230,7 +228,7 @@ def plane_launch(
     arguments = {"T": target, "S": source, "F": weight, **({"E": bias} if bias is not None else {})}
     sizes = {"source_y": source_y, "source_x": source_x, "target_y": target_y, "target_x": target_x}
     return Launch(
-        plane_kernel(storage, bias is not None, at_once, taps_y, taps_x, simd_width),
+        plane_kernel(storage, bias is not None, at_once, taps_y, taps_x, on.tuning.planes, simd_width),
         (g.batch * g.groups, ceil_div(target_y, band_rows)),
         {
             **arguments,
@@ -255,7 +253,7 @@ def plane_weight_launch(
     image: object,
     grad: object,
     part_images: int,
-    simd_width: int,
+    on: Target,
 ) -> Launch | None:
     """The weight's gradient of each part of the images, one after the other, as `result`; nothing if it is no such
     convolution."""
@@ -264,14 +262,14 @@ def plane_weight_launch(
         return None
     taps_y, taps_x = planes.taps
     (_, source_y, source_x), (_, target_y, target_x) = g.image, g.result
-    simd_width = _lanes(simd_width, arithmetic(storage).size, taps_y * taps_x, target_x)
+    simd_width = _lanes(on.simd_width, arithmetic(storage).size, taps_y * taps_x, target_x)
     width = arithmetic(storage, simd_width).width
     pitch = ceil_div(target_x, width) * width + planes.reach[1]
-    band_rows = min(target_y, _BAND // pitch - planes.reach[0])
+    band_rows = min(target_y, on.tuning.planes.band // pitch - planes.reach[0])
     if band_rows < 1:
         return None
     return Launch(
-        plane_weight_kernel(storage, result, taps_y, taps_x, simd_width),
+        plane_weight_kernel(storage, result, taps_y, taps_x, on.tuning.planes, simd_width),
         (g.result_channels, ceil_div(g.batch, part_images)),
         {
             "T": target,

@@ -26,6 +26,7 @@ from typing import Literal
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
+from torchgraft.codegen.tuning import Blocks, Target, Tiles
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 
@@ -48,20 +49,20 @@ class Tile:
     max_columns: int
 
 
-def block_tile(math: Arithmetic, narrow: bool = False) -> Tile:
-    """The tile for a dtype: 16 accumulators where there are 32 registers, 12 where there are 16 (AVX2).
+def _round_up(value: int, step: int) -> int:
+    return ceil_div(value, step) * step
 
-    All panels of a block take 256 KiB, a part of the second-level cache. `narrow` is for products of at most one
-    vector's width.
-    """
-    registers_32 = math.width * math.size >= 64
-    rows, vectors = (8, 2) if registers_32 else (6, 2)
+
+def block_tile(math: Arithmetic, blocks: Blocks, narrow: bool = False) -> Tile:
+    """The tile for a dtype. `narrow` is for products of at most one vector's width."""
+    rows, vectors, size = blocks.rows, blocks.vectors, math.size
     if math.is_complex:
-        rows //= 2
+        rows, size = max(1, rows // 2), 2 * size
+    most = blocks.row_tiles * rows
     if narrow:
-        rows, vectors = 2 * rows, 1
-    element = math.size * (2 if math.is_complex else 1)
-    return Tile(rows, vectors, 256, 8 * rows if narrow else 16 * rows, max(math.width * vectors, 1024 // element))
+        rows, vectors = rows * vectors, 1
+    columns = _round_up(max(1, blocks.column_bytes // size), math.width * vectors)
+    return Tile(rows, vectors, blocks.depth, _round_up(most, rows), columns)
 
 
 def plain_loops(body: str) -> str:
@@ -375,12 +376,19 @@ C += batch * c_bs;
 
 @cache
 def block_kernel(
-    storage: str, result: str, unit_a: Unit, unit_b: Unit, addend: Addend, narrow: bool = False, simd_width: int = 16
+    storage: str,
+    result: str,
+    unit_a: Unit,
+    unit_b: Unit,
+    addend: Addend,
+    blocks: Blocks,
+    narrow: bool = False,
+    simd_width: int = 16,
 ) -> Kernel:
     """The CPU form for products of some size. C has elements of type `result`: `storage`, or with no D any other."""
     math = arithmetic(storage, simd_width)
-    finish = _finish_block(arithmetic(result, simd_width), block_tile(math, narrow), addend)
-    tile = block_tile(math, narrow)
+    tile = block_tile(math, blocks, narrow)
+    finish = _finish_block(arithmetic(result, simd_width), tile, addend)
     fill_panels, fill_tile = pack_b(math, tile, unit_b), pack_a(math, tile, unit_a)
     body = f"""{_begin(addend, 2)}
 const int m0 = GROUP_ID(1) * block_rows, n0 = GROUP_ID(0) * block_columns;
@@ -402,21 +410,17 @@ C += m0 * c_rs + n0 * c_cs;
 def block_shape(math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int, units: int) -> tuple[int, int]:
     """Rows and columns of a work-item's block: as large as leaves a few blocks for each of `units` cores, since a block
     copies its part of B once for all its rows."""
-
-    def round_up(value: int, step: int) -> int:
-        return ceil_div(value, step) * step
-
     panel = math.width * tile.vectors
-    rows, columns = min(tile.max_rows, round_up(m, tile.rows)), min(tile.max_columns, round_up(n, panel))
+    rows, columns = min(tile.max_rows, _round_up(m, tile.rows)), min(tile.max_columns, _round_up(n, panel))
     # A block worth less than some microseconds is not worth a core's waking up.
     wanted = 1 if units == 1 else min(3 * units, 1 + m * n * k * batch // 250_000)
     while ceil_div(m, rows) * ceil_div(n, columns) * batch < wanted:
         if columns > panel and columns >= rows:
-            columns = round_up(columns // 2, panel)
+            columns = _round_up(columns // 2, panel)
         elif rows > 2 * tile.rows:
-            rows = round_up(rows // 2, tile.rows)
+            rows = _round_up(rows // 2, tile.rows)
         elif columns > panel:
-            columns = round_up(columns // 2, panel)
+            columns = _round_up(columns // 2, panel)
         else:
             break
     return rows, columns
@@ -614,12 +618,12 @@ for (int i = 0; i < min({rows}, M); ++i)
 
 # --- The GPU form.
 
-_TILE, _TILE_DEPTH, _GROUP, _ITEM = 64, 16, 16, 4
 
-
-def tile_loop(math: Arithmetic, unit_a: Unit, unit_b: Unit, fetch_a: str, fetch_b: str, finish: str) -> str:
-    """The GPU form's loops: a group of 16x16 work-items computes 64x64 elements, each work-item 4x4 that lie 16 apart.
-    Slices of A and B pass through local memory.
+def tile_loop(
+    math: Arithmetic, tiles: Tiles, unit_a: Unit, unit_b: Unit, fetch_a: str, fetch_b: str, finish: str
+) -> str:
+    """The GPU form's loops: a group computes a square, and each of its work-items elements of it that lie a group's
+    width apart. Slices of A and B pass through local memory.
 
     `M`, `N`, `K` must be in scope and the pointers moved to the batch. The units say in which direction consecutive
     work-items read.
@@ -629,15 +633,17 @@ def tile_loop(math: Arithmetic, unit_a: Unit, unit_b: Unit, fetch_a: str, fetch_
         finish: statements that store `sums[i][j]` to (m, n).
     """
     value = f"{math.scalar}2" if math.is_complex else math.scalar
+    side, group, each = tiles.side, tiles.group, tiles.item
+    depth = tiles.depth_of(2 * math.size if math.is_complex else math.size)
     zero = f"({value})0"
 
     def fill(name: str, outer: str, limit: str, unit: Unit, fetch: str) -> str:
         if unit == "k":
-            split = f"const int k = kb + index % {_TILE_DEPTH}, {outer} = {outer}0 + index / {_TILE_DEPTH};"
+            split = f"const int k = kb + index % {depth}, {outer} = {outer}0 + index / {depth};"
         else:
-            split = f"const int {outer} = {outer}0 + index % {_TILE}, k = kb + index / {_TILE};"
+            split = f"const int {outer} = {outer}0 + index % {side}, k = kb + index / {side};"
         return f"""
-  for (int index = item; index < {_TILE * _TILE_DEPTH}; index += {_GROUP * _GROUP}) {{
+  for (int index = item; index < {side * depth}; index += {group * group}) {{
     {split}
     {value} value = {zero};
     if ({outer} < {limit} && k < K) {{ {fetch} }}
@@ -651,46 +657,48 @@ def tile_loop(math: Arithmetic, unit_a: Unit, unit_b: Unit, fetch_a: str, fetch_
     else:
         update = f"sums[i][j] = {math.multiply_add('a[i]', 'b', 'sums[i][j]')};"
     return f"""
-LOCAL {value} tile_A[{_TILE_DEPTH}][{_TILE + 1}];
-LOCAL {value} tile_B[{_TILE_DEPTH}][{_TILE + 1}];
-const int x = LOCAL_ID(0), y = LOCAL_ID(1), item = y * {_GROUP} + x;
-const int m0 = GROUP_ID(1) * {_TILE}, n0 = GROUP_ID(0) * {_TILE};
-{value} sums[{_ITEM}][{_ITEM}];
-for (int i = 0; i < {_ITEM}; ++i)
-  for (int j = 0; j < {_ITEM}; ++j) sums[i][j] = {zero};
-for (int kb = 0; kb < K; kb += {_TILE_DEPTH}) {{
+LOCAL {value} tile_A[{depth}][{side + 1}];
+LOCAL {value} tile_B[{depth}][{side + 1}];
+const int x = LOCAL_ID(0), y = LOCAL_ID(1), item = y * {group} + x;
+const int m0 = GROUP_ID(1) * {side}, n0 = GROUP_ID(0) * {side};
+{value} sums[{each}][{each}];
+for (int i = 0; i < {each}; ++i)
+  for (int j = 0; j < {each}; ++j) sums[i][j] = {zero};
+for (int kb = 0; kb < K; kb += {depth}) {{
   {fill("A", "m", "M", unit_a, fetch_a)}
   {fill("B", "n", "N", unit_b, fetch_b)}
   BARRIER;
-  for (int k = 0; k < {_TILE_DEPTH}; ++k) {{
-    {value} a[{_ITEM}];
-    for (int i = 0; i < {_ITEM}; ++i) a[i] = tile_A[k][y + i * {_GROUP}];
-    for (int j = 0; j < {_ITEM}; ++j) {{
-      const {value} b = tile_B[k][x + j * {_GROUP}];
-      for (int i = 0; i < {_ITEM}; ++i) {{ {update} }}
+  for (int k = 0; k < {depth}; ++k) {{
+    {value} a[{each}];
+    for (int i = 0; i < {each}; ++i) a[i] = tile_A[k][y + i * {group}];
+    for (int j = 0; j < {each}; ++j) {{
+      const {value} b = tile_B[k][x + j * {group}];
+      for (int i = 0; i < {each}; ++i) {{ {update} }}
     }}
   }}
   BARRIER;
 }}
-for (int i = 0; i < {_ITEM}; ++i) {{
-  const int m = m0 + y + i * {_GROUP};
-  for (int j = 0; j < {_ITEM}; ++j) {{
-    const int n = n0 + x + j * {_GROUP};
+for (int i = 0; i < {each}; ++i) {{
+  const int m = m0 + y + i * {group};
+  for (int j = 0; j < {each}; ++j) {{
+    const int n = n0 + x + j * {group};
     if (m < M && n < N) {{ {finish} }}
   }}
 }}"""
 
 
-def tile_groups(rows: int, columns: int, batch: int) -> tuple[int, int, int]:
+def tile_groups(tiles: Tiles, rows: int, columns: int, batch: int) -> tuple[int, int, int]:
     """Work-groups of the GPU form."""
-    return (ceil_div(columns, _TILE), ceil_div(rows, _TILE), batch)
+    return (ceil_div(columns, tiles.side), ceil_div(rows, tiles.side), batch)
 
 
-TILE_LOCAL = (_GROUP, _GROUP, 1)
+def tile_local(tiles: Tiles) -> tuple[int, int, int]:
+    """Work-items of a work-group of the GPU form."""
+    return (tiles.group, tiles.group, 1)
 
 
 @cache
-def tile_kernel(storage: str, result: str, unit_a: Unit, unit_b: Unit, addend: Addend) -> Kernel:
+def tile_kernel(storage: str, result: str, unit_a: Unit, unit_b: Unit, addend: Addend, tiles: Tiles) -> Kernel:
     """The GPU form."""
     math = arithmetic(storage)
     target = arithmetic(result)
@@ -701,8 +709,8 @@ def tile_kernel(storage: str, result: str, unit_a: Unit, unit_b: Unit, addend: A
     fetch_a = f"value = {math.load('A', 'm * a_rs + k * a_cs')};"
     fetch_b = f"value = {math.load('B', 'n * b_cs + k * b_rs')};"
     body = f"""{_begin(addend, 2)}
-{tile_loop(math, unit_a, unit_b, fetch_a, fetch_b, finish)}"""
-    return Kernel("matmul_tile", _operands(math, result, addend), body, local=TILE_LOCAL)
+{tile_loop(math, tiles, unit_a, unit_b, fetch_a, fetch_b, finish)}"""
+    return Kernel("matmul_tile", _operands(math, result, addend), body, local=tile_local(tiles))
 
 
 # --- Launches.
@@ -768,10 +776,7 @@ def matmul_launches(
     alpha: object,
     beta: object,
     temporary: Callable[[int, str], object],
-    *,
-    form: str = "cpu",
-    units: int = 1,
-    simd_width: int = 16,
+    on: Target,
 ) -> list[Launch]:
     """The launches for C = alpha * A @ B + beta * D.
 
@@ -781,11 +786,9 @@ def matmul_launches(
         d: strides of 0 broadcast it.
         alpha, beta: numbers or whatever the launcher takes for one.
         temporary: makes a place for a number of elements of a type.
-        form: "cpu" or "gpu".
-        units: the device's compute units.
-        simd_width: float32 elements of its vector registers.
     """
     batch, m, n, k = sizes
+    units, simd_width, tiles, blocks = on.units, on.simd_width, on.tuning.tiles, on.tuning.blocks
     math = arithmetic(storage, simd_width)
     if n == 1 and m > 1:
         # A matrix times a column, as a row times a matrix.
@@ -799,9 +802,9 @@ def matmul_launches(
     more: dict[str, int] = {}
     wanted = 2 * units
     few = 1 if m == 1 else 4
-    if form != "cpu":
-        groups: tuple[int, ...] = tile_groups(m, n, 1)[:2]
-        kernel = partial(_tile, storage, unit_a, unit_b)
+    if on.form != "cpu":
+        groups: tuple[int, ...] = tile_groups(tiles, m, n, 1)[:2]
+        kernel = partial(_tile, storage, unit_a, unit_b, tiles)
         wanted = 4 * units
     elif m <= 4 and not math.is_complex and unit_b == "k" and a.column == 1 and k >= math.width:
         columns = max(8, min(64, -(-n // (4 * units) // 8 * 8)))
@@ -818,10 +821,10 @@ def matmul_launches(
             unit_a = unit_b = "none"
             addend = "none" if d is None else "any"
         narrow = n <= math.width
-        rows, columns = block_shape(math, block_tile(math, narrow), m, n, k, batch, units)
+        rows, columns = block_shape(math, block_tile(math, blocks, narrow), m, n, k, batch, units)
         more = {"block_rows": rows, "block_columns": columns}
         groups = (ceil_div(n, columns), ceil_div(m, rows))
-        kernel = partial(_block, storage, unit_a, unit_b, narrow, simd_width)
+        kernel = partial(_block, storage, unit_a, unit_b, blocks, narrow, simd_width)
 
     parts = _parts(prod(groups), k, wanted) if batch == 1 and units > 1 else 1
     sums = {"alpha": alpha, **({"beta": beta} if d else {})}
@@ -895,8 +898,8 @@ def _matrices(matrices: Mapping[str, Matrix]) -> dict[str, object]:
     return out
 
 
-def _tile(storage: str, unit_a: Unit, unit_b: Unit, result: str, addend: Addend) -> Kernel:
-    return tile_kernel(storage, result, unit_a, unit_b, "any" if addend != "none" else "none")
+def _tile(storage: str, unit_a: Unit, unit_b: Unit, tiles: Tiles, result: str, addend: Addend) -> Kernel:
+    return tile_kernel(storage, result, unit_a, unit_b, "any" if addend != "none" else "none", tiles)
 
 
 def _dot(storage: str, rows: int, simd_width: int, result: str, addend: Addend) -> Kernel:
@@ -908,6 +911,13 @@ def _axpy(storage: str, rows: int, simd_width: int, result: str, addend: Addend)
 
 
 def _block(
-    storage: str, unit_a: Unit, unit_b: Unit, narrow: bool, simd_width: int, result: str, addend: Addend
+    storage: str,
+    unit_a: Unit,
+    unit_b: Unit,
+    blocks: Blocks,
+    narrow: bool,
+    simd_width: int,
+    result: str,
+    addend: Addend,
 ) -> Kernel:
-    return block_kernel(storage, result, unit_a, unit_b, addend, narrow, simd_width)
+    return block_kernel(storage, result, unit_a, unit_b, addend, blocks, narrow, simd_width)

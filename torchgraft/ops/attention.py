@@ -74,6 +74,7 @@ class _Call:
             dropout != 0,
             bias_gradient,
             p.device.simd_width,
+            p.device.tuning.attention,
         )
         if max(head, value_head) > 256:
             raise Unsupported("heads of more than 256 elements")
@@ -101,7 +102,7 @@ class _Call:
         return out
 
     def groups(self, rows: int, heads: int) -> tuple[int]:
-        block = kernels.GPU_LOCAL if self.p.form == "gpu" else self.variant.lanes
+        block = self.variant.group if self.p.form == "gpu" else self.variant.lanes
         return (self.batch * heads * ceil_div(rows, block),)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -60,10 +59,6 @@ def _storage(spec: torch.Tensor) -> str:
     return name
 
 
-def _options(p: PlanBuilder) -> dict[str, Any]:
-    return {"form": p.form, "units": p.device.compute_units, "simd_width": p.device.simd_width}
-
-
 def _forward_meta(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -99,7 +94,7 @@ def _convolution(
     image, result = (out, input) if transposed else (input, out)
     g = _geometry(image, weight, result, stride, padding, dilation, groups)
     launch = convolution_launch(
-        _storage(out), g, "backward" if transposed else "forward", out, input, weight, bias, **_options(p)
+        _storage(out), g, "backward" if transposed else "forward", out, input, weight, bias, on=p.target
     )
     p.launch(launch.kernel, launch.groups, **launch.arguments)
 
@@ -145,14 +140,14 @@ def _convolution_backward(
     storage = _storage(grad_output)
     if grad_input is not None:
         direction: Direction = "forward" if transposed else "backward"
-        launch = convolution_launch(storage, g, direction, grad_input, grad_output, weight, **_options(p))
+        launch = convolution_launch(storage, g, direction, grad_input, grad_output, weight, on=p.target)
         p.launch(launch.kernel, launch.groups, **launch.arguments)
     if grad_weight is not None:
 
         def temporary(count: int, element: str) -> torch.Tensor:
             return p.empty((count,), BY_NAME[element].dtype)
 
-        for launch in weight_launches(storage, g, grad_weight, image, result, temporary, **_options(p)):
+        for launch in weight_launches(storage, g, grad_weight, image, result, temporary, on=p.target):
             p.launch(launch.kernel, launch.groups, **launch.arguments)
     if grad_bias is not None:
         dims = [0, *range(2, grad_output.dim())]

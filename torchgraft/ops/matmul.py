@@ -63,9 +63,7 @@ def plan_product(
         alpha,
         beta,
         temporary,
-        form=p.form,
-        units=p.device.compute_units,
-        simd_width=p.device.simd_width,
+        p.target,
     )
     for launch in launches:
         p.launch(launch.kernel, launch.groups, **launch.arguments)

@@ -9,7 +9,6 @@ import torch
 from torchgraft.codegen import element_type
 from torchgraft.kernels import indexing as kernels
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
-from torchgraft.plans.grid import Dealer
 
 aten = torch.ops.aten
 
@@ -161,7 +160,7 @@ def _nonzero_static(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, si
     if x.numel() == 0:
         p.fill(out, fill_value)
         return
-    type_, grid = element_type(x.dtype).name, Dealer("cpu", p.device.compute_units).walk(x.shape)
+    type_, grid = element_type(x.dtype).name, p.dealer.serial.walk(x.shape)
     counts = p.empty(grid.groups, torch.int64)
     p.launch(kernels.nonzero_count_kernel(type_), grid, counts=counts, source=x)
     kernel = kernels.nonzero_kernel(type_, x.dim())

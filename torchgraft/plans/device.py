@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torchgraft import _C
 from torchgraft.codegen.compiler import simd_width
+from torchgraft.codegen.tuning import Tuning, default_tuning
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class DeviceTraits:
     simd_width: int  # float32 elements of a vector register, a power of two
     float64: bool
     has_compiler: bool
+    tuning: Tuning  # the sizes to make its kernels with
 
 
 @functools.cache
@@ -40,6 +42,7 @@ def device_traits(index: int) -> DeviceTraits:
         simd_width=simd_width(index),
         float64=bool(capabilities & 1 << 2),
         has_compiler=bool(capabilities & 1 << 1),
+        tuning=default_tuning(simd_width(index)),
     )
 
 

@@ -10,15 +10,9 @@ from typing import Any, NamedTuple
 from torchgraft import _C
 from torchgraft.codegen.kernel import ceil_div
 from torchgraft.codegen.loops import FEW, GROUP, WIDTH, Layout
+from torchgraft.codegen.tuning import Dealing
 
-# On a CPU: one group up to _SINGLE elements, since waking a second thread costs more than it gains; then chunks of
-# about _CHUNK, so that threads even out, but no more than _GROUPS_PER_UNIT a core.
-_SINGLE = 16384
-_CHUNK = 4096
 MULTIPLE = 256
-_GROUPS_PER_UNIT = 32
-# On a GPU: elements of a work-item.
-_GPU_ELEMENTS = 4
 # Contiguous rows up to this length are treated side by side, as columns, if there are some of them.
 _SHORT_ROW = 64
 _SOME_ROWS = 16
@@ -44,10 +38,11 @@ class Grid:
 
 
 class Dealer(NamedTuple):
-    """What the dealing depends on: the kernels' form, and the device's cores."""
+    """What the dealing depends on: the kernels' form, the device's cores, and the sizes that it is tuned by."""
 
     form: str
     compute_units: int
+    tuning: Dealing
 
     @property
     def serial(self) -> Dealer:
@@ -57,9 +52,9 @@ class Dealer(NamedTuple):
     def chunking(self, cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> _C.Chunking:
         """How a walk's elements are dealt out."""
         if self.form == "gpu":
-            return _C.Chunking(group, 0, group * (_GPU_ELEMENTS if multiple > 1 else 1), 0)
-        most = _GROUPS_PER_UNIT * self.compute_units
-        return _C.Chunking(multiple, _SINGLE // cost, max(multiple, _CHUNK // cost), most)
+            return _C.Chunking(group, 0, group * (self.tuning.gpu_elements if multiple > 1 else 1), 0)
+        most = self.tuning.groups_per_unit * self.compute_units
+        return _C.Chunking(multiple, self.tuning.single // cost, max(multiple, self.tuning.chunk // cost), most)
 
     def walk(self, sizes: int | Sequence[int], cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> Grid:
         """For a `Walk` over so many elements, or over a space of these sizes.
@@ -110,8 +105,8 @@ class Dealer(NamedTuple):
         columns = outer * inner
         if self.form == "gpu":
             return Grid((ceil_div(columns, FEW),), {**values, "span": 1, "chunk": 1})
-        few = columns * cost <= _SINGLE
-        even = columns if few else ceil_div(columns, _GROUPS_PER_UNIT * self.compute_units)
+        few = columns * cost <= self.tuning.single
+        even = columns if few else ceil_div(columns, self.tuning.groups_per_unit * self.compute_units)
         span = max(1, min(inner, width, max(16, ceil_div(even, 16) * 16)))
         groups, chunk = self.chunking(max(1, cost * span), multiple=1).deal(outer * ceil_div(inner, span))
         return Grid((groups,), {**values, "span": span, "chunk": chunk})

@@ -13,6 +13,7 @@ from torchgraft.codegen.compiler import compile_ahead, compiled
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer
 from torchgraft.codegen.loops import GROUP, WIDTH, Layout
 from torchgraft.codegen.pointwise import Loop
+from torchgraft.codegen.tuning import Target
 from torchgraft.codegen.types import BY_NAME, MOVES, element_type
 from torchgraft.plans.device import DeviceTraits
 from torchgraft.plans.grid import MULTIPLE, Dealer, Grid
@@ -294,7 +295,12 @@ class Steps:
     @property
     def dealer(self) -> Dealer:
         """Deals out work to this plan's device."""
-        return Dealer(self.form, self.device.compute_units)
+        return Dealer(self.form, self.device.compute_units, self.device.tuning.dealing)
+
+    @property
+    def target(self) -> Target:
+        """What kernels of this plan are made for."""
+        return Target(self.form, self.device.compute_units, self.device.simd_width, self.device.tuning)
 
     def philox(self, count: int) -> Philox:
         """Reserves `count` counters of the call's generator; each gives four 32-bit numbers."""

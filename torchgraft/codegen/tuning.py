@@ -1,0 +1,140 @@
+"""The sizes that kernels are made with, as data: a table with a row for each class of devices.
+
+They decide how fast a kernel is and nothing else. `torchgraft tune` measures others on a device and keeps what was the
+best there (`torchgraft.tuning`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torchgraft.codegen.vectors import vector_lanes
+
+#: Bytes of local memory that every device has: the least that OpenCL promises.
+LOCAL_BYTES = 32768
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The CPU form of matrix products and convolutions.
+
+    Attributes:
+        rows, vectors: accumulators in registers, `rows` times so many vectors.
+        depth: products that are summed before the sum is put aside; so many rows has a panel.
+        row_tiles: a work-item's block has at most so many times `rows` rows.
+        column_bytes: of a row of the block, at most.
+    """
+
+    rows: int = 8
+    vectors: int = 2
+    depth: int = 256
+    row_tiles: int = 16
+    column_bytes: int = 1024
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The GPU form of matrix products and convolutions.
+
+    Attributes:
+        side: rows and columns that a work-group computes.
+        depth: of the slices in local memory.
+        item: rows and columns of a work-item.
+    """
+
+    side: int = 64
+    depth: int = 16
+    item: int = 4
+
+    @property
+    def group(self) -> int:
+        """A work-group has so many rows of so many work-items."""
+        return self.side // self.item
+
+    def depth_of(self, size: int) -> int:
+        """The depth for elements of so many bytes: slices of both operands fit into the local memory."""
+        depth = self.depth
+        while depth > 1 and 2 * depth * (self.side + 1) * size > LOCAL_BYTES:
+            depth //= 2
+        return depth
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Depthwise convolutions in the CPU form: rows of the target at once, and elements of the image that are copied
+    with their surroundings."""
+
+    rows: int = 4
+    band: int = 8192
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Keys of a block in the CPU form; work-items of a group and keys of a block in the GPU form."""
+
+    keys: int = 64
+    gpu_group: int = 64
+    gpu_keys: int = 16
+
+    def gpu_keys_of(self, row_bytes: int) -> int:
+        """The block for a key and a value of so many bytes together: it fits into the local memory."""
+        return max(1, min(self.gpu_keys, LOCAL_BYTES // row_bytes))
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """How elements are dealt out to work-groups.
+
+    Attributes:
+        single: up to so many elements are one group on a CPU, since waking a second thread costs more than it gains.
+        chunk: of a group on a CPU beyond that, so that threads even out.
+        groups_per_unit: no more of them than so many a core.
+        gpu_elements: of a work-item on a GPU.
+    """
+
+    single: int = 16384
+    chunk: int = 4096
+    groups_per_unit: int = 32
+    gpu_elements: int = 4
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """All of them."""
+
+    blocks: Blocks = field(default_factory=Blocks)
+    tiles: Tiles = field(default_factory=Tiles)
+    planes: Planes = field(default_factory=Planes)
+    attention: Attention = field(default_factory=Attention)
+    dealing: Dealing = field(default_factory=Dealing)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a kernel is made for.
+
+    Attributes:
+        form: "cpu" or "gpu".
+        units: the device's compute units.
+        simd_width: float32 elements of its vector registers.
+        tuning: the sizes to make it with.
+    """
+
+    form: str
+    units: int
+    simd_width: int
+    tuning: Tuning
+
+
+# By float32 elements of a vector register: there are 32 registers of 64 bytes, of which 16 hold sums; of 32 bytes and
+# less there are 16, and 12 of them do.
+_TABLE = {
+    16: Tuning(Blocks(rows=8, vectors=2)),
+    8: Tuning(Blocks(rows=6, vectors=2)),
+    4: Tuning(Blocks(rows=6, vectors=2)),
+}
+
+
+def default_tuning(simd_width: int) -> Tuning:
+    """What the table has for a device, by its vector registers; the GPU form's sizes are the same in all rows."""
+    return _TABLE[vector_lanes(simd_width)]
