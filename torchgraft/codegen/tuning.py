@@ -6,7 +6,8 @@ best there (`torchgraft.tuning`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from torchgraft.codegen.vectors import vector_lanes
 
@@ -138,3 +139,70 @@ _TABLE = {
 def default_tuning(simd_width: int) -> Tuning:
     """What the table has for a device, by its vector registers; the GPU form's sizes are the same in all rows."""
     return _TABLE[vector_lanes(simd_width)]
+
+
+# What `torchgraft tune` tries, and all that a tuning on disk may hold.
+CANDIDATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "blocks": {
+        "rows": (4, 6, 8, 10, 12, 14),
+        "vectors": (1, 2, 3, 4),
+        "depth": (128, 192, 256, 384, 512),
+        "row_tiles": (8, 16, 32),
+        "column_bytes": (512, 1024, 2048),
+    },
+    "tiles": {"side": (32, 64, 128), "item": (2, 4, 8), "depth": (8, 16, 32)},
+    "planes": {"rows": (2, 4, 6), "band": (4096, 8192, 16384)},
+    "attention": {"keys": (64, 128), "gpu_group": (32, 64, 128), "gpu_keys": (8, 16, 32)},
+    "dealing": {
+        "single": (8192, 16384, 32768, 65536),
+        "chunk": (2048, 4096, 8192, 16384),
+        "groups_per_unit": (4, 8, 16, 32),
+        "gpu_elements": (1, 2, 4, 8),
+    },
+}
+
+# Vectors that sums, a row of B and an element of A take, at most: beyond the 32 registers everything is in memory.
+_REGISTERS = 32
+
+
+def is_possible(tuning: Tuning, work_group: int) -> bool:
+    """Whether kernels of these sizes can run on a device that has work-groups of `work_group` work-items."""
+    blocks, tiles = tuning.blocks, tuning.tiles
+    return (
+        blocks.rows * blocks.vectors + blocks.vectors + 1 <= _REGISTERS
+        and tiles.item < tiles.side
+        and tiles.group**2 <= work_group
+        and tuning.attention.gpu_group <= work_group
+    )
+
+
+def changed(tuning: Tuning, family: str, **sizes: int) -> Tuning:
+    """With other sizes in one of its parts."""
+    return replace(tuning, **{family: replace(getattr(tuning, family), **sizes)})
+
+
+def as_json(tuning: Tuning) -> dict[str, dict[str, int]]:
+    """The sizes by part and name."""
+    return asdict(tuning)
+
+
+def from_json(read: object, work_group: int) -> Tuning:
+    """The opposite of `as_json`.
+
+    Raises:
+        ValueError: it is no tuning, or none that can be used on the device.
+    """
+    if not isinstance(read, dict) or read.keys() != {part.name for part in fields(Tuning)}:
+        raise ValueError("it is no table of sizes")
+    tuning = Tuning()
+    for family, sizes in read.items():
+        usual = asdict(getattr(tuning, family))
+        if not isinstance(sizes, dict) or sizes.keys() != usual.keys():
+            raise ValueError(f"it has not the sizes of {family}")
+        for name, size in sizes.items():
+            if type(size) is not int or size not in {usual[name], *CANDIDATES[family][name]}:
+                raise ValueError(f"{family}.{name} cannot be {size!r}")
+        tuning = changed(tuning, family, **sizes)
+    if not is_possible(tuning, work_group):
+        raise ValueError("the device cannot have these sizes")
+    return tuning

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 from torchgraft import _C
+from torchgraft.codegen import tuned
 from torchgraft.codegen.compiler import simd_width
 from torchgraft.codegen.tuning import Tuning, default_tuning
 
@@ -42,8 +43,24 @@ def device_traits(index: int) -> DeviceTraits:
         simd_width=simd_width(index),
         float64=bool(capabilities & 1 << 2),
         has_compiler=bool(capabilities & 1 << 1),
-        tuning=default_tuning(simd_width(index)),
+        tuning=_forced.get(index) or tuned.read(described(index)) or default_tuning(simd_width(index)),
     )
+
+
+def described(index: int) -> dict[str, object]:
+    """The device's properties, as what is kept of its tuning is found by."""
+    return {**_C.device_properties(index), "simd_width": simd_width(index)}
+
+
+# What a process that measures sizes has set.
+_forced: dict[int, Tuning] = {}
+
+
+def set_tuning(index: int, tuning: Tuning) -> None:
+    """Has the plans that are made from now on use these sizes: for a process that does nothing but measure them."""
+    _forced[index] = tuning
+    device_traits.cache_clear()
+    _C.clear_plans()
 
 
 @functools.cache

@@ -1,0 +1,123 @@
+"""What is measured for each part of a tuning: ops of sizes that models have, of several kinds, since one tuning has to
+do for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+__all__ = ["WORKLOADS", "Workload"]
+
+Tensors = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """An op on operands.
+
+    Attributes:
+        operands: makes them, on the CPU.
+        run: the op; its results are compared with those on the CPU.
+        tolerance: of the results, relative to the largest.
+    """
+
+    operands: Callable[[], Tensors]
+    run: Callable[..., Tensors]
+    tolerance: float = 1e-4
+
+
+def _normal(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Callable[[], Tensors]:
+    def operands() -> Tensors:
+        generator = torch.Generator().manual_seed(0)
+        return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+    return operands
+
+
+def _convolution(stride: int, padding: int, groups: int = 1) -> Callable[..., Tensors]:
+    def run(x: torch.Tensor, w: torch.Tensor) -> Tensors:
+        return [F.conv2d(x, w, None, stride, padding, 1, groups)]
+
+    return run
+
+
+def _gradients(stride: int, padding: int, groups: int = 1) -> Callable[..., Tensors]:
+    def run(x: torch.Tensor, w: torch.Tensor, grad: torch.Tensor) -> Tensors:
+        strides, paddings = [stride] * 2, [padding] * 2
+        masks = [True, True, False]
+        return list(
+            torch.ops.aten.convolution_backward(
+                grad, x, w, None, strides, paddings, [1, 1], False, [0, 0], groups, masks
+            )[:2]
+        )
+
+    return run
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tensors:
+    return [F.scaled_dot_product_attention(q, k, v)]
+
+
+def _causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tensors:
+    return [F.scaled_dot_product_attention(q, k, v, is_causal=True)]
+
+
+def _attention_with_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Tensors:
+    operands = [x.detach().requires_grad_() for x in (q, k, v)]
+    with torch.enable_grad():
+        return list(torch.autograd.grad(_attention(*operands)[0].square().sum(), operands))
+
+
+_dense = {
+    "512x512x512": Workload(_normal((512, 512), (512, 512)), lambda a, b: [a @ b]),
+    "128x768 by (2304x768).T": Workload(_normal((128, 768), (2304, 768)), lambda a, b: [a @ b.T]),
+    "(1000x300).T by 1000x200": Workload(_normal((1000, 300), (1000, 200)), lambda a, b: [a.T @ b]),
+    "24 of 128x64x128": Workload(_normal((24, 128, 64), (24, 64, 128)), lambda a, b: [a @ b]),
+    "384x384x384 bfloat16": Workload(
+        _normal((384, 384), (384, 384), dtype=torch.bfloat16), lambda a, b: [a @ b], tolerance=0.02
+    ),
+    "256x256x256 float64": Workload(_normal((256, 256), (256, 256), dtype=torch.float64), lambda a, b: [a @ b]),
+    "3x3 of 64x56x56": Workload(_normal((1, 64, 56, 56), (64, 64, 3, 3)), _convolution(1, 1)),
+    "1x1 of 256x28x28": Workload(_normal((2, 256, 28, 28), (128, 256, 1, 1)), _convolution(1, 0)),
+    "3x3 of 64x28x28, gradients": Workload(_normal((2, 64, 28, 28), (64, 64, 3, 3), (2, 64, 28, 28)), _gradients(1, 1)),
+    "7x7 of 3x112x112, gradients": Workload(
+        _normal((1, 3, 112, 112), (64, 3, 7, 7), (1, 64, 56, 56)), _gradients(2, 3)
+    ),
+}
+
+_HEADS = ((2, 8, 256, 64),) * 3
+
+
+def _line(count: int, run: Callable[[torch.Tensor], torch.Tensor]) -> Workload:
+    return Workload(_normal((count,)), lambda x: [run(x)])
+
+
+WORKLOADS = {
+    "blocks": _dense,
+    "tiles": _dense,
+    "planes": {
+        "3x3 of 32x112x112": Workload(_normal((1, 32, 112, 112), (32, 1, 3, 3)), _convolution(1, 1, 32)),
+        "5x5 of 120x28x28": Workload(_normal((2, 120, 28, 28), (120, 1, 5, 5)), _convolution(1, 2, 120)),
+        "3x3 of 96x56x56, gradients": Workload(
+            _normal((1, 96, 56, 56), (96, 1, 3, 3), (1, 96, 56, 56)), _gradients(1, 1, 96)
+        ),
+    },
+    "attention": {
+        "2x8x256x64": Workload(_normal(*_HEADS), _attention),
+        "2x8x256x64, causal": Workload(_normal(*_HEADS), _causal_attention),
+        "1x4x1000x32": Workload(_normal(*((1, 4, 1000, 32),) * 3), _attention),
+        "2x8x256x64, gradients": Workload(_normal(*_HEADS), _attention_with_gradients),
+    },
+    "dealing": {
+        "20,000 added": _line(20_000, lambda x: x + 1),
+        "60,000 added": _line(60_000, lambda x: x + 1),
+        "1,000,000 added": _line(1_000_000, lambda x: x + 1),
+        "5,000,000 multiplied": _line(5_000_000, lambda x: x * x),
+        "30,000 sines": _line(30_000, torch.sin),
+        "500,000 exponentials": _line(500_000, torch.exp),
+    },
+}
+"""By part of a `codegen.tuning.Tuning`."""
