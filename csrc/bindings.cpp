@@ -42,5 +42,6 @@ PYBIND11_MODULE(_C, m) {
     torchgraft::register_fallback();  // for what is left
     torchgraft::register_autocast();
     torchgraft::register_attention();
+    torchgraft::register_cross_entropy();
   });
 }

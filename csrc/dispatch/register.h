@@ -16,6 +16,7 @@ void register_nested();
 void register_fallback();
 void register_autocast();
 void register_attention();
+void register_cross_entropy();
 
 // What is called before the fused attention is chosen for tensors of a subclass: whose subclass it is may have to hear
 // of the op first.

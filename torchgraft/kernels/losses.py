@@ -1,8 +1,8 @@
 """Kernels of the negative log likelihood: one log probability a target, out of [batch, class, place] with any
 strides.
 
-The walk is over (batch, place). All kernels have the parameters `target`, `weight` if there are weights, `errors`,
-`code`, `classes`, `ignored`, `batch_stride`, `class_stride` and `place_stride`.
+The walk is over (batch, place). All kernels but the last have the parameters `target`, `weight` if there are weights,
+`errors`, `code`, `classes`, `ignored`, `batch_stride`, `class_stride` and `place_stride`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
-from torchgraft.codegen.loops import Walk
-from torchgraft.codegen.types import value_ctype
+from torchgraft.codegen.loops import Layout, Team, Walk
+from torchgraft.codegen.types import BY_NAME, value_ctype
 
 
 def _params(own: str, target: str, weight: str | None) -> tuple[Parameter, ...]:
@@ -91,3 +91,19 @@ def backward_kernel(type_: str, target: str, weight: str | None, mean: bool, eac
     walk = Walk(form, rank=2)
     body = walk.each(_element(type_, target, weight, f"store_{type_}(out, at, {value});"), vectorize=False)
     return walk.kernel("nll_backward", _params(f"{type_}* out; const {type_}* grad, total", target, weight), body)
+
+
+@functools.cache
+def cross_entropy_backward_kernel(layout: Layout, type_: str, target: str, mean: bool, each: bool) -> Kernel:
+    """The gradient with respect to logits, from their log probabilities: for each target the probabilities, less one
+    at its class, times its part of the gradient. Parameters: `out`, `x`, `grad`, `total`, `target`, `ignored`."""
+    team, acc = Team(layout), BY_NAME[type_].accumulate
+    part = f"load_{type_}(grad, {team.row if each else '0'})" + (f" / load_{type_}(total, 0)" if mean else "")
+    value = f"(tg_exp_{acc}(load_{type_}(x, {team.at})) - (c == t ? 1 : 0)) * part"
+    return team.kernel(
+        f"cross_entropy_backward_{type_}",
+        parameters(f"{type_}* out; const {type_}* x, grad, total; const {target}* target; i64 ignored"),
+        team.let("t", "i64", f"load_{target}(target, {team.row})"),
+        team.let("part", acc, f"t == ignored ? 0 : {part}"),
+        team.each(f"store_{type_}(out, {team.at}, {value});"),
+    )

@@ -154,6 +154,39 @@ def _nll_backward(
         p.copy(out, to.view(out.shape))
 
 
+# As in ops/softmax.py.
+_SOFTMAX_COST = 2
+
+torch.library.define(
+    "torchgraft::cross_entropy_backward",
+    "(Tensor grad, Tensor log_probs, Tensor target, Tensor total_weight, int reduction, int ignore_index) -> Tensor",
+)
+
+
+@planner(
+    "torchgraft::cross_entropy_backward",
+    contiguous=True,
+    meta=lambda **given: given["log_probs"].new_empty(given["log_probs"].shape),
+)
+def _cross_entropy_backward(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    grad: torch.Tensor,
+    log_probs: torch.Tensor,
+    target: torch.Tensor,
+    total_weight: torch.Tensor,
+    reduction: int,
+    ignore_index: int,
+) -> None:
+    """The way back through `nll_loss` and `log_softmax` at once, for [batch, class]; see
+    csrc/dispatch/cross_entropy.cpp. The targets are known to be classes: the way there has looked at them."""
+    layout, grid = p.rows(out.shape[0], out.shape[1], cost=_SOFTMAX_COST)
+    kernel = kernels.cross_entropy_backward_kernel(
+        layout, element_type(out.dtype).name, element_type(target.dtype).name, reduction == MEAN, reduction == NONE
+    )
+    p.launch(kernel, grid, out=out, x=log_probs, grad=grad, target=target, total=total_weight, ignored=ignore_index)
+
+
 # ---- losses of one element at a time ----
 
 
