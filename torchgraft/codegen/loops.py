@@ -33,8 +33,12 @@ WIDTH = 256
 _RUN = 256
 
 
-# Lanes that what is left of a short row goes to.
+# Lanes of a register of 32-bit numbers, where there are 64 bytes of it, and those that what is left goes to.
+_LANES = 16
 _FEW = 4
+_BYTES = {"double": 8, "long": 8, "ulong": 8}
+# Fields of an accumulator of which registers hold `LANES`.
+_MOST_FIELDS = 2
 # Groups up to this size meet once for a fold.
 _SMALL_GROUP = 64
 
@@ -216,14 +220,12 @@ class Team:
     Attributes:
         layout: of the rows.
         group: work-items of a group in the GPU form, a power of two.
-        lanes: partial results that the CPU form keeps side by side, a power of two.
         width: columns that the CPU form treats side by side, at most.
-        short: whether there are few elements: folds in the CPU form are made for that, and sums put nothing aside.
+        short: whether there are few elements, so that sums put nothing aside.
     """
 
     layout: Layout
     group: int = GROUP
-    lanes: int = LANES
     width: int = WIDTH
     short: bool = False
     _head: dict[str, str] = field(default_factory=dict)  # declarations at the head of the kernel
@@ -330,9 +332,9 @@ class Team:
             return self._fold_columns(fields, step, combine, cascade, size)
         if self.layout.form == "gpu":
             return self._fold_group(fields, step, combine, cascade, size)
-        if self.short:
-            return self._fold_short(fields, step, combine, size or "size")
-        return self._fold_lanes(fields, step, combine, cascade, size)
+        if self.layout.runs and not size:
+            return self._fold_runs(fields, step, combine, cascade)
+        return self._fold_row(fields, step, combine, cascade, size)
 
     def scan(self, fields: Fields, load: str, combine: str, then: str, ahead: str = "") -> str:
         """Goes along the row, which has no runs, with an accumulator of all elements so far.
@@ -456,8 +458,90 @@ class Team:
         self._columns.update((name, f"tg_{name}[tg_j]") for name in fields)
         return f"{accumulators.declared} {text}"
 
-    def _fold_lanes(self, fields: Fields, step: str, combine: str, cascade: bool, size: str) -> str:
-        lanes = self.lanes
+    def _fold_row(self, fields: Fields, step: str, combine: str, cascade: bool, size: str) -> str:
+        """A contiguous row, which may be short: a register of lanes, what a row has beyond goes to the first few of
+        them and then to the result. Places in arrays are all known beforehand, so that the arrays are registers."""
+        accumulators = _Accumulators(fields, _LANES, cascade=False)
+        types = accumulators.types
+        inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
+        halves = (_LANES >> k for k in range(1, _LANES.bit_length()))
+        tree = " ".join(
+            _each_of(w, bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), unroll=True) for w in halves
+        )
+
+        def piece(end: str) -> str:
+            return f"""{accumulators.declared}
+        {_each_of(_LANES, accumulators.start)}
+        for (; tg_first + {_LANES} <= {end}; tg_first += {_LANES}) {_each_of(_LANES, inner)}
+        for (; tg_first + {_FEW} <= {end}; tg_first += {_FEW}) {_each_of(_FEW, inner)}
+        {tree}
+        {bind(combine, A="{}", B="tg_{}[0]")}"""
+
+        if cascade:
+            stretch = _LANES * _RUN
+            text = f"""while (tg_size - tg_first >= {_FEW}) {{
+        const long tg_stop = tg_size - tg_first < {stretch} ? tg_size : tg_first + {stretch};
+        {piece("tg_stop")}
+      }}"""
+        else:
+            text = f"if (tg_size >= {_FEW}) {{ {piece('tg_size')} }}"
+        return f"""{" ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())} {{
+      const long tg_size = {size or "size"};
+      long tg_first = 0;
+      {text}
+      for (long c = tg_first; c < tg_size; ++c) {{ {bind(step, A="{}")} }}
+    }}"""
+
+    def _fold_runs(self, fields: Fields, step: str, combine: str, cascade: bool) -> str:
+        """A row of runs, which is long: several registers of lanes, so that additions need not wait for each other,
+        and one more accumulator for what a run has beyond them."""
+        if len(fields) > _MOST_FIELDS:
+            return self._fold_runs_swept(fields, step, combine, cascade)
+        accumulators = _Accumulators(fields, LANES, cascade=False)
+        types, stretch = accumulators.types, LANES * _RUN
+        lanes = _LANES // 2 if any(_BYTES.get(t, 4) == 8 for t in types.values()) else _LANES
+        rest = {n: f"tg_{n}_rest" for n in types}
+        start = " ".join(
+            [
+                *(_each_of(lanes, accumulators.start, place) for place in range(0, LANES, lanes)),
+                *(f"{rest[n]} = {identity};" for n, (_, identity) in fields.items()),
+            ]
+        )
+        tree = " ".join(
+            _each_of(min(w, lanes), bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), place, w < lanes)
+            for w in (LANES >> k for k in range(1, LANES.bit_length()))
+            for place in range(0, w, lanes)
+        )
+        fold = f"{tree} {bind(combine, A='{}', B='tg_{}[0]')} {bind(combine, A='{}', B=rest)}"
+        inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
+
+        def loop(begin: str, end: str) -> str:
+            every = " ".join(_each_of(lanes, inner, place) for place in range(0, LANES, lanes))
+            return f"""long tg_first = {begin};
+        for (; tg_first + {LANES} <= {end}; tg_first += {LANES}) {{ {every} }}
+        for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {{ {_each_of(lanes, inner)} }}
+        for (; tg_first + {_FEW} <= {end}; tg_first += {_FEW}) {{ {_each_of(_FEW, inner)} }}
+        for (long c = tg_first; c < {end}; ++c) {{ {bind(step, A=rest)} }}"""
+
+        def pieces(begin: str, end: str) -> str:
+            return f"""for (long tg_piece = {begin}; tg_piece < {end}; tg_piece += {stretch}) {{
+        const long tg_stop = {end} - tg_piece < {stretch} ? {end} : tg_piece + {stretch};
+        {loop("tg_piece", "tg_stop")}
+        tg_steps += tg_stop - tg_piece;
+        if (tg_steps >= {stretch} || tg_stop == tg_end) {{ tg_steps = 0; {fold} {start} }}
+      }}"""
+
+        return f"""{" ".join(f"{t} {n} = {fields[n][1]};" for n, t in types.items())} {{
+      {accumulators.declared} {" ".join(f"{t} {rest[n]};" for n, t in types.items())}
+      {start}
+      {"long tg_steps = 0;" if cascade else ""}
+      {self._over(pieces if cascade else lambda begin, end: f"{{ {loop(begin, end)} }}")}
+      {"" if cascade else fold}
+    }}"""
+
+    def _fold_runs_swept(self, fields: Fields, step: str, combine: str, cascade: bool) -> str:
+        """The same where lanes have more than registers hold: they are in memory, and any number of them is swept."""
+        lanes = LANES
         accumulators = _Accumulators(fields, lanes, cascade)
 
         def every(statements: str) -> str:
@@ -474,40 +558,13 @@ class Team:
 
         return f"""{" ".join(f"{t} {n};" for n, t in accumulators.types.items())} {{
       {accumulators.declared} {every(accumulators.start)}
-      {self._over(lambda begin, end: accumulators.pieces(begin, end, lanes * _RUN, loop, combine, every), size)}
+      {self._over(lambda begin, end: accumulators.pieces(begin, end, lanes * _RUN, loop, combine, every))}
       {accumulators.whole(combine, every)}
       for (int tg_width = {lanes // 2}; tg_width >= 16; tg_width /= 2)
         VECTORIZE for (int tg_j = 0; tg_j < tg_width; ++tg_j) {tree}
       for (int tg_width = {min(lanes, 16) // 2}; tg_width > 0; tg_width /= 2)
         for (int tg_j = 0; tg_j < tg_width; ++tg_j) {tree}
       {" ".join(f"{n} = tg_{n}[0];" for n in fields)}
-    }}"""
-
-    def _fold_short(self, fields: Fields, step: str, combine: str, size: str) -> str:
-        """The same for short rows: what a row has beyond blocks of lanes goes to the first few and then to the result,
-        so that places in arrays are all known beforehand, and the arrays are registers."""
-        accumulators = _Accumulators(fields, self.lanes, cascade=False)
-        types = accumulators.types
-        inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
-
-        def first(lanes: int, statements: str) -> str:
-            hint = "VECTORIZE" if lanes == self.lanes else "UNROLL"
-            return f"{hint} for (int tg_j = 0; tg_j < {lanes}; ++tg_j) {{ {statements} }}"
-
-        halves = (self.lanes >> k for k in range(1, self.lanes.bit_length()))
-        tree = " ".join(first(w, bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]")) for w in halves)
-        return f"""{" ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())} {{
-      const long tg_size = {size};
-      long tg_first = 0;
-      if (tg_size >= {_FEW}) {{
-        {accumulators.declared}
-        {first(self.lanes, accumulators.start)}
-        for (; tg_first + {self.lanes} <= tg_size; tg_first += {self.lanes}) {first(self.lanes, inner)}
-        for (; tg_first + {_FEW} <= tg_size; tg_first += {_FEW}) {first(_FEW, inner)}
-        {tree}
-        {" ".join(f"{n} = tg_{n}[0];" for n in fields)}
-      }}
-      for (long c = tg_first; c < tg_size; ++c) {{ {bind(step, A="{}")} }}
     }}"""
 
     def _fold_group(self, fields: Fields, step: str, combine: str, cascade: bool, size: str) -> str:
@@ -645,6 +702,14 @@ class _Accumulators:
         """Adds what was put aside."""
         put = bind(combine, A=f"tg_{{}}{self._at}", B=f"tg_{{}}_aside{self._at}")
         return every(put) if self.cascade else ""
+
+
+def _each_of(lanes: int, statements: str, place: int = 0, unroll: bool = False) -> str:
+    """For so many lanes, from a place on."""
+    hint = "UNROLL" if unroll or lanes <= _FEW else "VECTORIZE"
+    if place == 0:
+        return f"{hint} for (int tg_j = 0; tg_j < {lanes}; ++tg_j) {{ {statements} }}"
+    return f"{hint} for (int tg_i = 0; tg_i < {lanes}; ++tg_i) {{ const int tg_j = tg_i + {place}; {statements} }}"
 
 
 def bind(text: str, **accumulators: str | Mapping[str, str]) -> str:

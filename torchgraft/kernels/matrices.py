@@ -18,8 +18,6 @@ from torchgraft.codegen.types import BY_NAME
 
 #: Work-items of a team on a GPU.
 TEAM = 64
-# Partial results of a column on a CPU: a vector register, or two.
-_LANES = 16
 
 TYPES = ("f32", "f64", "c64", "c128")
 
@@ -76,7 +74,7 @@ class MatrixTeam(Team):
     """
 
     def __init__(self, type_: str, form: str) -> None:
-        super().__init__(Layout(form), group=TEAM, lanes=_LANES, short=True)
+        super().__init__(Layout(form), group=TEAM, short=True)
         self.type = type_
         self.real = real_type(type_)
         self.is_complex = BY_NAME[type_].is_complex
