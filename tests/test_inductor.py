@@ -28,6 +28,7 @@ import torch._inductor.metrics
 import torch._inductor.utils
 
 from torchgraft.inductor.registration import register
+from torchgraft.plans.device import kernel_form
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -256,6 +257,64 @@ class TestReductions:
     def test_integers(self, device: str, dtype: torch.dtype) -> None:
         x = torch.randint(-40, 40, (20, 50)).to(dtype)
         same(device, lambda x: (x.sum(), x.amax(1), x.argmin(0), x.prod(0)), x)
+
+    @pytest.mark.quick(dynamic=False, shape=(3, 7, 9, 11))
+    @pytest.mark.parametrize("dynamic", [False, True])
+    @pytest.mark.parametrize("shape", [(5, 1000), (3, 7, 9, 11), (70, 100)])
+    def test_long_rows(self, device: str, form: str, shape: tuple[int, ...], dynamic: bool) -> None:
+        """Which the work-items of a group share on a GPU: along memory, in several loops and across memory."""
+
+        def work(x: torch.Tensor, y: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            last, rows, ends = x.dim() - 1, tuple(range(1, x.dim())), (0, *range(2, x.dim()))
+            return (
+                *(x.sum(rows), x.mean(0), x.var(rows), x.std(), (x * 0.1 + 1).prod(last), x.logsumexp(rows)),
+                *(y.amax(rows), y.amin(ends), y.amax(), y.argmax(last), y.argmin(0), y.argmin()),
+                *(y.flatten(1).argmax(1), y.transpose(0, 1).flatten(1).argmax(1), x.var(ends), n.sum(ends)),
+                *((n > 8).any(last), (n > -9).all(0), (n == 9).any(), (n == n).all(), n.sum(rows), n.amin()),
+                *(n.argmax(), n.flatten(1).argmax(1), n.amax(0), n.prod(last), torch.softmax(x, last)),
+                F.layer_norm(x, x.shape[1:]),
+            )
+
+        x, n = torch.randn(shape), torch.randint(-9, 9, shape)
+        y = torch.where(torch.rand(shape) > 0.999, float("nan"), n.float())
+        y[0] = float("nan")
+        same(device, work, x, y, n, dynamic=dynamic)
+
+    def test_teams_have_rows_that_are_long_or_few(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        if device == "cxx":
+            pytest.skip("a group has one work-item")
+        monkeypatch.setenv("TORCHGRAFT_KERNEL_FORM", "gpu")
+        kernel_form.cache_clear()
+        try:
+            for shape, dim, shared in (
+                *(((40, 1000), 1, True), ((2, 50), 1, True), ((40, 60), 1, False), ((2, 8), 1, False)),
+                *(((1000, 40), 0, True), ((100, 3000), 0, False), ((30, 3000), 0, False), ((3, 4, 300), (0, 2), True)),
+            ):
+                x, work = torch.ones(shape, device=device), torch.compile(lambda x, dim=dim: (x + 1).amax(dim))
+                result, (program,) = torch._inductor.utils.run_and_get_code(work, x)
+                assert ("together=True" in program) == shared, shape
+                assert (result == 2).all()
+        finally:
+            monkeypatch.undo()
+            kernel_form.cache_clear()
+
+    def test_rows_of_teams_have_values_of_their_own(self, device: str, form: str) -> None:
+        """Which one work-item stores, in place of what others have read, and which later loops read."""
+
+        def work(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y.add_((x * y[:, None]).sum(1)).mul_(2)
+            scaled = x / y[:, None]
+            y.sub_(scaled.amax(1))
+            return scaled, (scaled - y[:, None]).sum(1) + y
+
+        same(device, work, torch.rand(9, 700) + 1, torch.rand(9) + 1)
+
+    def test_long_rows_of_wrong_indices(self, device: str, form: str) -> None:
+        x, work = torch.ones(5, 300, device=device), torch.compile(lambda x, i: (x[i] * 2).sum(1) / x[i, i])
+        assert work(x, torch.tensor([1, 2, -1], device=device)).tolist() == [600, 600, 600]
+        with pytest.raises(IndexError, match="index 5 is out of bounds for a dimension of size 5"):
+            work(x, torch.tensor([0, 5, 1], device=device))
+        assert work(x, torch.tensor([1, 2, 3], device=device)).tolist() == [600, 600, 600]
 
     @pytest.mark.quick(norm=["layer", "batch"])
     @pytest.mark.parametrize("norm", ["layer", "batch", "group", "rms"])

@@ -57,6 +57,8 @@ class Walk:
         index: element type of counts and indices: "i64" or, where they fit, "i32".
         prefix: of all names that the loop brings along, where they could meet an author's.
         group: work-items of a group in the GPU form.
+        together: whether these are at the same element, of which each does a part: a row, say. A group should have one
+            element then.
     """
 
     form: str
@@ -64,6 +66,7 @@ class Walk:
     index: str = "i64"
     prefix: str = ""
     group: int = GROUP
+    together: bool = False
 
     def kernel(self, name: str, params: tuple[Parameter, ...], body: str, helpers: str = "", dims: int = 1) -> Kernel:
         """A kernel whose body has loops of this walk, made by `each`.
@@ -118,7 +121,9 @@ class Walk:
     def loop(self, name: str, begin: str, end: str, statements: str, vectorize: bool = True) -> str:
         """A loop over other numbers than the group's own, which its work-items share likewise."""
         t = value_ctype(self.index)
-        if self.form == "gpu":
+        if self.together:
+            head = f"  for ({t} {name} = {begin}; {name} < {end}; ++{name})"
+        elif self.form == "gpu":
             head = f"  for ({t} {name} = {begin} + LOCAL_ID(0); {name} < {end}; {name} += {self.group})"
         else:
             head = f"{'  VECTORIZE' if vectorize else ''}\n  for ({t} {name} = {begin}; {name} < {end}; ++{name})"
@@ -360,6 +365,24 @@ class Team:
         ahead = "" if self.layout.across else ahead
         return f"{start} long c = 0; {ahead} for (; c < size; ++c) {{ {step} {then} }}"
 
+    def meet(self, types: Mapping[str, str], combine: str) -> str:
+        """Combines what the members of a group have in variables of their own; each has the whole afterwards.
+
+        Args:
+            types: name -> C type of each variable.
+            combine: as of `fold`.
+        """
+        place = self._local(types)
+        return f"""BARRIER;
+    {" ".join(f"{array}[tg_lane] = {name};" for name, array in place.items())}
+    BARRIER;
+    {self._meet(place, combine)}"""
+
+    @property
+    def declarations(self) -> str:
+        """What the head of a kernel must declare for the statements so far, where `kernel` does not make it."""
+        return " ".join(self._head.values())
+
     # ---- the kernel ----
 
     def kernel(
@@ -374,7 +397,7 @@ class Team:
             helpers: as of `Kernel`.
             dims: dimensions of the grid, of which the rows have the first.
         """
-        text, head = "\n    ".join(filter(None, statements)), " ".join(self._head.values())
+        text, head = "\n    ".join(filter(None, statements)), self.declarations
         text = _LANES_TEXT.sub(self._of_columns, text)
         layout = self.layout
         if layout.runs and not layout.across:
@@ -583,14 +606,7 @@ class Team:
     {accumulators.declared} {accumulators.start} {text}
     {accumulators.whole(combine, lambda statements: f"{{ {statements} }}")}
     {" ".join(f"{n} = tg_{n};" for n in fields)} }}"""
-        if not self._is_group:
-            return text
-        place = self._local(accumulators.types)
-        return f"""{text}
-    BARRIER;
-    {" ".join(f"{place[n]}[tg_lane] = {n};" for n in fields)}
-    BARRIER;
-    {self._meet(place, combine)}"""
+        return f"{text}\n    {self.meet(accumulators.types, combine)}" if self._is_group else text
 
     def _meet(self, place: Mapping[str, str], combine: str) -> str:
         """Combines the members' results, which lie in `place`: in steps, or each member for itself in groups so small

@@ -5,7 +5,9 @@ over x (`codegen/loops.py`). Without a reduction the walk goes over elements. Wi
 
 * a *row*: loops over r, as many as the nodes need one after the other, with what is accumulated in lanes side by side;
 * or *columns*, in the CPU form and where neighbours in x touch in memory: as many rows side by side as there are
-  lanes, and the loops over r go round them.
+  lanes, and the loops over r go round them;
+* or the row of a *team*, in the GPU form and where rows are long or few: the loops over r are shared out among the
+  work-items of a group, which meet after each of them. All have the row's values; the first one stores them.
 
 Divisions are only left in indices that fit into no loops (`indices.py`).
 """
@@ -22,12 +24,18 @@ import torch
 from torch._inductor.codegen.common import CSE, CSEVariable, DeferredLine
 from torch._inductor.codegen.simd import SIMDKernel
 from torch._inductor.ir import get_device_type
-from torch._inductor.utils import IndentedBuffer, prefix_is_reduction, sympy_subs, upcast_compute_type
+from torch._inductor.utils import (
+    IndentedBuffer,
+    prefix_is_reduction,
+    sympy_index_symbol,
+    sympy_subs,
+    upcast_compute_type,
+)
 from torch._inductor.virtualized import OpsValue, V
 from torch.utils._ordered_set import OrderedSet
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
-from torchgraft.codegen.loops import Walk, bind
+from torchgraft.codegen.loops import FEW, GROUP, Layout, Team, Walk, bind
 from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
 from torchgraft.inductor.indices import Loop, Loops, printed
 from torchgraft.inductor.operations import Operations, as_type, literal
@@ -43,6 +51,11 @@ _SHORT = 16
 # Elements that are accumulated before that is put aside: a sum of millions would round off what is added last. So many
 # times later what lies aside is put aside in its turn.
 _RUN = 256
+# Rows up to this length are a work-item's each on a GPU, if there are some of them. Where neighbours touch in memory,
+# which work-items side by side read at once, so are longer ones, if there are many.
+_SHORT_ROW = 64
+_SOME_ROWS = 16
+_MANY_ROWS = 2048
 
 
 class _TypedCSE(CSE):
@@ -62,6 +75,7 @@ class GeneratedKernel(SIMDKernel):
         has_reduction: whether something is reduced.
         serial: whether a single work-item does it all, since elements write to the same place.
         messages: of the errors that the kernel may report: each a text, and whether it is an IndexError.
+        team: the work-items that share a row, if they do.
     """
 
     overrides = Operations
@@ -79,6 +93,7 @@ class GeneratedKernel(SIMDKernel):
         self._trees: list[Loops] = []
         self._walked: list[Loop] = []  # outermost first; the last one is that of the lanes, where there are columns
         self._reduced: list[Loop] = []  # outermost first
+        self.team: Team | None = None
         self._columns = False
         self._lanes = 1
         self._levels = 0  # how many times over what is accumulated is put aside
@@ -116,11 +131,16 @@ class GeneratedKernel(SIMDKernel):
             self._levels = self._levels_of(self._steps)
 
     def _choose_lanes(self, units: dict[Loop, int]) -> None:
-        """Decides on what a CPU treats side by side; a work-item of a GPU has a row."""
-        if self.form == "gpu":
-            return
+        """Decides on what a CPU treats side by side, and on whether a row is a work-item's or a team's on a GPU."""
         inner = units[self._reduced[-1]] if self._reduced else 0
-        self._columns = bool(self._walked) and units[self._walked[-1]] > inner and _hint(self._walked[-1].size) >= 4
+        across = bool(self._walked) and units[self._walked[-1]] > inner and _hint(self._walked[-1].size) >= 4
+        if self.form == "gpu":
+            rows, size = (_hint(sympy.Mul(*(loop.size for loop in loops))) for loops in (self._walked, self._reduced))
+            short = size < _SHORT or (size <= _SHORT_ROW and rows >= _SOME_ROWS)
+            if not (short or (across and rows >= _MANY_ROWS) or self._adds_into_places):
+                self.team = Team(Layout("gpu"), group=FEW if size <= _RUN else GROUP)
+            return
+        self._columns = across
         if self._columns:
             self._lanes = WIDTH
         elif self._reduced:
@@ -135,7 +155,15 @@ class GeneratedKernel(SIMDKernel):
     @property
     def _side_by_side(self) -> int:
         """Elements of a row that are accumulated side by side."""
+        if self.team is not None:
+            return self.team.group
         return 1 if self._columns else self._lanes
+
+    @property
+    def _adds_into_places(self) -> bool:
+        """Whether stores are sums into memory that others add to, which may take a single work-item."""
+        writes = (dep for node in self.features.scheduler_nodes() for dep in node.read_writes.writes)
+        return any(getattr(dep, "mode", None) is not None for dep in writes)
 
     @staticmethod
     def _levels_of(steps: sympy.Expr) -> int:
@@ -177,7 +205,8 @@ class GeneratedKernel(SIMDKernel):
         self.stores.writeline(DeferredLine(name, line))
 
     def store_reduction(self, name: str, index: sympy.Expr, value: CSEVariable) -> None:
-        self._after.writeline(DeferredLine(name, self._stored(name, index, value, None)))
+        head = "" if self.team is None else "if (tg_lane == 0) "
+        self._after.writeline(DeferredLine(name, head + self._stored(name, index, value, None)))
 
     def _stored(self, name: str, index: sympy.Expr, value: CSEVariable, mode: str | None) -> str:
         pointer, index = self.args.output(name), self.prepare_indexing(index)
@@ -290,6 +319,10 @@ class GeneratedKernel(SIMDKernel):
             for first, last, hint in halves:
                 self._after.writeline(f"for (int tg_half = {first}; tg_half >= {last}; tg_half /= 2)")
                 self._after.writeline(f"{hint}for (int tg_l = 0; tg_l < tg_half; ++tg_l) {{ {combine} }}")
+        if self.team is not None:
+            types = {f"{name}_{field}": value_ctype(type_) for field, (type_, _) in made.fields.items()}
+            combine = bind(made.combine, A=f"A.{name}_{{}}", B=f"B.{name}_{{}}")
+            self._after.splice(self.team.meet(types, combine))
         place = lane if self._columns else "[0]" if side_by_side else ""
         results = []
         for field, (type_, _) in made.fields.items():
@@ -339,6 +372,13 @@ class GeneratedKernel(SIMDKernel):
         Lines are kept as they are, not as text: which stores are needed is known at the very end.
         """
         statements = IndentedBuffer()
+        rows_own = self.team is not None and not self.inside_reduction
+        if rows_own and self.stores:
+            # What one stores others may still read, or read later.
+            stores = _block("if (tg_lane == 0) {", self.stores)
+            self.stores.clear()
+            for line in ("BARRIER;", stores, "BARRIER;"):
+                self.stores.splice(line)
         for part in (self.loads, self.compute, self.stores):
             statements.splice(part)
             part.clear()
@@ -349,6 +389,8 @@ class GeneratedKernel(SIMDKernel):
             self.body.writelines(self._before)
             self.body.splice(self._loop(statements))
             self.body.splice(self._over_lanes(after) if self._columns and after else after)
+            if self.team is not None and after:
+                self.body.writeline("BARRIER;")
             self.cse.invalidate(self._kept)
         elif self._columns:
             self.body.splice(self._over_lanes(statements))
@@ -368,10 +410,24 @@ class GeneratedKernel(SIMDKernel):
         if not self._reduced:
             return _block("{", self._over_lanes(statements) if self._columns else statements)
         *outer, inner = self._reduced
+        if self.team is not None and outer and _hint(inner.size) < self.team.group:
+            outer, inner, statements = [], *self._as_one(statements)
         text = self._along(inner, statements)
         for loop in reversed(outer):
             text = _block(f"{self._for(loop)} {{", text)
         return _block("{", "int tg_steps = 0, tg_runs = 0;", text) if self._aside else text
+
+    def _as_one(self, statements: IndentedBuffer) -> tuple[Loop, IndentedBuffer]:
+        """All loops of a row as a single one: a team has nothing to share in an inner one that is short."""
+        one = Loop(sympy_index_symbol("tg_one"), sympy.Mul(*(loop.size for loop in self._reduced)), sympy.S.One)
+        text, rest = IndentedBuffer(), str(one.variable)
+        for loop in reversed(self._reduced[1:]):
+            size = self.index_to_str(loop.size)
+            text.writeline(f"const long {loop.variable} = {rest} % ({size});")
+            rest = f"{rest} / ({size})"
+        text.writeline(f"const long {self._reduced[0].variable} = {rest};")
+        text.splice(statements)
+        return one, text
 
     def _along(self, loop: Loop, statements: IndentedBuffer) -> IndentedBuffer:
         """The innermost loop, in pieces where something is put aside between them."""
@@ -406,7 +462,11 @@ class GeneratedKernel(SIMDKernel):
 
     def _stretch(self, loop: Loop, begin: str, end: str, statements: IndentedBuffer) -> IndentedBuffer:
         """The innermost loop over a part of it."""
-        head = f"for (long {loop.variable} = {begin}; {loop.variable} < {end}; ++{loop.variable}) {{"
+        variable = loop.variable
+        if self.team is not None:
+            head = f"for (long {variable} = {begin} + tg_lane; {variable} < {end}; {variable} += {self.team.group}) {{"
+            return _block(head, statements)
+        head = f"for (long {variable} = {begin}; {variable} < {end}; ++{variable}) {{"
         if self._columns:
             return _block(head, self._over_lanes(statements))
         if self._lanes > 1 and self._accumulates:
@@ -437,7 +497,8 @@ class GeneratedKernel(SIMDKernel):
         self.codegen_body()
         # A single work-item is what the CPU form has in a group.
         self.form = "cpu" if self.serial else self.form
-        walk = Walk(self.form, self._rank, prefix="tg_")
+        group = GROUP if self.team is None else self.team.group
+        walk = Walk(self.form, self._rank, prefix="tg_", group=group, together=self.team is not None)
         last = len(self._walked) - 1
         head = ""
         for k, loop in enumerate(self._walked):
@@ -450,6 +511,8 @@ class GeneratedKernel(SIMDKernel):
                 head += f"const long {loop.variable} = {number};\n"
         vectorize = self.vectorized and not self.has_reduction
         body = walk.each(f"{head}{self.body.getvalue()}", vectorize=vectorize)
+        if self.team is not None:
+            body = f"  {self.team.declarations}\n  const int tg_lane = LOCAL_ID(0);\n{body}"
         return walk.kernel(name, tuple(self._parameters()), body, "\n".join(self._helpers.values()))
 
     @property

@@ -39,6 +39,7 @@ class Generated:
         serial: bool,
         multiple: int,
         messages: Sequence[tuple[str, bool]],
+        together: bool,
     ) -> None:
         self.made = made
         # Autograd hears of what a program writes from torch, which counts it as changes only where it is one to a user.
@@ -46,6 +47,7 @@ class Generated:
         self._kernel = RawKernel(made.name, arguments, made.local, partial(compiler.compiled, made))
         self._form, self._rank, self._cost = form, rank, cost
         self._serial, self._multiple, self._messages = serial, multiple, messages
+        self._together = together
         self._code: int | None = None
         self._dealt: dict[tuple[int, ...], tuple[Callable[..., None] | None, tuple[int, ...]]] = {}
 
@@ -77,6 +79,8 @@ class Generated:
         groups = grid.groups
         if self._serial:
             groups, values["chunk"] = (1,), values["n"]
+        elif self._together:
+            groups, values["chunk"] = (values["n"],), 1
         order = ["n", "chunk", *(f"n{d}" for d in range(self._rank if self._rank > 1 else 0))]
         launch = self._kernel[groups, self.made.local] if values["n"] else None
         if len(self._dealt) >= _MOST_SIZES:
@@ -109,6 +113,7 @@ def generated(
     serial: bool = False,
     multiple: int = MULTIPLE,
     messages: Sequence[tuple[str, bool]] = (),
+    together: bool = False,
 ) -> Generated:
     """A kernel of a generated program, which is compiled when it is first launched.
 
@@ -123,9 +128,10 @@ def generated(
         serial: whether one work-item does it all.
         multiple: a CPU's chunks are multiples of this.
         messages: of errors that it reports: each a text, and whether it is an IndexError.
+        together: whether the work-items of a group share an element.
     """
     made = Kernel("tg_generated", parameters(declarations), body, helpers, local)
-    return Generated(made, form, rank, cost, serial, multiple, messages)
+    return Generated(made, form, rank, cost, serial, multiple, messages, together)
 
 
 def compile_ahead(program: Mapping[str, Any]) -> None:

@@ -180,6 +180,8 @@ def _written(kernel: Kernel, generated: GeneratedKernel) -> str:
         options += ", serial=True"
     if generated.has_reduction:
         options += ", multiple=1"
+    if generated.team is not None:
+        options += ", together=True"
     if generated.messages:
         options += f", messages={generated.messages!r}"
     if kernel.helpers:
