@@ -124,6 +124,11 @@ class TestPointwise:
             torch.randn(30) > 0,
         )
 
+    def test_truths_are_not_bytes(self, device: str) -> None:
+        """Though both are bytes in a kernel: False and 0 of uint8 are two values."""
+        x = torch.tensor([0, 1, 2, 255], dtype=torch.uint8)
+        same(device, lambda x: (torch.heaviside(x, x + 1), torch.where(x == 0, ~(x < 0), x > 0), x * 0 + ~x), x)
+
     def test_conversions_round(self, device: str) -> None:
         x = torch.tensor([1e30, -1e30, 65504.0, 65520.0, 1e-8, 0.0, -0.0, 1.0003, 3.14159])
         same(device, lambda x: (x.half().float(), x.bfloat16().float() + 1, x.half() * 3, x.double()), x)

@@ -246,7 +246,10 @@ class Operations(OpOverrides):
 
     @staticmethod
     def constant(value: bool | float | int, dtype: torch.dtype) -> str:
-        return f"(({value_ctype(_compute(dtype))})({literal(value, _compute(dtype))}))"
+        type_ = _compute(dtype)
+        # Inductor knows values by their texts, and bytes are not truths to it.
+        ctype = "bool" if type_ == "b8" else value_ctype(type_)
+        return f"(({ctype})({literal(value, type_)}))"
 
     @staticmethod
     def to_dtype(
