@@ -48,6 +48,18 @@ def _fresh(device: str, request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def gpu_form(device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kernels have the form that GPUs get."""
+    if device == "cxx":
+        pytest.skip("a group has one work-item")
+    monkeypatch.setenv("TORCHGRAFT_KERNEL_FORM", "gpu")
+    kernel_form.cache_clear()
+    yield
+    monkeypatch.undo()
+    kernel_form.cache_clear()
+
+
 def same(device: str, function: Function, *given: torch.Tensor, gradients: bool = False, **options: Any) -> None:
     """Compares a function that is compiled for the device with the same on the CPU: results, strides and dtypes of
     results, what has become of the inputs, and gradients."""
@@ -285,23 +297,15 @@ class TestReductions:
         y[0] = float("nan")
         same(device, work, x, y, n, dynamic=dynamic)
 
-    def test_teams_have_rows_that_are_long_or_few(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        if device == "cxx":
-            pytest.skip("a group has one work-item")
-        monkeypatch.setenv("TORCHGRAFT_KERNEL_FORM", "gpu")
-        kernel_form.cache_clear()
-        try:
-            for shape, dim, shared in (
-                *(((40, 1000), 1, True), ((2, 50), 1, True), ((40, 60), 1, False), ((2, 8), 1, False)),
-                *(((1000, 40), 0, True), ((100, 3000), 0, False), ((30, 3000), 0, False), ((3, 4, 300), (0, 2), True)),
-            ):
-                x, work = torch.ones(shape, device=device), torch.compile(lambda x, dim=dim: (x + 1).amax(dim))
-                result, (program,) = torch._inductor.utils.run_and_get_code(work, x)
-                assert ("together=True" in program) == shared, shape
-                assert (result == 2).all()
-        finally:
-            monkeypatch.undo()
-            kernel_form.cache_clear()
+    def test_teams_have_rows_that_are_long_or_few(self, device: str, gpu_form: None) -> None:
+        for shape, dim, shared in (
+            *(((40, 1000), 1, True), ((2, 50), 1, True), ((40, 60), 1, False), ((2, 8), 1, False)),
+            *(((1000, 40), 0, True), ((100, 3000), 0, False), ((30, 3000), 0, False), ((3, 4, 300), (0, 2), True)),
+        ):
+            x, work = torch.ones(shape, device=device), torch.compile(lambda x, dim=dim: (x + 1).amax(dim))
+            result, (program,) = torch._inductor.utils.run_and_get_code(work, x)
+            assert ("together=True" in program) == shared, shape
+            assert (result == 2).all()
 
     def test_rows_of_teams_have_values_of_their_own(self, device: str, form: str) -> None:
         """Which one work-item stores, in place of what others have read, and which later loops read."""
@@ -344,7 +348,7 @@ class TestIndexing:
             index,
         )
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+    @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
     def test_sums_into_places(self, device: str, form: str, dtype: torch.dtype) -> None:
         def work(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return (
@@ -355,6 +359,23 @@ class TestIndexing:
 
         given = torch.randint(-9, 9, (20, 8)).to(dtype), torch.randint(20, (90,)), torch.ones(90, 8).to(dtype)
         same(device, work, *given)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int16])
+    def test_sums_into_places_are_shared_out(self, device: str, dtype: torch.dtype, gpu_form: None) -> None:
+        """By replacing words of 32 and 64 bits as long as another was quicker: every value is as it was rounded before,
+        and neighbours in a word do not see each other."""
+        if dtype.is_floating_point:
+            numbers = [0.0, -0.0, 1.0, 6e-8, 2.5e-5, 6.1e-5, 6.2e-5, 0.1, 3.14159, 65504.0, 1e30, float("inf")]
+            x = torch.tensor([*numbers, *(-n for n in numbers), float("nan")]).to(dtype)
+        else:
+            x = torch.tensor([0, 1, -1, 100, torch.iinfo(dtype).max, torch.iinfo(dtype).min, 7]).to(dtype)
+        y = x.flip(0).repeat(x.numel()).reshape(x.numel(), -1).t().flatten()
+        work = torch.compile(lambda x, i, y: x.scatter_add(0, i, y))
+        given = x.repeat(x.numel())[:-1], torch.randperm(y.numel() - 1), y[:-1]
+        result, (program,) = torch._inductor.utils.run_and_get_code(work, *(t.to(device) for t in given))
+        assert "tg_add_into_place" in program and "serial=True" not in program
+        assert_close(result.cpu(), given[0].scatter_add(0, *given[1:]), rtol=0, atol=0, equal_nan=True)
+        same(device, lambda x, i: x.scatter_add(0, i, torch.ones_like(i, dtype=dtype)), x[:3], torch.arange(100) % 3)
 
     def test_gradients(self, device: str) -> None:
         same(

@@ -39,8 +39,9 @@ from torchgraft.codegen.loops import FEW, GROUP, Layout, Team, Walk, bind
 from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
 from torchgraft.inductor.indices import Loop, Loops, printed
 from torchgraft.inductor.operations import Operations, as_type, literal
+from torchgraft.inductor.places import add_into_place, is_addable
 from torchgraft.inductor.reductions import Reduction, reduction
-from torchgraft.plans.device import kernel_form
+from torchgraft.plans.device import device_traits, kernel_form
 
 __all__ = ["GeneratedKernel"]
 
@@ -82,7 +83,7 @@ class GeneratedKernel(SIMDKernel):
     kexpr = staticmethod(printed)
 
     def __init__(self, tiling: dict[str, sympy.Expr], **kwargs: Any) -> None:
-        self.form = kernel_form(V.graph.get_current_device_or_throw().index or 0)
+        self.form = kernel_form(_device())
         super().__init__(tiling, **kwargs)
         self.has_reduction: bool = kwargs["features"].is_reduction()
         self.cse = _TypedCSE("", ";")
@@ -217,9 +218,9 @@ class GeneratedKernel(SIMDKernel):
         if mode != "atomic_add":
             raise NotImplementedError(f"stores of kind {mode}")
         self.vectorized = False
-        if self.form == "gpu" and type_ in ("f32", "i32"):
-            self.helper(f"tg_atomic_add_{type_}", _atomic_add(type_))
-            return f"tg_atomic_add_{type_}({pointer} + ({at}), {text});"
+        if self.form == "gpu" and is_addable(type_, device_traits(_device()).long_atomics):
+            self.helper(f"tg_add_into_place_{type_}", add_into_place(type_))
+            return f"tg_add_into_place_{type_}({pointer} + ({at}), {text});"
         self.serial = True
         sum_ = f"load_{type_}({pointer}, tg_at) {'|' if type_ == 'b8' else '+'} {text}"
         return f"{{ const long tg_at = {at}; store_{type_}({pointer}, tg_at, {sum_}); }}"
@@ -590,6 +591,11 @@ def _stride(index: sympy.Expr, loop: Loop) -> sympy.Expr:
     return sympy_subs(index, {loop.variable: sympy.S.One}) - sympy_subs(index, {loop.variable: sympy.S.Zero})
 
 
+def _device() -> int:
+    """The index of the device that a kernel is made for."""
+    return V.graph.get_current_device_or_throw().index or 0
+
+
 def _is_number(name: str) -> bool:
     """Whether a buffer is a tensor of the CPU without dimensions, whose value is given to a kernel."""
     buffer = V.graph.try_get_buffer(name)
@@ -606,19 +612,3 @@ def _ctype(dtype: torch.dtype) -> str:
 
 def _hint(size: sympy.Expr) -> int:
     return int(V.graph.sizevars.optimization_hint(size, fallback=1 << 10))
-
-
-def _atomic_add(type_: str) -> str:
-    """A sum into memory that other work-items add to."""
-    t = value_ctype(type_)
-    sum_ = "AS_int(AS_float(old) + value)" if type_ == "f32" else "old + value"
-    return f"""\
-TG_FUNCTION void tg_atomic_add_{type_}(GLOBAL {t}* place, {t} value) {{
-  GLOBAL int* bits = (GLOBAL int*)place;
-  int old = *bits;
-  for (;;) {{
-    const int seen = ATOMIC_CAS_int(bits, old, {sum_});
-    if (seen == old) return;
-    old = seen;
-  }}
-}}"""

@@ -25,6 +25,7 @@ class DeviceTraits:
     simd_width: int  # float32 elements of a vector register, a power of two
     float64: bool
     has_compiler: bool
+    long_atomics: bool  # of 64 bits
     tuning: Tuning  # the sizes to make its kernels with
 
 
@@ -43,6 +44,7 @@ def device_traits(index: int) -> DeviceTraits:
         simd_width=simd_width(index),
         float64=bool(capabilities & 1 << 2),
         has_compiler=bool(capabilities & 1 << 1),
+        long_atomics=bool(capabilities & 1 << 4),
         tuning=_forced.get(index) or tuned.read(described(index)) or default_tuning(simd_width(index)),
     )
 

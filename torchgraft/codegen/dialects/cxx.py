@@ -274,7 +274,10 @@ def _definitions() -> dict[str, str]:
         "LOCAL": "#define LOCAL",
         "BARRIER": "#define BARRIER ((void)0)",
         "MUL_HIGH_ulong": "#define MUL_HIGH_ulong(a, b) ((ulong)((unsigned __int128)(ulong)(a) * (ulong)(b) >> 64))",
-        "ATOMIC_CAS_int": "#define ATOMIC_CAS_int(p, expected, value) __sync_val_compare_and_swap(p, expected, value)",
+        **{
+            word: f"#define {word}(p, expected, value) __sync_val_compare_and_swap(p, expected, value)"
+            for word in ("ATOMIC_CAS_int", "ATOMIC_CAS_long")
+        },
     }
     for vector, functions in _vector_functions().items():
         words[vector] += f"\n{functions}"

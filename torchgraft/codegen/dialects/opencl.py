@@ -126,4 +126,6 @@ class OpenCL(Dialect):
         "MUL_HIGH_ulong": "#define MUL_HIGH_ulong(a, b) mul_hi((ulong)(a), (ulong)(b))",
         "ATOMIC_CAS_int": "#define ATOMIC_CAS_int(p, expected, value) "
         "atomic_cmpxchg((volatile GLOBAL int*)(p), expected, value)",
+        "ATOMIC_CAS_long": "#pragma OPENCL EXTENSION cl_khr_int64_base_atomics : enable\n"
+        "#define ATOMIC_CAS_long(p, expected, value) atom_cmpxchg((volatile GLOBAL long*)(p), expected, value)",
     }

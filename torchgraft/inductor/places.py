@@ -1,0 +1,89 @@
+"""Sums into places of memory that other work-items add to at the same time.
+
+What the kernel language has for it replaces a word of 32 or 64 bits if it still is what it was. So a sum is tried until
+nothing has come between, and of a smaller element the whole word around it is replaced. The order of sums is left to
+chance, and with it, in floating point, how they round.
+"""
+
+from __future__ import annotations
+
+from torchgraft.codegen.types import BY_NAME, value_ctype
+
+__all__ = ["add_into_place", "is_addable"]
+
+_WORDS = {4: "int", 8: "long"}
+
+# What is added up of a word's bits, for types that have their own there: (value of the bits, bits of the sum).
+_SUMS = {
+    "f32": "AS_int(AS_float(old) + value)",
+    "f64": "AS_long(AS_double(old) + value)",
+    "i32": "old + value",
+    "i64": "old + value",
+}
+
+# Of a part of a word: the bits of the sum, of which those that are too many are cut off.
+_PARTS = {
+    "bf16": "tg_bits_bf16(AS_float(bits << 16) + value)",
+    "f16": "tg_bits_f16(tg_value_f16(bits) + value)",
+    "b8": "bits | (uint)value",
+    **dict.fromkeys(("i16", "i8", "u8"), "bits + (uint)value"),
+}
+
+_HELPERS = {
+    "bf16": """\
+TG_FUNCTION uint tg_bits_bf16(float v) { return v != v ? 0x7fc0u : AS_uint(tg_narrow_bf16(v)) >> 16; }
+""",
+    # Numbers below 2^-14 are multiples of 2^-24; the exponents of others differ by 112.
+    "f16": """\
+TG_FUNCTION float tg_value_f16(uint bits) {
+  const uint size = bits & 0x7fffu, sign = (bits & 0x8000u) << 16;
+  const float small = (float)size * 5.9604645e-08f;
+  const uint large = size >= 0x7c00u ? 0x7f800000u | size << 13 : (size << 13) + 0x38000000u;
+  return AS_float((size < 0x400u ? AS_uint(small) : large) | sign);
+}
+TG_FUNCTION uint tg_bits_f16(float v) {
+  const float narrow = tg_narrow_f16(v);
+  const uint size = AS_uint(narrow) & 0x7fffffffu, sign = AS_uint(narrow) >> 16 & 0x8000u;
+  if (v != v) return 0x7e00u;
+  if (size >= 0x7f800000u) return 0x7c00u | sign;
+  return (size < 0x38800000u ? (uint)(AS_float(size) * 16777216.0f) : (size - 0x38000000u) >> 13) | sign;
+}
+""",
+}
+
+
+def is_addable(type_: str, long_words: bool) -> bool:
+    """Whether there is such a sum of an element type.
+
+    Args:
+        type_: element type of the memory.
+        long_words: whether words may have 64 bits.
+    """
+    return BY_NAME[type_].size < 8 or (long_words and type_ in _SUMS)
+
+
+def add_into_place(type_: str) -> str:
+    """The function ``tg_add_into_place_<type>(place, value)``, for a type that `is_addable`."""
+    size, t = BY_NAME[type_].size, value_ctype(type_)
+    head = f"TG_FUNCTION void tg_add_into_place_{type_}(GLOBAL {BY_NAME[type_].storage}* place, {t} value) {{"
+    if type_ in _SUMS:
+        word, begin, sum_ = _WORDS[size], f"GLOBAL {_WORDS[size]}* word = (GLOBAL {_WORDS[size]}*)place;", _SUMS[type_]
+    else:
+        word, mask = "int", f"{(1 << 8 * size) - 1:#x}u"
+        begin = """\
+const int within = (int)((ulong)place & 3);
+  GLOBAL int* word = (GLOBAL int*)((GLOBAL uchar*)place - within);
+  const int shift = 8 * within;"""
+        bits = f"const uint bits = (uint)old >> shift & {mask}, sum = {_PARTS[type_]};"
+        sum_ = f"(int)(((uint)old & ~({mask} << shift)) | (sum & {mask}) << shift)"
+    own = "" if type_ in _SUMS else f"\n    {bits}"
+    return f"""\
+{_HELPERS.get(type_, "")}{head}
+  {begin}
+  {word} old = *word;
+  for (;;) {{{own}
+    const {word} seen = ATOMIC_CAS_{word}(word, old, {sum_});
+    if (seen == old) return;
+    old = seen;
+  }}
+}}"""
