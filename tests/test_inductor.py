@@ -318,6 +318,15 @@ class TestReductions:
 
         same(device, work, torch.rand(9, 700) + 1, torch.rand(9) + 1)
 
+    @pytest.mark.parametrize("size", [17, 64, 65])
+    def test_rows_with_members_that_have_nothing_to_do(self, device: str, form: str, size: int) -> None:
+        """And a value of the row that is stored last."""
+
+        def work(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x - x.mean(0), y + x.mean(0), (x / x.amax(0)).relu()
+
+        same(device, work, torch.randn(size, 1), torch.randn(1))
+
     def test_long_rows_of_wrong_indices(self, device: str, form: str) -> None:
         x, work = torch.ones(5, 300, device=device), torch.compile(lambda x, i: (x[i] * 2).sum(1) / x[i, i])
         assert work(x, torch.tensor([1, 2, -1], device=device)).tolist() == [600, 600, 600]

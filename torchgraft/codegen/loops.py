@@ -57,8 +57,9 @@ class Walk:
         index: element type of counts and indices: "i64" or, where they fit, "i32".
         prefix: of all names that the loop brings along, where they could meet an author's.
         group: work-items of a group in the GPU form.
-        together: whether these are at the same element, of which each does a part: a row, say. A group should have one
-            element then.
+        together: whether these are at the same element, of which each does a part: a row, say. A group has one element
+            then, and ``return`` leaves it out. No loop is made: around places where a group meets, a compiler for CPUs
+            has been seen to drop what stands in another loop before.
     """
 
     form: str
@@ -113,6 +114,8 @@ class Walk:
     def along(self, statements: str, vectorize: bool = True) -> str:
         """The loop along a row, within `rows`."""
         p, t = self.prefix, value_ctype(self.index)
+        if self.together:
+            return f"    {{ const {t} {p}j = 0;\n{statements}\n    }}"
         if self.form == "gpu":  # a row is an element
             return f"    for ({t} {p}j = 0; {p}j < 1; ++{p}j) {{\n{statements}\n    }}"
         head = f"{'    VECTORIZE' if vectorize else ''}\n    for ({t} {p}j = 0; {p}j < {p}count; ++{p}j)"
@@ -122,8 +125,8 @@ class Walk:
         """A loop over other numbers than the group's own, which its work-items share likewise."""
         t = value_ctype(self.index)
         if self.together:
-            head = f"  for ({t} {name} = {begin}; {name} < {end}; ++{name})"
-        elif self.form == "gpu":
+            return f"  {{ const {t} {name} = {begin};\n{statements}\n  }}"
+        if self.form == "gpu":
             head = f"  for ({t} {name} = {begin} + LOCAL_ID(0); {name} < {end}; {name} += {self.group})"
         else:
             head = f"{'  VECTORIZE' if vectorize else ''}\n  for ({t} {name} = {begin}; {name} < {end}; ++{name})"

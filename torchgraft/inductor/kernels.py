@@ -275,7 +275,8 @@ class GeneratedKernel(SIMDKernel):
         if (message, is_index) not in self.messages:
             self.messages.append((message, is_index))
         code = f"tg_code + {self.messages.index((message, is_index))}"
-        self.compute.writeline(f"if ({wrong}) {{ tg_report(tg_errors, {code}, {index}); continue; }}")
+        leave = "return" if self.team is not None and not self.inside_reduction else "continue"
+        self.compute.writeline(f"if ({wrong}) {{ tg_report(tg_errors, {code}, {index}); {leave}; }}")
 
     # ---- reductions ----
 
@@ -465,8 +466,10 @@ class GeneratedKernel(SIMDKernel):
         """The innermost loop over a part of it."""
         variable = loop.variable
         if self.team is not None:
-            head = f"for (long {variable} = {begin} + tg_lane; {variable} < {end}; {variable} += {self.team.group}) {{"
-            return _block(head, statements)
+            # As many rounds for all members: see `Walk.together` of what a compiler may do otherwise.
+            head = f"for (long tg_round = {begin}; tg_round < {end}; tg_round += {self.team.group}) {{"
+            own = f"const long {variable} = tg_round + tg_lane;"
+            return _block(head, own, f"if ({variable} >= {end}) continue;", statements)
         head = f"for (long {variable} = {begin}; {variable} < {end}; ++{variable}) {{"
         if self._columns:
             return _block(head, self._over_lanes(statements))
