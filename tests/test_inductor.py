@@ -334,6 +334,11 @@ class TestReductions:
             work(x, torch.tensor([0, 5, 1], device=device))
         assert work(x, torch.tensor([1, 2, 3], device=device)).tolist() == [600, 600, 600]
 
+    def test_any_of_bytes_is_a_byte(self, device: str) -> None:
+        """And of all else a truth."""
+        x = torch.tensor([[0, 2, 0], [0, 0, 0]], dtype=torch.uint8)
+        same(device, lambda x: (x.any(), x.any(1), x.all(0), (x > 1).any(0), x.int().any()), x)
+
     @pytest.mark.quick(norm=["layer", "batch"])
     @pytest.mark.parametrize("norm", ["layer", "batch", "group", "rms"])
     def test_norms(self, device: str, norm: str) -> None:

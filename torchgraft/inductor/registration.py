@@ -80,7 +80,8 @@ class _Pass(CustomGraphModulePass):
         for node in gm.graph.nodes:
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
                 used = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
-                if not (all(map(_has_element_type, tree_leaves(used))) and _has_bits(node) and _has_elements(node)):
+                is_whole = all(map(_has_element_type, tree_leaves(used))) and _has_bits(node) and _has_elements(node)
+                if not (is_whole and _has_dtype(node)):
                     node.meta["should_fallback"] = True
 
     def uuid(self) -> Any:
@@ -108,6 +109,12 @@ def _has_elements(node: torch.fx.Node) -> bool:
     if node.target is not torch.ops.aten.var_mean.correction:
         return True
     return not statically_known_true(node.all_input_nodes[0].meta["val"].numel() == 0)
+
+
+def _has_dtype(node: torch.fx.Node) -> bool:
+    """Whether Inductor gives the result its dtype: `any` of bytes is a byte, and a truth to Inductor."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return packet is not torch.ops.aten.any or node.meta["val"].dtype == torch.bool
 
 
 @functools.cache
