@@ -85,11 +85,14 @@ conformance-quick: setup
 	@$(CONFORM) --results build/conformance-quick.jsonl --again --samples 2 --jobs $(JOBS) --compare $(STORED) \
 	  --quick $(COMMITS) $(ARGS)
 
-# A slice of the ops through torch.compile, another one for each commit: an eighth, in float32.
+# A slice of the ops through torch.compile, another one for each commit: an eighth, in float32 and in one of the other
+# dtypes. These are seven, so that in time each has each of the slices.
 COMPILE := --compile --samples 1 --dtypes float32
+OTHERS := float64,float16,bfloat16,int64,int32,uint8,bool
+TURN := $(shell echo $(OTHERS) | cut -d , -f $$(($(COMMITS) % 7 + 1)))
 conformance-compile: setup
 	@mkdir -p build
-	@$(CONFORM) --results build/conformance-compile.jsonl --again $(COMPILE) --slice $(COMMITS)/8 --jobs $(JOBS) \
+	@$(CONFORM) --results build/conformance-compile.jsonl --again $(COMPILE),$(TURN) --slice $(COMMITS)/8 --jobs $(JOBS) \
 	  --compare $(STORED_COMPILED) $(ARGS)
 
 # Every op in float32 with the kernels that a GPU gets, on the device that is here: its first sample alone, since each
@@ -103,7 +106,7 @@ conformance-gpu: setup
 conformance-record: setup
 	@mkdir -p build tests/conformance
 	@$(CONFORM) --results build/conformance.jsonl --jobs $(JOBS) $(ARGS) || test $$? = 1
-	@$(CONFORM) --results build/conformance-compiled.jsonl $(COMPILE) --jobs $(JOBS) $(ARGS) || test $$? = 1
+	@$(CONFORM) --results build/conformance-compiled.jsonl $(COMPILE),$(OTHERS) --jobs $(JOBS) $(ARGS) || test $$? = 1
 	@$(BIN)/torchgraft coverage build/conformance.jsonl --compiled build/conformance-compiled.jsonl \
 	  --store $(STORED) --store-compiled $(STORED_COMPILED) --markdown docs/coverage.md --title $(TITLE)
 
