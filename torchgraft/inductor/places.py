@@ -3,6 +3,9 @@
 What the kernel language has for it replaces a word of 32 or 64 bits if it still is what it was. So a sum is tried until
 nothing has come between, and of a smaller element the whole word around it is replaced. The order of sums is left to
 chance, and with it, in floating point, how they round.
+
+The first read is a plain one, which may see what is old: then the first trial fails. A word may reach beyond the last
+element, but not beyond its memory, which the allocator gives out in units that are larger.
 """
 
 from __future__ import annotations
