@@ -72,10 +72,11 @@ class _Texts(DeviceOpOverrides):
 
 
 class _Pass(CustomGraphModulePass):
-    """Leaves to the ops themselves what no kernel can hold, and makes what the generators depend on part of the key of
-    generated programs."""
+    """Leaves to the ops themselves what no kernel can hold, says in ops what has kernels of torch's own devices alone,
+    and makes what the generators depend on part of the key of generated programs."""
 
     def __call__(self, gm: torch.fx.GraphModule) -> None:
+        _expand_attention(gm)
         rows.add_lowerings({node.target for node in gm.graph.nodes})
         for node in gm.graph.nodes:
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
@@ -88,6 +89,13 @@ class _Pass(CustomGraphModulePass):
         properties = [device_module.get_device_properties(index) for index in range(device_module.device_count())]
         devices = [(p.name, p.driver_version, p.kind, p.dialect) for p in properties]
         return (__version__, _sources(), rows.digest(), os.environ.get("TORCHGRAFT_KERNEL_FORM", ""), devices)
+
+
+def _expand_attention(gm: torch.fx.GraphModule) -> None:
+    if any(str(node.target).startswith("flex_attention") for node in gm.graph.nodes):
+        from torchgraft.inductor.attention import expand_attention  # what it imports is slow to
+
+        expand_attention(gm)
 
 
 def _has_element_type(value: Any) -> bool:
