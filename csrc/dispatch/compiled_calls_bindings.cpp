@@ -108,7 +108,7 @@ class CompiledCalls {
     c10::DeviceIndex device = -1;
   };
 
-  // False if there are others than plain tensors of one device and numbers, or if somebody watches ops.
+  // False if there are others than plain tensors of one device, numbers and None, or if somebody watches ops.
   static bool describe(const py::list& arguments, Arguments& given) {
     if (c10::impl::TorchDispatchModeTLS::any_modes_set()) return false;
     const Py_ssize_t count = PyList_GET_SIZE(arguments.ptr());
@@ -131,6 +131,8 @@ class CompiledCalls {
       } else if (PyFloat_CheckExact(argument)) {
         given.key.push_back(kNumber + 1);
         given.key.push_back(std::bit_cast<int64_t>(PyFloat_AS_DOUBLE(argument)));
+      } else if (argument == Py_None) {  // what an op without results is said to give
+        given.key.push_back(kNothing);
       } else {
         return false;
       }
@@ -146,7 +148,7 @@ class CompiledCalls {
            tensor.layout() == c10::kStrided && !tensor.key_set().has_any(others);
   }
 
-  static constexpr int64_t kNumber = -2;
+  static constexpr int64_t kNumber = -2, kNothing = -3;
 
   static void append(std::vector<int64_t>& key, const at::Tensor& tensor) {
     // Plans ask for no better alignment than that of the allocator.

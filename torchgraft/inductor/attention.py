@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-from torch._dynamo.utils import detect_fake_mode
+from torch._guards import detect_fake_mode
 from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.ir import get_fill_order
@@ -59,17 +59,19 @@ def _put(gm: torch.fx.GraphModule, node: torch.fx.Node, plain: Callable[..., Any
     nodes = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
     values = [each.meta["val"] for each in nodes]
 
-    def called(*given: Any) -> Any:
-        each = iter(given)
-        return plain(*tree_unflatten([next(each) if isinstance(leaf, torch.fx.Node) else leaf for leaf in leaves], spec))
+    def called(*tensors: Any) -> Any:
+        given = iter(tensors)
+        filled = [next(given) if isinstance(leaf, torch.fx.Node) else leaf for leaf in leaves]
+        return plain(*tree_unflatten(filled, spec))
 
     mode = detect_fake_mode(values)
     assert mode is not None
     decompositions = {**select_decomp_table(), torch.ops.flex_lib.zeros_and_scatter.default: _scattered}
     with mode, enable_python_dispatcher(), torch.no_grad():
         traced = make_fx(called, decompositions, _allow_non_fake_inputs=True)(*values)
+    meta = {key: value for key, value in node.meta.items() if key in ("stack_trace", "nn_module_stack")}
     with gm.graph.inserting_before(node):
-        results = _copied(gm, traced, nodes, {k: node.meta[k] for k in ("stack_trace", "nn_module_stack") if k in node.meta})
+        results = _copied(gm, traced, nodes, meta)
     _replace(node, results)
     gm.graph.erase_node(node)
 

@@ -104,7 +104,28 @@ def _with_places(values: Callable[..., Any], sizes: Sequence[Any]) -> Callable[.
     return both
 
 
-PATCHES = (pointwise_results_are_on_the_device, costly_values_are_kept, extremes_have_places)
+def programs_are_split() -> None:
+    """Programs are made of functions with nodes between them that cannot be recorded. Inductor splits them for CUDA's
+    graphs alone: which nodes those are is asked by the names of torch's own devices, and only if the option
+    `triton.cudagraphs` is set, or one wrapper of functions for all devices. torch 2.13 (torch/_inductor/scheduler.py,
+    `Scheduler.should_partition`).
+    """
+    import torch._inductor.scheduler
+
+    scheduler: Any = torch._inductor.scheduler.Scheduler
+    plain = scheduler.should_partition
+
+    @wraps(plain)
+    def should_partition(self: Any, node: Any) -> str | None:
+        ours = [backend for device, backend in self.backends.items() if device.type == _backend.name()]
+        if not ours or not ours[0].splitting.is_needed:
+            return plain(self, node)  # type: ignore[no-any-return]
+        return ours[0].splitting.why_apart(node)  # type: ignore[no-any-return]
+
+    scheduler.should_partition = should_partition
+
+
+PATCHES = (pointwise_results_are_on_the_device, costly_values_are_kept, extremes_have_places, programs_are_split)
 
 
 def apply() -> None:

@@ -6,7 +6,8 @@ with the addresses of each call: no Python, no dispatcher, no plan, one block of
 csrc/dispatch/relocatable_graph.h has the rest.
 
 A recording holds what a stream is given and nothing else. So a program is recorded only if all it does is on one device
-and by ops that are known to do no more than that, and what asks for a value, or runs on the CPU, stays as it is.
+and by ops that are known to do no more than that. What asks for a value, or runs on the CPU, stays as it is, and the
+program is split there: the parts before and after it are functions (splitting.py), each of which is recorded.
 """
 
 from __future__ import annotations
@@ -21,24 +22,31 @@ from typing import Any
 import torch
 
 from torchgraft import _C
+from torchgraft.plans.splits import splits
 from torchgraft.streams import Stream
 from torchgraft.streams import stream as on_stream
 
-__all__ = ["Replayed", "refusals", "replayed"]
+__all__ = ["Replayed", "refusals", "replayed", "splits"]
 
 _log = logging.getLogger("torchgraft.inductor")
 
 Program = Callable[[list[Any]], Sequence[Any]]
 
-#: Why programs are not replayed, and how many kinds of calls that was.
+#: Why programs, or parts of them, are not replayed, and how many kinds of calls that was.
 refusals: Counter[str] = Counter()
 
 
 class Replayed:
-    """A compiled program, which is called with a list of its arguments; the list is emptied."""
+    """A compiled program, or a part of one, which is called with a list of its arguments; the list is emptied.
 
-    def __init__(self, program: Program) -> None:
+    Args:
+        program: what is called as long as there is no recording.
+        has_parts: whether it calls others that are recorded if it cannot be.
+    """
+
+    def __init__(self, program: Program, has_parts: bool = False) -> None:
         self._program = program
+        self._has_parts = has_parts
         self._calls = _C.CompiledCalls()
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
@@ -65,7 +73,11 @@ class Replayed:
                 graph.end([each for each in results if isinstance(each, torch.Tensor)])
             except Exception as error:  # a true one comes again when Python runs the program
                 graph.abandon()
-                _refuse(str(error).partition("\n")[0])
+                why = str(error).partition("\n")[0]
+                _refuse(why)
+                if self._has_parts:
+                    self._has_parts = False
+                    splits[why] += 1
                 self._calls.refuse(arguments)
                 return False
             except BaseException:
@@ -75,17 +87,22 @@ class Replayed:
         return True
 
 
-def replayed(program: Program, why_not: str = "") -> Program:
+def replayed(program: Program, runner: Any = None, why_not: str = "") -> Program:
     """What a generated program puts in the place of its entry.
 
     Args:
         program: the entry.
-        why_not: what in it cannot be recorded; the entry then stays.
+        runner: inductor's, which has the functions that the entry calls, if the program is split.
+        why_not: what in it cannot be recorded; the entry then stays, and what it calls is recorded.
     """
-    if why_not:
-        _refuse(why_not)
-        return program
-    return Replayed(program)
+    if runner is not None:
+        runner.recursively_apply_fns([Replayed] * len(runner.partitions))
+    if not why_not:
+        return Replayed(program, has_parts=runner is not None)
+    if runner is not None:
+        splits[why_not] += 1
+    _refuse(why_not)
+    return program
 
 
 def _refuse(why: str) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._inductor import ir
 from torch._inductor.codegen.common import BackendFeature
 from torch._inductor.codegen.simd import SIMDScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
@@ -17,7 +16,7 @@ from torch.utils._ordered_set import OrderedSet
 from torchgraft import _C, _backend, inductor
 from torchgraft.codegen.kernel import Kernel, Pointer
 from torchgraft.inductor.kernels import GeneratedKernel
-from torchgraft.plans import ENTRIES
+from torchgraft.inductor.splitting import Splitting, why_not_recorded
 
 __all__ = ["Scheduling", "Wrapper"]
 
@@ -30,10 +29,18 @@ class Scheduling(SIMDScheduling):
     def __init__(self, scheduler: Any) -> None:
         super().__init__(scheduler)
         self._numbers: dict[str, int] = {}
+        self._splitting: Splitting | None = None
 
     def get_backend_features(self, device: torch.device) -> OrderedSet[BackendFeature]:
         _check_compiler(device)
         return OrderedSet([BackendFeature.INPLACE_BUFFERS])
+
+    @property
+    def splitting(self: Any) -> Splitting:
+        """What of the program is recorded. To be asked when its nodes are what they will be."""
+        if self._splitting is None:
+            self._splitting = Splitting(self.scheduler.nodes)
+        return self._splitting  # type: ignore[no-any-return]
 
     def codegen_node_schedule(self: Any, kernel_features: Any) -> None:
         """As the base class does it, for one kernel that is data and not text."""
@@ -92,8 +99,8 @@ class Wrapper(PythonWrapperCodegen):
 
     def generate_after_suffix(self: Any, result: IndentedBuffer) -> None:
         PythonWrapperCodegen.generate_after_suffix(self, result)
-        why_not = _cannot_be_recorded()
-        result.writeline(f"call = tg_replayed(call, {why_not!r})" if why_not else "call = tg_replayed(call)")
+        parts = "runner" if getattr(self, "all_partition_names", ()) else "None"
+        result.writeline(f"call = tg_replayed(call, {parts}, {why_not_recorded(V.graph.operations)!r})")
 
     def make_allocation(
         self,
@@ -124,43 +131,6 @@ class Wrapper(PythonWrapperCodegen):
             PythonWrapperCodegen.generate_kernel_call(
                 self, kernel_name, call_args, device=device, triton=triton, **options
             )
-
-
-# Nodes that call ops, or none, and do nothing else.
-_PLAIN_NODES = (
-    ir.ComputedBuffer,
-    ir.ExternKernelAlloc,
-    ir.ExternKernelOut,
-    ir.FallbackKernel,
-    ir.IndexPutFallback,
-    ir.InplaceBernoulliFallback,
-    ir.InplaceCopyFallback,
-    ir.MultiOutput,
-    ir.NopKernel,
-    ir.ScatterFallback,
-)
-
-# Ops that change what tensors are, of which a stream is told nothing.
-_HOSTS_OPS = ("resize_", "resize_as_", "set_", "record_stream")
-
-
-def _cannot_be_recorded() -> str:
-    """Why the graph that is being generated cannot be replayed, or an empty string."""
-    if set(V.graph.device_types) != {_backend.name()} or len(V.graph.device_idxs) > 1:
-        return "it is not on one device alone"
-    for node in V.graph.operations:
-        if type(node) not in _PLAIN_NODES and not isinstance(node, ir.RandomSeeds | ir.ConcatKernel):
-            return f"it has a node {type(node).__name__}"
-        op = getattr(node, "op_overload", None)
-        if isinstance(op, torch._ops.OpOverload) and not _only_launches(op):
-            return f"what {op} does besides launching kernels is not known"
-    return ""
-
-
-def _only_launches(op: torch._ops.OpOverload) -> bool:
-    """Whether an op does nothing else, or raises where it would: PyTorch's own, and those with planners or rows."""
-    name = op._schema.name.partition("::")[2]
-    return (op.namespace in ("aten", "prims") and name not in _HOSTS_OPS) or op.name() in ENTRIES
 
 
 class _SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):

@@ -15,6 +15,7 @@ from torchgraft.plans.device import DeviceTraits, device_traits, kernel_form
 from torchgraft.plans.refusals import OtherOut, only, other_out, within
 from torchgraft.plans.registry import ENTRIES, composite, planner, recomposed
 from torchgraft.plans.scalar import Scalar
+from torchgraft.plans.splits import splits
 from torchgraft.plans.steps import Unsupported
 from torchgraft.plans.trace import decompose, decomposition
 
@@ -64,8 +65,10 @@ class Stats:
         graphs: graphs that there are now.
         graph_nodes: commands, marks and waits in them.
         replays: how often graphs were replayed.
-        compiled_graphs: programs of torch.compile that are replayed, each for some sizes of its arguments.
+        compiled_graphs: programs of torch.compile, or parts of them, that are replayed, each for some sizes of its
+            arguments.
         compiled_replays: how often they were.
+        compiled_splits: programs of torch.compile that are made of parts, since not all in them can be recorded.
     """
 
     plans: int
@@ -78,6 +81,7 @@ class Stats:
     replays: int
     compiled_graphs: int
     compiled_replays: int
+    compiled_splits: int
 
 
 def stats() -> Stats:
@@ -96,6 +100,7 @@ def stats() -> Stats:
         replays=replays,
         compiled_graphs=compiled_graphs,
         compiled_replays=compiled_replays,
+        compiled_splits=splits.total(),
     )
 
 
