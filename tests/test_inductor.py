@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +29,7 @@ import torch._inductor.metrics
 import torch._inductor.utils
 
 from torchgraft.inductor.registration import register
+from torchgraft.inductor.runtime import _say_without_effect
 from torchgraft.plans.device import kernel_form
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -624,6 +626,21 @@ class TestPrograms:
     @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune-no-cudagraphs"])
     def test_modes(self, device: str, mode: str) -> None:
         same(device, lambda x: (x @ x.t()).softmax(0) + 1, torch.randn(20, 20), mode=mode)
+
+    def test_nothing_to_tune(self, device: str) -> None:
+        """It is said once."""
+        _say_without_effect.cache_clear()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            for size in (5, 6):
+                same(device, lambda x: (x @ x) * 2, torch.randn(size, size), mode="max-autotune")
+        assert len([each for each in warned if "max-autotune' and the" in str(each.message)]) == 1
+
+    def test_cudagraphs(self, device: str, caplog: pytest.LogCaptureFixture) -> None:
+        _say_without_effect.cache_clear()
+        with caplog.at_level("INFO", "torchgraft.inductor"):
+            same(device, lambda x: (x @ x) + 1, torch.randn(5, 5), options={"triton.cudagraphs": True})
+        assert "in any case" in caplog.text
 
     def test_a_graph_of_a_compiled_function(self, device: str) -> None:
         module: Any = getattr(torch, torch.device(device).type)

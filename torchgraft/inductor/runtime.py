@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +19,9 @@ from torchgraft.plans.device import device_traits
 from torchgraft.plans.grid import MULTIPLE, Dealer
 from torchgraft.raw_kernel import RawKernel, kernel
 
-__all__ = ["Generated", "compile_ahead", "generated"]
+__all__ = ["Generated", "compile_ahead", "generated", "without_effect"]
+
+_log = logging.getLogger("torchgraft.inductor")
 
 
 # Sizes of which a kernel remembers how they are dealt out: sizes that change may do so for ever.
@@ -139,6 +144,29 @@ def compile_ahead(program: Mapping[str, Any]) -> None:
     _backend.open_devices()
     kernels = [each.made for each in program.values() if isinstance(each, Generated)]
     compiler.compile_ahead(kernels[1:], torch._C._accelerator_getDeviceIndex())
+
+
+def without_effect(options: Sequence[str]) -> None:
+    """Says once which of the options that a program was generated with change nothing."""
+    for option in options:
+        _say_without_effect("cudagraphs" if option == "triton.cudagraphs" else "tuning")
+
+
+@functools.cache
+def _say_without_effect(what: str) -> None:
+    name = _backend.name()
+    if what == "cudagraphs":  # which is what the mode asks for, so nothing to warn of
+        _log.info(
+            "triton.cudagraphs and mode='reduce-overhead' change nothing on '%s': programs are recorded and replayed "
+            "in any case, with results in new memory at each call",
+            name,
+        )
+        return
+    warnings.warn(
+        f"mode='max-autotune' and the options of tuning change nothing on '{name}': its kernels have one shape for "
+        "each call, and matrix products and convolutions are those of single ops",
+        stacklevel=2,
+    )
 
 
 def _device_of(arguments: Sequence[Any]) -> torch.device:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._inductor import config
 from torch._inductor.codegen.common import BackendFeature
 from torch._inductor.codegen.simd import SIMDScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
@@ -90,6 +92,7 @@ class Wrapper(PythonWrapperCodegen):
         super().write_header()
         self.imports.writeline("from torchgraft.inductor.runtime import compile_ahead as tg_compile_ahead")
         self.imports.writeline("from torchgraft.inductor.runtime import generated as tg_generated")
+        self.imports.writeline("from torchgraft.inductor.runtime import without_effect as tg_without_effect")
         self.imports.writeline("from torchgraft.inductor.replay import replayed as tg_replayed")
 
     def write_async_compile_wait(self: Any) -> None:
@@ -101,6 +104,8 @@ class Wrapper(PythonWrapperCodegen):
         PythonWrapperCodegen.generate_after_suffix(self, result)
         parts = "runner" if getattr(self, "all_partition_names", ()) else "None"
         result.writeline(f"call = tg_replayed(call, {parts}, {why_not_recorded(V.graph.operations)!r})")
+        if options := [name for name in _WITHOUT_EFFECT if _option(name)]:
+            result.writeline(f"tg_without_effect({options!r})")
 
     def make_allocation(
         self,
@@ -131,6 +136,14 @@ class Wrapper(PythonWrapperCodegen):
             PythonWrapperCodegen.generate_kernel_call(
                 self, kernel_name, call_args, device=device, triton=triton, **options
             )
+
+
+# Options that modes set, and that change nothing here.
+_WITHOUT_EFFECT = ("max_autotune", "max_autotune_gemm", "coordinate_descent_tuning", "triton.cudagraphs")
+
+
+def _option(name: str) -> bool:
+    return bool(operator.attrgetter(name)(config))
 
 
 class _SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):
