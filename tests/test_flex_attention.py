@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._dynamo
 from torch import nn
-from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 from torch.testing import assert_close
 
 from torchgraft import plans
@@ -22,6 +22,7 @@ if not is_known():
 import torch._inductor.config
 
 from torchgraft.inductor import replay
+from torchgraft.plans.device import kernel_form
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +170,7 @@ def check(case: Case, device: str, compiled: Callable[..., Any], aux: bool = Fal
         options["score_mod"] = case.score(*scores)
     if case.mask is not None:
         options["block_mask"] = create_block_mask(
-            case.mask(*masks), case.batches[0] if copies > 1 else None, None, *case.lengths, device=device
+            case.mask(*masks), case.batches[0], case.heads[0], *case.lengths, device=device
         )
     elif copies > 1:
         raise AssertionError("torch wants a mask then")
@@ -204,7 +205,7 @@ def test_sums_and_largest_scores(device: str, name: str) -> None:
 
 def test_sizes_that_change(device: str) -> None:
     compiled = torch.compile(flex_attention, fullgraph=True, dynamic=True)
-    for lengths, batch in (((32, 40), 2), ((70, 33), 3), ((150, 260), 2), ((70, 33), 3)):
+    for lengths, batch in (((32, 40), 2), ((150, 260), 3), ((32, 40), 2)):
         case = Case(
             score=lambda slopes: lambda s, b, h, m, n: s + slopes[h] * (n - m),
             mask=lambda: causal,
@@ -213,6 +214,61 @@ def test_sizes_that_change(device: str) -> None:
             batches=(batch, batch),
         )
         check(case, device, compiled)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_blocks_that_are_listed(device: str, form: str, full: bool) -> None:
+    """The lists alone say what is seen where there is no function; in full blocks none is asked."""
+    counts = torch.tensor([[[1, 2, 0]]], dtype=torch.int32)
+    places = torch.tensor([[[[1, 0, 2], [2, 0, 1], [0, 0, 0]]]], dtype=torch.int32)
+    full_counts = torch.tensor([[[1, 0, 0]]], dtype=torch.int32)
+    full_places = torch.tensor([[[[2, 0, 1], [0, 0, 0], [0, 0, 0]]]], dtype=torch.int32)
+    seen = torch.zeros(3, 3, dtype=torch.bool)
+    seen[0, 1] = seen[1, 2] = seen[1, 0] = True
+    both = torch.zeros_like(seen)
+    both[0, 2] = full
+
+    def even(b: Any, h: Any, m: Any, n: Any) -> Any:
+        return (m + n) % 2 == 0
+
+    def expected_mask(b: Any, h: Any, m: Any, n: Any) -> Any:
+        return (seen[m // 128, n // 128] & (even(b, h, m, n) if full else True)) | both[m // 128, n // 128]
+
+    mask = BlockMask.from_kv_blocks(
+        counts.to(device),
+        places.to(device),
+        full_counts.to(device) if full else None,
+        full_places.to(device) if full else None,
+        BLOCK_SIZE=128,
+        mask_mod=even if full else None,
+        seq_lengths=(300, 310),
+    )
+    given = [torch.randn(2, 2, length, 16, requires_grad=True) for length in (300, 310, 310)]
+    on_device = [t.detach().to(device).requires_grad_() for t in given]
+    weights = torch.randn(2, 2, 300, 16)
+    expected = results(plain(*given, None, expected_mask)[:1], weights, given)
+    compiled = torch.compile(flex_attention, fullgraph=True)
+    got = results((compiled(*on_device, block_mask=mask),), weights.to(device), on_device)
+    for one, other in zip(got, expected, strict=True):
+        assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_no_matrix_of_scores(device: str) -> None:
+    """Where functions are expressions and the device is a CPU."""
+    if kernel_form(0) != "cpu":
+        pytest.skip("the kernel is for CPUs")
+    module = torch.get_device_module(device)
+    bias = torch.randn(2, 1024, device=device)
+    q, k, v = (torch.randn(1, 2, 1024, 16, device=device) for _ in range(3))
+    mask = create_block_mask(causal, None, None, 1024, 1024, device=device)
+    compiled = torch.compile(flex_attention, fullgraph=True)
+    for _ in range(3):
+        module.synchronize()
+        module.reset_peak_memory_stats()
+        before = module.memory_allocated()
+        compiled(q, k, v, score_mod=lambda s, b, h, m, n: s * 2 + bias[h, n].tanh() / 4, block_mask=mask)
+        module.synchronize()
+        assert module.max_memory_allocated() - before < 1024 * 1024 * 4
 
 
 def test_without_gradients(device: str) -> None:

@@ -8,6 +8,7 @@ other program. Large matrices of scores are made and used in parts, some rows of
 
 from __future__ import annotations
 
+import logging
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -26,11 +27,25 @@ from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchgraft import _backend
+from torchgraft.inductor.flex_op import MOST_ELEMENTS, lanes
+from torchgraft.inductor.functions import Captured, Text, Untranslatable, Value, number
+from torchgraft.plans.device import device_traits, kernel_form
 
 __all__ = ["expand_attention"]
 
 # A matrix of more scores than this is made in parts, but no more than so many, each of which is compiled.
 _MOST_SCORES, _MOST_PARTS = 1 << 26, 16
+
+# The size of a block that holds everything.
+_ALL = 1 << 30
+
+# Fewer queries than these leave lanes of vectors empty, in which the kernel has them.
+_FEW = 8
+
+# What a mask is under which all count.
+_TRUE = number(True).text
+
+_log = logging.getLogger("torchgraft.inductor")
 
 Tensors = Sequence[Any]
 
@@ -141,7 +156,7 @@ class _Scores:
     Attributes:
         plain: as the product gives them, scaled.
         changed: by the functions, -inf where they are masked.
-        mask: where they are not.
+        mask: where they are not, by function and blocks.
         places: of their four dimensions.
     """
 
@@ -153,11 +168,12 @@ class _Scores:
 
 @dataclass
 class _Functions:
-    score: Callable[..., Any]
-    mask: Callable[..., Any]
+    score: torch.fx.GraphModule
+    mask: torch.fx.GraphModule
     scale: float
     score_buffers: Tensors
     mask_buffers: Tensors
+    listed: tuple[torch.Tensor, torch.Tensor, int, int] | None = None
 
     def scores(self, query: torch.Tensor, key: torch.Tensor, first: int) -> _Scores:
         """Of the queries from the first on that is given."""
@@ -170,15 +186,57 @@ class _Functions:
         mask = _vmap_for_bhqkv(self.mask, prefix=(), suffix=(None,) * len(self.mask_buffers))
         with TransformGetItemToIndex():
             kept = mask(*places, *self.mask_buffers)
+            if self.listed is not None:
+                kept = self._in_blocks(kept, *places, *self.listed)
             changed = score(plain, *places, *self.score_buffers).to(plain.dtype)
         return _Scores(plain, torch.where(kept, changed, -math.inf), kept, places)
+
+    @staticmethod
+    def _in_blocks(
+        kept: torch.Tensor,
+        b: torch.Tensor,
+        h: torch.Tensor,
+        m: torch.Tensor,
+        n: torch.Tensor,
+        masked: torch.Tensor,
+        full: torch.Tensor,
+        q_size: int,
+        k_size: int,
+    ) -> torch.Tensor:
+        """What is kept of it by the lists of blocks, which say it alone where there is no function."""
+        shape = masked.shape
+        at = (
+            (b if shape[0] != 1 else b * 0).view(-1, 1, 1, 1),
+            (h if shape[1] != 1 else h * 0).view(-1, 1, 1),
+            (m // q_size).clamp(max=shape[2] - 1).view(-1, 1),
+            n // k_size,
+        )
+        return (kept & masked[at]) | full[at]
+
+
+def _listed(block_mask: Tensors, keys: Any) -> tuple[torch.Tensor, torch.Tensor, int, int] | None:
+    """Which blocks are listed as those with a mask and as those without, and their sizes; None for one of all."""
+    counts, places, full_counts, full_places = block_mask[2:6]
+    q_size, k_size = block_mask[-3:-1]
+    if isinstance(k_size, int) and k_size >= _ALL:
+        return None
+    blocks = (keys + k_size - 1) // k_size
+
+    def table(counts: torch.Tensor | None, places: torch.Tensor | None) -> torch.Tensor:
+        if counts is None or places is None:
+            return torch.zeros((*block_mask[2].shape, blocks), dtype=torch.bool, device=block_mask[2].device)
+        is_listed = torch.arange(places.shape[-1], device=places.device) < counts.unsqueeze(-1)
+        none = torch.zeros((*counts.shape, blocks), dtype=torch.int32, device=places.device)
+        return none.scatter_add(-1, places.clamp(max=blocks - 1).long(), is_listed.to(torch.int32)) > 0
+
+    return table(counts, places), table(full_counts, full_places), q_size, k_size
 
 
 def _forward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    score_mod: Callable[..., Any],
+    score_mod: torch.fx.GraphModule,
     block_mask: Tensors,
     scale: float,
     kernel_options: Any,
@@ -188,6 +246,10 @@ def _forward(
     """Attention, the logarithm of what its scores sum to and the largest score; both to base 2, as all devices give
     them."""
     functions = _Functions(score_mod, block_mask[-1], scale, score_buffers, mask_buffers)
+    by_kernel = _by_kernel(query, key, value, functions, block_mask)
+    if by_kernel is not None:
+        return by_kernel
+    functions.listed = _listed(block_mask, key.shape[2])
     precise, wide = _precise(query), query.to(_precise(query))
     keys, values = (_of_all_batches(each, query) for each in (key, value))
     parts: list[tuple[torch.Tensor, ...]] = []
@@ -209,6 +271,69 @@ def _forward(
     )
 
 
+def _by_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, functions: _Functions, block_mask: Tensors
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """The same by a kernel that holds no matrix of scores and skips blocks of which the mask says so, or None where
+    there is none: for functions that are no expressions, and for few queries."""
+    index = query.device.index or 0
+    counts, places, full_counts, full_places = block_mask[2:6]
+    q_size, k_size = block_mask[-3:-1]
+    few = isinstance(query.shape[2], int) and query.shape[2] < _FEW
+    sizes = (query.shape[1], query.shape[3], value.shape[3], q_size, k_size)
+    if few or kernel_form(index) != "cpu" or not all(isinstance(size, int) for size in sizes):
+        return None
+    if len({query.dtype, key.dtype, value.dtype}) > 1 or max(sizes[1:3]) > MOST_ELEMENTS:
+        return None
+    if q_size % lanes(query.dtype, device_traits(index).simd_width):  # a work-item's queries have one table
+        return None
+    text, captured = Text(), _Captures()
+    b, h, m, n = (
+        Value(f"tg_{name}", torch.int32, size)
+        for name, size in zip("bhmn", (*query.shape[:3], key.shape[2]), strict=True)
+    )
+    try:
+        score, changed = text.of(
+            functions.score, [Value("tg_s", _precise(query)), b, h, m, n, *captured.of(functions.score_buffers)]
+        )
+        mask, kept = text.of(functions.mask, [b, h, m, n, *captured.of(functions.mask_buffers)])
+    except Untranslatable as why:
+        _log.info("flex_attention holds its scores in memory: %s", why)
+        return None
+    return torch.ops.torchgraft.flex_attention.default(  # type: ignore[no-any-return]
+        query,
+        key,
+        value,
+        counts,
+        places,
+        full_counts,
+        full_places,
+        captured.tensors,
+        functions.scale,
+        q_size,
+        k_size,
+        f"{score}\ntg_s = {changed.text};" if changed.text != "tg_s" else "",
+        f"{mask}\ntg_kept = {kept.text};" if kept.text != _TRUE else "",
+        "\n".join(text.helpers.values()),
+    )
+
+
+class _Captures:
+    """The tensors that a kernel's functions read, each under a name."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+
+    def of(self, buffers: Tensors) -> list[Value | Captured]:
+        return [self._of(each) for each in buffers]
+
+    def _of(self, buffer: Any) -> Value | Captured:
+        if not isinstance(buffer, torch.Tensor):
+            return number(buffer)
+        self.tensors.append(buffer)
+        return Captured(f"c{len(self.tensors) - 1}", buffer)
+
+
 def _backward(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -217,7 +342,7 @@ def _backward(
     logsumexp: torch.Tensor,
     grad_out: torch.Tensor | None,
     grad_logsumexp: torch.Tensor | None,
-    score_mod: Callable[..., Any],
+    score_mod: torch.fx.GraphModule,
     joint: Callable[..., Any],
     block_mask: Tensors,
     scale: float,
@@ -231,7 +356,8 @@ def _backward(
             f"the gradient of flex_attention wants one dtype, not queries of {query.dtype}, keys of {key.dtype} and "
             f"values of {value.dtype}"
         )
-    functions = _Functions(score_mod, block_mask[-1], scale, score_buffers, mask_buffers)
+    listed = _listed(block_mask, key.shape[2])
+    functions = _Functions(score_mod, block_mask[-1], scale, score_buffers, mask_buffers, listed)
     precise, dtype = _precise(query), query.dtype
     keys, values = (_of_all_batches(each, query) for each in (key, value))
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out

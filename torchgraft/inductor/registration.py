@@ -18,7 +18,11 @@ from torch.utils._pytree import tree_leaves
 from torchgraft import _backend, device_module
 from torchgraft._version import __version__
 from torchgraft.codegen.types import BY_DTYPE
-from torchgraft.inductor import patches, rows
+from torchgraft.inductor import (
+    flex_op,  # noqa: F401  # which programs from the disk call
+    patches,
+    rows,
+)
 from torchgraft.inductor.operations import has_bits
 from torchgraft.inductor.scheduling import Scheduling, Wrapper
 

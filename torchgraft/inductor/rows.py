@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from torchgraft.ops.table import Kind, Row
 from torchgraft.plans import ENTRIES
 from torchgraft.plans.elementwise import promoted_dtype
 
-__all__ = ["add_lowerings", "digest"]
+__all__ = ["add_lowerings", "digest", "row_function"]
 
 
 def digest() -> str:
@@ -88,13 +88,9 @@ def _pointwise(row: Row, arguments: dict[str, Any]) -> Any:
     if compute.is_complex or (has_fractions and not compute.is_floating_point):
         return None
     try:
-        type_ = element_type(compute).name
-        statements, (text,) = row.texts(type_, {name: name for name in arguments})
+        function, given, used = row_function(row, row.kind, compute, {name: name for name in arguments})
     except UnsupportedDtype:
         return None
-    given = "b8" if row.kind is Kind.ALWAYS_BOOL else type_
-    used = [name for name in arguments if re.search(rf"\b{name}\b", f"{statements} {text}")]
-    function = _function(row.name, type_, given, used, statements, text)
     inputs = broadcast_tensors(*(lowered_to_dtype(tensor, compute) for tensor in tensors.values()))
     loaders = dict(zip(tensors, (each.make_loader() for each in inputs), strict=True))
 
@@ -106,6 +102,28 @@ def _pointwise(row: Row, arguments: dict[str, Any]) -> Any:
     return ir.Pointwise.create(
         device=inputs[0].get_device(), dtype=result, inner_fn=element, ranges=list(inputs[0].get_size())
     )
+
+
+def row_function(row: Row, kind: Kind, compute: torch.dtype, static: Mapping[str, Any]) -> tuple[str, str, list[str]]:
+    """A row's expression as a function.
+
+    Args:
+        row: the op's.
+        kind: how its operands are promoted.
+        compute: what is computed in.
+        static: the op's arguments by name; those that are the function's stand for themselves.
+
+    Returns:
+        its definition, the element type that it gives, and which of the arguments it takes.
+
+    Raises:
+        UnsupportedDtype: the row has none for the type.
+    """
+    type_ = element_type(compute).name
+    statements, (text,) = row.texts(type_, dict(static))
+    given = "b8" if kind is Kind.ALWAYS_BOOL else type_
+    used = [name for name in static if re.search(rf"\b{name}\b", f"{statements} {text}")]
+    return _function(row.name, type_, given, used, statements, text), given, used
 
 
 def _function(name: str, type_: str, given: str, used: Sequence[str], statements: str, text: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch._prims_common import compute_elementwise_output_strides
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torchgraft import _C
 
@@ -23,7 +24,8 @@ def number_dtype(type_: type) -> torch.dtype:
 @functools.cache
 def wrapped_number(dtype: torch.dtype) -> torch.Tensor:
     """A zero-dim CPU tensor that torch takes for a number; its value does not matter."""
-    tensor = torch.ones((), dtype=dtype, device="cpu")
+    with _disable_current_modes():  # one of a mode's, a fake tensor, would be kept for all calls that follow
+        tensor = torch.ones((), dtype=dtype, device="cpu")
     _C.set_wrapped_number(tensor)
     return tensor
 
