@@ -254,21 +254,54 @@ def test_blocks_that_are_listed(device: str, form: str, full: bool) -> None:
 
 
 def test_no_matrix_of_scores(device: str) -> None:
-    """Where functions are expressions and the device is a CPU."""
+    """Where functions are expressions and the device is a CPU, forward and backward."""
     if kernel_form(0) != "cpu":
         pytest.skip("the kernel is for CPUs")
     module = torch.get_device_module(device)
     bias = torch.randn(2, 1024, device=device)
-    q, k, v = (torch.randn(1, 2, 1024, 16, device=device) for _ in range(3))
+    q, k, v = (torch.randn(1, 2, 1024, 16, device=device, requires_grad=True) for _ in range(3))
     mask = create_block_mask(causal, None, None, 1024, 1024, device=device)
     compiled = torch.compile(flex_attention, fullgraph=True)
     for _ in range(3):
+        q.grad = k.grad = v.grad = None
         module.synchronize()
         module.reset_peak_memory_stats()
         before = module.memory_allocated()
-        compiled(q, k, v, score_mod=lambda s, b, h, m, n: s * 2 + bias[h, n].tanh() / 4, block_mask=mask)
+        made = compiled(q, k, v, score_mod=lambda s, b, h, m, n: s * 2 + bias[h, n].tanh() / 4, block_mask=mask)
+        made.square().sum().backward()
         module.synchronize()
         assert module.max_memory_allocated() - before < 1024 * 1024 * 4
+
+
+@pytest.mark.parametrize("form", ["cpu"], indirect=True)
+@pytest.mark.parametrize(
+    ("why", "score"),
+    [
+        ("out of range", lambda bias: lambda s, b, h, m, n: s + bias[m - n + 40]),
+        ("may be 0", lambda bias: lambda s, b, h, m, n: s + m // (n + 1)),
+        ("no expression", lambda bias: lambda s, b, h, m, n: s + torch.stack((s, s)).sum()),
+    ],
+)
+def test_functions_that_are_no_expressions(
+    device: str, form: str, why: str, score: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are right, and it is said that they cost memory."""
+    q, k, v, bias = *(torch.randn(1, 2, 40, 16) for _ in range(3)), torch.randn(80)
+    compiled = torch.compile(flex_attention, fullgraph=True)
+    on_device = [t.to(device) for t in (q, k, v)]
+    with caplog.at_level("INFO", "torchgraft.inductor"), torch.no_grad():
+        got = compiled(*on_device, score_mod=score(bias.to(device)))
+    expected = _each_score(q, k, v, score(bias))
+    assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-4)
+    assert any(why in record.getMessage() for record in caplog.records)
+
+
+def _each_score(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, score: Function) -> torch.Tensor:
+    """Attention with a function that takes one score at a time."""
+    scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+    places = torch.cartesian_prod(*(torch.arange(size) for size in scores.shape))
+    changed = torch.vmap(score)(scores.flatten(), *places.unbind(1))
+    return changed.view_as(scores).softmax(-1) @ v
 
 
 def test_without_gradients(device: str) -> None:

@@ -246,9 +246,12 @@ def _forward(
     """Attention, the logarithm of what its scores sum to and the largest score; both to base 2, as all devices give
     them."""
     functions = _Functions(score_mod, block_mask[-1], scale, score_buffers, mask_buffers)
-    by_kernel = _by_kernel(query, key, value, functions, block_mask)
-    if by_kernel is not None:
-        return by_kernel
+    texts = _texts(query, key, value, functions, block_mask)
+    if texts is not None:
+        operands = (query, key, value, *block_mask[2:6], texts.captured, scale, *block_mask[-3:-1])
+        return torch.ops.torchgraft.flex_attention.default(  # type: ignore[no-any-return]
+            *operands, texts.score, texts.mask, texts.helpers
+        )
     functions.listed = _listed(block_mask, key.shape[2])
     precise, wide = _precise(query), query.to(_precise(query))
     keys, values = (_of_all_batches(each, query) for each in (key, value))
@@ -271,13 +274,28 @@ def _forward(
     )
 
 
-def _by_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, functions: _Functions, block_mask: Tensors
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """The same by a kernel that holds no matrix of scores and skips blocks of which the mask says so, or None where
-    there is none: for functions that are no expressions, and for few queries."""
+@dataclass
+class _Texts:
+    """The functions in the kernel language, and what they read."""
+
+    score: str
+    mask: str
+    gradient: str
+    helpers: str
+    captured: list[torch.Tensor]
+
+
+def _texts(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    functions: _Functions,
+    block_mask: Tensors,
+    joint: torch.fx.GraphModule | None = None,
+) -> _Texts | None:
+    """What a kernel needs that holds no matrix of scores and skips blocks of which the mask says so. None where there
+    is no such kernel: for functions that are no expressions, and for few queries."""
     index = query.device.index or 0
-    counts, places, full_counts, full_places = block_mask[2:6]
     q_size, k_size = block_mask[-3:-1]
     few = isinstance(query.shape[2], int) and query.shape[2] < _FEW
     sizes = (query.shape[1], query.shape[3], value.shape[3], q_size, k_size)
@@ -285,36 +303,32 @@ def _by_kernel(
         return None
     if len({query.dtype, key.dtype, value.dtype}) > 1 or max(sizes[1:3]) > MOST_ELEMENTS:
         return None
-    if q_size % lanes(query.dtype, device_traits(index).simd_width):  # a work-item's queries have one table
+    # What a work-item takes is in one row of the tables.
+    side_by_side = lanes(query.dtype, device_traits(index).simd_width)
+    if q_size % side_by_side or (joint is not None and k_size % side_by_side):
         return None
     text, captured = Text(), _Captures()
-    b, h, m, n = (
+    places = [
         Value(f"tg_{name}", torch.int32, size)
         for name, size in zip("bhmn", (*query.shape[:3], key.shape[2]), strict=True)
-    )
+    ]
+    plain = Value("tg_s", _precise(query))
     try:
-        score, changed = text.of(
-            functions.score, [Value("tg_s", _precise(query)), b, h, m, n, *captured.of(functions.score_buffers)]
-        )
-        mask, kept = text.of(functions.mask, [b, h, m, n, *captured.of(functions.mask_buffers)])
+        buffers = captured.of(functions.score_buffers)
+        score, changed = text.of(functions.score, [plain, *places, *buffers])
+        mask, kept = text.of(functions.mask, [*places, *captured.of(functions.mask_buffers)])
+        gradient, derived = "", None
+        if joint is not None:
+            gradient, derived = text.of(joint, [plain, *places, Value("tg_g", _precise(query)), *buffers])
     except Untranslatable as why:
         _log.info("flex_attention holds its scores in memory: %s", why)
         return None
-    return torch.ops.torchgraft.flex_attention.default(  # type: ignore[no-any-return]
-        query,
-        key,
-        value,
-        counts,
-        places,
-        full_counts,
-        full_places,
-        captured.tensors,
-        functions.scale,
-        q_size,
-        k_size,
+    return _Texts(
         f"{score}\ntg_s = {changed.text};" if changed.text != "tg_s" else "",
         f"{mask}\ntg_kept = {kept.text};" if kept.text != _TRUE else "",
+        f"{gradient}\ntg_g = {derived.text};" if derived is not None and derived.text != "tg_g" else "",
         "\n".join(text.helpers.values()),
+        captured.tensors,
     )
 
 
@@ -343,7 +357,7 @@ def _backward(
     grad_out: torch.Tensor | None,
     grad_logsumexp: torch.Tensor | None,
     score_mod: torch.fx.GraphModule,
-    joint: Callable[..., Any],
+    joint: torch.fx.GraphModule,
     block_mask: Tensors,
     scale: float,
     kernel_options: Any,
@@ -356,15 +370,24 @@ def _backward(
             f"the gradient of flex_attention wants one dtype, not queries of {query.dtype}, keys of {key.dtype} and "
             f"values of {value.dtype}"
         )
-    listed = _listed(block_mask, key.shape[2])
-    functions = _Functions(score_mod, block_mask[-1], scale, score_buffers, mask_buffers, listed)
+    functions = _Functions(score_mod, block_mask[-1], scale, score_buffers, mask_buffers)
     precise, dtype = _precise(query), query.dtype
-    keys, values = (_of_all_batches(each, query) for each in (key, value))
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     # How a score's gradient counts for all of its row.
     row = (out.to(precise) * grad_out.to(precise)).sum(-1, keepdim=True)
     if grad_logsumexp is not None:
         row = row - grad_logsumexp.to(precise).unsqueeze(-1) / math.log(2)
+    texts = None
+    if precise != torch.float64 and block_mask[6] is not None:  # the sums were rounded; the lists by keys may be absent
+        texts = _texts(query, key, value, functions, block_mask, joint)
+    if texts is not None:
+        grads = torch.ops.torchgraft.flex_attention_backward.default(
+            *(query, key, value, grad_out, logsumexp, row.squeeze(-1), *block_mask[2:10], texts.captured, scale),
+            *(*block_mask[-3:-1], texts.score, texts.mask, texts.gradient, texts.helpers),
+        )
+        return (*_as_given(query, key, value, *grads), (None,) * len(score_buffers))
+    functions.listed = _listed(block_mask, key.shape[2])
+    keys, values = (_of_all_batches(each, query) for each in (key, value))
     gradient_of_scores = _vmap_for_bhqkv(
         joint,
         prefix=(0,),
@@ -397,14 +420,25 @@ def _backward(
         )
     grad_query = _joined([part[0] for part in parts])
     grad_key, grad_value = (_summed([part[i] for part in parts]) for i in (1, 2))
-    if key.shape[0] != query.shape[0]:
-        grad_key, grad_value = (each.sum(0, keepdim=True) for each in (grad_key, grad_value))
     return (
-        _laid_out(grad_query, query.stride()),
-        _laid_out(grad_key, key.stride()),
-        _laid_out(grad_value, value.stride()),
+        *_as_given(query, key, value, grad_query, grad_key, grad_value),
         tuple(_of_captured(i, each, [part[3][i] for part in parts]) for i, each in enumerate(score_buffers)),
     )
+
+
+def _as_given(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    grad_query: torch.Tensor,
+    grad_key: torch.Tensor,
+    grad_value: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Gradients with the batches and the strides of what they are of."""
+    if key.shape[0] != query.shape[0]:
+        grad_key, grad_value = (each.sum(0, keepdim=True) for each in (grad_key, grad_value))
+    pairs = ((grad_query, query), (grad_key, key), (grad_value, value))
+    return tuple(_laid_out(grad, given.stride()) for grad, given in pairs)
 
 
 def _of_captured(i: int, buffer: Any, grads: Sequence[Any]) -> Any:

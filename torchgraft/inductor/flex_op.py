@@ -8,7 +8,7 @@ import torch
 
 from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels.attention import Variant
-from torchgraft.kernels.flex_attention import Functions, forward
+from torchgraft.kernels.flex_attention import Functions, forward, key_gradient, query_gradient
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 
 __all__ = ["MOST_ELEMENTS", "lanes"]
@@ -39,6 +39,66 @@ def _meta(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, 
     return out, lse, largest
 
 
+class _Call:
+    """What both directions need of a call: operands whose rows are contiguous, and the kernels' common arguments."""
+
+    def __init__(
+        self,
+        p: PlanBuilder,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        captured: list[torch.Tensor],
+        scale: Scalar | float,
+        q_size: int,
+        k_size: int,
+    ) -> None:
+        if p.form == "gpu":
+            raise Unsupported("functions of scores in a kernel for GPUs")
+        self.p = p
+        self.query, key, value = (self.rows(t) for t in (query, key, value))
+        self.batch, self.heads, self.queries, head = query.shape
+        # One batch of keys may be that of all queries.
+        self.key, self.value = (t.expand(self.batch, *t.shape[1:]) for t in (key, value))
+        self.key_heads, self.keys = key.shape[1:3]
+        self.variant = Variant(
+            element_type(query.dtype).name, head, value.shape[3], "", False, False, simd_width=p.device.simd_width
+        )
+        self.types = tuple(element_type(t.dtype).name for t in captured)
+        self.common: dict[str, Any] = {f"c{i}": p.contiguous(t) for i, t in enumerate(captured)}
+        self.common |= {"heads": self.heads, "group": self.heads // self.key_heads, "scale": scale}
+        self.common |= {"sq": self.queries, "sk": self.keys, "q_size": q_size, "k_size": k_size}
+
+    def rows(self, spec: torch.Tensor) -> torch.Tensor:
+        return spec if spec.stride(-1) == 1 or spec.shape[-1] == 1 else self.p.contiguous(spec)
+
+    def tables(self, prefix: str, counts: torch.Tensor, places: torch.Tensor, *full: torch.Tensor | None) -> Any:
+        """Those of blocks with a mask and of those without, if there are, as arguments."""
+        batch, heads, rows = counts.shape
+        blocks = {"q_blocks": rows, "k_blocks": places.shape[3]}
+        if prefix:
+            blocks = {"k_blocks": rows, "q_blocks": places.shape[3]}
+        names = (f"{prefix}counts", f"{prefix}places", f"full_{prefix}counts", f"full_{prefix}places")
+        tables = {n: self.p.contiguous(t) for n, t in zip(names, (counts, places, *full), strict=True) if t is not None}
+        return {
+            **tables,
+            **blocks,
+            "table_b": heads * rows if batch > 1 else 0,
+            "table_h": rows if heads > 1 else 0,
+        }
+
+    @staticmethod
+    def strided(**specs: torch.Tensor) -> dict[str, Any]:
+        """Operands with their strides, as arguments."""
+        out: dict[str, Any] = dict(specs)
+        for name, spec in specs.items():
+            out |= {f"{name}s{d}": s for d, s in zip("bhs", spec.stride(), strict=False)}
+        return out
+
+    def groups(self, rows: int, heads: int) -> tuple[int]:
+        return (self.batch * heads * ceil_div(rows, self.variant.lanes),)
+
+
 @planner("torchgraft::flex_attention", meta=_meta)
 def _flex_attention(
     p: PlanBuilder,
@@ -58,42 +118,88 @@ def _flex_attention(
     mask: str,
     helpers: str,
 ) -> None:
-    if p.form == "gpu":
-        raise Unsupported("functions of scores in a kernel for GPUs")
     out, lse, largest = outs
     if out.numel() == 0:
         return
-    q, k, v = (t if t.stride(-1) == 1 or t.shape[-1] == 1 else p.contiguous(t) for t in (query, key, value))
-    batch, heads, queries, head = q.shape
-    # One batch of keys may be that of all queries.
-    k, v = (t.expand(batch, *t.shape[1:]) for t in (k, v))
-    variant = Variant(element_type(q.dtype).name, head, v.shape[3], "", False, False, simd_width=p.device.simd_width)
-    types = tuple(element_type(t.dtype).name for t in captured)
-    functions = Functions(score, mask, types, helpers, full_counts is not None)
-    arguments: dict[str, Any] = {"q": q, "k": k, "v": v, "out": out}
-    for name in list(arguments):
-        arguments |= {f"{name}s{d}": s for d, s in zip("bhs", arguments[name].stride(), strict=False)}
-    arguments |= {f"c{i}": p.contiguous(t) for i, t in enumerate(captured)}
-    tables = {"counts": counts, "places": places}
-    if full_counts is not None and full_places is not None:
-        tables |= {"full_counts": full_counts, "full_places": full_places}
-    table_batch, table_heads, q_blocks = counts.shape
+    call = _Call(p, query, key, value, captured, scale, q_size, k_size)
+    functions = Functions(score, mask, call.types, helpers, full_counts is not None)
     p.launch(
-        forward(variant, functions),
-        (batch * heads * ceil_div(queries, variant.lanes),),
-        **arguments,
-        **{name: p.contiguous(t) for name, t in tables.items()},
+        forward(call.variant, functions),
+        call.groups(call.queries, call.heads),
+        **call.strided(q=call.query, k=call.key, v=call.value, out=out),
+        **call.tables("", counts, places, full_counts, full_places),
+        **call.common,
         lse=lse,
         largest=largest,
-        table_b=table_heads * q_blocks if table_batch > 1 else 0,
-        table_h=q_blocks if table_heads > 1 else 0,
-        q_blocks=q_blocks,
-        k_blocks=places.shape[3],
-        q_size=q_size,
-        k_size=k_size,
-        heads=heads,
-        group=heads // k.shape[1],
-        sq=queries,
-        sk=k.shape[2],
-        scale=scale,
+    )
+
+
+torch.library.define(
+    "torchgraft::flex_attention_backward",
+    "(Tensor query, Tensor key, Tensor value, Tensor grad, Tensor lse, Tensor delta, Tensor counts, Tensor places, "
+    "Tensor? full_counts, Tensor? full_places, Tensor q_counts, Tensor q_places, Tensor? full_q_counts, "
+    "Tensor? full_q_places, Tensor[] captured, float scale, int q_size, int k_size, str score, str mask, "
+    "str gradient, str helpers) -> (Tensor, Tensor, Tensor)",
+)
+
+
+def _meta_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
+    """Keys and values have as many batches as queries."""
+    batch = query.shape[0]
+    return (
+        query.new_empty(query.shape),
+        key.new_empty((batch, *key.shape[1:])),
+        value.new_empty((batch, *value.shape[1:])),
+    )
+
+
+@planner("torchgraft::flex_attention_backward", meta=_meta_backward)
+def _flex_attention_backward(
+    p: PlanBuilder,
+    outs: tuple[torch.Tensor, ...],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    grad: torch.Tensor,
+    lse: torch.Tensor,
+    delta: torch.Tensor,
+    counts: torch.Tensor,
+    places: torch.Tensor,
+    full_counts: torch.Tensor | None,
+    full_places: torch.Tensor | None,
+    q_counts: torch.Tensor,
+    q_places: torch.Tensor,
+    full_q_counts: torch.Tensor | None,
+    full_q_places: torch.Tensor | None,
+    captured: list[torch.Tensor],
+    scale: Scalar | float,
+    q_size: int,
+    k_size: int,
+    score: str,
+    mask: str,
+    gradient: str,
+    helpers: str,
+) -> None:
+    if query.numel() == 0:
+        for out in outs:
+            p.zero(out)
+        return
+    dq, dk, dv = outs
+    call = _Call(p, query, key, value, captured, scale, q_size, k_size)
+    functions = Functions(score, mask, call.types, helpers, full_counts is not None, gradient)
+    operands = {"q": call.query, "k": call.key, "v": call.value, "g": call.rows(grad)}
+    common = {**call.common, "lse": p.contiguous(lse), "delta": p.contiguous(delta)}
+    p.launch(
+        query_gradient(call.variant, functions),
+        call.groups(call.queries, call.heads),
+        **call.strided(**operands, dq=dq),
+        **call.tables("", counts, places, full_counts, full_places),
+        **common,
+    )
+    p.launch(
+        key_gradient(call.variant, functions),
+        call.groups(call.keys, call.key_heads),
+        **call.strided(**operands, dk=dk, dv=dv),
+        **call.tables("q_", q_counts, q_places, full_q_counts, full_q_places),
+        **common,
     )

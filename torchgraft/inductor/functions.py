@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._pytree import tree_leaves
 
 from torchgraft.codegen import UnsupportedDtype, element_type
 from torchgraft.codegen.pointwise import convert
@@ -76,7 +77,7 @@ class Text:
     helpers: dict[str, str] = field(default_factory=dict)
 
     def of(self, gm: torch.fx.GraphModule, inputs: Sequence[Value | Captured]) -> tuple[str, Value]:
-        """Statements, and the function's result.
+        """Statements, and the function's result: the first of several, of which the others are None.
 
         Raises:
             Untranslatable: there are none.
@@ -90,15 +91,15 @@ class Text:
         known: dict[torch.fx.Node, Any] = {}
         given = iter(inputs)
         statements: list[str] = []
+        needed = _needed(gm.graph)
         for node in gm.graph.nodes:
             if node.op == "placeholder":
                 known[node] = next(given)
             elif node.op == "get_attr":
                 known[node] = _constant(getattr(gm, str(node.target)))
             elif node.op == "output":
-                (result,) = torch.utils._pytree.tree_leaves(torch.fx.map_arg(node.args[0], known.__getitem__))
-                return "\n".join(statements), result
-            elif node.users:
+                return "\n".join(statements), known[_result(node)]
+            elif node in needed:
                 args = torch.fx.map_arg(node.args, known.__getitem__)
                 made = self._called(node.target, args, torch.fx.map_arg(node.kwargs, known.__getitem__))
                 if made.below is None and not re.fullmatch(r"\w+", made.text):
@@ -163,6 +164,25 @@ def _is_number(value: Any) -> bool:
 
 def _operand(value: Any, dtype: torch.dtype) -> str:
     return _as(value, dtype) if isinstance(value, Value) else literal(value, element_type(dtype).name)
+
+
+def _result(output: torch.fx.Node) -> torch.fx.Node:
+    """What a function gives, if it is one thing."""
+    given = [each for each in tree_leaves(output.args[0]) if each is not None]
+    if len(given) != 1 or not isinstance(given[0], torch.fx.Node):
+        raise Untranslatable("several results")
+    return given[0]
+
+
+def _needed(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The nodes that a function's result depends on."""
+    todo, found = [_result(graph.output_node())], set[torch.fx.Node]()
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo += node.all_input_nodes
+    return found
 
 
 def _as(value: Value, dtype: torch.dtype) -> str:

@@ -27,7 +27,7 @@ from torchgraft.kernels.attention import (
     _unpack,
 )
 
-__all__ = ["Functions", "forward"]
+__all__ = ["Functions", "forward", "key_gradient", "query_gradient"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Functions:
         captured: element types of the tensors `c0`, `c1`, ... that they read.
         helpers: definitions of functions that they call.
         has_full: whether there are blocks in which all scores count.
+        gradient: statements that set `tg_g`, the gradient of what `score` gives, to that of what it takes.
     """
 
     score: str
@@ -47,31 +48,72 @@ class Functions:
     captured: tuple[str, ...]
     helpers: str
     has_full: bool
+    gradient: str = ""
 
 
-def _changed(v: Variant, f: Functions) -> str:
-    """Applies the functions to the scores of a block of keys (rows) by queries (lanes)."""
-
-    def each(statements: str) -> str:
-        return f"""\
+def _over_scores(v: Variant, side: str, statements: str) -> str:
+    """Statements for each score of a block: lanes are queries ("q") and rows keys, or the other way round ("k")."""
+    row, lane = ("n", "m") if side == "q" else ("m", "n")
+    other = "k" if side == "q" else "q"
+    return f"""\
     PLAIN for (int tg_r = 0; tg_r < n; ++tg_r) {{
-      const int tg_b = (int)b, tg_h = (int)h, tg_n = (int)k0 + tg_r, tg_first = (int)q0, tg_last = (int)q0 + nq - 1;
-      {v.scalar}* tg_row = ({v.scalar}*)st + tg_r * {v.lanes};
+      const int tg_b = (int)b, tg_h = (int)h, tg_{row} = (int){other}0 + tg_r;
+      const int tg_first = (int){side}0, tg_last = (int){side}0 + n{side} - 1;
       VECTORIZE
       for (int tg_i = 0; tg_i < {v.lanes}; ++tg_i) {{
-        const int tg_m = min(tg_first + tg_i, tg_last);
-        {v.scalar} tg_s = tg_row[tg_i];
+        const int tg_{lane} = min(tg_first + tg_i, tg_last), tg_at = tg_r * {v.lanes} + tg_i;
 {statements}
-        tg_row[tg_i] = tg_s;
       }}
     }}
 """
 
-    mask = f"bool tg_kept = true;\n{f.mask}\n        tg_s = tg_kept ? tg_s : ({v.scalar})-INFINITY;" if f.mask else ""
-    both = f"        {{ {f.score} }}\n        {{ {mask} }}"
+
+def _changed(v: Variant, f: Functions, side: str) -> str:
+    """Applies the functions to the scores of a block."""
+    score = f"{{ {f.score} }}" if f.score else ""
+    mask = f"bool tg_kept = true; {{ {f.mask} }} tg_s = tg_kept ? tg_s : ({v.scalar})-INFINITY;" if f.mask else ""
+
+    def each(*parts: str) -> str:
+        scores = f"(({v.scalar}*)st)[tg_at]"
+        statements = "\n".join((f"        {v.scalar} tg_s = {scores};", *parts, f"        {scores} = tg_s;"))
+        return _over_scores(v, side, statements) if any(parts) else ""
+
     if not f.has_full or not f.mask:
-        return each(both) if f.score or f.mask else ""
-    return f"    if (tg_list == 0) {{\n{each(both)}    }} else {{\n{each(f.score) if f.score else ''}    }}\n"
+        return each(score, mask)
+    return f"    if (tg_list == 0) {{\n{each(score, mask)}    }} else {{\n{each(score)}    }}\n"
+
+
+def _derived(v: Variant, f: Functions, side: str) -> str:
+    """Makes gradients of what the function gives those of what it takes, which is kept in `rt`."""
+    if not f.gradient:
+        return ""
+    statements = f"""\
+        const {v.scalar} tg_s = (({v.scalar}*)rt)[tg_at], tg_weight = (({v.scalar}*)st)[tg_at];
+        {v.scalar} tg_g = (({v.scalar}*)dp)[tg_at];
+        {{ {f.gradient} }}
+        (({v.scalar}*)dp)[tg_at] = tg_weight == 0 ? ({v.scalar})0 : tg_g;"""
+    return _over_scores(v, side, statements)
+
+
+def _kept(v: Variant, f: Functions) -> str:
+    return "    PLAIN for (int r = 0; r < 2 * n; ++r) rt[r] = st[r];\n" if f.gradient else ""
+
+
+def _listed(f: Functions, tables: tuple[str, str], width: str, size: str, most: str) -> tuple[str, str]:
+    """Loops over the blocks that the tables list, and their ends: `begin` and `end` of each."""
+    counts, places = tables
+    count, place = f"load_i32({counts}, table)", f"load_i32({places}, table * {width} + j)"
+    if f.has_full:
+        count = f"(tg_list == 0 ? {count} : load_i32(full_{counts}, table))"
+        place = f"(tg_list == 0 ? {place} : load_i32(full_{places}, table * {width} + j))"
+    return (
+        f"""\
+  PLAIN for (int tg_list = 0; tg_list < {2 if f.has_full else 1}; ++tg_list) {{
+  const long listed = {count};
+  PLAIN for (long j = 0; j < listed; ++j) {{
+  const long begin = (long){place} * {size}, end = begin + {size} < {most} ? begin + {size} : {most};""",
+        "  }\n  }",
+    )
 
 
 @functools.cache
@@ -84,10 +126,7 @@ def forward(v: Variant, f: Functions) -> Kernel:
     """
     rows = BLOCK + 8
     exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
-    count, place = "load_i32(counts, table)", "load_i32(places, table * k_blocks + j)"
-    if f.has_full:
-        count = f"(tg_list == 0 ? {count} : load_i32(full_counts, table))"
-        place = f"(tg_list == 0 ? {place} : load_i32(full_places, table * k_blocks + j))"
+    loops, ends = _listed(f, ("counts", "places"), "k_blocks", "k_size", "sk")
     to_base_2 = f"({v.scalar})1.4426950408889634"
     body = f"""\
 {_common(v, "q")}
@@ -100,15 +139,12 @@ def forward(v: Variant, f: Functions) -> Kernel:
   for (int i = 0; i < {2 * v.value_head}; ++i) ot[i] = {v.splat("0")};
   const {v.vector} none = {v.splat("0")}, least = {v.splat("-INFINITY")};
   {v.vector} m0 = least, m1 = least, l0 = none, l1 = none;
-  PLAIN for (int tg_list = 0; tg_list < {2 if f.has_full else 1}; ++tg_list) {{
-  const long listed = {count};
-  PLAIN for (long j = 0; j < listed; ++j) {{
-  const long begin = (long){place} * k_size, end = begin + k_size < sk ? begin + k_size : sk;
+{loops}
   for (long k0 = begin; k0 < end; k0 += {BLOCK}) {{
     const int n = (int)(end - k0 < {BLOCK} ? end - k0 : {BLOCK});
 {_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
 {_scores(v, "st", "key", "qt", v.head)}
-{_changed(v, f)}
+{_changed(v, f, "q")}
     {v.vector} n0 = m0, n1 = m1;
     PLAIN for (int r = 0; r < n; ++r) {{
       n0 = SELECT(st[2 * r] > n0, st[2 * r], n0);
@@ -135,8 +171,7 @@ def forward(v: Variant, f: Functions) -> Kernel:
 {_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
 {_gathered(v, "ot", "st", "val", v.value_head, True)}
   }}
-  }}
-  }}
+{ends}
   st[0] = SELECT(l0 == none, none, 1 / l0);
   st[1] = SELECT(l1 == none, none, 1 / l1);
   PLAIN for (int c = 0; c < {v.value_head}; ++c) {{
@@ -152,14 +187,145 @@ def forward(v: Variant, f: Functions) -> Kernel:
     store_f32(lse, to, (float)((l == 0 ? ({v.scalar})-INFINITY : most + tg_log_{v.compute}(l)) * {to_base_2}));
     store_f32(largest, to, (float)(most * {to_base_2}));
   }}"""
-    full = ", full_counts, full_places" if f.has_full else ""
+    declarations = f"{_operands(v, 'q k v', 'out')}; f32* lse, largest; {_tables(f, 'counts', 'places')}"
+    return _kernel(v, f, "flex", declarations, body)
+
+
+def _tables(f: Functions, counts: str, places: str) -> str:
+    full = f", full_{counts}, full_{places}" if f.has_full else ""
+    return f"const i32* {counts}, {places}{full}; i64 table_b, table_h, q_blocks, k_blocks, q_size, k_size"
+
+
+def _kernel(v: Variant, f: Functions, name: str, declarations: str, body: str) -> Kernel:
     captured = "; ".join(f"const {type_}* c{i}" for i, type_ in enumerate(f.captured))
-    declarations = (
-        f"{_operands(v, 'q k v', 'out')}; f32* lse, largest; const i32* counts, places{full}; "
-        f"i64 table_b, table_h, q_blocks, k_blocks, q_size, k_size; {captured}; "
-        f"i64 heads, group, sq, sk; {v.compute} scale"
-    )
-    return Kernel(v.tag("flex"), parameters(declarations), body, helpers=f.helpers, local=(1,))
+    rest = f"{captured}; i64 heads, group, sq, sk; {v.compute} scale"
+    return Kernel(v.tag(name), parameters(f"{declarations}; {rest}"), body, helpers=f.helpers, local=(1,))
+
+
+_LN_2 = "0.6931471805599453"
+
+
+def _weight_of_rows(v: Variant) -> str:
+    """Names what is taken from the scores of row `at`, so that they become weights: nothing is left of an empty one."""
+    return f"""\
+      const {v.scalar} stored = load_f32(lse, at);
+      const {v.scalar} sum = stored == ({v.scalar})-INFINITY ? ({v.scalar})INFINITY : stored * ({v.scalar}){_LN_2};"""
+
+
+@functools.cache
+def query_gradient(v: Variant, f: Functions) -> Kernel:
+    """Parameters: `q`, `k`, `v`, `g` (the result's gradient), `dq` with their strides; `lse` as `forward` gives it, and
+    `delta`, what is taken from the gradient of each weight, [batch, heads, queries]; the tables and the rest as for
+    `forward`.
+    """
+    rows = BLOCK + 8
+    loops, ends = _listed(f, ("counts", "places"), "k_blocks", "k_size", "sk")
+    exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
+    body = f"""\
+{_common(v, "q")}
+{_QUERY}
+{_pointers(v, "q", "k", "v", "g")}
+  const long block = q0 / q_size;
+  const long table = b * table_b + h * table_h + (block < q_blocks ? block : q_blocks - 1);
+  {v.vector} qt[{2 * v.head}], gt[{2 * v.value_head}], dqt[{2 * v.head}], st[{2 * rows}], dp[{2 * rows}];
+  {f"{v.vector} rt[{2 * rows}];" if f.gradient else ""}
+{_pack(v, "qt", "(q_h + q0 * qss)", "qss", "nq", v.head, " * scale")}
+{_pack(v, "gt", "(g_h + q0 * gss)", "gss", "nq", v.value_head)}
+  for (int r = 0; r < {v.lanes}; ++r) {{
+    const long at = bh * sq + q0 + (r < nq ? r : nq - 1);
+{_weight_of_rows(v)}
+    (({v.scalar}*)st)[r] = sum;
+    (({v.scalar}*)dp)[r] = load_f32(delta, at);
+  }}
+  const {v.vector} lse0 = st[0], lse1 = st[1], delta0 = dp[0], delta1 = dp[1];
+  for (int i = 0; i < {2 * v.head}; ++i) dqt[i] = {v.splat("0")};
+{loops}
+  for (long k0 = begin; k0 < end; k0 += {BLOCK}) {{
+    const int n = (int)(end - k0 < {BLOCK} ? end - k0 : {BLOCK});
+{_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
+{_scores(v, "st", "key", "qt", v.head)}
+{_kept(v, f)}
+{_changed(v, f, "q")}
+    PLAIN for (int r = 0; r < n; ++r) {{
+      st[2 * r] -= lse0;
+      st[2 * r + 1] -= lse1;
+    }}
+{_each(v, f"n * {v.lanes}", exponent)}
+{_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
+{_scores(v, "dp", "val", "gt", v.value_head)}
+    PLAIN for (int r = 0; r < n; ++r) {{
+      dp[2 * r] = st[2 * r] * (dp[2 * r] - delta0);
+      dp[2 * r + 1] = st[2 * r + 1] * (dp[2 * r + 1] - delta1);
+    }}
+{_derived(v, f, "q")}
+{_gathered(v, "dqt", "dp", "key", v.head)}
+  }}
+{ends}
+  GLOBAL {_storage(v)}* out_at = dq + b * dqsb + h * dqsh + q0 * dqss;
+{_unpack(v, "out_at", "dqt", "dqss", "nq", v.head, " * scale")}"""
+    declarations = f"{_operands(v, 'q k v g', 'dq')}; const f32* lse, delta; {_tables(f, 'counts', 'places')}"
+    return _kernel(v, f, "flex_query_gradient", declarations, body)
+
+
+@functools.cache
+def key_gradient(v: Variant, f: Functions) -> Kernel:
+    """Parameters: `q`, `k`, `v`, `g`, `dk`, `dv` with their strides; `lse` and `delta`; `q_counts` and `q_places`, the
+    tables of the blocks of queries for each of keys, [.., .., blocks of keys] and [.., .., blocks of keys, blocks of
+    queries], and `full_q_counts`, `full_q_places`; the rest as for `query_gradient`.
+    """
+    rows = BLOCK + 8
+    loops, ends = _listed(f, ("q_counts", "q_places"), "q_blocks", "q_size", "sq")
+    exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
+    body = f"""\
+{_common(v, "k")}
+  const long b = at / (heads / group), hk = at % (heads / group);
+{_pointers(v, "k", "v")}
+  const long block = k0 / k_size;
+  {v.vector} kt[{2 * v.head}], vt[{2 * v.value_head}], dkt[{2 * v.head}], dvt[{2 * v.value_head}];
+  {v.vector} st[{2 * rows}], dp[{2 * rows}];
+  {f"{v.vector} rt[{2 * rows}];" if f.gradient else ""}
+{_pack(v, "kt", "(k_h + k0 * kss)", "kss", "nk", v.head, " * scale")}
+{_pack(v, "vt", "(v_h + k0 * vss)", "vss", "nk", v.value_head)}
+  for (int i = 0; i < {2 * v.head}; ++i) dkt[i] = {v.splat("0")};
+  for (int i = 0; i < {2 * v.value_head}; ++i) dvt[i] = {v.splat("0")};
+  if (block < k_blocks) for (long h = hk * group; h < (hk + 1) * group; ++h) {{
+  const long bh = b * heads + h, table = b * table_b + h * table_h + block;
+{_pointers(v, "q", "g")}
+{loops}
+  for (long q0 = begin; q0 < end; q0 += {BLOCK}) {{
+    const int n = (int)(end - q0 < {BLOCK} ? end - q0 : {BLOCK});
+{_rows(v, "qry", "(q_h + q0 * qss)", "qss", v.head)}
+{_scores(v, "st", "qry", "kt", v.head)}
+{_kept(v, f)}
+{_changed(v, f, "k")}
+    PLAIN for (int r = 0; r < n; ++r) {{
+      const long at = bh * sq + q0 + r;
+{_weight_of_rows(v)}
+      const {v.vector} less = {v.splat("sum")};
+      st[2 * r] -= less;
+      st[2 * r + 1] -= less;
+    }}
+{_each(v, f"n * {v.lanes}", exponent)}
+{_rows(v, "grd", "(g_h + q0 * gss)", "gss", v.value_head)}
+{_scores(v, "dp", "grd", "vt", v.value_head)}
+{_gathered(v, "dvt", "st", "grd", v.value_head)}
+    PLAIN for (int r = 0; r < n; ++r) {{
+      const {v.scalar} taken = load_f32(delta, bh * sq + q0 + r);
+      const {v.vector} less = {v.splat("taken")};
+      dp[2 * r] = st[2 * r] * (dp[2 * r] - less);
+      dp[2 * r + 1] = st[2 * r + 1] * (dp[2 * r + 1] - less);
+    }}
+{_derived(v, f, "k")}
+{_gathered(v, "dkt", "dp", "qry", v.head)}
+  }}
+{ends}
+  }}
+  GLOBAL {_storage(v)}* dk_at = dk + b * dksb + hk * dksh + k0 * dkss;
+  GLOBAL {_storage(v)}* dv_at = dv + b * dvsb + hk * dvsh + k0 * dvss;
+{_unpack(v, "dk_at", "dkt", "dkss", "nk", v.head, " * scale")}
+{_unpack(v, "dv_at", "dvt", "dvss", "nk", v.value_head)}"""
+    declarations = f"{_operands(v, 'q k v g', 'dk dv')}; const f32* lse, delta; {_tables(f, 'q_counts', 'q_places')}"
+    return _kernel(v, f, "flex_key_gradient", declarations, body)
 
 
 def _storage(v: Variant) -> str:
