@@ -47,9 +47,12 @@ class Replayed:
     def __init__(self, program: Program, has_parts: bool = False) -> None:
         self._program = program
         self._has_parts = has_parts
+        self._is_in_parts = False  # they are recorded, and the whole is not
         self._calls = _C.CompiledCalls()
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
+        if self._is_in_parts:
+            return self._program(arguments)
         results: Sequence[Any] | None = self._calls.run(arguments)
         return self._by_python(arguments) if results is None else results
 
@@ -75,8 +78,8 @@ class Replayed:
                 graph.abandon()
                 why = str(error).partition("\n")[0]
                 _refuse(why)
-                if self._has_parts:
-                    self._has_parts = False
+                if self._has_parts and not self._is_in_parts:
+                    self._is_in_parts = True
                     splits[why] += 1
                 self._calls.refuse(arguments)
                 return False
