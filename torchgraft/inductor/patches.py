@@ -1,8 +1,8 @@
 """Places of inductor that have the devices of torch's own tree in them, and no registration: the only monkeypatches.
 
 Each function here has one of them know the backend's device, and leaves it as it is for all others. They are applied
-when inductor asks for the device's generators; tests/test_inductor.py and tests/test_split_programs.py fail as soon as one
-is needed no longer.
+when inductor asks for the device's generators; tests/test_inductor.py and tests/test_split_programs.py fail as soon as
+one is needed no longer.
 """
 
 from __future__ import annotations
