@@ -62,7 +62,14 @@ class _Call:
         self.key, self.value = (t.expand(self.batch, *t.shape[1:]) for t in (key, value))
         self.key_heads, self.keys = key.shape[1:3]
         self.variant = Variant(
-            element_type(query.dtype).name, head, value.shape[3], "", False, False, simd_width=p.device.simd_width
+            element_type(query.dtype).name,
+            head,
+            value.shape[3],
+            "",
+            False,
+            False,
+            simd_width=p.device.simd_width,
+            tuning=p.device.tuning.attention,
         )
         self.types = tuple(element_type(t.dtype).name for t in captured)
         self.common: dict[str, Any] = {f"c{i}": p.contiguous(t) for i, t in enumerate(captured)}

@@ -14,7 +14,6 @@ from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.types import value_ctype
 from torchgraft.kernels.attention import (
     _QUERY,
-    BLOCK,
     Variant,
     _common,
     _each,
@@ -124,7 +123,7 @@ def forward(v: Variant, f: Functions) -> Kernel:
     a batch and a head are, in rows; `q_blocks`, `k_blocks`, the tables' sizes; `q_size`, `k_size`, those of a block;
     `c0`, `c1`, ...; `heads`, `group`, `sq`, `sk`, `scale`.
     """
-    rows = BLOCK + 8
+    rows = v.block + 8
     exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     loops, ends = _listed(f, ("counts", "places"), "k_blocks", "k_size", "sk")
     to_base_2 = f"({v.scalar})1.4426950408889634"
@@ -140,8 +139,8 @@ def forward(v: Variant, f: Functions) -> Kernel:
   const {v.vector} none = {v.splat("0")}, least = {v.splat("-INFINITY")};
   {v.vector} m0 = least, m1 = least, l0 = none, l1 = none;
 {loops}
-  for (long k0 = begin; k0 < end; k0 += {BLOCK}) {{
-    const int n = (int)(end - k0 < {BLOCK} ? end - k0 : {BLOCK});
+  for (long k0 = begin; k0 < end; k0 += {v.block}) {{
+    const int n = (int)(end - k0 < {v.block} ? end - k0 : {v.block});
 {_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
 {_scores(v, "st", "key", "qt", v.head)}
 {_changed(v, f, "q")}
@@ -218,7 +217,7 @@ def query_gradient(v: Variant, f: Functions) -> Kernel:
     `delta`, what is taken from the gradient of each weight, [batch, heads, queries]; the tables and the rest as for
     `forward`.
     """
-    rows = BLOCK + 8
+    rows = v.block + 8
     loops, ends = _listed(f, ("counts", "places"), "k_blocks", "k_size", "sk")
     exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     body = f"""\
@@ -240,8 +239,8 @@ def query_gradient(v: Variant, f: Functions) -> Kernel:
   const {v.vector} lse0 = st[0], lse1 = st[1], delta0 = dp[0], delta1 = dp[1];
   for (int i = 0; i < {2 * v.head}; ++i) dqt[i] = {v.splat("0")};
 {loops}
-  for (long k0 = begin; k0 < end; k0 += {BLOCK}) {{
-    const int n = (int)(end - k0 < {BLOCK} ? end - k0 : {BLOCK});
+  for (long k0 = begin; k0 < end; k0 += {v.block}) {{
+    const int n = (int)(end - k0 < {v.block} ? end - k0 : {v.block});
 {_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
 {_scores(v, "st", "key", "qt", v.head)}
 {_kept(v, f)}
@@ -273,7 +272,7 @@ def key_gradient(v: Variant, f: Functions) -> Kernel:
     tables of the blocks of queries for each of keys, [.., .., blocks of keys] and [.., .., blocks of keys, blocks of
     queries], and `full_q_counts`, `full_q_places`; the rest as for `query_gradient`.
     """
-    rows = BLOCK + 8
+    rows = v.block + 8
     loops, ends = _listed(f, ("q_counts", "q_places"), "q_blocks", "q_size", "sq")
     exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     body = f"""\
@@ -292,8 +291,8 @@ def key_gradient(v: Variant, f: Functions) -> Kernel:
   const long bh = b * heads + h, table = b * table_b + h * table_h + block;
 {_pointers(v, "q", "g")}
 {loops}
-  for (long q0 = begin; q0 < end; q0 += {BLOCK}) {{
-    const int n = (int)(end - q0 < {BLOCK} ? end - q0 : {BLOCK});
+  for (long q0 = begin; q0 < end; q0 += {v.block}) {{
+    const int n = (int)(end - q0 < {v.block} ? end - q0 : {v.block});
 {_rows(v, "qry", "(q_h + q0 * qss)", "qss", v.head)}
 {_scores(v, "st", "qry", "kt", v.head)}
 {_kept(v, f)}
