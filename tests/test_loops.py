@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from torchgraft.codegen.kernel import parameters
-from torchgraft.codegen.loops import Walk
+from torchgraft.codegen.loops import Layout, Team, Walk
 from torchgraft.kernels import reduce
 from torchgraft.plans import PlanBuilder, planner
 
@@ -92,3 +92,46 @@ def _like(view: torch.Tensor, device: str) -> torch.Tensor:
     """The values with the view's own strides on the device."""
     base = view._base if view._base is not None else view
     return base.to(device).as_strided(view.shape, view.stride(), view.storage_offset())
+
+
+WIDTHS = (4, 8, 16)
+
+
+@pytest.fixture(scope="module")
+def _declared_rows(device: str) -> None:
+    for width in WIDTHS:
+        library.define(f"lanes_{width}(Tensor x) -> (Tensor, Tensor, Tensor)")
+        _declare_lanes(width)
+
+
+def _declare_lanes(width: int) -> None:
+    team = Team(Layout("cpu", simd_width=width))
+    kernel = team.kernel(
+        "lanes",
+        parameters("f64* sums; f32* largest; i64* places; const f32* x"),
+        team.sum({"sum": "f64"}, f"A.sum += x[{team.at}];"),
+        team.max("top", "f32", f"x[{team.at}]"),
+        team.argmax("place", "f32", f"x[{team.at}]"),
+        team.leader("sums[row] = sum; largest[row] = top; places[row] = place;"),
+    )
+
+    def meta(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(x.new_empty(len(x), dtype=dtype) for dtype in (torch.float64, torch.float32, torch.int64))
+
+    @planner(f"loops::lanes_{width}", contiguous=True, meta=meta)
+    def lanes(p: PlanBuilder, out: tuple[torch.Tensor, ...], x: torch.Tensor) -> None:
+        p.form = "cpu"
+        sums, largest, places = out
+        p.launch(kernel, p.long_rows(*x.shape), sums=sums, largest=largest, places=places, x=x)
+
+
+@pytest.mark.no_fallback
+@pytest.mark.usefixtures("_declared_rows")
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 15, 16, 21, 64, 100, 1027, 4096, 4099, 9001])
+def test_rows_of_any_length_in_registers_of_any_width(device: str, width: int, size: int) -> None:
+    x = torch.randint(-1000, 1000, (3, size)).float()
+    sums, largest, places = getattr(torch.ops.loops, f"lanes_{width}")(x.to(device))
+    assert_close(sums.cpu(), x.double().sum(1), rtol=0, atol=0)
+    assert_close(largest.cpu(), x.amax(1), rtol=0, atol=0)
+    assert_close(places.cpu(), (x == x.amax(1, keepdim=True)).int().argmax(1), rtol=0, atol=0)

@@ -33,8 +33,7 @@ WIDTH = 256
 _RUN = 256
 
 
-# Lanes of a register of 32-bit numbers, where there are 64 bytes of it, and those that what is left goes to.
-_LANES = 16
+# Lanes that what is left of a row goes to.
 _FEW = 4
 _BYTES = {"double": 8, "long": 8, "ulong": 8}
 # Fields of an accumulator of which registers hold `LANES`.
@@ -177,12 +176,14 @@ class Layout:
         unit: of rows across memory, whether neighbours touch; of rows of runs, whether their elements do.
         runs: each row lies in memory as runs of `run` elements, and rows, whether across or not, have two strides as
             columns do. Several groups may share a row: each has `part` elements of it.
+        simd_width: float32 elements of a CPU's vector registers: 4, 8 or 16.
     """
 
     form: str
     across: bool = False
     unit: bool = True
     runs: bool = False
+    simd_width: int = 16
 
 
 Fields = Mapping[str, tuple[str, str]]
@@ -487,24 +488,25 @@ class Team:
     def _fold_row(self, fields: Fields, step: str, combine: str, cascade: bool, size: str) -> str:
         """A contiguous row, which may be short: a register of lanes, what a row has beyond goes to the first few of
         them and then to the result. Places in arrays are all known beforehand, so that the arrays are registers."""
-        accumulators = _Accumulators(fields, _LANES, cascade=False)
+        lanes = self.layout.simd_width
+        accumulators = _Accumulators(fields, lanes, cascade=False)
         types = accumulators.types
         inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
-        halves = (_LANES >> k for k in range(1, _LANES.bit_length()))
+        halves = (lanes >> k for k in range(1, lanes.bit_length()))
         tree = " ".join(
             _each_of(w, bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), unroll=True) for w in halves
         )
 
         def piece(end: str) -> str:
             return f"""{accumulators.declared}
-        {_each_of(_LANES, accumulators.start)}
-        for (; tg_first + {_LANES} <= {end}; tg_first += {_LANES}) {_each_of(_LANES, inner)}
+        {_each_of(lanes, accumulators.start)}
+        for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {_each_of(lanes, inner)}
         for (; tg_first + {_FEW} <= {end}; tg_first += {_FEW}) {_each_of(_FEW, inner)}
         {tree}
         {bind(combine, A="{}", B="tg_{}[0]")}"""
 
         if cascade:
-            stretch = _LANES * _RUN
+            stretch = lanes * _RUN
             text = f"""while (tg_size - tg_first >= {_FEW}) {{
         const long tg_stop = tg_size - tg_first < {stretch} ? tg_size : tg_first + {stretch};
         {piece("tg_stop")}
@@ -525,7 +527,9 @@ class Team:
             return self._fold_runs_swept(fields, step, combine, cascade)
         accumulators = _Accumulators(fields, LANES, cascade=False)
         types, stretch = accumulators.types, LANES * _RUN
-        lanes = _LANES // 2 if any(_BYTES.get(t, 4) == 8 for t in types.values()) else _LANES
+        lanes = self.layout.simd_width
+        if any(_BYTES.get(t, 4) == 8 for t in types.values()):
+            lanes = max(_FEW, lanes // 2)
         rest = {n: f"tg_{n}_rest" for n in types}
         start = " ".join(
             [

@@ -37,9 +37,9 @@ def _save(team: Team, stat_type: str) -> str:
 
 
 @functools.cache
-def layer_norm(form: str, type_: str, weight_type: str, stat_type: str, weight: bool, bias: bool) -> Kernel:
+def layer_norm(layout: Layout, type_: str, weight_type: str, stat_type: str, weight: bool, bias: bool) -> Kernel:
     """Parameters: `x`, `weight`, `bias`, `out`, `means`, `rstds`, `eps`."""
-    team, acc = Team(Layout(form)), BY_NAME[type_].accumulate
+    team, acc = Team(layout), BY_NAME[type_].accumulate
     value = f"(load_{type_}(x, {team.at}) - mean) * rstd"
     if weight:
         value += f" * load_{weight_type}(weight, c)"
@@ -54,13 +54,13 @@ def layer_norm(form: str, type_: str, weight_type: str, stat_type: str, weight: 
 
 @functools.cache
 def layer_norm_backward(
-    form: str, type_: str, weight_type: str, stat_type: str, weight: bool, input_grad: bool, weight_grads: bool
+    layout: Layout, type_: str, weight_type: str, stat_type: str, weight: bool, input_grad: bool, weight_grads: bool
 ) -> Kernel:
     """Gradients of the input and, in the CPU form, of weight and bias: a sum for each work-group, to be added up.
 
     Parameters: `grad`, `x`, `means`, `rstds`, `weight`, `out`, `dws`, `dbs`.
     """
-    team, acc = Team(Layout(form)), BY_NAME[type_].accumulate
+    team, acc = Team(layout), BY_NAME[type_].accumulate
     t = value_ctype(acc)
     grad = f"load_{type_}(grad, {team.at})"
     scaled = grad + (f" * load_{weight_type}(weight, c)" if weight else "")
@@ -125,9 +125,9 @@ _CHANNEL = "const long channel = row % groups * depth + k, first = row * size + 
 
 
 @functools.cache
-def group_norm(form: str, type_: str, weight_type: str, stat_type: str, weight: bool, bias: bool) -> Kernel:
+def group_norm(layout: Layout, type_: str, weight_type: str, stat_type: str, weight: bool, bias: bool) -> Kernel:
     """Parameters: `x`, `weight`, `bias`, `out`, `means`, `rstds`, `groups`, `depth`, `inner`, `eps`."""
-    team, acc = Team(Layout(form)), BY_NAME[type_].accumulate
+    team, acc = Team(layout), BY_NAME[type_].accumulate
     t = value_ctype(acc)
     scale = f"rstd * load_{weight_type}(weight, channel)" if weight else "rstd"
     shift = f"load_{weight_type}(bias, channel)" if bias else "0"
@@ -145,10 +145,10 @@ def group_norm(form: str, type_: str, weight_type: str, stat_type: str, weight: 
 
 
 @functools.cache
-def group_norm_sums(form: str, type_: str, stat_type: str) -> Kernel:
+def group_norm_sums(layout: Layout, type_: str, stat_type: str) -> Kernel:
     """For each channel of each sample the sums of dy and of dy (x - mean). Rows are channels of samples. Parameters:
     `grad`, `x`, `means`, `sums`, `dots`, `depth`."""
-    team, acc = Team(Layout(form)), BY_NAME[type_].accumulate
+    team, acc = Team(layout), BY_NAME[type_].accumulate
     t = value_ctype(acc)
     step = f"const {t} g = load_{type_}(grad, {team.at}); A.sum += g; A.dot += g * (load_{type_}(x, {team.at}) - mean);"
     return team.kernel(
@@ -161,10 +161,10 @@ def group_norm_sums(form: str, type_: str, stat_type: str) -> Kernel:
 
 
 @functools.cache
-def group_norm_input(form: str, type_: str, weight_type: str, stat_type: str, weight: bool) -> Kernel:
+def group_norm_input(layout: Layout, type_: str, weight_type: str, stat_type: str, weight: bool) -> Kernel:
     """Gradient of the input. Parameters: `grad`, `x`, `means`, `rstds`, `weight`, `sums`, `dots`, `out`, `groups`,
     `depth`, `inner`."""
-    team, acc = Team(Layout(form)), BY_NAME[type_].accumulate
+    team, acc = Team(layout), BY_NAME[type_].accumulate
     t = value_ctype(acc)
     factor = f"load_{weight_type}(weight, row % groups * depth + k)" if weight else "1"
     x = f"load_{type_}(x, first + c)"

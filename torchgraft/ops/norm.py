@@ -79,7 +79,7 @@ def layer_norm(
         return
     rows = input.numel() // size
     kernel = kernels.layer_norm(
-        p.form,
+        p.layout,
         type_,
         _name(weight if weight is not None else bias, type_),
         _name(mean, type_),
@@ -126,7 +126,7 @@ def layer_norm_backward(
     arguments = {"grad": grad_out, "x": input, "means": mean, "rstds": rstd, "dws": dws, "dbs": dbs}
     if input_grad is not None or (wants_weight and not gpu):
         kernel = kernels.layer_norm_backward(
-            p.form,
+            p.layout,
             type_,
             _name(weight, type_),
             stat,
@@ -170,7 +170,7 @@ def group_norm(
         return
     rows, depth = N * group, C // group
     kernel = kernels.group_norm(
-        p.form,
+        p.layout,
         type_,
         _name(weight if weight is not None else bias, type_),
         _name(mean, type_),
@@ -209,9 +209,9 @@ def group_norm_backward(
     depth = C // group
     sums = {name: p.empty((N, C), _accumulate(input)) for name in ("sums", "dots")}
     tensors: dict[str, torch.Tensor | None] = {"grad": grad_out, "x": input, "means": mean, **sums}
-    p.launch(kernels.group_norm_sums(p.form, type_, stat), p.long_rows(N * C, HxW), **tensors, depth=depth)
+    p.launch(kernels.group_norm_sums(p.layout, type_, stat), p.long_rows(N * C, HxW), **tensors, depth=depth)
     if input_grad is not None:
-        kernel = kernels.group_norm_input(p.form, type_, _name(weight, type_), stat, weight is not None)
+        kernel = kernels.group_norm_input(p.layout, type_, _name(weight, type_), stat, weight is not None)
         tensors |= {"rstds": rstd, "weight": weight, "out": input_grad}
         sizes = {"groups": group, "depth": depth, "inner": HxW}
         p.launch(kernel, p.long_rows(N * group, depth * HxW), **tensors, **sizes)

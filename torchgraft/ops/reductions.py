@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
-from torchgraft.codegen.loops import FEW, GROUP, LANES, WIDTH, Layout
+from torchgraft.codegen.loops import FEW, GROUP, LANES, WIDTH
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels import reduce as kernels
 from torchgraft.kernels.reduce import Reduction
@@ -240,7 +240,7 @@ def _reduce(
     if share.part <= share.short:
         r = replace(r, cascade=False)
     (k0, k1), (r0, r1), row = g.kept, g.reduced, _is_row(g)
-    layout = Layout(p.form, across=not row, unit=(r1 if row else k1).stride == 1, runs=True)
+    layout = replace(p.layout, across=not row, unit=(r1 if row else k1).stride == 1, runs=True)
     shape = {"outer": k0.size, "outer_stride": k0.stride, "inner": k1.size, "inner_stride": k1.stride}
     shape |= {"size": g.count, "run": max(1, r1.size), "run_stride": r0.stride, "stride": r1.stride}
     deal = {"span": 1, "chunk": share.chunk} if row else {"span": share.chunk, "chunk": 1}

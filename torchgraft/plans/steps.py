@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torchgraft.codegen.loops import GROUP, WIDTH, Layout
 from torchgraft.codegen.pointwise import Loop
 from torchgraft.codegen.tuning import Target
 from torchgraft.codegen.types import BY_NAME, MOVES, element_type
+from torchgraft.codegen.vectors import vector_lanes
 from torchgraft.plans.device import DeviceTraits
 from torchgraft.plans.grid import MULTIPLE, Dealer, Grid
 from torchgraft.plans.scalar import Scalar
@@ -276,7 +277,13 @@ class Steps:
 
     def rows(self, outer: int, size: int, inner: int = 1, cost: int = 1) -> tuple[Layout, Grid]:
         """How a `codegen.loops.Team` finds its rows, and its grid; see `plans.grid.Dealer.rows`."""
-        return self.dealer.rows(outer, size, inner, cost)
+        layout, grid = self.dealer.rows(outer, size, inner, cost)
+        return replace(layout, simd_width=self.layout.simd_width), grid
+
+    @property
+    def layout(self) -> Layout:
+        """Of contiguous rows."""
+        return Layout(self.form, simd_width=vector_lanes(self.device.simd_width) if self.form == "cpu" else 16)
 
     def long_rows(self, rows: int, size: int, cost: int = 1) -> Grid:
         """The grid of a `codegen.loops.Team` on contiguous rows."""
