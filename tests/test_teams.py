@@ -15,7 +15,7 @@ from torchgraft.plans import PlanBuilder, planner
 
 TEAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "cpu": ("cpu", {}),
-    "cpu_short": ("cpu", {"lanes": 16, "short": True}),
+    "cpu_short": ("cpu", {"short": True}),
     "gpu": ("gpu", {}),
     "gpu_small": ("gpu", {"group": 64, "short": True}),
 }
