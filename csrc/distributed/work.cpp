@@ -173,7 +173,7 @@ void GraftWork::end_message(const Deadline& deadline) {
 bool GraftWork::isCompleted() {
   if (is_message()) getFuture();
   std::lock_guard lock(mutex_);
-  return completed_;
+  return completed_ || (future_ && future_->completed());  // who has waited for the future finds the work completed
 }
 
 bool GraftWork::isSuccess() const {
