@@ -366,26 +366,10 @@ def _pointers(v: Variant, *names: str) -> str:
     return "\n".join(f"  {v.pointer} {n}_h = {n} + b * {n}sb + {head[n]} * {n}sh;" for n in names)
 
 
-def _forward_cpu(v: Variant) -> str:
-    rows = v.block + 8
-    bias = "  const long bias_at = b * bsb + h * bsh + q0 * bsq;" if v.bias else ""
+def _weigh(v: Variant) -> str:
+    """Makes weights of a block's scores, relative to the largest so far, and keeps that and the weights' sum."""
     exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     return f"""\
-{_common(v, "q")}
-{_QUERY}
-{_pointers(v, "q", "k", "v")}
-{bias}
-  {v.vector} qt[{2 * v.head}], st[{2 * rows}], ot[{2 * v.value_head}];
-{_pack(v, "qt", "(q_h + q0 * qss)", "qss", "nq", v.head, " * scale")}
-  for (int i = 0; i < {2 * v.value_head}; ++i) ot[i] = {v.splat("0")};
-  const {v.vector} none = {v.splat("0")}, least = {v.splat("-INFINITY")};
-  {v.vector} m0 = least, m1 = least, l0 = none, l1 = none;
-  const long end = {"sk < q0 + nq ? sk : q0 + nq" if v.causal else "sk"};
-  for (long k0 = 0; k0 < end; k0 += {v.block}) {{
-    const int n = (int)(end - k0 < {v.block} ? end - k0 : {v.block});
-{_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
-{_scores(v, "st", "key", "qt", v.head)}
-{_mask_keys(v)}
     {v.vector} n0 = m0, n1 = m1;
     PLAIN for (int r = 0; r < n; ++r) {{
       n0 = SELECT(st[2 * r] > n0, st[2 * r], n0);
@@ -408,11 +392,12 @@ def _forward_cpu(v: Variant) -> str:
       l1 += st[2 * r + 1];
     }}
     m0 = n0;
-    m1 = n1;
-{_drop_keys(v, "st")}
-{_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
-{_gathered(v, "ot", "st", "val", v.value_head, True)}
-  }}
+    m1 = n1;"""
+
+
+def _deliver(v: Variant) -> str:
+    """Stores the results, and leaves sums and largest scores in `st`."""
+    return f"""\
   st[0] = SELECT(l0 == none, none, 1 / l0);
   st[1] = SELECT(l1 == none, none, 1 / l1);
   PLAIN for (int c = 0; c < {v.value_head}; ++c) {{
@@ -421,7 +406,34 @@ def _forward_cpu(v: Variant) -> str:
   }}
   GLOBAL {BY_NAME[v.storage].storage}* out_at = out + b * outsb + h * outsh + q0 * outss;
 {_unpack(v, "out_at", "ot", "outss", "nq", v.value_head)}
-  st[0] = l0; st[1] = l1; st[2] = m0; st[3] = m1;
+  st[0] = l0; st[1] = l1; st[2] = m0; st[3] = m1;"""
+
+
+def _forward_cpu(v: Variant) -> str:
+    rows = v.block + 8
+    bias = "  const long bias_at = b * bsb + h * bsh + q0 * bsq;" if v.bias else ""
+    return f"""\
+{_common(v, "q")}
+{_QUERY}
+{_pointers(v, "q", "k", "v")}
+{bias}
+  {v.vector} qt[{2 * v.head}], st[{2 * rows}], ot[{2 * v.value_head}];
+{_pack(v, "qt", "(q_h + q0 * qss)", "qss", "nq", v.head, " * scale")}
+  for (int i = 0; i < {2 * v.value_head}; ++i) ot[i] = {v.splat("0")};
+  const {v.vector} none = {v.splat("0")}, least = {v.splat("-INFINITY")};
+  {v.vector} m0 = least, m1 = least, l0 = none, l1 = none;
+  const long end = {"sk < q0 + nq ? sk : q0 + nq" if v.causal else "sk"};
+  for (long k0 = 0; k0 < end; k0 += {v.block}) {{
+    const int n = (int)(end - k0 < {v.block} ? end - k0 : {v.block});
+{_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
+{_scores(v, "st", "key", "qt", v.head)}
+{_mask_keys(v)}
+{_weigh(v)}
+{_drop_keys(v, "st")}
+{_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
+{_gathered(v, "ot", "st", "val", v.value_head, True)}
+  }}
+{_deliver(v)}
   for (int r = 0; r < nq; ++r) {{
     const {v.scalar} l = (({v.scalar}*)st)[r];
     lse[bh * sq + q0 + r] = l == 0 ? ({v.scalar})INFINITY : (({v.scalar}*)st)[{v.lanes} + r] + tg_log_{v.compute}(l);

@@ -16,6 +16,7 @@ from torchgraft.kernels.attention import (
     _QUERY,
     Variant,
     _common,
+    _deliver,
     _each,
     _gathered,
     _operands,
@@ -24,6 +25,7 @@ from torchgraft.kernels.attention import (
     _rows,
     _scores,
     _unpack,
+    _weigh,
 )
 
 __all__ = ["Functions", "forward", "key_gradient", "query_gradient"]
@@ -124,7 +126,6 @@ def forward(v: Variant, f: Functions) -> Kernel:
     `c0`, `c1`, ...; `heads`, `group`, `sq`, `sk`, `scale`.
     """
     rows = v.block + 8
-    exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     loops, ends = _listed(f, ("counts", "places"), "k_blocks", "k_size", "sk")
     to_base_2 = f"({v.scalar})1.4426950408889634"
     body = f"""\
@@ -144,42 +145,12 @@ def forward(v: Variant, f: Functions) -> Kernel:
 {_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
 {_scores(v, "st", "key", "qt", v.head)}
 {_changed(v, f, "q")}
-    {v.vector} n0 = m0, n1 = m1;
-    PLAIN for (int r = 0; r < n; ++r) {{
-      n0 = SELECT(st[2 * r] > n0, st[2 * r], n0);
-      n1 = SELECT(st[2 * r + 1] > n1, st[2 * r + 1], n1);
-    }}
-    /* Where all is masked so far the maximum is -infinity, and nothing may be taken from it. */
-    const {v.vector} f0 = SELECT(n0 == least, none, n0), f1 = SELECT(n1 == least, none, n1);
-    PLAIN for (int r = 0; r < n; ++r) {{
-      st[2 * r] -= f0;
-      st[2 * r + 1] -= f1;
-    }}
-    st[2 * n] = m0 - f0;
-    st[2 * n + 1] = m1 - f1;
-{_each(v, f"(n + 1) * {v.lanes}", exponent)}
-    const {v.vector} alpha = st[2 * n], beta = st[2 * n + 1];
-    l0 *= alpha;
-    l1 *= beta;
-    PLAIN for (int r = 0; r < n; ++r) {{
-      l0 += st[2 * r];
-      l1 += st[2 * r + 1];
-    }}
-    m0 = n0;
-    m1 = n1;
+{_weigh(v)}
 {_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
 {_gathered(v, "ot", "st", "val", v.value_head, True)}
   }}
 {ends}
-  st[0] = SELECT(l0 == none, none, 1 / l0);
-  st[1] = SELECT(l1 == none, none, 1 / l1);
-  PLAIN for (int c = 0; c < {v.value_head}; ++c) {{
-    ot[2 * c] *= st[0];
-    ot[2 * c + 1] *= st[1];
-  }}
-  GLOBAL {_storage(v)}* out_at = out + b * outsb + h * outsh + q0 * outss;
-{_unpack(v, "out_at", "ot", "outss", "nq", v.value_head)}
-  st[0] = l0; st[1] = l1; st[2] = m0; st[3] = m1;
+{_deliver(v)}
   for (int r = 0; r < nq; ++r) {{
     const {v.scalar} l = (({v.scalar}*)st)[r], most = (({v.scalar}*)st)[{v.lanes} + r];
     const long to = bh * sq + q0 + r;
