@@ -8,6 +8,7 @@ compiled; a process that finds its kernels on disk never comes here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ from torchgraft.plans.schema import call_by_name, overload_name, parameters
 __all__ = ["expect_gradient"]
 
 aten = torch.ops.aten
+
+Call = tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]
 
 # Under these names an op has a meta function; its own is for devices alone.
 _KNOWN_AS = {aten.convolution_overrideable.default: aten.convolution.default}
@@ -56,6 +59,16 @@ def _spec(value: Any, is_tensor: bool) -> Any:
     return value
 
 
+def _joined(calls: Iterable[Call]) -> Iterator[Call]:
+    """What is likely to take the place of calls: a log_softmax over classes belongs to a cross entropy as a rule, whose
+    way back is one kernel (csrc/dispatch/cross_entropy.cpp)."""
+    for func, args, _ in calls:
+        if func is aten._log_softmax_backward_data.default and args[1].dim() == 2 and args[2] in (1, -1):
+            log_probs = args[1]
+            loss, target = log_probs.new_empty(()), log_probs.new_empty(len(log_probs), dtype=torch.long)
+            yield torch.ops.torchgraft.cross_entropy_backward.default, (loss, log_probs, target, loss, 1, -100), {}
+
+
 def _compile_gradient(op: torch._ops.OpOverload, specs: dict[str, Any], device: int, nested: Nested) -> None:
     inputs = [spec for spec in specs.values() if isinstance(spec, torch.Tensor) and spec.requires_grad]
     with torch.enable_grad():
@@ -68,7 +81,7 @@ def _compile_gradient(op: torch._ops.OpOverload, specs: dict[str, Any], device: 
     with recorder.active():
         torch.autograd.grad(outputs, inputs, [torch.empty_like(o) for o in outputs], allow_unused=True)
     kernels: list[Kernel] = []
-    for func, args, kwargs in recorder.calls:
+    for func, args, kwargs in [*_joined(recorder.calls), *recorder.calls]:
         p = PlanBuilder(device_traits(device), kernel_form(device), overload_name(func), False, nested=nested)
         for number, spec in enumerate(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
             p.adopt(spec.detach(), "argument", number)

@@ -43,7 +43,7 @@ def _dense(device: torch.device) -> None:
         nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 64), nn.GELU(), nn.Linear(64, 10)
     )
     # Lists of four tensors have a kernel of their own.
-    for model in (deep, nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10))):
+    for model in (deep, nn.Sequential(nn.Flatten(), nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 10))):
         _train(model.to(device), inputs, targets)
 
 
