@@ -117,7 +117,7 @@ oclgrind: setup
 # Tests of what the core and the OpenCL driver do in memory and threads, with both under AddressSanitizer and UBSan.
 ASAN_TESTS ?= tests/test_memory.py tests/test_streams.py tests/test_plans.py tests/test_fallback.py tests/test_serialization.py \
   tests/test_generator.py tests/test_driver_contract.py tests/test_shutdown.py opencl/tests/test_driver.py \
-  opencl/tests/test_caller_device.py
+  opencl/tests/test_caller_device.py opencl/tests/test_thread_team.py
 
 asan: setup
 	@$(PYTHON) scripts/instrumented asan --python $(BIN)/python $(ASAN_TESTS) $(ARGS)

@@ -22,6 +22,12 @@ uint32_t nanoseconds_since(Clock::time_point begin) {
 
 // A kernel of which nothing is known is tried with so many bytes: an elementwise one has done them in 10 us.
 constexpr uint64_t kTrial = uint64_t{256} << 10;
+// One that a team may share, with so many.
+constexpr uint64_t kSharedTrial = uint64_t{4} << 20;
+// Bytes of an unknown kernel that a thread has done in a nanosecond, roughly.
+constexpr uint64_t kGuess = 16;
+// Nanoseconds of one thread from which on others are to help, and from which on they are woken for it.
+constexpr uint32_t kWorthSharing = 5000, kWorthWaking = 10000;
 // Of launches that were too long one in so many is tried again: whoever measured may have been interrupted.
 constexpr uint32_t kRetry = 64;
 // Of launches whose time is known one in so many is timed.
@@ -33,7 +39,7 @@ constexpr uint32_t kPatience = 6;
 
 // ---- costs ----
 
-bool LaunchCosts::expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least) {
+bool LaunchCosts::expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least, uint64_t trial) {
   const size_t own = class_of(bytes);
   if (const uint32_t known = costs_[own].load(std::memory_order_relaxed)) {
     if (known <= nanoseconds) return true;
@@ -45,9 +51,9 @@ bool LaunchCosts::expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least) 
     const uint64_t known = costs_[smaller].load(std::memory_order_relaxed);
     if (known == 0) continue;
     const uint64_t grown = least + ((known - std::min<uint64_t>(known, least)) << (own - smaller));
-    return (bytes <= kTrial ? known : grown) <= nanoseconds;
+    return (bytes <= trial ? known : grown) <= nanoseconds;
   }
-  return bytes <= kTrial;
+  return bytes <= trial;
 }
 
 bool LaunchCosts::wants_time(uint64_t bytes) {
@@ -239,11 +245,89 @@ CallerKernel& CallerDevice::original(tg_kernel_& kernel) {
   return (kernel.origin == nullptr ? kernel : *kernel.origin).by_caller;
 }
 
+// ---- machine code ----
+
+bool KernelCode::runs(const tg_launch& launch) const {
+  if (function.load(std::memory_order_acquire) == nullptr || launch.arg_count != accepted.size()) return false;
+  for (uint32_t d = 0; d < 3; ++d)
+    if (local[d] != (d < launch.dims ? launch.local[d] : 1)) return false;
+  for (uint32_t i = 0; i < launch.arg_count; ++i) {
+    const tg_arg &own = launch.args[i], &other = accepted[i];
+    if (own.is_pointer != other.is_pointer || (own.is_pointer == 0 && own.size != other.size)) return false;
+  }
+  return true;
+}
+
+// With the mutex held.
+void CallerDevice::learn(tg_kernel_& kernel, const tg_launch& launch) {
+  KernelCode& code = original(kernel).code;
+  if (code.learned.load(std::memory_order_relaxed)) return;
+  code.accepted.assign(launch.args, launch.args + launch.arg_count);
+  for (uint32_t d = 0; d < 3; ++d) code.local[d] = d < launch.dims ? launch.local[d] : 1;
+  code.learned.store(true, std::memory_order_release);
+}
+
+void CallerDevice::note_workers(tg_kernel_& kernel, const tg_launch& launch) {
+  if (original(kernel).code.learned.load(std::memory_order_relaxed)) [[likely]]
+    return;
+  const std::unique_lock alone(mutex_, std::try_to_lock);
+  if (alone) learn(kernel, launch);
+}
+
+bool CallerDevice::needs_code(CallerKernel& original) const {
+  // PoCL loads the code when a worker first runs it, which may be later than expected.
+  constexpr uint32_t kSearches = 4;
+  const KernelCode& code = original.code;
+  return code.function.load(std::memory_order_relaxed) == nullptr && code.learned.load(std::memory_order_acquire) &&
+         code.searches.load(std::memory_order_relaxed) < kSearches;
+}
+
+void CallerDevice::find_code(tg_kernel_& kernel) {
+  const std::unique_lock alone(mutex_, std::try_to_lock);
+  tg_kernel_& first = kernel.origin == nullptr ? kernel : *kernel.origin;
+  if (!alone || !needs_code(first.by_caller)) return;
+  KernelCode& code = first.by_caller.code;
+  code.searches.fetch_add(1, std::memory_order_relaxed);
+  open(*first.device);
+  cl_ulong local_memory = 1;
+  cl_program program = nullptr;
+  // A group's local memory would have to be found for it.
+  if (code.accepted.size() > kMostArguments ||
+      api_.clGetKernelWorkGroupInfo(first.kernel, first.device->id, CL_KERNEL_LOCAL_MEM_SIZE, sizeof local_memory,
+                                    &local_memory, nullptr) != CL_SUCCESS ||
+      local_memory != 0 ||
+      api_.clGetKernelInfo(first.kernel, CL_KERNEL_PROGRAM, sizeof program, &program, nullptr) != CL_SUCCESS)
+    return;
+  code.object = find_object(code_of(binary_of(api_, program), first.name));
+  code.function.store(find_work_group(code.object, first.name), std::memory_order_release);
+  team_.start();
+}
+
+// With the mutex held.
+void CallerDevice::run_code(CallerKernel& original, const tg_launch& launch, ThreadTeam* team) {
+  LaunchCosts& costs = team != nullptr ? original.shared_costs : original.costs;
+  const bool measured = original.code.ran && costs.wants_time(launch.bytes);  // what runs first is read from disk
+  const auto begin = measured ? Clock::now() : Clock::time_point();
+  original.code.ran = true;
+  const bool wakes = original.costs.known(launch.bytes) == 0 || original.costs.known(launch.bytes) >= kWorthWaking;
+  if (run_groups(original.code.function.load(std::memory_order_relaxed), launch, team, wakes)) [[unlikely]] {
+    original.code.prints = true;
+    original.code.searches = UINT32_MAX;
+    original.code.function = nullptr;
+  }
+  const uint32_t taken = measured ? nanoseconds_since(begin) : 0;
+  if (measured) least_nanoseconds_ = std::min(least_nanoseconds_.load(std::memory_order_relaxed), taken);
+  costs.note(launch.bytes, taken);
+}
+
 std::optional<uint32_t> CallerDevice::takes(const tg_launch& launch) {
   CallerKernel& kernel = original(*launch.kernel);
-  if (launch.bytes == 0 || !kernel.ready.load(std::memory_order_acquire)) return std::nullopt;
+  // A graph's launch has its arguments elsewhere, so that nobody asks whether they fit the code; they do once PoCL has
+  // accepted them.
+  const bool known = kernel.ready.load(std::memory_order_acquire) || kernel.code.function.load() != nullptr;
+  if (launch.bytes == 0 || !known) return std::nullopt;
   // Whoever wants a small launch to fail wants it to be one, however long it took on a busy machine.
-  if (!kernel.costs.expects(launch.bytes, wake_nanoseconds() / 2, least_nanoseconds_) &&
+  if (!kernel.costs.expects(launch.bytes, wake_nanoseconds() / 2, least_nanoseconds_, kTrial) &&
       !faults_armed.load(std::memory_order_relaxed))
     return std::nullopt;
   return std::max(kernel.costs.known(launch.bytes), least_nanoseconds_.load(std::memory_order_relaxed));
@@ -255,35 +339,58 @@ void CallerDevice::Turn::run(const tg_launch& launch, bool unchanged) {
     maybe_fail("small_launch_memory");
   }
   tg_kernel_& kernel = *launch.kernel;
-  CallerKernel& mine = kernel.by_caller;
+  CallerKernel &mine = kernel.by_caller, &first = original(kernel);
+  if (first.code.runs(launch)) {
+    device_.run_code(first, launch, nullptr);
+    return;
+  }
   size_t global[3];
   for (uint32_t d = 0; d < launch.dims; ++d) global[d] = launch.groups[d] * launch.local[d];
   if (mine.kernel == nullptr && (!device_.open(*kernel.device) || device_.kernel_of(kernel) == nullptr))
     throw Failure(TG_ERROR, "kernel " + kernel.name + " cannot be run by the thread that asks");
-  if (!unchanged || mine.set.empty()) set_arguments(kernel, mine.kernel, mine.set, launch);
-  LaunchCosts& costs = original(kernel).costs;
-  const bool measured = costs.wants_time(launch.bytes);
+  if (!unchanged || mine.set.empty() || first.code.prints) set_arguments(kernel, mine.kernel, mine.set, launch);
+  const bool measured = first.costs.wants_time(launch.bytes);
   const auto begin = measured ? Clock::now() : Clock::time_point();
   check(device_.api_.clEnqueueNDRangeKernel(device_.queues_[0], mine.kernel, launch.dims, nullptr, global, launch.local,
                                             0, nullptr, nullptr),
         "clEnqueueNDRangeKernel");
-  costs.note(launch.bytes, measured ? nanoseconds_since(begin) : 0);
+  first.costs.note(launch.bytes, measured ? nanoseconds_since(begin) : 0);
 }
 
-bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global) {
+// The most that a launch may take by the team. Where that is all threads that the device has, only the program has to
+// wait for it; else the workers would be done earlier at some time.
+uint32_t CallerDevice::most_together() const {
+  constexpr uint32_t kMost = 10;
+  const uint32_t size = team_.size();
+  const uint32_t times = units_ <= size ? kMost : std::min(kMost, units_ / (units_ - size));
+  return times * wake_nanoseconds();
+}
+
+CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch) {
+  CallerKernel& first = original(kernel);
+  const bool runs = timer == nullptr && first.code.runs(launch);
+  size_t groups = 1;
+  for (uint32_t d = 0; d < launch.dims; ++d) groups *= launch.groups[d];
+  if (runs && groups > 1 && team_.size() > 1) {
+    const uint32_t alone = first.costs.known(launch.bytes), together = first.shared_costs.known(launch.bytes);
+    const uint64_t expected = alone != 0 ? alone : together != 0 ? uint64_t{2} * together : launch.bytes / kGuess;
+    if (expected >= kWorthSharing) {
+      const uint32_t most = waits_soon(stream) ? most_together() : wake_nanoseconds();
+      return first.shared_costs.expects(launch.bytes, most, least_nanoseconds_, kSharedTrial) ? Way::kTogether
+                                                                                              : Way::kWorkers;
+    }
+  }
+  const uint32_t most = waits_soon(stream) ? wake_nanoseconds() : wake_nanoseconds() / kPatience;
+  if (!first.costs.expects(launch.bytes, most, least_nanoseconds_, kTrial)) return Way::kWorkers;
+  if (runs) return Way::kAlone;
+  return kernel.by_caller.refused ? Way::kWorkers : Way::kByPocl;
+}
+
+// With the stream and the mutex held.
+void CallerDevice::run_by_pocl(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global,
+                               bool known) {
   CallerKernel& mine = kernel.by_caller;
   LaunchCosts& costs = original(kernel).costs;
-  uint32_t most = wake_nanoseconds();
-  if (!waits_soon(stream)) most /= kPatience;
-  if (launch.bytes == 0 || mine.refused || !costs.expects(launch.bytes, most, least_nanoseconds_) || !is_idle(stream))
-    return false;
-  const std::unique_lock alone(mutex_, std::try_to_lock);
-  if (!alone || !open(*stream.device)) return false;
-  const bool known = mine.kernel != nullptr;
-  if (kernel_of(kernel) == nullptr) return false;
-
-  std::lock_guard lock(stream.mutex);
-  if (stream.busy.load(std::memory_order_relaxed)) return false;  // another thread was quicker
   set_arguments(kernel, mine.kernel, mine.set, launch);
   const bool timed = timer != nullptr && is_of(*timer, *stream.device);
   cl_event event = nullptr;
@@ -296,9 +403,35 @@ bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launc
   const uint32_t taken = measured ? nanoseconds_since(begin) : 0;
   if (measured) least_nanoseconds_ = std::min(least_nanoseconds_.load(std::memory_order_relaxed), taken);
   costs.note(launch.bytes, taken);
+  learn(kernel, launch);
   if (timed) [[unlikely]] {
     time_command(*timer, event);
     api_.clReleaseEvent(event);
+  }
+}
+
+bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global) {
+  if (launch.bytes == 0) return false;
+  CallerKernel& first = original(kernel);
+  if (needs_code(first)) [[unlikely]]
+    find_code(kernel);
+  const Way way = choose(stream, kernel, launch);
+  if (way == Way::kWorkers || !is_idle(stream)) {
+    team_.rest();
+    return false;
+  }
+  const std::unique_lock alone(mutex_, std::try_to_lock);
+  if (!alone || (way == Way::kByPocl && !open(*stream.device))) return false;
+  const bool known = kernel.by_caller.kernel != nullptr;
+  if (way == Way::kByPocl && kernel_of(kernel) == nullptr) return false;
+
+  std::lock_guard lock(stream.mutex);
+  if (stream.busy.load(std::memory_order_relaxed)) return false;  // another thread was quicker
+  if (way == Way::kByPocl || !first.code.runs(launch)) {
+    if (way != Way::kByPocl) return false;
+    run_by_pocl(stream, kernel, launch, global, known);
+  } else {
+    run_code(first, launch, way == Way::kTogether ? &team_ : nullptr);
   }
   stream.since_wait.fetch_add(1, std::memory_order_relaxed);
   return true;

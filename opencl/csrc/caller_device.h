@@ -4,6 +4,9 @@
 // "cpu-minimal") that runs a launch in the thread that makes it, and has run it when the call returns. It stands behind
 // the device that users see: a launch that is small goes there while its stream has nothing to do, so that the order of
 // a stream's commands stays what it is. Both devices take any address of the host.
+//
+// Once a kernel's machine code is known it is called without that device (work_group.h), and launches that are not so
+// small are shared with other threads (thread_team.h).
 #pragma once
 
 #include <algorithm>
@@ -17,7 +20,9 @@
 #include <vector>
 
 #include "opencl_api.h"
+#include "thread_team.h"
 #include "torchgraft/driver.h"
+#include "work_group.h"
 
 namespace ocl {
 
@@ -26,8 +31,9 @@ struct Device;
 // What launches of one kernel have cost in the calling thread, by the memory that they span.
 class LaunchCosts {
  public:
-  // Whether a launch is known, or can be expected, to take at most so long. `least` is what one without work takes.
-  bool expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least);
+  // Whether a launch is known, or can be expected, to take at most so long. `least` is what one without work takes. A
+  // launch of which nothing is known is tried if it spans at most `trial` bytes.
+  bool expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least, uint64_t trial);
   // Whether the launch that follows is to be timed: the first, some of those that are known, and each that is tried
   // though it is expected to take longer.
   bool wants_time(uint64_t bytes);
@@ -44,21 +50,43 @@ class LaunchCosts {
   std::atomic<bool> tried_again_{false};
 };
 
+// A kernel's machine code, where it can be called without PoCL, and the launches that it is known to be right for: PoCL
+// has accepted one with such arguments and such groups. Written with the device's mutex held, before `function`.
+struct KernelCode {
+  std::atomic<bool> learned = false;  // what follows
+  std::vector<tg_arg> accepted;
+  size_t local[3] = {};
+  std::atomic<uint32_t> searches = 0;
+  LoadedObject object{nullptr, nullptr};
+  std::atomic<WorkGroup> function = nullptr;
+  bool ran = false;                  // guarded by the device's mutex
+  std::atomic<bool> prints = false;  // and is left to PoCL
+
+  // Whether the function may be called for a launch.
+  bool runs(const tg_launch& launch) const;
+};
+
 // A kernel's other self, made at its first small launch. Guarded by the device's mutex, its costs excepted.
 struct CallerKernel {
   cl_kernel kernel = nullptr;         // owned
   std::atomic<bool> refused = false;  // the other device does not take the program
   std::atomic<bool> ready = false;    // it has taken it
   std::vector<tg_arg> set;            // the arguments that the kernel has now
-  LaunchCosts costs;
+  LaunchCosts costs;                  // of launches by one thread
+  LaunchCosts shared_costs;           // of those that the team has shared
+  KernelCode code;
 };
 
 class CallerDevice {
  public:
-  CallerDevice(const Api& api, cl_platform_id platform, cl_device_id id) : api_(api), platform_(platform), id_(id) {}
+  // For a device with so many compute units.
+  CallerDevice(const Api& api, cl_platform_id platform, cl_device_id id, uint32_t units)
+      : api_(api), platform_(platform), id_(id), units_(units), team_(ThreadTeam::suitable_size(units)) {}
 
   // Runs a launch if that pays and its stream is idle; otherwise does nothing and returns false.
   bool launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global);
+  // Notes that the workers were given a launch, which is how kernels are found to be right.
+  void note_workers(tg_kernel_& kernel, const tg_launch& launch);
   // Nanoseconds that a launch is expected to take here; nothing if several workers would have it done earlier, their
   // waking counted, or if the kernel has not been run here yet.
   std::optional<uint32_t> takes(const tg_launch& launch);
@@ -80,7 +108,17 @@ class CallerDevice {
   void release(CallerKernel& kernel) const;
 
  private:
+  // By whom a launch is run.
+  enum class Way { kWorkers, kByPocl, kAlone, kTogether };
+
   static CallerKernel& original(tg_kernel_& kernel);
+  void learn(tg_kernel_& kernel, const tg_launch& launch);
+  void find_code(tg_kernel_& kernel);
+  bool needs_code(CallerKernel& original) const;
+  Way choose(const tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch);
+  uint32_t most_together() const;
+  void run_code(CallerKernel& original, const tg_launch& launch, ThreadTeam* team);
+  void run_by_pocl(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global, bool known);
   bool open(Device& device);
   uint64_t binary_id(Device& device, uint64_t own_id);
   cl_program load(tg_kernel_& kernel);
@@ -90,6 +128,8 @@ class CallerDevice {
   const Api& api_;
   const cl_platform_id platform_;
   const cl_device_id id_;
+  const uint32_t units_;
+  ThreadTeam team_;
 
   std::mutex mutex_;  // one launch at a time: another thread's would be run by whoever is there, and be seen as done
   bool opened_ = false, usable_ = false;

@@ -12,6 +12,7 @@
 
 #include "error.h"
 #include "pocl_cache.h"
+#include "processor.h"
 #include "stream.h"
 
 namespace ocl {
@@ -184,6 +185,7 @@ std::string features(const Device& device) {
   add((capabilities & TG_CAP_FLOAT16) != 0, "float16");
   add((capabilities & TG_CAP_ATOMIC_INT64) != 0, "int64 atomics");
   add((capabilities & TG_CAP_SUBGROUPS) != 0, "subgroups");
+  add((capabilities & TG_CAP_BFLOAT16_TILES) != 0, "tiles of bfloat16");
   add((svm & CL_DEVICE_SVM_COARSE_GRAIN_BUFFER) != 0, "SVM");
   add((svm & CL_DEVICE_SVM_FINE_GRAIN_BUFFER) != 0, "fine-grained SVM");
   add((svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0, "system SVM");
@@ -221,7 +223,8 @@ using Names = std::set<std::string, std::less<>>;
 // one's was refused; and addresses must be the same.
 void add_caller_device(const Platform& platform, cl_device_id id, Device& device) {
   if (device.platform != platform.id || !device.is_cpu || device.memory->model != MemoryModel::kHost) return;
-  device.caller_device = std::make_unique<CallerDevice>(*platform.api, platform.id, id);
+  device.caller_device =
+      std::make_unique<CallerDevice>(*platform.api, platform.id, id, device.properties.compute_units);
 }
 
 // While it lives, PoCL opens a second device on the CPU; see caller_device.h. A user's own choice of devices stays, and
@@ -287,6 +290,14 @@ void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_c
     for (cl_device_id id : ids) add_device(platform, id, devices, journal);
     if (caller != nullptr && !devices.empty()) add_caller_device(platform, caller, *devices.back());
   }
+}
+
+// PoCL's CPU device is the host, and its compiler takes assembly within OpenCL C; LLVM knows instructions for tiles
+// since version 11. The platform's version names its own: "OpenCL 3.0 PoCL 3.1 Linux, LLVM 15.0.6, SLEEF".
+bool assembles_tiles(const std::string& version) {
+  const std::string name = "LLVM ";
+  const size_t at = version.find(name);
+  return at != std::string::npos && std::atoi(version.c_str() + at + name.size()) >= 11;
 }
 
 // PoCL compiles a kernel's machine code when it is first launched, and by default once for each local size, small and
@@ -365,6 +376,8 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
   if (has("cl_khr_fp16")) p.capabilities |= TG_CAP_FLOAT16;
   if (has("cl_khr_int64_base_atomics")) p.capabilities |= TG_CAP_ATOMIC_INT64;
   if (has("cl_khr_subgroups") || has("cl_intel_subgroups")) p.capabilities |= TG_CAP_SUBGROUPS;
+  if (is_cpu && is_pocl(*this) && assembles_tiles(platform_text(platform, CL_PLATFORM_VERSION)) && may_use_tiles())
+    p.capabilities |= TG_CAP_BFLOAT16_TILES;
 }
 
 cl_context create_context(const Api& api, cl_platform_id platform, cl_device_id id, cl_int& status) {

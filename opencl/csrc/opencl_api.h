@@ -79,6 +79,7 @@ enum : cl_uint {
   CL_PROGRAM_BUILD_LOG = 0x1183,
   CL_KERNEL_NUM_ARGS = 0x1191,
   CL_KERNEL_PROGRAM = 0x1194,
+  CL_KERNEL_LOCAL_MEM_SIZE = 0x11B2,
 
   CL_EVENT_COMMAND_EXECUTION_STATUS = 0x11D3,
   CL_PROFILING_COMMAND_START = 0x1282,
@@ -138,6 +139,7 @@ using NativeKernel = void (*)(void*);
   X(clReleaseKernel, 37, cl_int, (cl_kernel))                                                                         \
   X(clSetKernelArg, 38, cl_int, (cl_kernel, cl_uint, size_t, const void*))                                            \
   X(clGetKernelInfo, 39, cl_int, (cl_kernel, cl_uint, size_t, void*, size_t*))                                        \
+  X(clGetKernelWorkGroupInfo, 40, cl_int, (cl_kernel, cl_device_id, cl_uint, size_t, void*, size_t*))                 \
   X(clWaitForEvents, 41, cl_int, (cl_uint, const cl_event*))                                                          \
   X(clGetEventInfo, 42, cl_int, (cl_event, cl_uint, size_t, void*, size_t*))                                          \
   X(clRetainEvent, 43, cl_int, (cl_event))                                                                            \

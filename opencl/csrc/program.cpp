@@ -205,9 +205,8 @@ void launch(tg_stream_& stream, const tg_launch& launch) {
   size_t global[3];
   for (uint32_t d = 0; d < launch.dims; ++d) global[d] = launch.groups[d] * launch.local[d];
 
-  if (CallerDevice* caller = stream.device->caller_device.get(); caller != nullptr) {
-    if (caller->launch(stream, kernel, launch, global) || hand_over(stream, launch)) return;
-  }
+  CallerDevice* const caller = stream.device->caller_device.get();
+  if (caller != nullptr && (caller->launch(stream, kernel, launch, global) || hand_over(stream, launch))) return;
   std::lock_guard lock(kernel.mutex);
   set_arguments(kernel, kernel.kernel, kernel.set, launch);
   const cl_int status = try_submit(stream, [&](cl_command_queue queue, cl_event* event) {
@@ -216,6 +215,7 @@ void launch(tg_stream_& stream, const tg_launch& launch) {
   });
   if (status != CL_SUCCESS) [[unlikely]]
     fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);
+  if (caller != nullptr) caller->note_workers(kernel, launch);
 }
 
 }  // namespace ocl

@@ -16,6 +16,8 @@ from ctypes import c_char_p, c_double, c_int32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from torchgraft.driver import Capability, CopyKind, DeviceKind
 from torchgraft.testing.table import Argument, Launch, Properties, Status, Table, driver_table
 
@@ -42,6 +44,14 @@ FUNCTIONS: list[tuple[str, Sequence[Any]]] = [
 def private_copy(folder: Path) -> Path:
     """A copy of the library has its own state and reads the environment anew."""
     return Path(shutil.copy(LIBRARY, folder / f"driver-{len(list(folder.iterdir()))}.so"))
+
+
+def pocl_driver(folder: Path) -> Driver:
+    """For tests of what the driver does on PoCL alone, which are skipped elsewhere."""
+    driver = Driver(folder)
+    if driver.count == 0 or driver.properties().platform != b"Portable Computing Language":
+        pytest.skip("needs PoCL")
+    return driver
 
 
 def floats(data: bytes) -> list[float]:
@@ -130,7 +140,10 @@ class Driver:
         return module.value, logged
 
     def kernel(self, source: str, name: str) -> int:
-        return self.created("kernel_create", self.compile(source)[0], name.encode())
+        return self.kernel_of(self.compile(source)[0], name)
+
+    def kernel_of(self, module: int, name: str) -> int:
+        return self.created("kernel_create", module, name.encode())
 
     def launch(
         self, stream: int, kernel: int, groups: Sequence[int], local: Sequence[int], *arguments: Any, nbytes: int = 0
@@ -157,6 +170,16 @@ class Driver:
         yield stream
         self.call("stream_synchronize", 0, stream)
         self.call("stream_destroy", 0, stream)
+
+    @contextmanager
+    def new_block(self, stream: int, pattern: bytes, size: int) -> Iterator[int]:
+        """The address of memory full of `pattern`, which ends with the block."""
+        address = self.created("allocate", 0, size)
+        self.call("fill", 0, stream, address, pattern, len(pattern), size)
+        self.call("stream_synchronize", 0, stream)
+        yield address
+        self.call("stream_synchronize", 0, stream)
+        self.call("deallocate", 0, address)
 
     def write(self, stream: int, address: int, data: bytes, blocking: bool = True) -> None:
         self.call(

@@ -14,7 +14,7 @@ from ctypes import byref, c_double, c_float, c_uint32, c_uint64
 from pathlib import Path
 
 import pytest
-from driver_table import ERROR, NOT_READY, OK, OUT_OF_MEMORY, Driver, DriverError, floats
+from driver_table import ERROR, NOT_READY, OK, OUT_OF_MEMORY, Driver, DriverError, floats, pocl_driver
 
 TESTS = Path(__file__).parent
 
@@ -35,10 +35,7 @@ LONG = c_uint32(3_000_000)  # rounds of a tenth of a second
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    driver = Driver(tmp_path_factory.mktemp("drivers"))
-    if driver.count == 0 or driver.properties().platform != b"Portable Computing Language":
-        pytest.skip("needs PoCL")
-    return driver
+    return pocl_driver(tmp_path_factory.mktemp("drivers"))
 
 
 @pytest.fixture(scope="module")
@@ -54,22 +51,14 @@ def stream(driver: Driver) -> Iterator[int]:
 
 @pytest.fixture
 def block(driver: Driver, stream: int) -> Iterator[int]:
-    block = driver.created("allocate", 0, 65536)
-    driver.call("fill", 0, stream, block, struct.pack("f", 1), 4, 65536)
-    driver.call("stream_synchronize", 0, stream)
-    yield block
-    driver.call("stream_synchronize", 0, stream)
-    driver.call("deallocate", 0, block)
-
-
-def kernel(driver: Driver, module: int, name: str) -> int:
-    return driver.created("kernel_create", module, name.encode())
+    with driver.new_block(stream, struct.pack("f", 1), 65536) as block:
+        yield block
 
 
 def test_a_small_launch_is_done_when_the_call_returns(driver: Driver, module: int, stream: int, block: int) -> None:
     waiting = []
     for _ in range(5):  # what interrupts a launch while it is timed has workers run the next ones
-        add, late = kernel(driver, module, "add"), 0
+        add, late = driver.kernel_of(module, "add"), 0
         for i in range(200):
             n = c_uint32(1 + i % 16)
             driver.launch(stream, add, [1], [16], block, block, block + 64, c_float(i), n, nbytes=192)
@@ -82,14 +71,14 @@ def test_a_small_launch_is_done_when_the_call_returns(driver: Driver, module: in
 
 
 def test_without_the_hint_workers_run_it(driver: Driver, module: int, stream: int, block: int) -> None:
-    spin = kernel(driver, module, "spin")
+    spin = driver.kernel_of(module, "spin")
     driver.launch(stream, spin, [1], [1], block, LONG)
     assert driver.status("stream_query", 0, stream) == NOT_READY
 
 
 def test_what_takes_long_is_handed_to_workers(driver: Driver, module: int, stream: int, block: int) -> None:
     """However little memory it has: that is found when it has been run."""
-    spin = kernel(driver, module, "spin")
+    spin = driver.kernel_of(module, "spin")
     states = []
     for _ in range(6):
         driver.launch(stream, spin, [1], [1], block, LONG, nbytes=4)
@@ -100,7 +89,7 @@ def test_what_takes_long_is_handed_to_workers(driver: Driver, module: int, strea
 
 def test_commands_stay_in_order(driver: Driver, module: int, stream: int, block: int) -> None:
     """A small launch behind a long one waits for it, and is run by the workers, too."""
-    spin, append = kernel(driver, module, "spin"), kernel(driver, module, "append")
+    spin, append = driver.kernel_of(module, "spin"), driver.kernel_of(module, "append")
     driver.call("fill", 0, stream, block + 1024, b"\0", 1, 4)
     numbers = block + 1024, block + 2048
     expected = []
@@ -115,7 +104,7 @@ def test_commands_stay_in_order(driver: Driver, module: int, stream: int, block:
 
 def test_threads(driver: Driver, module: int) -> None:
     """Some on streams of their own, two on one; all launch one kernel."""
-    add, shared = kernel(driver, module, "add"), driver.created("stream_create", 0, 0)
+    add, shared = driver.kernel_of(module, "add"), driver.created("stream_create", 0, 0)
     failures = []
 
     def work(value: float, stream: int) -> None:
@@ -139,7 +128,7 @@ def test_threads(driver: Driver, module: int) -> None:
 
 def test_times(driver: Driver, module: int, stream: int, block: int) -> None:
     """Of a launch in the calling thread, on the clock of all others."""
-    add, event = kernel(driver, module, "add"), driver.created("event_create", 0, 1)
+    add, event = driver.kernel_of(module, "add"), driver.created("event_create", 0, 1)
     times = []
     for _ in range(20):
         driver.call("event_time_next", 0, event)
@@ -155,7 +144,7 @@ def test_times(driver: Driver, module: int, stream: int, block: int) -> None:
 
 def test_events(driver: Driver, module: int, stream: int, block: int) -> None:
     """One recorded behind launches that are done has been reached; another stream that waits for it goes on."""
-    add, event = kernel(driver, module, "add"), driver.created("event_create", 0, 0)
+    add, event = driver.kernel_of(module, "add"), driver.created("event_create", 0, 0)
     other = driver.created("stream_create", 0, 0)
     for i in range(50):
         driver.launch(stream, add, [1], [16], block, block, block + 64, c_float(i), c_uint32(16), nbytes=192)
@@ -168,7 +157,7 @@ def test_events(driver: Driver, module: int, stream: int, block: int) -> None:
 
 
 def test_bad_launches(driver: Driver, module: int, stream: int, block: int) -> None:
-    add = kernel(driver, module, "add")
+    add = driver.kernel_of(module, "add")
     good = block, block, block + 64, c_float(0), c_uint32(16)
     for wrong, groups, message in (
         (good[:-1], 16, "has 5 arguments and was given 4"),
@@ -187,7 +176,7 @@ class Failing:
 
     def __init__(self, driver: Driver, module: int, stream: int, block: int) -> None:
         self.driver, self.stream, self.block = driver, stream, block
-        self.append, self.spin = kernel(driver, module, "append"), kernel(driver, module, "spin")
+        self.append, self.spin = driver.kernel_of(module, "append"), driver.kernel_of(module, "spin")
         self.numbers = block + 1024, block + 2048
         # As many as it takes to know what a launch costs, though the machine had other work during some.
         for count in (600, 3):
@@ -352,7 +341,7 @@ def test_a_worker_without_memory(failing: Failing, driver: Driver, stream: int) 
 
 def test_the_device_is_waited_for_whatever_fails(failing: Failing, driver: Driver, module: int, block: int) -> None:
     """Its memory may be freed then."""
-    spin = kernel(driver, module, "spin")
+    spin = driver.kernel_of(module, "spin")
     others = [driver.created("stream_create", 0, 0) for _ in range(4)]
     failing.fail()
     for other in others:
@@ -366,7 +355,7 @@ def test_the_device_is_waited_for_whatever_fails(failing: Failing, driver: Drive
 
 def test_an_event_outlives_its_stream(driver: Driver, module: int, block: int) -> None:
     event, stream = driver.created("event_create", 0, 0), driver.created("stream_create", 0, 0)
-    driver.launch(stream, kernel(driver, module, "spin"), [1], [1], block, LONG)
+    driver.launch(stream, driver.kernel_of(module, "spin"), [1], [1], block, LONG)
     driver.call("event_record", 0, event, stream)
     driver.call("stream_destroy", 0, stream)
     others = [driver.created("stream_create", 0, 0) for _ in range(8)]  # in the memory of the first, if it is free
@@ -381,7 +370,7 @@ def test_an_event_outlives_its_stream(driver: Driver, module: int, block: int) -
 def test_a_kernel_outlives_its_module(driver: Driver, stream: int, block: int) -> None:
     """Its program is needed when the first small launch comes."""
     module = driver.compile(SOURCE.replace("+ c", "+ 2 * c"))[0]
-    add = kernel(driver, module, "add")
+    add = driver.kernel_of(module, "add")
     driver.call("module_destroy", module)
     driver.launch(stream, add, [1], [16], block, block, block + 64, c_float(3), c_uint32(16), nbytes=192)
     assert floats(driver.read(stream, block + 64, 64)) == [8] * 16
