@@ -66,6 +66,20 @@ def training(network: Callable[[], nn.Module], *shape: int, classes: int = 10) -
     return make
 
 
+class ResNet(nn.Module):
+    """ResNet-18."""
+
+    def __init__(self) -> None:
+        from transformers import ResNetConfig, ResNetForImageClassification
+
+        super().__init__()
+        sizes = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
+        self.model = ResNetForImageClassification(ResNetConfig(layer_type="basic", num_labels=10, **sizes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x).logits
+
+
 class Block(nn.Module):
     """Of a transformer, norms first."""
 
@@ -199,6 +213,7 @@ def cases() -> Iterator[Case]:
     yield Case("200 small ops", additions(200))
     yield Case("MLP, training", training(mlp, 32, 64))
     yield Case("CNN, training", training(cnn, 16, 1, 8, 8))
+    yield Case("ResNet-18, training", training(ResNet, 4, 3, 64, 64))
     yield Case("LSTM, training", training(LSTM, 16, 10, 64, classes=64))
     yield Case("GPT, training", gpt_training)
     yield Case("GPT, decoding a token", decoding)

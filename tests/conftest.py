@@ -143,6 +143,24 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     torchgraft.plans.clear()
 
 
+@pytest.fixture
+def compiled_afresh(device: str) -> Iterator[None]:
+    """For tests of inductor: what was compiled before is forgotten, and nothing is read from the disk or asked of other
+    processes."""
+    if device == "npy":
+        pytest.skip("the device has no compiler")
+    import torch._dynamo
+    import torch._inductor.config
+
+    from torchgraft.inductor import replay
+
+    torch._dynamo.reset()
+    replay.refusals.clear()
+    replay.splits.clear()
+    with torch._inductor.config.patch(compile_threads=1, fx_graph_cache=False):
+        yield
+
+
 Script = Callable[..., str]
 
 

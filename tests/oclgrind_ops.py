@@ -19,7 +19,8 @@ from torchgraft.testing.conformance.check import Run
 OPS = """
 add mul div.floor_rounding where clamp gcd special.bessel_j1 erfinv frexp complex polar
 sum prod amax mean var argmax cumsum cumprod logcumsumexp cummax norm logsumexp aminmax
-mm bmm addmv matmul nn.functional.linear nn.functional.conv2d nn.functional.conv_transpose1d
+mm bmm addmv matmul nn.functional.linear nn.functional.conv2d nn.functional.conv3d nn.functional.conv_transpose1d
+fft.fft fft.rfft fft.irfft2 histc
 softmax log_softmax nn.functional.layer_norm nn.functional.batch_norm nn.functional.group_norm
 nn.functional.max_pool2d nn.functional.avg_pool2d nn.functional.adaptive_avg_pool2d nn.functional.pad.reflect
 sort topk kthvalue unique searchsorted nonzero masked_select

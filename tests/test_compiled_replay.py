@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
 import torch.nn.functional as F
+from conftest import in_threads
 from torch import nn
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,15 +27,7 @@ import torch._inductor.config
 
 from torchgraft.inductor import replay
 
-
-@pytest.fixture(autouse=True)
-def _fresh(device: str) -> Iterator[None]:
-    if device == "npy":
-        pytest.skip("the device has no compiler")
-    torch._dynamo.reset()
-    replay.refusals.clear()
-    with torch._inductor.config.patch(compile_threads=1, fx_graph_cache=False):
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_afresh")
 
 
 def replays() -> int:
@@ -279,11 +273,7 @@ class TestThreads:
                 if not torch.allclose(got, work(x, weight), rtol=1e-4, atol=1e-4):
                     failures.append(got)
 
-        threads = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*(partial(call, seed) for seed in range(4)))
         assert not failures
 
     def test_streams(self, device: str) -> None:

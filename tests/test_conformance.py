@@ -309,6 +309,10 @@ def test_what_torch_leaves_open_is_compared_by_what_is_defined() -> None:
         assert same(found, flip(*found), results, of), name
         assert not same(found, [found[0] * 1.1, *found[1:]], results, of), name
         assert not same(found, [*found[:-1], found[-1] * 1.1], results, of), name
+    kept = FREEDOMS["resize_"].results
+    short = Sample(torch.ones(2), ((3,),), {})
+    assert torch.equal(kept(short, torch.tensor([1.0, 1.0, 7.0])), kept(short, torch.tensor([1.0, 1.0, -3.0])))
+    assert not torch.equal(kept(short, torch.tensor([1.0, 2.0, 7.0])), kept(short, torch.tensor([1.0, 1.0, 7.0])))
     assert all(freedom.reason for freedom in FREEDOMS.values())
     nothing = torch.empty(0, 3)
     assert same((nothing,), (nothing,), gradients, Sample(nothing, (0,), {}))

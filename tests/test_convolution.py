@@ -101,6 +101,35 @@ def test_sizes(device: str, image: tuple[int, ...], weight: tuple[int, ...], str
     _compare(device, torch.float32, convolution, [image, weight, weight[:1]], stride=stride, padding=padding)
 
 
+BOXES = [  # image, results, taps, stride, padding, dilation
+    ((2, 40, 33, 29), 24, 3, 1, 1, 1),  # several slices of channels; lines that share zeros
+    ((3, 12, 7, 7), 12, 3, 1, 1, 1),  # boxes of several images
+    ((1, 130, 700), 20, 3, 1, 1, 1),  # boxes of a part of a line
+    ((1, 3, 5000), 20, 1, 1, 0, 1),  # one tap
+    ((2, 8, 9, 10, 11), 9, 3, 1, 1, 1),
+    ((2, 6, 5, 12, 9), 10, 3, 2, 1, 1),
+    ((2, 17, 26, 22), 33, 4, 4, 2, 2),  # pixels that several taps meet, and others that none meets
+    ((2, 17, 21, 18), 20, 2, 3, 1, 1),
+    ((2, 9, 20, 20), 140, 5, 2, 2, 1),
+    ((2, 12, 3, 3), 12, 3, 1, 5, 1),  # nothing but zeros in many places
+    ((1, 8, 30, 30), 8, 3, 1, 9, 9),
+]
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
+@pytest.mark.parametrize("sizes", BOXES, ids=str)
+def test_boxes(device: str, sizes: tuple[Any, ...], transposed: bool) -> None:
+    image, results, taps, stride, padding, dilation = sizes
+    dims = len(image) - 2
+    pair = (image[1], results) if transposed else (results, image[1])
+    if transposed and (image[2] - 1) * stride + (taps - 1) * dilation < 2 * padding:
+        pytest.skip("it has no pixels")
+    for dtype in (torch.float32, torch.float64):
+        shapes = [image, (*pair, *(taps,) * dims), (results,)]
+        convolution = CONVOLUTIONS[transposed][dims - 1]
+        _compare(device, dtype, convolution, shapes, stride=stride, padding=padding, dilation=dilation)
+
+
 DEPTHWISE = [  # images, channels, results of each, height, width, taps, padding, dilation
     (2, 3, 1, 14, 14, (5, 5), (2, 2), 1),
     (2, 3, 2, 7, 7, (3, 3), (1, 1), 1),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import math
+import os
 from collections.abc import Callable
 
 import pytest
 import torch
 from conftest import Script
 
+import torchgraft
 from torchgraft.ops import fft as planners
 
 pytestmark = pytest.mark.no_fallback
@@ -26,6 +29,8 @@ LENGTHS = [
     16,
     24,
     30,
+    48,
+    60,
     61,
     64,
     67,
@@ -34,6 +39,7 @@ LENGTHS = [
     243,
     256,
     343,
+    900,
     1000,
     1009,
     2310,
@@ -107,12 +113,36 @@ def test_more_dimensions_than_merge(device: str) -> None:
 
 
 def test_blocks_of_lines_end_inside_rows(device: str) -> None:
-    for shape in ((5, 12, 17), (3, 300, 5), (2, 7, 40), (40, 16, 3)):
+    for shape in ((5, 12, 17), (3, 300, 5), (2, 7, 40), (40, 16, 3), (3, 16, 50), (7, 67, 9)):
         x = torch.randn(shape, dtype=torch.complex64)
         for dim in (0, 1, 2):
             check(device, lambda a, d=dim: torch.fft.fft(a, dim=d), x, 300)
             check(device, lambda a, d=dim: torch.fft.irfft(a, dim=d), x, 600)
             check(device, lambda a, d=dim: torch.fft.rfft(a, dim=d), x.real, 300)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_planes(device: str, dtype: torch.dtype) -> None:
+    """Two axes in one launch, where planes are many and small, and otherwise in two; also with convolutions, in blocks
+    of lines that end inside planes, and in any order."""
+    for shape in ((64, 6, 10), (64, 2, 7), (33, 67, 20), (8, 40, 50), (2, 5, 12, 18), (3, 4, 5, 6, 7), (2, 270, 486)):
+        x = torch.randn(shape, dtype=dtype.to_complex())
+        n = math.prod(shape[1:])
+        for dims in ((-2, -1), (-1, -2), (0, -1), tuple(range(1, len(shape)))):
+            check(device, lambda a, d=dims: torch.fft.fftn(a, dim=d), x, n)
+            check(device, lambda a, d=dims: torch.fft.rfftn(a, dim=d), x.real, n)
+            check(device, lambda a, d=dims: torch.fft.irfftn(a, dim=d), x, 2 * n)
+            check(device, lambda a, d=dims: torch.fft.ifftn(a.transpose(0, 1), dim=d, norm="ortho"), x, n)
+        check(device, lambda a: torch.fft.rfft2(a[::2, :, ::2]), x.real, n)
+        check(device, lambda a: torch.fft.irfft2(a, s=(5, 9)), x, n)
+
+
+@pytest.mark.skipif(os.environ.get("TORCHGRAFT_KERNEL_FORM") == "gpu", reason="planes are a matter of CPUs' caches")
+def test_planes_take_one_launch(device: str) -> None:
+    x = torch.randn(960, 6, 10, dtype=torch.complex64, device=device)
+    torch.fft.fft2(x), torch.fft.rfft2(x.real), torch.fft.irfft2(x)
+    for op in ("_fft_c2c", "_fft_r2c", "_fft_c2r"):
+        assert "fft_planes" in torchgraft.plans.show(op)
 
 
 def test_a_bad_line_spoils_no_other(device: str) -> None:
@@ -247,12 +277,20 @@ def test_tables_are_exact() -> None:
 
 @pytest.mark.parametrize(("n", "radices"), [(1024, (8, 8, 4, 4)), (512, (8, 8, 8)), (210, (7, 5, 3, 2)), (1, ())])
 def test_radices(n: int, radices: tuple[int, ...]) -> None:
-    assert planners._radices(n) == radices
+    assert planners._radices(n, "gpu") == radices
 
 
-def test_convolution_lengths() -> None:
+@pytest.mark.parametrize("n", [1, 2, 61, 210, 256, 1000, 1024, 2**29, 13**8, 3**18])
+def test_radices_of_cpus(n: int) -> None:
+    radices = planners._radices(n, "cpu")
+    assert math.prod(radices) == n
+    assert len(radices) <= 16
+
+
+@pytest.mark.parametrize("form", ["cpu", "gpu"])
+def test_convolution_lengths(form: str) -> None:
     for n in (67, 101, 1009, 10007):
-        length = planners._convolution_length(n)
+        length = planners._convolution_length(n, form)
         assert 2 * n - 1 <= length < 2.3 * n
         assert max(planners._primes(length)) <= 5
 

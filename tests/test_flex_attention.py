@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +24,7 @@ import torch._inductor.config
 from torchgraft.inductor import replay
 from torchgraft.plans.device import kernel_form
 
-
-@pytest.fixture(autouse=True)
-def _fresh(device: str) -> Iterator[None]:
-    if device == "npy":
-        pytest.skip("the device has no compiler")
-    torch._dynamo.reset()
-    replay.refusals.clear()
-    with torch._inductor.config.patch(compile_threads=1, fx_graph_cache=False):
-        yield
+pytestmark = pytest.mark.usefixtures("compiled_afresh")
 
 
 Function = Callable[..., torch.Tensor]

@@ -312,6 +312,28 @@ def test_index_add_of_many(device: str, shape: tuple[int, ...]) -> None:
     compare(device, lambda a, i, s: a.index_add(0, i, s), make(shape, torch.float64), index, source, tolerance=1e-10)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64, torch.float16], ids=str)
+def test_many_into_few_places(device: str, dtype: torch.dtype) -> None:
+    """Several work-items add in memory of their own."""
+    count = 200_001
+    # Of sixteenths any sum is exact, in whatever order.
+    x, source = (torch.randint(-64, 65, shape).div(16).to(dtype) for shape in ((2, 30, 3), (2 * count,)))
+    x, source, index = x[1, ::3], source[::2], places(10, count)
+    exact = {"tolerance": 0.0}
+    if dtype != torch.float16:  # whose sums stop growing
+        compare(device, lambda a, i, s: a[:, 1].index_add_(0, i, s), x, index, source, **exact)
+        compare(device, lambda a, i, s: a[:, 1].index_add(0, i, s, alpha=-2), x, index, source, **exact)
+        compare(device, lambda a, i, s: a[:, 1].scatter_add_(0, i, s), x, index, source, **exact)
+    compare(device, lambda a, i: a[:, 2].scatter_reduce_(0, i, a[0, 0].expand(len(i)), "amax"), x, index, **exact)
+    compare(device, lambda a, i: a[:, 2].scatter_(0, i, 1, reduce="add"), x.long(), index)
+
+
+def test_many_into_few_places_out_of_range(device: str) -> None:
+    x, source, index = (t.to(device) for t in (torch.zeros(10), torch.ones(200_000), places(10, 200_000)))
+    index[150_000] = 10
+    refused(device, lambda: x.scatter_add_(0, index, source), "index 10 is out of bounds", RuntimeError)
+
+
 # ---- several indices ----
 
 _I, _J = torch.tensor([[0, -1], [2, 3]]), torch.tensor([1, 2])
@@ -527,6 +549,8 @@ def test_bincount_and_histc(device: str) -> None:
     compare(device, lambda a: torch.bincount(a, minlength=20), x)
     compare(device, lambda a, w: torch.bincount(a, w), x, torch.rand(50, dtype=torch.float64), tolerance=1e-12)
     compare(device, lambda a: torch.bincount(a), x[:0])
+    compare(device, lambda a: torch.bincount(a), places(300, 200_000))
+    compare(device, lambda a: torch.bincount(a), places(300, 1000).int())
     y = make((300,))
     compare(device, lambda a: torch.histc(a, 7, -1, 1), y)
     compare(device, lambda a: torch.histc(a, 10), y)

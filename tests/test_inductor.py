@@ -40,14 +40,9 @@ Function = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
-def _fresh(device: str, request: pytest.FixtureRequest) -> Iterator[None]:
-    if device == "npy":
-        pytest.skip("the device has no compiler")
+def _fresh(device: str, compiled_afresh: None, request: pytest.FixtureRequest) -> None:
     if device == "cxx" and "form" in request.fixturenames and request.getfixturevalue("form") == "gpu":
         pytest.skip("a group has one work-item")
-    torch._dynamo.reset()
-    with torch._inductor.config.patch(compile_threads=1, fx_graph_cache=False):
-        yield
 
 
 @pytest.fixture
@@ -351,6 +346,61 @@ class TestReductions:
             "rms": lambda x, w: F.rms_norm(x, (64,), w),
         }
         same(device, functions[norm], torch.randn(9, 33, 64), torch.randn(64), gradients=True)
+
+
+POOLINGS: dict[str, Function] = {
+    "overlapping": lambda x: F.max_pool2d(x.sin(), 3, 2, 1),
+    "side by side": lambda x: F.max_pool2d(x, 2),
+    "dilated": lambda x: F.max_pool2d(x, (2, 3), (1, 2), (1, 1), (2, 3), ceil_mode=True),
+    "an image": lambda x: F.max_pool2d(x[0], 3, 1, 1),
+    "rows": lambda x: F.max_pool1d(x.flatten(0, 1), 5, 2, 2),
+    "volumes": lambda x: F.max_pool3d(x[None], (2, 3, 2), (1, 2, 2), 1),
+    "channels last": lambda x: F.max_pool2d(x.to(memory_format=torch.channels_last), 3, 2, 1),
+}
+
+
+@pytest.mark.no_fallback
+class TestPooling:
+    @pytest.mark.parametrize("dtype", FLOATS)
+    @pytest.mark.parametrize("which", POOLINGS)
+    def test_max(self, device: str, form: str, which: str, dtype: torch.dtype) -> None:
+        # All different, so that there is one largest in any rounding; 40 wide, for whole vectors and a rest.
+        x = torch.randperm(2 * 3 * 11 * 40).reshape(2, 3, 11, 40).to(dtype)
+        x = x if dtype in (torch.float32, torch.float64) else x.fmod(200)
+        same(device, lambda x: POOLINGS[which](x / 256), x, gradients=True)
+
+    def test_sizes_that_change(self, device: str) -> None:
+        def work(x: torch.Tensor) -> torch.Tensor:
+            return F.max_pool2d(x, 3, 2, 1)
+
+        compiled = torch.compile(work, dynamic=True, fullgraph=True)
+        for size in ((2, 3, 9, 40), (1, 3, 12, 33), (4, 5, 7, 64)):
+            x = torch.randn(size)
+            a, b = x.clone().requires_grad_(), x.to(device).requires_grad_()
+            work(a).sum().backward()
+            compiled(b).sum().backward()
+            assert b.grad is not None
+            assert_close(b.grad.cpu(), a.grad)
+
+    def test_nothing_is_larger_than_the_lowest(self, device: str) -> None:
+        """The gradient goes to the first tap then, which lies within the image; and a NaN is larger than all."""
+        x = torch.full((1, 2, 6, 70), -torch.inf)
+        x[0, 1, 2:5, 30] = torch.nan
+        same(device, lambda x: F.max_pool2d(x, 3, 2, 1), x, gradients=True)
+        same(device, lambda x: F.max_pool2d(x, 2, 1, 1, 2), x, gradients=True)
+
+    @pytest.mark.parametrize("form", ["cpu"], indirect=True)
+    def test_by_the_devices_kernels(self, device: str, form: str) -> None:
+        """Where the gradient needs places; otherwise a pooling is fused."""
+        compiled = torch.compile(lambda x: F.max_pool2d(x.relu(), 3, 2, 1))
+        x = torch.randn(1, 2, 20, 20, device=device)
+        _, (program,) = torch._inductor.utils.run_and_get_code(compiled, x)
+        assert "max_pool" not in program
+        x.requires_grad_()
+        _, (forward, backward) = torch._inductor.utils.run_fw_bw_and_get_code(lambda: compiled(x))
+        assert "torchgraft.max_pool_offsets.default(" in forward
+        assert "torchgraft.max_pool_offsets_backward.default(" in backward
+        assert "ATOMIC" not in backward
 
 
 @pytest.mark.no_fallback
@@ -746,6 +796,31 @@ def test_extremes_have_places(device: str, monkeypatch: pytest.MonkeyPatch) -> N
     place = torch.compile(lambda x: x.t().argmax(), fullgraph=True)(x.to(device)).item()
     assert place != x.t().argmax()
     assert divmod(place, 40) == divmod(int(x.argmax()), 40)
+
+
+def test_convolutions_keep_their_layout(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patch is still needed: without it, images and weights are copied to lie by channels last."""
+    from torch._inductor.graph import GraphLowering
+
+    register()
+    x, w = torch.randn(2, 65, 9, 9), torch.randn(70, 65, 3, 3)
+    wanted = torch.conv2d(x, w).relu()
+
+    def operands() -> str:
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x, w: torch.conv2d(x, w).relu(), fullgraph=True)
+        with torch.no_grad():
+            result, (program,) = torch._inductor.utils.run_and_get_code(compiled, x.to(device), w.to(device))
+        assert_close(result.cpu(), wanted, rtol=1e-4, atol=1e-4)
+        (found,) = re.findall(r"convolution\((\w+, \w+),", program)
+        return str(found)
+
+    assert operands() == "arg0_1, arg1_1"
+    with torch._inductor.config.patch(force_layout_optimization=True):
+        assert operands() == "buf0, buf1"
+    plain = GraphLowering.decide_layout_opt.__wrapped__
+    monkeypatch.setattr(GraphLowering, "decide_layout_opt", staticmethod(plain))
+    assert operands() == "buf0, buf1"
 
 
 def test_every_operation_is_there() -> None:

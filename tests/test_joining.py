@@ -178,6 +178,15 @@ def test_other_pads(device: str, mode: str) -> None:
     compare(device, lambda a: F.pad(a[None], (2, 1, 3, 2, 1, 1), mode=mode), x, backward=True, tolerance=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_pads_of_rows(device: str, mode: str) -> None:
+    for pad in ((5, 5), (0, 3), (3, 0), (-1, 2), (2, -3), (-2, -1), (0, 0)):
+        compare(device, lambda a, p=pad: F.pad(a, p, mode=mode), make((2, 3, 6)), tolerance=1e-5)
+        compare(device, lambda a, p=pad: F.pad(a.transpose(0, 2), p, mode=mode), make((7, 3, 2)), tolerance=1e-5)
+        compare(device, lambda a, p=pad: F.pad(a.conj(), p, mode=mode), make((3, 7), torch.complex64))
+    compare(device, lambda a: F.pad(a, (2, 3), mode=mode), make((0, 3, 6)))
+
+
 def test_backwards_of_views(device: str) -> None:
     x = make((6, 5, 4))
     compare(device, lambda a: a.select(1, 2), x, backward=True)

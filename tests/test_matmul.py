@@ -119,6 +119,40 @@ def test_in_place_and_out(device: str) -> None:
     _check(x, a.double() @ b.double())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32], ids=str)
+@pytest.mark.parametrize(
+    ("m", "k", "n"), [(101, 40, 100), (35, 300, 49), (8, 20, 64), (30, 31, 7), (9, 65, 17), (11, 10, 10), (4, 3, 3)]
+)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_nothing_beside_the_result_is_written(
+    device: str, dtype: torch.dtype, m: int, k: int, n: int, batch: int
+) -> None:
+    """Whose rows touch, and whose do not: at the edges vectors end beside it."""
+    a, b = _numbers(dtype, batch, m, k), _numbers(dtype, batch, k, n)
+    for shape, place in (
+        ((batch + 2, m, n), (slice(1, -1), slice(None), slice(None))),
+        ((batch, m + 2, n + 3), (slice(None), slice(1, -1), slice(1, -2))),
+    ):
+        whole = torch.full(shape, 7, dtype=dtype, device=device)
+        torch.bmm(a.to(device), b.to(device), out=whole[place])
+        _check(whole[place], _wide(a) @ _wide(b), k)
+        around = whole.cpu()
+        around[place] = 7
+        assert (around == 7).all()
+
+
+def test_edges_of_tiles(device: str) -> None:
+    """What is left of rows, columns and steps in blocks of several tiles, with addends of each kind."""
+    for m, k, n in [(97, 33, 81), (100, 100, 100), (129, 129, 129), (130, 270, 113), (13, 47, 97), (264, 7, 66)]:
+        a, b = _numbers(torch.float32, m, k), _numbers(torch.float32, k, n)
+        for first, second in (("plain", "plain"), ("transposed", "transposed")):
+            x, y = _laid_out(a.to(device), first), _laid_out(b.to(device), second)
+            _check(x @ y, _wide(a) @ _wide(b), k)
+            for shape in ((n,), (m, 1)):
+                d = _numbers(torch.float32, *shape)
+                _check(torch.addmm(d.to(device), x, y, beta=2), 2 * _wide(d) + _wide(a) @ _wide(b), k)
+
+
 def test_vectors(device: str) -> None:
     a, v, w = torch.randn(70, 50), torch.randn(50), torch.randn(70)
     x, y = a.to(device), v.to(device)

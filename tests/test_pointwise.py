@@ -240,8 +240,8 @@ def test_layouts(device: str, layout: str, other: str) -> None:
     assert (da + db).stride() == (a + b).stride()
 
 
-@pytest.mark.parametrize("shape", [(64, 48), (67, 50), (3, 40, 33), (2, 5, 40, 60)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("shape", [(64, 48), (131, 86), (3, 40, 33), (2, 5, 40, 60)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool], ids=str)
 def test_transposed_operands_in_tiles(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x, y = sample(dtype, shape), sample(dtype, shape)
     a, b = x.transpose(-1, -2), y.transpose(-1, -2).contiguous()
@@ -253,6 +253,38 @@ def test_transposed_operands_in_tiles(device: str, shape: tuple[int, ...], dtype
     torch.testing.assert_close(out.cpu(), a.contiguous(), equal_nan=True)
     image = sample(dtype, (2, 24, 9, 7))
     check(device, lambda x: x.contiguous(memory_format=torch.channels_last), image)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8, torch.complex64], ids=str)
+@pytest.mark.parametrize("step", [2, 3, 4, 5])
+def test_every_few_elements(device: str, step: int, dtype: torch.dtype) -> None:
+    x, y = sample(dtype, (3, 200)), sample(dtype, (3, -(-150 // step)))
+    check(device, lambda x: x[:, 50::step].contiguous(), x)
+    check(device, lambda x, y: x[:, 50::step] + y, x, y)
+    image = sample(dtype, (2, 17, 11, step))
+    check(device, lambda x: x.permute(0, 3, 1, 2).contiguous(), image)
+
+
+@pytest.mark.parametrize("function", [torch.sin, torch.cos])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_large_angles_among_small_ones(device: str, function: Callable[..., Any], dtype: torch.dtype) -> None:
+    x = 3 * torch.randn(10_007)
+    x[[0, 1500, 1501, 5000, 10_006]] = torch.tensor([1e4, 2e4, math.nan, -3e38, math.inf])
+    check(device, function, x.to(dtype))
+    check(device, function, x.to(dtype)[1:1400])
+    close = torch.randint(-6366, 6367, (5000,)) * (math.pi / 2)  # to where one of them is 0
+    check(device, function, close.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_all_halves(device: str, dtype: torch.dtype) -> None:
+    """They are compared and negated as float32, and stay what they are."""
+    x = torch.arange(-(2**15), 2**15).short().view(dtype)
+    y = x[torch.randperm(len(x))]
+    for function in (torch.maximum, torch.minimum, torch.eq, torch.lt):
+        check(device, function, x, y)
+    for single in (torch.neg, torch.abs, torch.isnan, torch.Tensor.float, lambda x: x.clamp(-1, 2), lambda x: x * 1):
+        check(device, single, x)
 
 
 def test_in_place_and_out(device: str) -> None:

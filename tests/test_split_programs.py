@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
 import torch.nn.functional as F
+from conftest import in_threads
 from torch.testing import assert_close
 
 import torchgraft
@@ -29,13 +30,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Torchinductor does not support c
 
 
 @pytest.fixture(autouse=True)
-def _fresh(device: str) -> Iterator[None]:
-    if device == "npy":
-        pytest.skip("the device has no compiler")
-    torch._dynamo.reset()
-    replay.refusals.clear()
-    replay.splits.clear()
-    with torch._inductor.config.patch(compile_threads=1, fx_graph_cache=False), torchgraft.fallback("silent"):
+def _fresh(compiled_afresh: None) -> Iterator[None]:
+    with torchgraft.fallback("silent"):
         yield
 
 
@@ -358,11 +354,7 @@ def test_threads(device: str) -> None:
             if not torch.allclose(got, work(x), rtol=1e-4, atol=1e-4):
                 wrong.append(got)
 
-    threads = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(*(partial(call, seed) for seed in range(4)))
     assert not wrong
 
 

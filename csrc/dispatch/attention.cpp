@@ -50,11 +50,6 @@ bool fused_serves(const at::Tensor& query, const at::Tensor& key, const at::Tens
   return true;
 }
 
-// Without a compiler there is no fused kernel, and the CPU, which runs the ops then, has none either.
-bool has_kernels(const at::Tensor& query) {
-  return !devices_opened() || get_device(query.device().index()).has(TG_CAP_COMPILER);
-}
-
 bool wants_gradient(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                     const std::optional<at::Tensor>& mask) {
   return at::GradMode::is_enabled() && (query.requires_grad() || key.requires_grad() || value.requires_grad() ||
@@ -94,6 +89,11 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
 }
 
 }  // namespace
+
+// Also where no device has been opened: torch.compile asks then.
+bool has_kernels(const at::Tensor& tensor) {
+  return !devices_opened() || get_device(tensor.device().index()).has(TG_CAP_COMPILER);
+}
 
 void prepare_attention_by(std::function<void()> prepare) { preparation() = std::move(prepare); }
 

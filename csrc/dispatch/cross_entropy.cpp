@@ -14,7 +14,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "../runtime/device.h"
 #include "dispatch.h"
 
 namespace torchgraft {
@@ -69,8 +68,6 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
   }
 };
 
-bool has_compiler(const at::Tensor& tensor) { return get_device(tensor.device().index()).has(TG_CAP_COMPILER); }
-
 bool is_served(const at::Tensor& logits, const at::Tensor& target, const std::optional<at::Tensor>& weight,
                double label_smoothing) {
   return at::GradMode::is_enabled() && logits.requires_grad() && is_plain(logits) && is_plain(target) &&
@@ -78,7 +75,7 @@ bool is_served(const at::Tensor& logits, const at::Tensor& target, const std::op
          target.device() == logits.device() && logits.layout() == c10::kStrided && logits.dim() == 2 &&
          target.dim() == 1 && target.scalar_type() == c10::kLong && logits.is_floating_point() &&
          logits.size(0) == target.size(0) && logits.numel() > 0 && !(weight.has_value() && weight->defined()) &&
-         label_smoothing == 0.0 && has_compiler(logits);
+         label_smoothing == 0.0 && has_kernels(logits);
 }
 
 // Autocast has the logarithms made in float32 of whatever logits.

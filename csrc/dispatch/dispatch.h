@@ -30,6 +30,10 @@ void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack,
 // dispatch/fallback: the ops that PyTorch had declared when this was first asked.
 const std::vector<c10::OperatorHandle>& aten_ops();
 
+// dispatch/attention: whether the tensor's device can have fused kernels: without a compiler there are none, and the
+// CPU, which runs the ops then, has none either.
+bool has_kernels(const at::Tensor& tensor);
+
 // dispatch/plan: runs `op` by a plan for this call, made by Python when there is none. Used by copy_from for
 // device-to-device copies that are not plain (strided, or changing dtype): the planner of "aten::_copy_from".
 void run_plan(const c10::OperatorHandle& op, torch::jit::Stack* stack);

@@ -528,8 +528,8 @@ class Team:
         accumulators = _Accumulators(fields, LANES, cascade=False)
         types, stretch = accumulators.types, LANES * _RUN
         lanes = self.layout.simd_width
-        if any(_BYTES.get(t, 4) == 8 for t in types.values()):
-            lanes = max(_FEW, lanes // 2)
+        if lanes == 2 * _FEW and any(_BYTES.get(t, 4) == 8 for t in types.values()):
+            lanes = _FEW  # a register
         rest = {n: f"tg_{n}_rest" for n in types}
         start = " ".join(
             [

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import BY_NAME, value_ctype
-from torchgraft.functions import HELPERS
+from torchgraft.codegen.vectors import LOADED, SIZES, shuffle_helpers, transpose_registers, vector_lanes
+from torchgraft.functions import HELPERS, NEAR, NEAREST
 
-#: Side of the tiles in which transposed operands are read, along the results' rows.
-TILE = 16
-#: The other side: rows of these many elements are read one after the other, since processors fetch ahead in them.
+#: Side of the tiles in which transposed operands are read, along the results' rows: some lines of a cache, since
+#: processors fetch neighbours of a line, and look up a page once for all of them.
+TILE = 64
+#: The other side, likewise.
 BANDS = (64, 16)
+#: Elements that are looked at before they are computed, and are still near then.
+BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -176,8 +180,39 @@ def _reporting(loop: Loop, body: str) -> str:
 def contiguous_kernel(loop: Loop, form: str) -> Kernel:
     """Every operand is contiguous and of one shape."""
     walk = Walk(form, prefix="tg_")
-    body = walk.each(element(loop, {o.name: "tg_i" for o in loop.operands}, "    "))
+    at = {o.name: "tg_i" for o in loop.operands}
+    near = _near(loop) if form == "cpu" else None
+    body = walk.each(element(loop, at, "    ")) if near is None else _by_blocks(walk, loop, near, at)
     return walk.kernel(loop.name, loop_parameters(loop), _reporting(loop, body))
+
+
+def _near(loop: Loop) -> Loop | None:
+    """The loop for an input whose elements are not large, where a function of it is quicker then."""
+    if len(loop.inputs) != 1 or loop.inputs[0].compute != "f32":
+        return None
+    calls = {f"{name}({loop.inputs[0].name})": f"{near}({loop.inputs[0].name})" for name, near in NEAR.items()}
+    results = list(loop.results)
+    for far, near in calls.items():
+        results = [replace(result, text=result.text.replace(far, near)) for result in results]
+    return replace(loop, results=tuple(results)) if tuple(results) != loop.results else None
+
+
+def _by_blocks(walk: Walk, loop: Loop, near: Loop, at: dict[str, str]) -> str:
+    """Looks at a block of elements before it is computed: a vector has no branches."""
+    [x] = loop.inputs
+    far = f"    tg_far |= !(fabs({_load(x, at[x.name])}) <= {NEAREST});"
+    far_loop, near_loop = (walk.loop("tg_i", "tg_block", "tg_stop", element(each, at, "    ")) for each in (loop, near))
+    return f"""\
+  for (long tg_block = tg_begin; tg_block < tg_end; tg_block += {BLOCK}) {{
+    const long tg_stop = tg_end - tg_block < {BLOCK} ? tg_end : tg_block + {BLOCK};
+    int tg_far = 0;
+{walk.loop("tg_i", "tg_block", "tg_stop", far)}
+    if (tg_far) {{
+{far_loop}
+    }} else {{
+{near_loop}
+    }}
+  }}"""
 
 
 def _steps(loop: Loop, last: int, inner: tuple[str, ...]) -> dict[str, str]:
@@ -190,8 +225,7 @@ def _steps(loop: Loop, last: int, inner: tuple[str, ...]) -> dict[str, str]:
 def strided_kernel(loop: Loop, form: str, rank: int, index: str, inner: tuple[str, ...]) -> Kernel:
     """Operands of any strides over `rank` dimensions, the last one innermost.
 
-    `inner` has for each operand, results first, its innermost stride: "0", "1", "-1" or "s" (a parameter like the
-    others).
+    `inner` has for each operand, results first, its innermost stride: a number, or "s" (a parameter like the others).
     """
     walk = Walk(form, rank, index, prefix="tg_")
     step = _steps(loop, rank - 1, inner)
@@ -205,7 +239,7 @@ def strided_kernel(loop: Loop, form: str, rank: int, index: str, inner: tuple[st
 
 @functools.cache
 def tiled_kernel(
-    loop: Loop, rank: int, index: str, inner: tuple[str, ...], transposed: tuple[bool, ...], band: int
+    loop: Loop, rank: int, index: str, inner: tuple[str, ...], transposed: tuple[bool, ...], band: int, simd_width: int
 ) -> Kernel:
     """Some inputs run along the last dimension but one where the results run along the last: both sides are read and
     written in rows.
@@ -226,13 +260,9 @@ def tiled_kernel(
         f"{ctype} {o.name}_at = {' + '.join(f'tg_i{d} * {o.name}_s{d}' for d in range(rank - 1))};"
         for o in loop.operands
     ]
-    tiles = "\n".join(f"      {value_ctype(i.compute)} {i.name}_tile[{band * TILE}];" for i in across)
-    fills = "\n".join(
-        f"          {i.name}_tile[tg_r * {TILE} + tg_c] = "
-        + _load(i, f"{i.name}_at + tg_r + (tg_j + tg_c) * {i.name}_s{last}")
-        + ";"
-        for i in across
-    )
+    tiles = "\n".join(f"      {value_ctype(i.compute)} {i.name}_tile[{band * TILE}] ALIGN(64);" for i in across)
+    squares = _Squares.of(across[0], simd_width)
+    fills = "\n".join(_fill(i, last, squares if squares == _Squares.of(i, simd_width) else None) for i in across)
     step = _steps(loop, last, inner)
     at = {n: f"{n}_at + tg_r * {n}_s{row} + (tg_j + tg_c) * {s}" for n, s in step.items()}
     loaded = {i.name: f"{i.name}_tile[tg_r * {TILE} + tg_c]" for i in across}
@@ -243,12 +273,7 @@ def tiled_kernel(
     for ({ctype} tg_j = 0; tg_j < tg_n{last}; tg_j += {TILE}) {{
       int tg_columns = tg_n{last} - tg_j < {TILE} ? (int)(tg_n{last} - tg_j) : {TILE};
 {tiles}
-      for (int tg_c = 0; tg_c < tg_columns; ++tg_c) {{
-        VECTORIZE
-        for (int tg_r = 0; tg_r < tg_rows; ++tg_r) {{
 {fills}
-        }}
-      }}
       for (int tg_r = 0; tg_r < tg_rows; ++tg_r) {{
         VECTORIZE
         for (int tg_c = 0; tg_c < tg_columns; ++tg_c) {{
@@ -257,5 +282,67 @@ def tiled_kernel(
       }}
     }}"""
     body = f"  {ctype} tg_bands = (tg_n{row} + {band - 1}) / {band};\n{walk.each(unit, vectorize=False)}"
-    sizes = tuple(Value(f"tg_n{d}", index) for d in range(rank))
-    return walk.kernel(loop.name, (*loop_parameters(loop, rank, index), *sizes), _reporting(loop, body))
+    params = (*loop_parameters(loop, rank, index), *(Value(f"tg_n{d}", index) for d in range(rank)))
+    return walk.kernel(loop.name, params, _reporting(loop, body), squares.helpers if squares else "")
+
+
+@dataclass(frozen=True)
+class _Squares:
+    """The parts of a tile that are transposed in registers: `width` vectors of as many elements."""
+
+    vector: str
+    width: int
+
+    @staticmethod
+    def of(operand: Input, simd_width: int) -> _Squares | None:
+        """Those of an input whose elements are loaded in vectors and need no conversion after it."""
+        ctype = value_ctype(operand.compute)
+        if LOADED.get(operand.storage) != ctype or operand.conj or operand.negate:
+            return None
+        lanes = vector_lanes(simd_width)
+        width = max(4, lanes // 2) if SIZES[ctype] == 8 else lanes
+        return _Squares(f"{ctype}{width}", width)
+
+    @property
+    def helpers(self) -> str:
+        return shuffle_helpers(self.width, self.vector)
+
+
+def _fill(operand: Input, last: int, squares: _Squares | None) -> str:
+    """Reads a tile of a transposed input. A store for each element takes the longest, so that whole squares are
+    transposed before."""
+    start = f"{operand.name}_at + tg_r + (tg_j + tg_c"
+    single = f"""\
+          {operand.name}_tile[tg_r * {TILE} + tg_c] = {_load(operand, f"{start}) * {operand.name}_s{last}")};"""
+    if squares is None:
+        return f"""\
+      for (int tg_c = 0; tg_c < tg_columns; ++tg_c) {{
+        VECTORIZE
+        for (int tg_r = 0; tg_r < tg_rows; ++tg_r) {{
+{single}
+        }}
+      }}"""
+    width, vector, load = squares.width, squares.vector, f"load_{operand.storage}x{squares.width}"
+    loads = "\n".join(
+        f"          {vector} r{k} = {load}({operand.name}_p, {start} + {k}) * {operand.name}_s{last});"
+        for k in range(width)
+    )
+    stores = "\n".join(
+        f"          (({vector}*){operand.name}_tile)[((tg_r + {k}) * {TILE} + tg_c) / {width}] = r{k};"
+        for k in range(width)
+    )
+    return f"""\
+      PLAIN for (int tg_c = 0; tg_c + {width} <= tg_columns; tg_c += {width}) {{
+        PLAIN for (int tg_r = 0; tg_r + {width} <= tg_rows; tg_r += {width}) {{
+{loads}
+{transpose_registers(width, vector)}
+{stores}
+        }}
+      }}
+      for (int tg_c = 0; tg_c < tg_columns; ++tg_c) {{
+        const int tg_first = tg_c < tg_columns / {width} * {width} ? tg_rows / {width} * {width} : 0;
+        VECTORIZE
+        for (int tg_r = tg_first; tg_r < tg_rows; ++tg_r) {{
+{single}
+        }}
+      }}"""

@@ -20,9 +20,10 @@ class Blocks:
     """The CPU form of matrix products and convolutions.
 
     Attributes:
-        rows, vectors: accumulators in registers, `rows` times so many vectors.
+        rows, vectors: accumulators in registers, `rows` times so many vectors; products have one vector more where
+            there are registers for it.
         depth: products that are summed before the sum is put aside; so many rows has a panel.
-        row_tiles: a work-item's block has at most so many times `rows` rows.
+        row_tiles: a work-item's block has at most so many times `rows` rows, in products twice as many.
         column_bytes: of a row of the block, at most.
     """
 
@@ -119,16 +120,18 @@ class Target:
         units: the device's compute units.
         simd_width: float32 elements of its vector registers.
         tuning: the sizes to make it with.
+        bfloat16_tiles: whether kernels may use the words for tiles of bfloat16.
     """
 
     form: str
     units: int
     simd_width: int
     tuning: Tuning
+    bfloat16_tiles: bool = False
 
 
-# By float32 elements of a vector register: there are 32 registers of 64 bytes, of which 16 hold sums; of 32 bytes and
-# less there are 16, and 12 of them do.
+# By float32 elements of a vector register: there are 32 registers of 64 bytes, of which 16 hold sums (24 in products);
+# of 32 bytes and less there are 16, and 12 of them do.
 _TABLE = {
     16: Tuning(Blocks(rows=8, vectors=2)),
     8: Tuning(Blocks(rows=6, vectors=2)),

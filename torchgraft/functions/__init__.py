@@ -15,6 +15,7 @@ from torchgraft.functions import (
     philox,
     special,
 )
+from torchgraft.functions.math import NEAR, NEAREST
 
 HELPERS: dict[str, str] = {
     **math.HELPERS,
@@ -28,4 +29,4 @@ HELPERS: dict[str, str] = {
     **errors.HELPERS,
 }
 
-__all__ = ["HELPERS"]
+__all__ = ["HELPERS", "NEAR", "NEAREST"]

@@ -27,8 +27,9 @@ from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from torchgraft import _backend
-from torchgraft.inductor.flex_op import MOST_ELEMENTS, lanes
+from torchgraft.inductor.flex_op import lanes
 from torchgraft.inductor.functions import Captured, Text, Untranslatable, Value, number
+from torchgraft.ops.attention import LARGEST_HEAD
 from torchgraft.plans.device import device_traits, kernel_form
 
 __all__ = ["expand_attention"]
@@ -301,7 +302,7 @@ def _texts(
     sizes = (query.shape[1], query.shape[3], value.shape[3], q_size, k_size)
     if few or kernel_form(index) != "cpu" or not all(isinstance(size, int) for size in sizes):
         return None
-    if len({query.dtype, key.dtype, value.dtype}) > 1 or max(sizes[1:3]) > MOST_ELEMENTS:
+    if len({query.dtype, key.dtype, value.dtype}) > 1 or max(sizes[1:3]) > LARGEST_HEAD:
         return None
     # What a work-item takes is in one row of the tables.
     side_by_side = lanes(query.dtype, device_traits(index).simd_width)

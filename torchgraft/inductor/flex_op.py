@@ -9,12 +9,10 @@ import torch
 from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels.attention import Variant
 from torchgraft.kernels.flex_attention import Functions, forward, key_gradient, query_gradient
+from torchgraft.ops.attention import strided, with_rows
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 
-__all__ = ["MOST_ELEMENTS", "lanes"]
-
-#: Elements of a query or value: they are in registers and on the stack.
-MOST_ELEMENTS = 256
+__all__ = ["lanes"]
 
 torch.library.define(
     "torchgraft::flex_attention",
@@ -32,9 +30,8 @@ def lanes(dtype: torch.dtype, simd_width: int) -> int:
 def _meta(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, ...]:
     """The result has its dimensions in memory as the queries have."""
     order = sorted(range(3), key=query.stride, reverse=True)
-    back = [(*order, 3).index(d) for d in range(4)]
     sizes = (*query.shape[:3], value.shape[3])
-    out = query.new_empty([sizes[d] for d in (*order, 3)]).permute(back)
+    out = torch.empty_permuted(sizes, (*order, 3), dtype=query.dtype, device=query.device)
     lse, largest = (query.new_empty(query.shape[:3], dtype=torch.float32) for _ in range(2))
     return out, lse, largest
 
@@ -56,7 +53,7 @@ class _Call:
         if p.form == "gpu":
             raise Unsupported("functions of scores in a kernel for GPUs")
         self.p = p
-        self.query, key, value = (self.rows(t) for t in (query, key, value))
+        self.query, key, value = (with_rows(p, t) for t in (query, key, value))
         self.batch, self.heads, self.queries, head = query.shape
         # One batch of keys may be that of all queries.
         self.key, self.value = (t.expand(self.batch, *t.shape[1:]) for t in (key, value))
@@ -76,9 +73,6 @@ class _Call:
         self.common |= {"heads": self.heads, "group": self.heads // self.key_heads, "scale": scale}
         self.common |= {"sq": self.queries, "sk": self.keys, "q_size": q_size, "k_size": k_size}
 
-    def rows(self, spec: torch.Tensor) -> torch.Tensor:
-        return spec if spec.stride(-1) == 1 or spec.shape[-1] == 1 else self.p.contiguous(spec)
-
     def tables(self, prefix: str, counts: torch.Tensor, places: torch.Tensor, *full: torch.Tensor | None) -> Any:
         """Those of blocks with a mask and of those without, if there are, as arguments."""
         batch, heads, rows = counts.shape
@@ -93,14 +87,6 @@ class _Call:
             "table_b": heads * rows if batch > 1 else 0,
             "table_h": rows if heads > 1 else 0,
         }
-
-    @staticmethod
-    def strided(**specs: torch.Tensor) -> dict[str, Any]:
-        """Operands with their strides, as arguments."""
-        out: dict[str, Any] = dict(specs)
-        for name, spec in specs.items():
-            out |= {f"{name}s{d}": s for d, s in zip("bhs", spec.stride(), strict=False)}
-        return out
 
     def groups(self, rows: int, heads: int) -> tuple[int]:
         return (self.batch * heads * ceil_div(rows, self.variant.lanes),)
@@ -133,7 +119,7 @@ def _flex_attention(
     p.launch(
         forward(call.variant, functions),
         call.groups(call.queries, call.heads),
-        **call.strided(q=call.query, k=call.key, v=call.value, out=out),
+        **strided(q=call.query, k=call.key, v=call.value, out=out),
         **call.tables("", counts, places, full_counts, full_places),
         **call.common,
         lse=lse,
@@ -194,19 +180,19 @@ def _flex_attention_backward(
     dq, dk, dv = outs
     call = _Call(p, query, key, value, captured, scale, q_size, k_size)
     functions = Functions(score, mask, call.types, helpers, full_counts is not None, gradient)
-    operands = {"q": call.query, "k": call.key, "v": call.value, "g": call.rows(grad)}
+    operands = {"q": call.query, "k": call.key, "v": call.value, "g": with_rows(p, grad)}
     common = {**call.common, "lse": p.contiguous(lse), "delta": p.contiguous(delta)}
     p.launch(
         query_gradient(call.variant, functions),
         call.groups(call.queries, call.heads),
-        **call.strided(**operands, dq=dq),
+        **strided(**operands, dq=dq),
         **call.tables("", counts, places, full_counts, full_places),
         **common,
     )
     p.launch(
         key_gradient(call.variant, functions),
         call.groups(call.keys, call.key_heads),
-        **call.strided(**operands, dk=dk, dv=dv),
+        **strided(**operands, dk=dk, dv=dv),
         **call.tables("q_", q_counts, q_places, full_q_counts, full_q_places),
         **common,
     )

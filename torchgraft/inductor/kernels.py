@@ -42,6 +42,7 @@ from torchgraft.inductor.operations import Operations, as_type, literal
 from torchgraft.inductor.places import add_into_place, is_addable
 from torchgraft.inductor.reductions import Reduction, reduction
 from torchgraft.plans.device import device_traits, kernel_form
+from torchgraft.plans.grid import SHORT_ROW, SOME_ROWS
 
 __all__ = ["GeneratedKernel"]
 
@@ -52,10 +53,8 @@ _SHORT = 16
 # Elements that are accumulated before that is put aside: a sum of millions would round off what is added last. So many
 # times later what lies aside is put aside in its turn.
 _RUN = 256
-# Rows up to this length are a work-item's each on a GPU, if there are some of them. Where neighbours touch in memory,
-# which work-items side by side read at once, so are longer ones, if there are many.
-_SHORT_ROW = 64
-_SOME_ROWS = 16
+# Short rows are a work-item's each on a GPU, if there are some of them. Where neighbours touch in memory, which
+# work-items side by side read at once, so are longer ones, if there are as many as this.
 _MANY_ROWS = 2048
 
 
@@ -137,7 +136,7 @@ class GeneratedKernel(SIMDKernel):
         across = bool(self._walked) and units[self._walked[-1]] > inner and _hint(self._walked[-1].size) >= 4
         if self.form == "gpu":
             rows, size = (_hint(sympy.Mul(*(loop.size for loop in loops))) for loops in (self._walked, self._reduced))
-            short = size < _SHORT or (size <= _SHORT_ROW and rows >= _SOME_ROWS)
+            short = size < _SHORT or (size <= SHORT_ROW and rows >= SOME_ROWS)
             if not (short or (across and rows >= _MANY_ROWS) or self._adds_into_places):
                 self.team = Team(Layout("gpu"), group=FEW if size <= _RUN else GROUP)
             return
@@ -316,11 +315,11 @@ class GeneratedKernel(SIMDKernel):
         if made.rounds:
             self._put_aside(made, name, array, lane)
         if side_by_side and not self._columns:
-            combine = bind(made.combine, A=f"{name}_{{}}[tg_l]", B=f"{name}_{{}}[tg_l + tg_half]")
-            halves = [(self._lanes // 2, _SHORT, self._hint), (min(self._lanes, _SHORT) // 2, 1, "")]
-            for first, last, hint in halves:
-                self._after.writeline(f"for (int tg_half = {first}; tg_half >= {last}; tg_half /= 2)")
-                self._after.writeline(f"{hint}for (int tg_l = 0; tg_l < tg_half; ++tg_l) {{ {combine} }}")
+            # Places in the arrays are all known beforehand, so that short ones are registers.
+            for half in (self._lanes >> k for k in range(1, self._lanes.bit_length())):
+                combine = bind(made.combine, A=f"{name}_{{}}[tg_l]", B=f"{name}_{{}}[tg_l + {half}]")
+                hint = self._hint if half >= _SHORT else "UNROLL "
+                self._after.writeline(f"{hint}for (int tg_l = 0; tg_l < {half}; ++tg_l) {{ {combine} }}")
         if self.team is not None:
             types = {f"{name}_{field}": value_ctype(type_) for field, (type_, _) in made.fields.items()}
             combine = bind(made.combine, A=f"A.{name}_{{}}", B=f"B.{name}_{{}}")

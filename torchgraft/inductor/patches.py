@@ -126,7 +126,42 @@ def programs_are_split() -> None:
     scheduler.should_partition = should_partition
 
 
-PATCHES = (pointwise_results_are_on_the_device, costly_values_are_kept, extremes_have_places, programs_are_split)
+def convolutions_keep_their_layout() -> None:
+    """The device's convolutions take images as they lie. Inductor has the operands of most copied to lie by channels
+    last, on any device, as is best for the matrix units of CUDA's GPUs: the factors by which it decides were measured
+    there ("TODO - get different values per hardware"), and the option `layout_optimization` is that of all devices.
+    `force_layout_optimization` is followed. torch 2.13 (torch/_inductor/graph.py, `GraphLowering.decide_layout_opt`).
+    """
+    import torch._inductor.config
+    import torch._inductor.graph
+
+    graph: Any = torch._inductor.graph.GraphLowering
+    plain = graph.decide_layout_opt
+
+    @wraps(plain)
+    def decide_layout_opt(module: torch.fx.GraphModule, *, is_inference: bool) -> bool:
+        forced = torch._inductor.config.force_layout_optimization
+        if not forced and any(_convolves_ours(node) for node in module.graph.nodes):
+            return False
+        return bool(plain(module, is_inference=is_inference))
+
+    graph.decide_layout_opt = staticmethod(decide_layout_opt)
+
+
+def _convolves_ours(node: torch.fx.Node) -> bool:
+    if node.target is not torch.ops.aten.convolution.default:
+        return False
+    image = node.args[0]
+    return isinstance(image, torch.fx.Node) and image.meta["val"].device.type == _backend.name()
+
+
+PATCHES = (
+    pointwise_results_are_on_the_device,
+    costly_values_are_kept,
+    extremes_have_places,
+    programs_are_split,
+    convolutions_keep_their_layout,
+)
 
 
 def apply() -> None:

@@ -21,6 +21,7 @@ from torchgraft.codegen.types import BY_DTYPE
 from torchgraft.inductor import (
     flex_op,  # noqa: F401  # which programs from the disk call
     patches,
+    pooling,
     rows,
 )
 from torchgraft.inductor.operations import has_bits
@@ -81,6 +82,7 @@ class _Pass(CustomGraphModulePass):
 
     def __call__(self, gm: torch.fx.GraphModule) -> None:
         _expand_attention(gm)
+        pooling.keep_offsets(gm)
         rows.add_lowerings({node.target for node in gm.graph.nodes})
         for node in gm.graph.nodes:
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):

@@ -77,9 +77,7 @@ class Generated:
     def _deal(self, sizes: tuple[int, ...]) -> tuple[Callable[..., None] | None, tuple[int, ...]]:
         device = device_traits(torch._C._accelerator_getDeviceIndex())
         space: int | Sequence[int] = sizes if self._rank > 1 else sizes[0] if sizes else 1
-        grid = Dealer(self._form, device.compute_units, device.tuning.dealing).walk(
-            space, cost=self._cost, multiple=self._multiple
-        )
+        grid = Dealer(device.target(self._form)).walk(space, cost=self._cost, multiple=self._multiple)
         values = dict(grid.values)
         groups = grid.groups
         if self._serial:

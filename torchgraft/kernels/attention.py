@@ -24,6 +24,7 @@ from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.tuning import Attention
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers, vector_lanes
+from torchgraft.kernels import attention_tiles
 
 FEW = 4
 """Queries that go without the lanes of queries."""
@@ -42,6 +43,7 @@ class Variant:
         bias_gradient: the gradient of the scores is written out.
         simd_width: float32 elements of the device's vector registers.
         tuning: sizes of blocks.
+        tiles: products are a processor's (`attention_tiles`); of the CPU form, with the lanes of queries.
     """
 
     storage: str
@@ -53,6 +55,7 @@ class Variant:
     bias_gradient: bool = False
     simd_width: int = 16
     tuning: Attention = field(default_factory=Attention)
+    tiles: bool = False
 
     @property
     def block(self) -> int:
@@ -112,8 +115,10 @@ class Variant:
 
 def _pack(v: Variant, to: str, base: str, row: str, count: str, size: int, factor: str = "") -> str:
     """The rows of a block of queries (or keys) as columns of `to`: element d of all lanes in two vectors; lanes
-    without a row are 0.
+    without a row are 0. With tiles the factor is left to the scores.
     """
+    if v.tiles:
+        factor = ""
     value = f"load_{v.storage}({base}, (long)(r < {count} ? r : 0) * {row} + d)"
     return f"""\
   PLAIN for (int d = 0; d < {size}; ++d) {{
@@ -135,6 +140,8 @@ def _unpack(v: Variant, to: str, by: str, row: str, count: str, size: int, facto
 
 def _rows(v: Variant, name: str, base: str, row: str, size: int) -> str:
     """Names the rows of a block: `name`_m and their stride `name`_s, in private memory if they have to be converted."""
+    if v.tiles:
+        return attention_tiles.rows(name, base, row, size, v.block)
     if not v.converted:
         return f"    {v.pointer} {name}_m = {base};\n    const long {name}_s = {row};"
     return f"""\
@@ -150,8 +157,17 @@ def _accumulators(count: int) -> list[tuple[str, str]]:
     return [(f"a{i}", f"b{i}") for i in range(count)]
 
 
-def _scores(v: Variant, out: str, rows: str, columns: str, size: int) -> str:
-    """out[r] = sum over d of rows[r][d] * columns[d], for n rows; up to 7 rows behind them are overwritten."""
+def _columns(v: Variant, name: str, size: int) -> str:
+    """Makes of what `_pack` has packed what `_scores` takes."""
+    return attention_tiles.columns(name, size) if v.tiles else ""
+
+
+def _scores(v: Variant, out: str, rows: str, columns: str, size: int, scaled: bool = False) -> str:
+    """out[r] = sum over d of rows[r][d] * columns[d], for n rows; up to 7 rows behind them are overwritten (with tiles
+    up to 31, within a block). `scaled` where `_pack` was given the scale.
+    """
+    if v.tiles:
+        return attention_tiles.scores(out, rows, columns, size, scaled)
     pairs = _accumulators(8)
     kind = f"const {v.scalar}*" if v.converted else v.pointer
     pointers = "\n".join(
@@ -176,6 +192,8 @@ def _scores(v: Variant, out: str, rows: str, columns: str, size: int) -> str:
 
 def _gathered(v: Variant, sums: str, weights: str, rows: str, size: int, factor: bool = False) -> str:
     """sums[c] = sums[c] * (alpha, beta) + the sum over n rows of weights[r] * rows[r][c]."""
+    if v.tiles:
+        return attention_tiles.gathered(sums, weights, rows, size, v.block, factor)
     kind = f"const {v.scalar}*" if v.converted else v.pointer
 
     def tile(first: str, count: int) -> str:
@@ -366,9 +384,13 @@ def _pointers(v: Variant, *names: str) -> str:
     return "\n".join(f"  {v.pointer} {n}_h = {n} + b * {n}sb + {head[n]} * {n}sh;" for n in names)
 
 
+def _exponentials(v: Variant, rows: str) -> str:
+    """Takes the exponentials of so many rows of `st`, from which a maximum has been taken."""
+    return _each(v, f"{rows} * {v.lanes}", f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);")
+
+
 def _weigh(v: Variant) -> str:
     """Makes weights of a block's scores, relative to the largest so far, and keeps that and the weights' sum."""
-    exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     return f"""\
     {v.vector} n0 = m0, n1 = m1;
     PLAIN for (int r = 0; r < n; ++r) {{
@@ -383,7 +405,7 @@ def _weigh(v: Variant) -> str:
     }}
     st[2 * n] = m0 - f0;
     st[2 * n + 1] = m1 - f1;
-{_each(v, f"(n + 1) * {v.lanes}", exponent)}
+{_exponentials(v, "(n + 1)")}
     const {v.vector} alpha = st[2 * n], beta = st[2 * n + 1];
     l0 *= alpha;
     l1 *= beta;
@@ -419,6 +441,7 @@ def _forward_cpu(v: Variant) -> str:
 {bias}
   {v.vector} qt[{2 * v.head}], st[{2 * rows}], ot[{2 * v.value_head}];
 {_pack(v, "qt", "(q_h + q0 * qss)", "qss", "nq", v.head, " * scale")}
+{_columns(v, "qt", v.head)}
   for (int i = 0; i < {2 * v.value_head}; ++i) ot[i] = {v.splat("0")};
   const {v.vector} none = {v.splat("0")}, least = {v.splat("-INFINITY")};
   {v.vector} m0 = least, m1 = least, l0 = none, l1 = none;
@@ -426,7 +449,7 @@ def _forward_cpu(v: Variant) -> str:
   for (long k0 = 0; k0 < end; k0 += {v.block}) {{
     const int n = (int)(end - k0 < {v.block} ? end - k0 : {v.block});
 {_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
-{_scores(v, "st", "key", "qt", v.head)}
+{_scores(v, "st", "key", "qt", v.head, True)}
 {_mask_keys(v)}
 {_weigh(v)}
 {_drop_keys(v, "st")}
@@ -620,7 +643,6 @@ def _queries_cpu(v: Variant) -> str:
     """Gradient of the queries, and the product of output and its gradient, which the keys' gradient needs too."""
     rows = v.block + 8
     bias = "  const long bias_at = b * bsb + h * bsh + q0 * bsq;" if v.bias else ""
-    exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     gradient = ""
     if v.bias_gradient:
         gradient = f"""\
@@ -640,6 +662,8 @@ def _queries_cpu(v: Variant) -> str:
   {v.vector} qt[{2 * v.head}], gt[{2 * v.value_head}], dqt[{2 * v.head}], st[{2 * rows}], dp[{2 * rows}];
 {_pack(v, "qt", "(q_h + q0 * qss)", "qss", "nq", v.head, " * scale")}
 {_pack(v, "gt", "(g_h + q0 * gss)", "gss", "nq", v.value_head)}
+{_columns(v, "qt", v.head)}
+{_columns(v, "gt", v.value_head)}
   {v.vector} delta0 = {v.splat("0")}, delta1 = {v.splat("0")};
   {{
     {v.vector} ot[{2 * v.value_head}];
@@ -658,13 +682,13 @@ def _queries_cpu(v: Variant) -> str:
   for (long k0 = 0; k0 < end; k0 += {v.block}) {{
     const int n = (int)(end - k0 < {v.block} ? end - k0 : {v.block});
 {_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
-{_scores(v, "st", "key", "qt", v.head)}
+{_scores(v, "st", "key", "qt", v.head, True)}
 {_mask_keys(v)}
     PLAIN for (int r = 0; r < n; ++r) {{
       st[2 * r] -= lse0;
       st[2 * r + 1] -= lse1;
     }}
-{_each(v, f"n * {v.lanes}", exponent)}
+{_exponentials(v, "n")}
 {_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
 {_scores(v, "dp", "val", "gt", v.value_head)}
 {_drop_keys(v, "dp")}
@@ -683,7 +707,6 @@ def _queries_cpu(v: Variant) -> str:
 def _keys_cpu(v: Variant) -> str:
     """Gradients of keys and values: keys in the lanes, queries as rows, over all heads that share the keys."""
     rows = v.block + 8
-    exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     mask = ""
     if v.bias:
         value = _bias_value(v, "bias_at + (q0 + r) * bsq + (k0 + (i < nk ? i : nk - 1)) * bsk")
@@ -718,6 +741,8 @@ def _keys_cpu(v: Variant) -> str:
   {f"{v.vector} dropped[{2 * rows}];" if v.dropout else ""}
 {_pack(v, "kt", "(k_h + k0 * kss)", "kss", "nk", v.head, " * scale")}
 {_pack(v, "vt", "(v_h + k0 * vss)", "vss", "nk", v.value_head)}
+{_columns(v, "kt", v.head)}
+{_columns(v, "vt", v.value_head)}
   for (int i = 0; i < {2 * v.head}; ++i) dkt[i] = {v.splat("0")};
   for (int i = 0; i < {2 * v.value_head}; ++i) dvt[i] = {v.splat("0")};
   for (long h = hk * group; h < (hk + 1) * group; ++h) {{
@@ -727,14 +752,14 @@ def _keys_cpu(v: Variant) -> str:
     for (long q0 = {f"k0 / {v.block} * {v.block}" if v.causal else "0"}; q0 < sq; q0 += {v.block}) {{
       const int n = (int)(sq - q0 < {v.block} ? sq - q0 : {v.block});
 {_rows(v, "qry", "(q_h + q0 * qss)", "qss", v.head)}
-{_scores(v, "st", "qry", "kt", v.head)}
+{_scores(v, "st", "qry", "kt", v.head, True)}
 {mask}
       PLAIN for (int r = 0; r < n; ++r) {{
         const {v.vector} less = lse[bh * sq + q0 + r];
         st[2 * r] -= less;
         st[2 * r + 1] -= less;
       }}
-{_each(v, f"n * {v.lanes}", exponent)}
+{_exponentials(v, "n")}
 {_rows(v, "grd", "(g_h + q0 * gss)", "gss", v.value_head)}
 {_scores(v, "dp", "grd", "vt", v.value_head)}
 {drop}
@@ -1009,6 +1034,8 @@ def _sizes(v: Variant) -> str:
 def _kernel(v: Variant, name: str, declarations: str, body: str, form: str) -> Kernel:
     local = (v.group,) if form == "gpu" else (1,)
     helpers = shuffle_helpers(v.width, f"uint{v.width}") if v.bias == "b8" and form != "gpu" else ""
+    if v.tiles:
+        helpers, body = attention_tiles.HELPERS, f"  TILES_BEGIN;\n{body}\n  TILES_END();"
     return Kernel(v.tag(name), parameters(f"{declarations}; {_sizes(v)}"), body, helpers=helpers, local=local)
 
 

@@ -5,6 +5,8 @@ before pixels.
 
 The CPU form is the blocked matrix product of `kernels.matmul`, where one operand, the patches of the image, exists only
 a slice at a time: a work-item copies the pixels that a slice needs, row by row of the image, into its private memory.
+Most convolutions copy the image without its repetitions (`kernels.boxes`); large filters, and filters of few taps with
+a large stride, have this module's own.
 
 * `block_kernel` computes images from images: rows are channels of the result, columns its pixels (of all images in the
   batch, one after the other), and k runs over (channel of the source, tap of the filter). Forward, pixel j of the
@@ -32,8 +34,9 @@ from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
 from torchgraft.codegen.tuning import Blocks, Target, Tiles
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle_helpers
+from torchgraft.kernels.boxes import box_launch, weight_boxes
 from torchgraft.kernels.depthwise import plane_launch, plane_weight_launch
-from torchgraft.kernels.geometry import Direction, Geometry, Triple
+from torchgraft.kernels.geometry import AXES, GEOMETRY, Direction, Geometry, geometry_arguments
 from torchgraft.kernels.matmul import (
     A_TILE_PADDING,
     block_loop,
@@ -41,28 +44,12 @@ from torchgraft.kernels.matmul import (
     block_tile,
     pack_a,
     pack_transposed,
-    plain_loops,
     row_vectors,
     tile_groups,
     tile_local,
     tile_loop,
 )
-
-_AXES = ("z", "y", "x")
-
-
-# Extents of the source and the target image, of the filter, and the convolution's parameters.
-_GEOMETRY = "i32 " + ", ".join(
-    f"{name}_{axis}" for name in ("source", "target", "taps", "stride", "padding", "dilation") for axis in _AXES
-)
-
-
-def _geometry(g: Geometry, source: Triple, target: Triple) -> dict[str, object]:
-    """The arguments for `_GEOMETRY`."""
-    triples = {"source": source, "target": target, "taps": g.taps}
-    triples |= {"stride": g.stride, "padding": g.padding, "dilation": g.dilation}
-    return {f"{name}_{a}": size for name, triple in triples.items() for a, size in zip(_AXES, triple, strict=True)}
-
+from torchgraft.kernels.products import plain_loops
 
 _FIRST_PIXELS = """
 // Of this phase: the first pixel on each axis, and how many there are.
@@ -118,7 +105,7 @@ const int K = channels * taps_z * taps_y * taps_x;
         advance = """
 if (++kx == taps_x) { kx = 0; if (++ky == taps_y) { ky = 0; if (++kz == taps_z) { kz = 0; ++channel; } } }"""
         start = ""
-        offsets = "const int " + ", ".join(f"d{a} = k{a} * dilation_{a} - padding_{a}" for a in _AXES) + ";"
+        offsets = "const int " + ", ".join(f"d{a} = k{a} * dilation_{a} - padding_{a}" for a in AXES) + ";"
         target = "((long)jz * target_y + jy) * target_x + jx"
         fill_tile, fill_tiles = pack_a(math, tile, "k"), ""
         filters = "F + ((long)group * M + m0) * K"
@@ -126,7 +113,7 @@ if (++kx == taps_x) { kx = 0; if (++ky == taps_y) { ky = 0; if (++kz == taps_z) 
     else:
         counts = "\n".join(
             f"int meeting_{a} = 0; for (int k{a} = 0; k{a} < taps_{a}; ++k{a}) meeting_{a} += {_meets(a)};"
-            for a in _AXES
+            for a in AXES
         )
         setup = f"""
 {_FIRST_PIXELS}
@@ -141,10 +128,10 @@ do {{
 }} while (channel < channels && !({_meets("z")} && {_meets("y")} && {_meets("x")}));"""
         start = f"kx = -1; {advance}"
         offsets = "const int " + ", ".join(
-            f"d{a} = (first_{a} + padding_{a} - k{a} * dilation_{a}) / stride_{a}" for a in _AXES
+            f"d{a} = (first_{a} + padding_{a} - k{a} * dilation_{a}) / stride_{a}" for a in AXES
         )
         offsets += ";"
-        place = {a: f"(first_{a} + j{a} * stride_{a})" for a in _AXES}
+        place = {a: f"(first_{a} + j{a} * stride_{a})" for a in AXES}
         target = f"((long){place['z']} * target_y + {place['y']}) * target_x + {place['x']}"
         # Rows of the filter's transpose: neighbouring rows are `taps` apart, and the taps of a slice anywhere. Copied
         # for all tiles at once, so that memory is read in long stretches.
@@ -258,7 +245,7 @@ int channel = 0, kz = 0, ky = 0, kx = 0;
 {start}
 {block_loop(math, tile, fill_panels, fill_tile, "k" if forward else "outer", finish, in_rows=True)}"""
     tensors = f"{storage}* T; const {storage}* S, F{', E' if bias else ''}"
-    params = parameters(f"{tensors}; i32 batch, M, channels, block_rows, block_columns; {_GEOMETRY}")
+    params = parameters(f"{tensors}; i32 batch, M, channels, block_rows, block_columns; {GEOMETRY}")
     return Kernel(f"convolution_{direction}", params, plain_loops(body), local=(1, 1, 1))
 
 
@@ -342,7 +329,7 @@ int runs;
 {block_loop(math, tile, fill_panels, fill_tile, "k", finish)}"""
     params = parameters(
         f"{result}* T; const {storage}* S, R; i32 batch, groups, M, N, channels, block_rows, block_columns; "
-        f"i64 part_pixels; {_GEOMETRY}"
+        f"i64 part_pixels; {GEOMETRY}"
     )
     helpers = shuffle_helpers(math.width, math.vector)
     return Kernel("convolution_weight", params, plain_loops(body), helpers=helpers, local=(1, 1, 1))
@@ -466,7 +453,7 @@ for (int row = GROUP_ID(1) * block_rows; row < row_end; ++row) {{
 def _channel_params(storage: str, bias: bool) -> tuple[Parameter, ...]:
     """Target, source, filters, [bias,] sizes: M channels of the target and `channels` of the source in a group."""
     tensors = f"{storage}* T; const {storage}* S, F{', E' if bias else ''}"
-    return parameters(f"{tensors}; i32 batch, groups, M, channels, block_rows; {_GEOMETRY}")
+    return parameters(f"{tensors}; i32 batch, groups, M, channels, block_rows; {GEOMETRY}")
 
 
 # Sums of this many taps are kept side by side.
@@ -512,7 +499,7 @@ for (int tap = 0; tap < taps; ++tap) {{
   for (int l = 0; l < {math.width}; ++l) sum += ((const {math.scalar}*)&sums[tap])[l];
   store_{result}(T, place + tap, sum);
 }}"""
-    params = parameters(f"{result}* T; const {storage}* S, R; i32 batch, groups, N, channels, part_images; {_GEOMETRY}")
+    params = parameters(f"{result}* T; const {storage}* S, R; i32 batch, groups, N, channels, part_images; {GEOMETRY}")
     return Kernel("convolution_direct_weight", params, body, helpers=patch_helper(math), local=(1, 1))
 
 
@@ -522,14 +509,14 @@ for (int tap = 0; tap < taps; ++tap) {{
 def _patch_element(math: Arithmetic, direction: Direction) -> str:
     """Sets `value` to the pixel of channel `c` that tap (kz, ky, kx) reads for pixel (tz, ty, tx) of the target."""
     if direction == "forward":
-        places = " ".join(f"const int {a} = t{a} * stride_{a} - padding_{a} + k{a} * dilation_{a};" for a in _AXES)
+        places = " ".join(f"const int {a} = t{a} * stride_{a} - padding_{a} + k{a} * dilation_{a};" for a in AXES)
         meets = "true"
     else:
         places = " ".join(
-            f"const int up_{a} = t{a} + padding_{a} - k{a} * dilation_{a}, {a} = up_{a} / stride_{a};" for a in _AXES
+            f"const int up_{a} = t{a} + padding_{a} - k{a} * dilation_{a}, {a} = up_{a} / stride_{a};" for a in AXES
         )
-        meets = " && ".join(f"up_{a} >= 0 && up_{a} % stride_{a} == 0" for a in _AXES)
-    inside = " && ".join(f"(uint){a} < (uint)source_{a}" for a in _AXES)
+        meets = " && ".join(f"up_{a} >= 0 && up_{a} % stride_{a} == 0" for a in AXES)
+    inside = " && ".join(f"(uint){a} < (uint)source_{a}" for a in AXES)
     at = "((((long)image * groups + group) * channels + c) * source_z + z) * source_y + y"
     return f"{{ {places} if ({meets} && {inside}) value = {math.load('S', f'({at}) * source_x + x')}; }}"
 
@@ -606,7 +593,7 @@ const int pixels = target_z * target_y * target_x, first = part * part_pixels;
 const int K = min((int)part_pixels, batch * pixels - first);
 {tile_loop(math, tiles, "k", "k", fetch_a, fetch_b, finish)}"""
     params = parameters(
-        f"{result}* T; const {storage}* S, R; i32 batch, groups, M, N, channels; i64 part_pixels; {_GEOMETRY}"
+        f"{result}* T; const {storage}* S, R; i32 batch, groups, M, N, channels; i64 part_pixels; {GEOMETRY}"
     )
     return Kernel("convolution_tile_weight", params, body, local=tile_local(tiles))
 
@@ -634,7 +621,7 @@ def convolution_launch(
     channels, rows = (g.image_channels, g.result_channels) if forward else (g.result_channels, g.image_channels)
     channels, rows = channels // g.groups, rows // g.groups
     arguments = {"T": target, "S": source, "F": weight, **({"E": bias} if bias is not None else {})}
-    arguments |= {"batch": g.batch, "M": rows, "channels": channels, **_geometry(g, source_size, target_size)}
+    arguments |= {"batch": g.batch, "M": rows, "channels": channels, **geometry_arguments(g, source_size, target_size)}
     math = arithmetic(storage, simd_width)
     # A tile of eight rows would be mostly empty, or its sums shorter than what it costs to prepare it.
     few = rows * channels <= 4 or (rows <= 2 and channels <= 8)
@@ -661,6 +648,9 @@ def convolution_launch(
             )
         groups = tile_groups(tiles, rows, g.batch * pixels, g.groups)
         return Launch(tile_kernel(storage, direction, bias is not None, tiles), groups, arguments)
+    boxes = box_launch(storage, g, direction, target, source, weight, bias, on)
+    if boxes is not None:
+        return boxes
     phases = 1 if forward else g.stride[0] * g.stride[1] * g.stride[2]
     pixels = 1
     for extent, stride in zip(target_size, g.stride, strict=True):
@@ -708,7 +698,7 @@ def weight_launches(
     parts = max(1, ceil_div(pixels, part_pixels))
     count = rows * columns * g.groups
     arguments: dict[str, object] = {"S": image, "R": result, "batch": g.batch, "groups": g.groups}
-    arguments |= {"N": columns, "channels": channels, **_geometry(g, g.image, g.result)}
+    arguments |= {"N": columns, "channels": channels, **geometry_arguments(g, g.image, g.result)}
     if form == "cpu" and channels * columns <= 4 and g.taps[0] * g.taps[1] * g.taps[2] <= _MOST_DIRECT_TAPS:
         pairs = channels * columns * g.groups
         part_images = max(1, min(g.batch, g.batch * pairs // (4 * units)))
@@ -721,8 +711,14 @@ def weight_launches(
             {**arguments, "T": place, "part_images": part_images},
         )
         return [launch, *_fold(accumulator, storage, target, place, count, parts)]
+    in_boxes = weight_boxes(storage, g, on) if form == "cpu" else None
+    if in_boxes is not None:
+        parts = in_boxes.parts
     accumulator = math.value if parts > 1 else storage
     place = temporary(parts * count, accumulator) if parts > 1 else target
+    if in_boxes is not None:
+        launch = in_boxes.launch(storage, accumulator, place, image, result, on)
+        return [launch, *_fold(accumulator, storage, target, place, count, parts)]
     arguments |= {"T": place, "M": rows, "part_pixels": part_pixels}
     if form != "cpu":
         kernel = weight_tile_kernel(storage, accumulator, tiles)

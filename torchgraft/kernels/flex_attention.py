@@ -11,13 +11,13 @@ import functools
 from dataclasses import dataclass
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.types import value_ctype
+from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels.attention import (
     _QUERY,
     Variant,
     _common,
     _deliver,
-    _each,
+    _exponentials,
     _gathered,
     _operands,
     _pack,
@@ -190,7 +190,6 @@ def query_gradient(v: Variant, f: Functions) -> Kernel:
     """
     rows = v.block + 8
     loops, ends = _listed(f, ("counts", "places"), "k_blocks", "k_size", "sk")
-    exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     body = f"""\
 {_common(v, "q")}
 {_QUERY}
@@ -220,7 +219,7 @@ def query_gradient(v: Variant, f: Functions) -> Kernel:
       st[2 * r] -= lse0;
       st[2 * r + 1] -= lse1;
     }}
-{_each(v, f"n * {v.lanes}", exponent)}
+{_exponentials(v, "n")}
 {_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
 {_scores(v, "dp", "val", "gt", v.value_head)}
     PLAIN for (int r = 0; r < n; ++r) {{
@@ -231,7 +230,7 @@ def query_gradient(v: Variant, f: Functions) -> Kernel:
 {_gathered(v, "dqt", "dp", "key", v.head)}
   }}
 {ends}
-  GLOBAL {_storage(v)}* out_at = dq + b * dqsb + h * dqsh + q0 * dqss;
+  GLOBAL {BY_NAME[v.storage].storage}* out_at = dq + b * dqsb + h * dqsh + q0 * dqss;
 {_unpack(v, "out_at", "dqt", "dqss", "nq", v.head, " * scale")}"""
     declarations = f"{_operands(v, 'q k v g', 'dq')}; const f32* lse, delta; {_tables(f, 'counts', 'places')}"
     return _kernel(v, f, "flex_query_gradient", declarations, body)
@@ -245,7 +244,6 @@ def key_gradient(v: Variant, f: Functions) -> Kernel:
     """
     rows = v.block + 8
     loops, ends = _listed(f, ("q_counts", "q_places"), "q_blocks", "q_size", "sq")
-    exponent = f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);"
     body = f"""\
 {_common(v, "k")}
   const long b = at / (heads / group), hk = at % (heads / group);
@@ -275,7 +273,7 @@ def key_gradient(v: Variant, f: Functions) -> Kernel:
       st[2 * r] -= less;
       st[2 * r + 1] -= less;
     }}
-{_each(v, f"n * {v.lanes}", exponent)}
+{_exponentials(v, "n")}
 {_rows(v, "grd", "(g_h + q0 * gss)", "gss", v.value_head)}
 {_scores(v, "dp", "grd", "vt", v.value_head)}
 {_gathered(v, "dvt", "st", "grd", v.value_head)}
@@ -290,13 +288,9 @@ def key_gradient(v: Variant, f: Functions) -> Kernel:
   }}
 {ends}
   }}
-  GLOBAL {_storage(v)}* dk_at = dk + b * dksb + hk * dksh + k0 * dkss;
-  GLOBAL {_storage(v)}* dv_at = dv + b * dvsb + hk * dvsh + k0 * dvss;
+  GLOBAL {BY_NAME[v.storage].storage}* dk_at = dk + b * dksb + hk * dksh + k0 * dkss;
+  GLOBAL {BY_NAME[v.storage].storage}* dv_at = dv + b * dvsb + hk * dvsh + k0 * dvss;
 {_unpack(v, "dk_at", "dkt", "dkss", "nk", v.head, " * scale")}
 {_unpack(v, "dv_at", "dvt", "dvss", "nk", v.value_head)}"""
     declarations = f"{_operands(v, 'q k v g', 'dk dv')}; const f32* lse, delta; {_tables(f, 'q_counts', 'q_places')}"
     return _kernel(v, f, "flex_key_gradient", declarations, body)
-
-
-def _storage(v: Variant) -> str:
-    return {"f16": "half", "bf16": "ushort"}.get(v.storage, value_ctype(v.storage))

@@ -23,3 +23,18 @@ class Geometry:
     stride: Triple
     padding: Triple
     dilation: Triple
+
+
+AXES = ("z", "y", "x")
+
+# A kernel's parameters: extents of the source and the target image, of the filter, and the convolution's own.
+GEOMETRY = "i32 " + ", ".join(
+    f"{name}_{axis}" for name in ("source", "target", "taps", "stride", "padding", "dilation") for axis in AXES
+)
+
+
+def geometry_arguments(g: Geometry, source: Triple, target: Triple) -> dict[str, object]:
+    """The arguments for `GEOMETRY`."""
+    triples = {"source": source, "target": target, "taps": g.taps}
+    triples |= {"stride": g.stride, "padding": g.padding, "dilation": g.dilation}
+    return {f"{name}_{a}": size for name, triple in triples.items() for a, size in zip(AXES, triple, strict=True)}

@@ -11,6 +11,7 @@ dimension, along which places may repeat, in order, so that results do not depen
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
@@ -78,18 +79,19 @@ class Indexing:
         step = self.step(operand)
         return f"{operand}_at" + {"0": "", "1": " + j"}.get(step, f" + j * {step}")
 
-    def load_indices(self, along: bool, row: str = "") -> str:
+    def load_indices(self, along: bool, row: Mapping[str, str] | None = None) -> str:
         """Declares raw, k, out for every index, `bad`, and the `offset` that the indices make.
 
         Args:
             along: of element ``j``, otherwise of the row.
-            row: what to add to the place of an index, with "{}" for its name.
+            row: what to add to the place of an index, by its name.
         """
         lines = []
         for k, type_ in enumerate(self.indices):
             name = f"index{k}"
+            place = (self.at(name) if along else f"{name}_at") + (row[name] if row else "")
             lines += [
-                f"long raw{k} = load_{type_}({name}, {self.at(name) if along else f'{name}_at'}{row.format(name)});",
+                f"long raw{k} = load_{type_}({name}, {place});",
                 f"long k{k} = raw{k}{f' + (raw{k} < 0 ? limit{k} : 0)' if self.wraps else ''};",
                 f"int out{k} = (ulong)k{k} >= (ulong)limit{k};",
             ]
@@ -134,37 +136,57 @@ def move_kernel(x: Indexing, form: str) -> Kernel:
 
 
 @functools.cache
-def collect_kernel(x: Indexing, form: str, inner_rows: bool) -> Kernel:
+def collect_kernel(x: Indexing, form: str, inner_rows: bool, shared: str, row_steps: tuple[str, ...]) -> Kernel:
     """Elements that may meet in one place: `rows` times the space.
 
-    The work-items along dimension 0 share the space; those along dimension 1 share the values of the first index,
-    `share` each. Each operand but the target has a stride ``<operand>_row`` from row to row.
+    The work-items along dimension 0 share the space. Each operand but the target has a stride ``<operand>_row`` from
+    row to row.
 
     Args:
         x: the target is the indexed operand.
         form: "cpu" or "gpu".
         inner_rows: walk over rows innermost, which suits operands whose rows are nearer in memory than their elements.
+        shared: what the work-items along dimension 1 share, `share` each: "places", the values of the first index;
+            "rows", each with a target of its own, `apart` elements after the one before; or "" if there is but one.
+        row_steps: the strides from row to row, as `Indexing.inner` has them.
     """
     walk = Walk(form, x.rank, group=FEW)
-    # An index out of range belongs to no group; the first one reports it.
-    where = f"""\
-{x.load_indices(x.along, " + r * {0}_row")}
+    step = {o: f"{o}_row" if s == "s" else s for o, s in zip(x.operands[1:], row_steps, strict=True)}
+    row = {o: {"0": "", "1": " + r"}.get(s, f" + r * {s}") for o, s in step.items()}
+    mine = f"      if (bad) {{ {x.report} continue; }}\n"
+    if shared == "places":  # an index out of range belongs to no group; the first one reports it
+        mine = f"""\
       if (bad) {{ if (low == 0) {{ {x.report} }} continue; }}
       if (k0 < low || k0 >= high) continue;
 """
-    source = "" if x.number else f"{x.at('source')} + r * source_row"
+    where = f"{x.load_indices(x.along, row)}\n{mine}"
+    source = "" if x.number else f"{x.at('source')}{row['source']}"
     put = "      " + x.put(f"{x.at('target')} + offset", source)
-    rows = "    for (long r = 0; r < rows; ++r) {{\n{}\n    }}"
+    rows = "    for (long r = first; r < last; ++r) {{\n{}\n    }}"
     if not x.along:
         order = rows.format(where + walk.along(put))
     elif inner_rows:
         order = walk.along(rows.format(where + put), vectorize=False)
     else:
         order = rows.format(walk.along(where + put, vectorize=False))
-    share = "  const long low = (long)GROUP_ID(1) * share, high = low + share;\n"
-    body = share + walk.rows(f"{x.starts(walk)}\n{order}")
-    steps = ", ".join(f"{o}_row" for o in x.operands[1:])
-    return walk.kernel(x.name, x.parameters(f"i64 rows, share, {steps}"), body, dims=2)
+    body = _SHARES[shared] + walk.rows(f"{x.starts(walk)}\n{order}")
+    extra = "; ".join(
+        ["i64 rows, share", *(f"i64 {o}_row" for o in step), *(["i64 apart"] if shared == "rows" else [])]
+    )
+    return walk.kernel(x.name, x.parameters(extra), body, dims=2)
+
+
+_SHARES = {
+    "": "  const long first = 0, last = rows;\n",
+    "places": """\
+  const long low = (long)GROUP_ID(1) * share, high = low + share;
+  const long first = 0, last = rows;
+""",
+    "rows": """\
+  const long first = (long)GROUP_ID(1) * share, last = rows - first < share ? rows : first + share;
+  target += (long)GROUP_ID(1) * apart;
+""",
+}
 
 
 # ---- embeddings ----

@@ -21,32 +21,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from math import prod
-from typing import Literal
 
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
-from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
+from torchgraft.codegen.kernel import Kernel, Launch, parameters
 from torchgraft.codegen.tuning import Blocks, Target, Tiles
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
-
-# Which stride of an operand is one: along k, along the other dimension ("outer": rows of A, columns of B), or neither.
-Unit = Literal["k", "outer", "none"]
-# D, the addend: absent, with unit stride along the columns, one value for each row, or anything (a transposed matrix).
-Addend = Literal["none", "row", "column", "any"]
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Shapes of the CPU form: registers hold `rows` x `vectors` accumulators; a private panel is `depth` deep; a
-    work-item's block has at most `max_rows` x `max_columns` elements.
-    """
-
-    rows: int
-    vectors: int
-    depth: int
-    max_rows: int
-    max_columns: int
+from torchgraft.kernels import bfloat16
+from torchgraft.kernels.products import (
+    Addend,
+    Tile,
+    Unit,
+    begin_block,
+    begin_product,
+    finish_block,
+    finish_registers,
+    finish_scalar,
+    finish_vector,
+    operands,
+    plain_loops,
+)
 
 
 def _round_up(value: int, step: int) -> int:
@@ -65,35 +60,47 @@ def block_tile(math: Arithmetic, blocks: Blocks, narrow: bool = False) -> Tile:
     return Tile(rows, vectors, blocks.depth, _round_up(most, rows), columns)
 
 
-def plain_loops(body: str) -> str:
-    """The body with its loops marked to be left as they are: they are in vectors already, and what the compiler makes
-    of their ends takes it longer than all the rest.
+def product_tile(math: Arithmetic, blocks: Blocks, narrow: bool = False) -> Tile:
+    """The tile of products: with one vector of columns more than other kernels have, where there are registers for it,
+    since each element of A is then loaded for as many sums more; and blocks of twice as many rows, which share the
+    panels that are copied for them.
     """
-    return body.replace("for (", "PLAIN for (")
+    tile = block_tile(math, blocks, narrow)
+    if math.is_complex:
+        return tile
+    registers = 32 if math.width * math.size == 64 else 16
+    more = tile.vectors + 1
+    if not narrow and tile.rows * more + more + 1 <= registers:
+        tile = replace(tile, vectors=more, max_columns=_round_up(tile.max_columns, math.width * more))
+    return replace(tile, max_rows=2 * tile.max_rows)
 
 
 # --- The CPU form's pieces. Names they share: the block's A, B, C, `rows` and `columns` left from the block's origin,
 # the slice of k that begins at `kb` and has `kc` steps, the tile's first row `m`, the panel's first column `n`.
 
 
-def pack_transposed(math: Arithmetic, tile: Tile, base: str, stride: str, begin: str, end: str) -> str:
+def pack_transposed(math: Arithmetic, tile: Tile, base: str, stride: str, begin: str, end: str, pitch: int = 0) -> str:
     """Fills steps `begin .. end` of the panels from a B that lies along k: step k of column n is at base[n * stride +
     k].
     """
     width, panel = math.width, math.width * tile.vectors
+    pitch = (pitch or tile.depth * tile.vectors) * width
     offsets = " ".join(f"const long o{i} = min({i}, columns - n - 1) * {stride};" for i in range(width))
     loads = "\n".join(f"{math.vector} r{i} = {math.load_vector('b', f'o{i} + step')};" for i in range(width))
     stores = "\n".join(f"*({math.vector}*)(to + (step + {i}) * {panel}) = r{i};" for i in range(width))
     return f"""
 for (int n = 0; n < columns; n += {width}) {{
-  {math.scalar}* to = ({math.scalar}*)panels + (n / {panel}) * {tile.depth * panel} + n % {panel};
+  {math.scalar}* to = ({math.scalar}*)panels + (n / {panel}) * {pitch} + n % {panel};
   {math.const_pointer} b = {base} + n * {stride};
   {offsets}
   int step = {begin};
-  for (; step + {width} <= {end}; step += {width}) {{
+  while (step < {end} && {end} - {begin} >= {width}) {{
+    // The last vectors end where the steps do, and repeat some.
+    step = min(step, {end} - {width});
     {loads}
     {transpose_registers(width, math.vector)}
     {stores}
+    step += {width};
   }}
   for (; step < {end}; ++step)
     for (int j = 0; j < min({width}, columns - n); ++j)
@@ -101,9 +108,15 @@ for (int n = 0; n < columns; n += {width}) {{
 }}"""
 
 
+def panel_pitch(tile: Tile) -> int:
+    """Vectors from the beginning of a panel of one vector's width to the next one's: a little more than it has, so that
+    what is copied into all of them at once does not all fall into the same set of the cache."""
+    return tile.depth + 1
+
+
 def pack_b(math: Arithmetic, tile: Tile, unit: Unit) -> str:
-    """Copies a slice of B into panels: `panels[n / NR][k][NR]`, NR the panel's width. Columns past the edge hold
-    anything.
+    """Copies a slice of B into panels: `panels[n / NR][k][NR]`, NR the panel's width, which is one vector's but for
+    complex numbers. Columns past the edge hold anything.
     """
     width, panel = math.width, math.width * tile.vectors
     if math.is_complex:
@@ -119,23 +132,27 @@ for (int n = 0; n < columns; ++n) {{
   }}
 }}"""
     if unit == "outer":
-        copies = " ".join(f"to[{v}] = {math.load_vector('b', str(v * width))};" for v in range(tile.vectors))
         return f"""
-for (int n = 0; n < columns; n += {panel}) {{
-  {math.vector}* to = panels + (n / {panel}) * {tile.depth * tile.vectors};
-  {math.const_pointer} b = B + n + kb * b_rs;
-  if (n + {panel} <= columns) {{
-    for (int k = 0; k < kc; ++k, b += b_rs, to += {tile.vectors}) {{ {copies} }}
-  }} else {{
-    for (int k = 0; k < kc; ++k, b += b_rs, to += {tile.vectors})
-      for (int j = 0; j < columns - n; ++j) (({math.scalar}*)to)[j] = {math.load("b", "j")};
+// Row by row, since memory gives long stretches. Lanes beside the matrix may hold what comes after its rows, up to
+// where the last one ends.
+const long b_end = b_rs >= 0 ? (K - 1) * b_rs + N - n0 : 0;
+for (int k = 0; k < kc; ++k) {{
+  {math.vector}* to = panels + k;
+  {math.const_pointer} b = B + (kb + k) * b_rs;
+  const bool beyond = (kb + k) * b_rs + (columns + {width - 1}) / {width} * {width} <= b_end;
+  const int whole = beyond ? columns : columns - {width - 1};
+  int n = 0;
+  for (; n < whole; n += {width}, to += {panel_pitch(tile)}) {{
+    *to = {math.load_vector("b", "n")};
+    PREFETCH(b + 2 * b_rs + n);
   }}
+  for (int i = 0; n + i < columns; ++i) (({math.scalar}*)to)[i] = {math.load("b", "n + i")};
 }}"""
     if unit == "k":
-        return pack_transposed(math, tile, "B + kb", "b_cs", "0", "kc")
+        return pack_transposed(math, tile, "B + kb", "b_cs", "0", "kc", panel_pitch(tile))
     return f"""
 for (int n = 0; n < columns; ++n) {{
-  {math.scalar}* to = ({math.scalar}*)panels + (n / {panel}) * {tile.depth * panel} + n % {panel};
+  {math.scalar}* to = ({math.scalar}*)panels + (n / {panel}) * {panel_pitch(tile) * width} + n % {panel};
   {math.const_pointer} b = B + n * b_cs + kb * b_rs;
   for (int k = 0; k < kc; ++k, b += b_rs, to += {panel}) to[0] = {math.load("b", "0")};
 }}"""
@@ -150,11 +167,12 @@ def a_tile_elements(math: Arithmetic, tile: Tile) -> int:
     return tile.rows * (tile.depth + A_TILE_PADDING) * (2 if math.is_complex else 1)
 
 
-def pack_a(math: Arithmetic, tile: Tile, unit: Unit) -> str:
+def pack_a(math: Arithmetic, tile: Tile, unit: Unit, count: str | None = None) -> str:
     """Copies the tile's rows of a slice of A: `a_tile[row][k]`, or `a_tile[k][row]` where that is how A lies (see
     `a_element`).
     """
     pitch = tile.depth + A_TILE_PADDING
+    count = count or str(tile.rows)
     if math.is_complex:
         return f"""
 for (int i = 0; i < {tile.rows}; ++i) {{
@@ -180,20 +198,24 @@ for (int i = 0; i < {tile.rows}; ++i) {{
 {{
   {math.const_pointer} a = A + m + kb * a_cs;
   {math.scalar}* to = a_tile;
-  if (m + {tile.rows} <= rows) {{
-    for (int k = 0; k < kc; ++k, a += a_cs, to += {tile.rows}) {{ {" ".join(pieces)} }}
-  }} else {{
-    for (int k = 0; k < kc; ++k, a += a_cs, to += {tile.rows})
+  const long end = a_cs >= 0 ? (K - 1) * a_cs + M - m0 - m - {tile.rows} : -1;
+  for (int k = 0; k < kc; ++k, a += a_cs, to += {tile.rows}) {{
+    // Rows beyond the last may hold what comes after a step, up to where the last one ends.
+    if (m + {tile.rows} <= rows || (kb + k) * a_cs <= end) {{ {" ".join(pieces)} }}
+    else {{
       for (int i = 0; i < rows - m; ++i) to[i] = {math.load("a", "i")};
+    }}
   }}
 }}"""
     vector_part = ""
     if unit == "k":
         copy = f"*({math.vector}*)(to + k) = {math.load_vector('a', 'k')};"
-        vector_part = f"for (; k + {math.width} <= kc; k += {math.width}) {copy}"
+        last = f"*({math.vector}u*)(to + kc - {math.width}) = {math.load_vector('a', f'kc - {math.width}')};"
+        vector_part = f"""for (; k + {math.width} <= kc; k += {math.width}) {copy}
+  if (k < kc && kc >= {math.width}) {{ {last} continue; }}"""
     step = "k" if unit == "k" else "k * a_cs"
     return f"""
-for (int i = 0; i < {tile.rows}; ++i) {{
+for (int i = 0; i < {count}; ++i) {{
   {math.const_pointer} a = A + min(m + i, rows - 1) * a_rs + kb * a_cs;
   {math.scalar}* to = a_tile + i * {pitch};
   int k = 0;
@@ -217,19 +239,34 @@ def row_vectors(math: Arithmetic, tile: Tile) -> int:
     return tile.max_columns // math.width + 1
 
 
-def multiply_tile(math: Arithmetic, tile: Tile, unit: Unit, in_rows: bool = False) -> str:
+def multiply_tile(
+    math: Arithmetic,
+    tile: Tile,
+    unit: Unit,
+    in_rows: bool = False,
+    row_count: int = 0,
+    vector_count: int = 0,
+    finish: str = "",
+) -> str:
     """Adds the product of the tile of A and the panel at `n` to the accumulators `sums`, which start anew when `kb` is
     zero.
 
-    With `in_rows` the slice of B is not in panels but in rows of `row_vectors` vectors.
+    With `in_rows` the slice of B is not in panels but in rows of `row_vectors` vectors. `row_count` and `vector_count`
+    are for less than the whole tile, from panels of one vector's width. `finish` is done before anything is put aside.
     """
     parts = 2 if math.is_complex else 1
-    vectors = tile.vectors * parts
-    per_row = tile.max_columns // math.width * parts
-    panel_step, k_step = (1, row_vectors(math, tile)) if in_rows else (tile.depth * parts, vectors)
-    names = [[f"c{i}_{v}" for v in range(vectors)] for i in range(tile.rows)]
+    pitch = vector_count or tile.vectors * parts
+    rows_at_once, vectors = row_count or tile.rows, pitch
+    if in_rows:
+        vector_step, k_step, columns = 1, row_vectors(math, tile), 1
+    elif vector_count:
+        vector_step, k_step, columns = panel_pitch(tile), 1, panel_pitch(tile)
+    else:
+        vector_step, k_step, columns = tile.depth * parts, pitch, 1
+    names = [[f"c{i}_{v}" for v in range(vectors)] for i in range(rows_at_once)]
+    places = [(i * pitch + v, name) for i, row in enumerate(names) for v, name in enumerate(row)]
     everything = [name for row in names for name in row]
-    loads = " ".join(f"const {math.vector} b{v} = b[{v}];" for v in range(vectors))
+    loads = " ".join(f"const {math.vector} b{v} = b[{v * columns}];" for v in range(vectors))
     rows = []
     for i, row in enumerate(names):
         updates = []
@@ -248,82 +285,57 @@ def multiply_tile(math: Arithmetic, tile: Tile, unit: Unit, in_rows: bool = Fals
             names_a = f"const {math.vector} a = {math.splat(a_element(math, tile, unit, i))};"
             updates = [f"{name} = {math.multiply_add('a', f'b{v}', name)};" for v, name in enumerate(row)]
         rows.append(f"{{ {names_a} {' '.join(updates)} }}")
+    add = " ".join(f"sums[{i}] += {name};" for i, name in places)
+    if vector_count:
+        # There are several of these texts in a kernel: zeros to add to are less of it than other statements.
+        zeros = f"for (int i = 0; i < {len(places)}; ++i) sums[i] = {math.splat('0')};"
+        put_aside = f"if (kb == 0) {{ {zeros} }} {add}"
+    else:
+        put_aside = f"if (kb == 0) {{ {' '.join(f'sums[{i}] = {name};' for i, name in places)} }} else {{ {add} }}"
     return f"""
-{math.vector}* const sums = accumulators + (m * {per_row} + n / {math.width} * {tile.rows * parts});
 {{
-  const {math.vector}* b = panels + (n / {math.width}) * {panel_step};
+  const {math.vector}* b = panels + n / {math.width} * {vector_step};
   {math.vector} {", ".join(everything)};
   {" ".join(f"{name} = {math.splat('0')};" for name in everything)}
   for (int k = 0; k < kc; ++k, b += {k_step}) {{
     {loads}
     {chr(10).join(rows)}
   }}
+  {finish}
   // Slices are summed on their own: so rounding errors grow with the length of a slice and the number of slices.
-  if (kb == 0) {{ {" ".join(f"sums[{i}] = {name};" for i, name in enumerate(everything))} }}
-  else {{ {" ".join(f"sums[{i}] += {name};" for i, name in enumerate(everything))} }}
+  {put_aside}
 }}"""
 
 
-def finish_scalar(math: Arithmetic, addend: Addend, value: str, d_index: str, c_index: str) -> str:
-    """Stores alpha * value + beta * D at one place; with beta zero D is not read, so what it holds cannot matter."""
-    add = ""
-    if math.is_complex:
-        value = (
-            f"MAKE_{math.scalar}2({value}.x * alpha.x - {value}.y * alpha.y, {value}.x * alpha.y + {value}.y * alpha.x)"
-        )
-        if addend != "none":
-            add = f"""if (beta.x != 0 || beta.y != 0) {{
-              const {math.scalar}2 e = load_{math.storage}(d, {d_index});
-              r += MAKE_{math.scalar}2(e.x * beta.x - e.y * beta.y, e.x * beta.y + e.y * beta.x); }}"""
-        return f"{{ {math.scalar}2 r = {value}; {add} {math.store('c', c_index, 'r')}; }}"
-    if addend != "none":
-        add = f"if (beta != 0) r += beta * {math.load('d', d_index)};"
-    return f"{{ {math.scalar} r = alpha * {value}; {add} {math.store('c', c_index, 'r')}; }}"
-
-
-def _finish_block(math: Arithmetic, tile: Tile, addend: Addend) -> str:
-    """Stores the tile's sums: whole vectors inside C, single elements at its right edge."""
-    panel = math.width * tile.vectors
-    d = f"{math.const_pointer} d = D + (m + i) * d_rs + n * d_cs;" if addend != "none" else ""
-    if math.is_complex:
-        edge = finish_scalar(math, addend, "value", "j * d_cs", "j * c_cs")
-        return f"""
-for (int i = 0; i < min({tile.rows}, rows - m); ++i) {{
-  {math.pointer} c = C + (m + i) * c_rs + n * c_cs;
-  {d}
-  const {math.scalar}* from = (const {math.scalar}*)(sums + i * {2 * tile.vectors});
-  for (int j = 0; j < min({panel}, columns - n); ++j) {{
-    const {math.scalar}2 value = MAKE_{math.scalar}2(from[j], from[j + {panel}]);
-    {edge}
-  }}
-}}"""
-    whole = ""
-    if addend != "any":
-        stores = []
-        for v in range(tile.vectors):
-            add = ""
-            if addend != "none":
-                value = math.load_vector("d", str(v * math.width)) if addend == "row" else math.load("d", "0")
-                add = f"if (beta != 0) r += beta * {value};"
-            stores.append(
-                f"{{ {math.vector} r = alpha * from[{v}]; {add} {math.store_vector('c', str(v * math.width), 'r')}; }}"
-            )
-        whole = f"if (c_cs == 1 && n + {panel} <= columns) {{ {' '.join(stores)} continue; }}"
-    edge = finish_scalar(math, addend, f"(({math.scalar}*)from)[j]", "j * d_cs", "j * c_cs")
-    return f"""
-for (int i = 0; i < min({tile.rows}, rows - m); ++i) {{
-  {math.pointer} c = C + (m + i) * c_rs + n * c_cs;
-  {d}
-  const {math.vector}* from = sums + i * {tile.vectors};
-  {whole}
-  for (int j = 0; j < min({panel}, columns - n); ++j) {edge}
-}}"""
+def _multiply_columns(
+    math: Arithmetic, tile: Tile, unit: Unit, rows: int, finish: Callable[[int, int], str] = lambda rows, vectors: ""
+) -> str:
+    """`multiply_tile` for as many vectors as `vectors` says."""
+    texts = [
+        multiply_tile(math, tile, unit, False, rows, vectors, finish(rows, vectors))
+        for vectors in range(1, tile.vectors + 1)
+    ]
+    tests = [f"if (vectors == {vectors}) {{ {text} }}" for vectors, text in enumerate(texts[1:], 2)]
+    return " else ".join([*reversed(tests), texts[0]])
 
 
 def block_loop(
-    math: Arithmetic, tile: Tile, fill_panels: str, fill_tile: str, unit_a: Unit, finish: str, in_rows: bool = False
+    math: Arithmetic,
+    tile: Tile,
+    fill_panels: str,
+    fill_tile: str,
+    unit_a: Unit,
+    finish: str,
+    in_rows: bool = False,
+    fewer: int = 0,
+    finish_sums: Callable[[int, int], str] = lambda rows, vectors: "",
 ) -> str:
     """The CPU form's loops about their pieces; the names above and `K` must be in scope.
+
+    With `fewer`, panels are of one vector's width each, and what is left below and beside the whole tiles is multiplied
+    by tiles of so many rows and of fewer vectors, instead of by whole ones. The pieces find the tile's shape in
+    `tile_rows` and `vectors`. `finish_sums` writes the text that stores a whole tile of so many rows and vectors from
+    registers.
 
     Without a `fill_tile`, `fill_panels` fills the tiles too, all of the block's: that of row `m` begins at `a_tiles + m
     * tile_pitch`.
@@ -333,8 +345,20 @@ def block_loop(
     elements = a_tile_elements(math, tile) if fill_tile else tile.max_rows * tile_pitch
     parts = 2 if math.is_complex else 1
     per_row = tile.max_columns // math.width * parts
+    tile_rows, vectors = "", f"{tile.vectors}"
+    multiply = multiply_tile(math, tile, unit_a, in_rows)
+    if fewer:
+        tile_rows = f"if (rows - m <= {tile.rows - fewer}) tile_rows = {fewer};"
+        most = tile.vectors
+        vectors = f"there > {most} && there < {2 * most} ? (there + 1) / 2 : min(there, {most})"
+        multiply = f"""
+if (tile_rows == {tile.rows}) {{ {_multiply_columns(math, tile, unit_a, tile.rows, finish_sums)} }}
+else {{ {_multiply_columns(math, tile, unit_a, fewer)} }}"""
+    room = tile.depth * row_vectors(math, tile)
+    if not in_rows:
+        room = (panel_pitch(tile) if fewer else tile.depth) * per_row
     return f"""
-{math.vector} panels[{tile.depth * (row_vectors(math, tile) if in_rows else per_row)}];
+{math.vector} panels[{room}];
 {math.vector} accumulators[{tile.max_rows * per_row}];
 {math.scalar} a_tiles[{elements}] ALIGN(64);
 const int tile_pitch = {0 if fill_tile else tile_pitch};
@@ -342,36 +366,20 @@ for (int kb = 0; kb < max(1, K); kb += {tile.depth}) {{
   const int kc = min({tile.depth}, K - kb);
   const bool last = kb + {tile.depth} >= K;
   {fill_panels}
-  for (int m = 0; m < rows; m += {tile.rows}) {{
+  int tile_rows = {tile.rows};
+  for (int m = 0; m < rows; m += tile_rows) {{
+    {tile_rows}
     {math.scalar}* const a_tile = a_tiles + m * tile_pitch;
     {fill_tile}
-    for (int n = 0; n < columns; n += {math.width * tile.vectors}) {{
-      {multiply_tile(math, tile, unit_a, in_rows)}
+    for (int n = 0, vectors; n < columns; n += vectors * {math.width}) {{
+      const int there = (columns - n + {math.width - 1}) / {math.width};
+      vectors = {vectors};
+      {math.vector}* const sums = accumulators + (m * {per_row} + n / {math.width} * tile_rows * {parts});
+      {multiply}
       if (last) {{ {finish} }}
     }}
   }}
 }}"""
-
-
-def _operands(math: Arithmetic, result: str, addend: Addend, *sizes: str) -> tuple[Parameter, ...]:
-    """C, A, B, [D,] M, N, K of all parts but the last, K of the last, `sizes`, each one's strides (row, column, batch),
-    alpha [, beta]"""
-    d = addend != "none"
-    strides = ", ".join(f"{name}_{s}" for name in ("abcd" if d else "abc") for s in ("rs", "cs", "bs"))
-    pointers = f"{result}* C; const {math.storage}* A, B{', D' if d else ''}"
-    numbers = f"i32 {', '.join(('M', 'N', 'each_K', 'last_K', *sizes))}; i64 {strides}"
-    return parameters(f"{pointers}; {numbers}; {math.value} alpha{', beta' if d else ''}")
-
-
-def _begin(addend: Addend, dimension: int) -> str:
-    """What every product begins with: K, and the pointers moved to the batch (or to the part of the sums)."""
-    return f"""
-const long batch = GROUP_ID({dimension});
-const int K = batch + 1 == NUM_GROUPS({dimension}) ? last_K : each_K;
-A += batch * a_bs;
-B += batch * b_bs;
-C += batch * c_bs;
-{"D += batch * d_bs;" if addend != "none" else ""}"""
 
 
 @cache
@@ -387,33 +395,32 @@ def block_kernel(
 ) -> Kernel:
     """The CPU form for products of some size. C has elements of type `result`: `storage`, or with no D any other."""
     math = arithmetic(storage, simd_width)
-    tile = block_tile(math, blocks, narrow)
-    finish = _finish_block(arithmetic(result, simd_width), tile, addend)
-    fill_panels, fill_tile = pack_b(math, tile, unit_b), pack_a(math, tile, unit_a)
-    body = f"""{_begin(addend, 2)}
-const int m0 = GROUP_ID(1) * block_rows, n0 = GROUP_ID(0) * block_columns;
-const int rows = min(block_rows, M - m0), columns = min(block_columns, N - n0);
-A += m0 * a_rs;
-B += n0 * b_cs;
-C += m0 * c_rs + n0 * c_cs;
-{"D += m0 * d_rs + n0 * d_cs;" if addend != "none" else ""}
-{block_loop(math, tile, fill_panels, fill_tile, unit_a, finish)}"""
+    tile = product_tile(math, blocks, narrow)
+    target = arithmetic(result, simd_width)
+    finish = finish_block(target, tile, addend)
+    finish_sums = partial(finish_registers, target, addend)
+    fewer = 0 if math.is_complex else max(1, tile.rows // 2)
+    fill_panels = pack_b(math, replace(tile, vectors=1) if fewer else tile, unit_b)
+    fill_tile = pack_a(math, tile, unit_a, "tile_rows")
+    body = f"""{begin_block(addend)}
+{block_loop(math, tile, fill_panels, fill_tile, unit_a, finish, fewer=fewer, finish_sums=finish_sums)}"""
     return Kernel(
         "matmul_block",
-        _operands(math, result, addend, "block_rows", "block_columns"),
+        operands(math, result, addend, "block_rows", "block_columns"),
         plain_loops(body),
         helpers=shuffle_helpers(math.width, math.vector) if unit_b == "k" else "",
         local=(1, 1, 1),
     )
 
 
-def block_shape(math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int, units: int) -> tuple[int, int]:
+def block_shape(
+    math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int, units: int, least: int = 250_000
+) -> tuple[int, int]:
     """Rows and columns of a work-item's block: as large as leaves a few blocks for each of `units` cores, since a block
-    copies its part of B once for all its rows."""
+    copies its part of B once for all its rows; and all blocks about as large."""
     panel = math.width * tile.vectors
     rows, columns = min(tile.max_rows, _round_up(m, tile.rows)), min(tile.max_columns, _round_up(n, panel))
-    # A block worth less than some microseconds is not worth a core's waking up.
-    wanted = 1 if units == 1 else min(3 * units, 1 + m * n * k * batch // 250_000)
+    wanted = _wanted_blocks(m * n * k * batch, least, units, 3)
     while ceil_div(m, rows) * ceil_div(n, columns) * batch < wanted:
         if columns > panel and columns >= rows:
             columns = _round_up(columns // 2, panel)
@@ -423,7 +430,22 @@ def block_shape(math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int
             columns = _round_up(columns // 2, panel)
         else:
             break
-    return rows, columns
+    return even_part(m, rows, tile.rows), even_part(n, columns, panel)
+
+
+def _wanted_blocks(products: int, least: int, units: int, each: int) -> int:
+    """How many blocks to make of so many products: some for each core, `each` at most. A block worth less than some
+    microseconds, of `least` products, is not worth a core's waking up."""
+    if units == 1:
+        return 1
+    wanted = min(each * units, 1 + products // least)
+    # That no core has one more than the others.
+    return _round_up(wanted, units) if wanted > units else wanted
+
+
+def even_part(size: int, part: int, step: int = 1) -> int:
+    """The multiple of `step` that leaves as many parts as `part` does, the last as large as can be."""
+    return _round_up(ceil_div(size, ceil_div(size, part)), step)
 
 
 # --- Few rows: every element of B is used once or a few times, so it is read in place.
@@ -433,7 +455,7 @@ def block_shape(math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int
 
 # The longest sums: a panel of B stays in the first-level cache.
 _SMALL_DEPTH = 256
-_SMALL_ROWS = {1: (8, 6, 4), 2: (6, 4)}  # rows at once, for so many vectors of columns
+_SMALL_ROWS = {1: (10, 8, 6, 5, 4), 2: (6, 5, 4)}  # rows at once, for so many vectors of columns
 
 
 def _small_rows(m: int, vectors: int) -> int:
@@ -450,19 +472,26 @@ def small_kernel(storage: str, result: str, rows: int, vectors: int, addend: Add
     math = arithmetic(storage, simd_width)
     target = arithmetic(result, simd_width)
     width, panel = math.width, math.width * vectors
-    quarter = replace(target, width=4)
     pairs = [(r, v) for r in range(rows) for v in range(vectors)]
     d = f"{math.const_pointer} d = D + batch * d_bs + (m + i) * d_rs;" if addend != "none" else ""
-    add = ""
-    if addend != "none":
-        value = quarter.load_vector("d", "j") if addend == "row" else math.load("d", "0")
-        add = f"if (beta != 0) r += beta * {value};"
-    whole = f"""if (c_cs == 1)
-      for (; j + 4 <= N; j += 4) {{
-        {quarter.vector} r = alpha * *(const {quarter.vector}u*)(from + j);
-        {add}
-        {quarter.store_vector("c", "j", "r")};
-      }}"""
+    whole = ""
+    if addend != "any":
+        pieces = " ".join(
+            f"if (j + {width} <= N) {{ {finish_vector(target, addend, width)} j += {width}; }}"
+            for width in (16, 8, 4)
+            if width <= math.width
+        )
+        whole = f"if (c_cs == 1) {{ {pieces} }}"
+        if vectors == 2:
+            first = f"{finish_vector(target, addend, math.width)} j = {math.width};"
+            whole = f"if (c_cs == 1 && N >= {math.width}) {{ {first} }} {whole}"
+    spill = ""
+    if addend == "none":
+        stores = " ".join(
+            f"{{ const int j = {v * math.width}; {finish_vector(target, addend, math.width)} }}" for v in range(vectors)
+        )
+        # Where rows touch, what is stored beyond one is what the next one's store comes over.
+        spill = f"if (c_cs == 1 && c_rs == N && (end - m - i) * N >= {panel}) {{ {stores} continue; }}"
     edge = finish_scalar(target, addend, "from[j]", "j * d_cs", "j * c_cs")
     body = f"""
 const int K = last_K;
@@ -501,13 +530,14 @@ for (long unit = first; unit < min(first + share, blocks * batches); ++unit) {{
       {target.pointer} c = C + batch * c_bs + (m + i) * c_rs;
       {d}
       const {math.scalar}* from = (const {math.scalar}*)sums + i * {panel};
+      {spill}
       int j = 0;
-      {whole if addend != "any" else ""}
+      {whole}
       for (; j < N; ++j) {edge}
     }}
   }}
 }}"""
-    params = _operands(math, result, addend, "block_rows", "share", "batches")
+    params = operands(math, result, addend, "block_rows", "share", "batches")
     return Kernel("matmul_small", params, body, local=(1,))
 
 
@@ -532,7 +562,7 @@ def dot_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width:
     target = arithmetic(result, simd_width)
     together = 8 if rows == 1 else 4
     pairs = [(i, j) for i in range(rows) for j in range(together)]
-    body = f"""{_begin(addend, 1)}
+    body = f"""{begin_product(addend, 1)}
 const int begin = GROUP_ID(0) * block_columns, end = min(N, begin + block_columns);
 {" ".join(f"{math.const_pointer} a{i} = A + min({i}, M - 1) * a_rs;" for i in range(rows))}
 for (int n = begin; n < end; n += {together}) {{
@@ -556,7 +586,7 @@ for (int n = begin; n < end; n += {together}) {{
       {finish_scalar(target, addend, f"sums[i * {together} + j]", "0", "0")}
     }}
 }}"""
-    return Kernel("matmul_dot", _operands(math, result, addend, "block_columns"), body, local=(1, 1))
+    return Kernel("matmul_dot", operands(math, result, addend, "block_columns"), body, local=(1, 1))
 
 
 def axpy_columns(rows: int) -> int:
@@ -599,7 +629,7 @@ def axpy_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width
     for (; n + {math.width} <= columns; n += {math.width}) {{ {loads} {updates} }}
     for (; n < columns; ++n) {{ {singles} }}"""
 
-    body = f"""{_begin(addend, 1)}
+    body = f"""{begin_product(addend, 1)}
 const int begin = GROUP_ID(0) * block_columns, columns = min(block_columns, N - begin);
 {math.scalar} sums[{rows * pitch}] ALIGN(64);
 for (int i = 0; i < {rows}; ++i)
@@ -613,7 +643,7 @@ for (int i = 0; i < min({rows}, M); ++i)
     {"" if addend == "none" else f"{math.const_pointer} d = D + i * d_rs + (begin + n) * d_cs;"}
     {finish_scalar(target, addend, f"sums[i * {pitch} + n]", "0", "0")}
   }}"""
-    return Kernel("matmul_axpy", _operands(math, result, addend, "block_columns"), body, local=(1, 1))
+    return Kernel("matmul_axpy", operands(math, result, addend, "block_columns"), body, local=(1, 1))
 
 
 # --- The GPU form.
@@ -708,9 +738,9 @@ def tile_kernel(storage: str, result: str, unit_a: Unit, unit_b: Unit, addend: A
       {finish_scalar(target, addend, "sums[i][j]", "0", "0")}"""
     fetch_a = f"value = {math.load('A', 'm * a_rs + k * a_cs')};"
     fetch_b = f"value = {math.load('B', 'n * b_cs + k * b_rs')};"
-    body = f"""{_begin(addend, 2)}
+    body = f"""{begin_product(addend, 2)}
 {tile_loop(math, tiles, unit_a, unit_b, fetch_a, fetch_b, finish)}"""
-    return Kernel("matmul_tile", _operands(math, result, addend), body, local=tile_local(tiles))
+    return Kernel("matmul_tile", operands(math, result, addend), body, local=tile_local(tiles))
 
 
 # --- Launches.
@@ -816,12 +846,19 @@ def matmul_launches(
         kernel = partial(_axpy, storage, few, simd_width)
     elif not math.is_complex and k <= _SMALL_DEPTH and n <= 2 * math.width:
         return [_small_launch(storage, (batch, m, n, k), c, a, b, d, alpha, beta, addend, units, simd_width)]
+    elif storage == "bf16" and on.bfloat16_tiles and "none" not in (unit_a, unit_b) and k >= bfloat16.LEAST_DEPTH:
+        rows, columns = block_shape(math, bfloat16.TILE, m, n, k, batch, units, 1_000_000)
+        more = {"block_rows": rows, "block_columns": columns}
+        groups = (ceil_div(n, columns), ceil_div(m, rows))
+        kernel = partial(_bfloat16_block, unit_a, unit_b)
     else:
         if math.is_complex:
             unit_a = unit_b = "none"
             addend = "none" if d is None else "any"
         narrow = n <= math.width
-        rows, columns = block_shape(math, block_tile(math, blocks, narrow), m, n, k, batch, units)
+        tile = product_tile(math, blocks, narrow)
+        least = 8_000_000 // math.size if math.is_float else 250_000
+        rows, columns = block_shape(math, tile, m, n, k, batch, units, least)
         more = {"block_rows": rows, "block_columns": columns}
         groups = (ceil_div(n, columns), ceil_div(m, rows))
         kernel = partial(_block, storage, unit_a, unit_b, blocks, narrow, simd_width)
@@ -879,9 +916,7 @@ def _small_launch(
     rows = _small_rows(m, vectors)
     block_rows = min(8 * rows, ceil_div(m, rows) * rows)
     blocks = batch * ceil_div(m, block_rows)
-    # A block worth less than some microseconds is not worth a core's waking up.
-    wanted = 1 if units == 1 else min(8 * units, 1 + m * n * k * batch // 250_000)
-    share = ceil_div(blocks, wanted)
+    share = ceil_div(blocks, _wanted_blocks(m * n * k * batch, 400_000, units, 8))
     operands = {"C": c, "A": a, "B": b, **({"D": d} if d else {})}
     more = {"block_rows": block_rows, "share": share, "batches": batch}
     arguments = {**_matrices(operands), "M": m, "N": n, **more, "each_K": k, "last_K": k, "alpha": alpha}
@@ -921,3 +956,7 @@ def _block(
     addend: Addend,
 ) -> Kernel:
     return block_kernel(storage, result, unit_a, unit_b, addend, blocks, narrow, simd_width)
+
+
+def _bfloat16_block(unit_a: Unit, unit_b: Unit, result: str, addend: Addend) -> Kernel:
+    return bfloat16.block_kernel(result, unit_a, unit_b, addend)

@@ -20,6 +20,12 @@ from torchgraft.kernels.convolution import patch_helper
 
 Kind = Literal["max", "average"]
 
+Places = Literal["indices", "offsets"]
+"""Where the largest pixel of a window is: its number in the plane, or the tap's in the window."""
+
+_STORED = {"indices": "i64", "offsets": "i8"}
+_LANES = {"indices": "long", "offsets": "char"}
+
 AXES = ("z", "y", "x")
 
 _LOWEST = {
@@ -55,8 +61,8 @@ def _params(pointers: str, kind: Kind, adaptive: bool) -> tuple[Parameter, ...]:
     return parameters(f"{pointers}; {_sizes('source', 'target')}; {windows}; {average}")
 
 
-def _forward_pointers(storage: str, kind: Kind) -> str:
-    return f"{storage}* out; {'i64* indices' if kind == 'max' else ''}; const {storage}* image"
+def _forward_pointers(storage: str, kind: Kind, places: Places = "indices") -> str:
+    return f"{storage}* out; {_STORED[places] + '* ' + places if kind == 'max' else ''}; const {storage}* image"
 
 
 def _is_nan(math: Arithmetic, name: str) -> str:
@@ -123,42 +129,105 @@ def window_kernel(storage: str, kind: Kind, adaptive: bool, form: str) -> Kernel
     return walk.kernel(name, _params(_forward_pointers(storage, kind), kind, adaptive), body)
 
 
+# The rows of a window, and which of its taps' they are.
+_ROWS = """for (int z = start_z, kz = first_z; z < end_z; z += dilation_z, ++kz)
+      for (int y = start_y, ky = first_y; y < end_y; y += dilation_y, ++ky)"""
+
+
+def _first_tap(axis: str) -> str:
+    return f"const int first_{axis} = (start_{axis} - corner_{axis}) / dilation_{axis};"
+
+
+def _place(places: Places, lanes: str, x: str) -> str:
+    """What is kept of the pixels `x` of row (z, y), the taps kx of row (kz, ky)."""
+    if places == "indices":
+        return f"{x} + (z * source_y + y) * source_x"
+    return f"SPLAT_{lanes}((kz * taps_y + ky) * taps_x + kx)"
+
+
+def _first_place(places: Places, lanes: str, x: str, tap: str) -> str:
+    """The same of a window's first tap: where nothing is larger than the lowest number, it is that."""
+    if places == "indices":
+        return f"{x} + (start_z * source_y + start_y) * source_x"
+    return f"SPLAT_{lanes}((first_z * taps_y + first_y) * taps_x) + {tap}"
+
+
+# Vectors of a row's inside that are taken at once: what there is to prepare, and the wait for comparisons, are shared.
+_AT_ONCE = 3
+
+
+def _largest_inside(math: Arithmetic, storage: str, lanes: str, numbers: str, places: Places) -> str:
+    """Statements that do `_AT_ONCE` vectors from pixel `start` on, if all their windows lie within the row."""
+    count, to = _AT_ONCE * math.width, f"{_LANES[places]}{math.width}"
+    nan = "| (value != value)" if math.is_float else ""
+    begin, steps, finish = "", "", ""
+    for u in range(_AT_ONCE):
+        first, at = u * math.width, f"from + {u * math.width} * stride_x"
+        begin += f"""
+    {math.vector} best{u} = SPLAT_{math.vector}({_LOWEST[storage]});
+    const {lanes} corner{u} = corner_x + (MAKE_{lanes}({numbers}) + {first}) * stride_x;
+    {lanes} at{u} = {_first_place(places, lanes, f"corner{u}", "0")};"""
+        steps += f"""{{
+            {math.vector} value = {math.load_vector("image", at)};
+            if (stride_x == 2) value = EVEN_{math.vector}(value, {math.load_vector("image", f"{at} + {math.width}")});
+            const {lanes} better = (value > best{u}) {nan};
+            best{u} = SELECT(better, value, best{u});
+            at{u} = SELECT(better, {_place(places, lanes, f"corner{u} + kx * dilation_x")}, at{u});
+          }}"""
+        finish += f"""
+    {math.store_vector("out", f"at + start + {first}", f"best{u}")};
+    *(GLOBAL {to}u*)({places} + at + start + {first}) = CONVERT_{to}(at{u});"""
+    return f"""
+  if (stride_x <= 2 && start + {count} <= target_x && start * stride_x >= padding_x) {{
+    const int corner_x = start * stride_x - padding_x;
+    const long reach = corner_x + (taps_x - 1) * (long)dilation_x + (long){count} * stride_x;
+    if (reach - stride_x < source_x && i0 * pixels + ((end_z - 1L) * source_y + end_y - 1) * source_x + reach <= end) {{
+      {begin}
+      {_ROWS}
+          for (int kx = 0; kx < taps_x; ++kx) {{
+            const long from = i0 * pixels + corner_x + kx * dilation_x + (z * source_y + y) * source_x;
+            {steps}
+          }}
+      {finish}
+      start += {count - math.width};
+      continue;
+    }}
+  }}"""
+
+
 @cache
-def row_kernel(storage: str, kind: Kind, simd_width: int) -> Kernel:
+def row_kernel(storage: str, kind: Kind, simd_width: int, places: Places = "indices") -> Kernel:
     """The CPU form: the walk is over (plane, z, y), rows of the target, of which it takes a vector of pixels at a time.
-    Parameters as of `window_kernel`."""
+    Parameters as of `window_kernel`, with `offsets` in place of `indices` where that is what `places` says."""
     walk, math = Walk("cpu", rank=3), arithmetic(storage, simd_width)
     lane = "long" if math.size == 8 else "int"
     lanes = f"{lane}{math.width}"
+    numbers = ", ".join(str(n) for n in range(math.width))
     if kind == "max":
         begin = f"""
     {math.vector} best = SPLAT_{math.vector}({_LOWEST[storage]});
-    {lanes} first = corner;
-    if (dilation_x == 1) {{
-      first = max(corner, SPLAT_{lanes}(0));
-    }} else if (corner_x < 0) {{  // a division for each lane
-      const {lanes} none = SPLAT_{lanes}(0), up = (dilation_x - 1 - corner) / dilation_x * dilation_x;
-      first = corner + SELECT(corner < 0, up, none);
-    }}
-    {lanes} best_at = first + (start_z * source_y + start_y) * source_x;"""
+    {lanes} outside = max(-corner, SPLAT_{lanes}(0));
+    if (dilation_x != 1 && corner_x < 0) outside = (outside + (dilation_x - 1)) / dilation_x;  // for each lane
+    {lanes} best_at = {_first_place(places, lanes, "(corner + outside * dilation_x)", "outside")};"""
         nan = "| (value != value)" if math.is_float else ""
         step = f"""
           const {lanes} lane = corner + kx * dilation_x;
           const {lanes} better = (lane >= 0) & (lane < source_x) & ((value > best) {nan});
           best = SELECT(better, value, best);
-          best_at = SELECT(better, lane + (z * source_y + y) * source_x, best_at);"""
+          best_at = SELECT(better, {_place(places, lanes, "lane")}, best_at);"""
         inner = f"""
             const {lanes} better = (value > best) {nan};
             best = SELECT(better, value, best);
-            best_at = SELECT(better, corner + (kx * dilation_x + (z * source_y + y) * source_x), best_at);"""
-        places = f"long{math.width}"
+            best_at = SELECT(better, {_place(places, lanes, "corner + kx * dilation_x")}, best_at);"""
+        to = f"{_LANES[places]}{math.width}"
         finish = f"""
     if (here == {math.width}) {{
-      *(GLOBAL {places}u*)(indices + at + x) = CONVERT_{places}(best_at);
+      *(GLOBAL {to}u*)({places} + at + x) = CONVERT_{to}(best_at);
     }} else {{
-      for (int l = 0; l < here; ++l) indices[at + x + l] = (({lane}*)&best_at)[l];
+      for (int l = 0; l < here; ++l) {places}[at + x + l] = (({lane}*)&best_at)[l];
     }}"""
         result = "best"
+        inside = _largest_inside(math, storage, lanes, numbers, places)
     else:
         begin = f"{math.vector} sum = SPLAT_{math.vector}(0);"
         step = inner = "sum += value;"
@@ -172,13 +241,14 @@ def row_kernel(storage: str, kind: Kind, simd_width: int) -> Kernel:
     const {lanes} by = divisor != 0 ? SPLAT_{lanes}(divisor) : max(wide * high, SPLAT_{lanes}(1));
     const {math.vector} none = SPLAT_{math.vector}(0);
     sum = start_z < end_z && start_y < end_y ? SELECT(to > from, sum / CONVERT_{math.vector}(by), none) : none;"""
-        result = "sum"
-    numbers = ", ".join(str(n) for n in range(math.width))
+        result, inside = "sum", ""
     line = f"""
   const int ty = i2 + j;
   {_window("y", "ty", False)}
+  {_first_tap("y")}
   const long at = ((i0 * target_z + tz) * target_y + ty) * target_x;
   for (int start = 0; start < target_x; start += {math.width}) {{
+    {inside}
     // The last vector moves back over the one before it rather than stick out.
     const int x = start + {math.width} > target_x ? max(0, target_x - {math.width}) : start;
     const int here = min({math.width}, target_x - x);
@@ -188,8 +258,7 @@ def row_kernel(storage: str, kind: Kind, simd_width: int) -> Kernel:
     const long reach = (taps_x - 1) * (long)dilation_x + (long){math.width} * stride_x;
     const bool within = stride_x <= 2 && corner_x >= 0 && corner_x + reach - stride_x < source_x;
     {begin}
-    for (int z = start_z; z < end_z; z += dilation_z)
-      for (int y = start_y; y < end_y; y += dilation_y) {{
+    {_ROWS} {{
         const long from = i0 * pixels + ((long)z * source_y + y) * source_x;
         if (within && from + corner_x + reach <= end) {{
           for (int kx = 0; kx < taps_x; ++kx) {{
@@ -214,9 +283,11 @@ def row_kernel(storage: str, kind: Kind, simd_width: int) -> Kernel:
   }}"""
     head = f"""const int tz = i1;
 const long pixels = (long)source_z * source_y * source_x, end = pixels * n0;
-{_window("z", "tz", False)}"""
-    params = _params(_forward_pointers(storage, kind), kind, False)
-    return walk.kernel(f"{kind}_pool_rows", params, walk.each(line, head, vectorize=False), patch_helper(math))
+{_window("z", "tz", False)}
+{_first_tap("z")}"""
+    params = _params(_forward_pointers(storage, kind, places), kind, False)
+    name = f"{kind}_pool_rows" if places == "indices" else "max_pool_offsets"
+    return walk.kernel(name, params, walk.each(line, head, vectorize=False), patch_helper(math))
 
 
 # --- Windows at random places, and the reverse of pooling.
@@ -359,3 +430,33 @@ for (long k = 0; k < source_pixels; ++k) to[k] = 0;
 {scatter}"""
     params = _params(_backward_pointers(storage, kind), kind, adaptive=kind == "max")
     return walk.kernel(f"{kind}_pool_scatter", params, walk.each(plane, vectorize=False))
+
+
+@cache
+def scatter_offsets_kernel(storage: str) -> Kernel:
+    """The gradient of largest pixels on CPUs by the taps that they were; the walk is over planes. For types that sums
+    are kept in.
+
+    Parameters: `out`, `grad` and `offsets` of the target, and what `_params` tells. A window has at most 127 taps.
+    """
+    walk, math = Walk("cpu"), arithmetic(storage)
+    plane = f"""
+const long source_pixels = (long)source_z * source_y * source_x, target_pixels = (long)target_z * target_y * target_x;
+{math.pointer} to = out + i * source_pixels;
+{math.const_pointer} g = grad + i * target_pixels;
+const GLOBAL char* tap = offsets + i * target_pixels;
+long places[128];  // of the taps, beside a window's corner
+for (int kz = 0, k = 0; kz < taps_z; ++kz)
+  for (int ky = 0; ky < taps_y; ++ky)
+    for (int kx = 0; kx < taps_x; ++kx)
+      places[k++] = ((long)kz * dilation_z * source_y + ky * dilation_y) * source_x + kx * dilation_x;
+for (long k = 0; k < source_pixels; ++k) to[k] = 0;
+for (int tz = 0; tz < target_z; ++tz)
+  for (int ty = 0; ty < target_y; ++ty) {{
+    const long row = ((long)tz * stride_z - padding_z) * source_y + ty * stride_y - padding_y;
+    const long corner = row * source_x - padding_x;
+    for (int tx = 0; tx < target_x; ++tx, ++g, ++tap)
+      to[corner + tx * stride_x + places[*tap]] += {math.load("g", "0")};
+  }}"""
+    params = _params(f"{storage}* out; const {storage}* grad; const i8* offsets", "max", adaptive=False)
+    return walk.kernel("max_pool_scatter_offsets", params, walk.each(plane, vectorize=False))

@@ -11,10 +11,14 @@ import torch
 
 from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import attention as kernels
+from torchgraft.kernels import attention_tiles
 from torchgraft.kernels.attention import Variant
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, decomposition, planner
 
 aten = torch.ops.aten
+
+#: Elements of a query or value: they are in registers and on the stack.
+LARGEST_HEAD = 256
 
 
 def _statistics_dtype(query: torch.Tensor) -> torch.dtype:
@@ -40,6 +44,19 @@ def _meta(
     lse = torch.empty((batch, *query.shape[-3:-1]), dtype=_statistics_dtype(query), device="meta")
     seed, offset = (torch.empty((), dtype=torch.int64, device="meta") for _ in range(2))
     return out, lse, None, None, query.shape[-2], key.shape[-2], seed, offset, None
+
+
+def with_rows(p: PlanBuilder, spec: torch.Tensor) -> torch.Tensor:
+    """The spec, or a copy, with contiguous rows."""
+    return spec if spec.stride(-1) == 1 or spec.shape[-1] == 1 else p.contiguous(spec)
+
+
+def strided(**specs: torch.Tensor) -> dict[str, Any]:
+    """Operands with their strides, as arguments."""
+    out: dict[str, Any] = dict(specs)
+    for name, spec in specs.items():
+        out |= {f"{name}s{d}": s for d, s in zip("bhs", spec.stride(), strict=False)}
+    return out
 
 
 class _Call:
@@ -75,9 +92,14 @@ class _Call:
             bias_gradient,
             p.device.simd_width,
             p.device.tuning.attention,
+            tiles=p.form == "cpu"
+            and p.device.bfloat16_tiles
+            and query.dtype == torch.bfloat16
+            and self.queries > kernels.FEW
+            and attention_tiles.is_possible(head, value_head),
         )
-        if max(head, value_head) > 256:
-            raise Unsupported("heads of more than 256 elements")
+        if max(head, value_head) > LARGEST_HEAD:
+            raise Unsupported(f"heads of more than {LARGEST_HEAD} elements")
         self.common: dict[str, Any] = {"heads": self.heads, "group": self.heads // key_heads}
         self.common |= {"sq": self.queries, "sk": self.keys, "scale": 1 / math.sqrt(head) if scale is None else scale}
         if bias is not None:
@@ -90,16 +112,7 @@ class _Call:
 
     def rows(self, spec: torch.Tensor) -> torch.Tensor:
         """The spec, or a copy, with four dimensions and contiguous rows."""
-        spec = self.four(spec)
-        return spec if spec.stride(-1) == 1 or spec.shape[-1] == 1 else self.p.contiguous(spec)
-
-    @staticmethod
-    def strided(**specs: torch.Tensor) -> dict[str, Any]:
-        """Operands with their strides, as arguments."""
-        out: dict[str, Any] = dict(specs)
-        for name, spec in specs.items():
-            out |= {f"{name}s{d}": s for d, s in zip("bhs", spec.stride(), strict=False)}
-        return out
+        return with_rows(self.p, self.four(spec))
 
     def groups(self, rows: int, heads: int) -> tuple[int]:
         block = self.variant.group if self.p.form == "gpu" else self.variant.lanes
@@ -125,7 +138,7 @@ def _attention(
         return
     call = _Call(p, query, key, value, attn_bias, dropout_p, is_causal, scale)
     target = call.rows(out) if out.stride(-1) == 1 or out.shape[-1] == 1 else p.empty(call.four(out).shape, out.dtype)
-    arguments = {**call.strided(q=call.query, k=call.key, v=call.value, out=target), "lse": lse, **call.common}
+    arguments = {**strided(q=call.query, k=call.key, v=call.value, out=target), "lse": lse, **call.common}
     if call.variant.dropout:
         reserved = p.philox(call.batch * call.heads * call.queries * ceil_div(call.keys, 4))
         arguments |= {"drop": dropout_p, "seed": reserved.seed, "offset": reserved.offset}
@@ -206,13 +219,13 @@ def _attention_backward(
     scores = {}
     if grad_bias is not None:
         scores["scores_g"] = p.empty((call.batch, call.heads, call.queries, call.keys), call.statistics)
-    operands = call.strided(q=q, k=k, v=v, o=call.rows(out), g=grad, dq=dq)
+    operands = strided(q=q, k=k, v=v, o=call.rows(out), g=grad, dq=dq)
     groups = call.groups(call.queries, call.heads)
     p.launch(kernels.query_gradient(call.variant, p.form), groups, **operands, **common, **scores)
     deliver(grad_query, dq)
     if grad_key is not None or grad_value is not None:
         dk, dv = target(grad_key, k), target(grad_value, v)
-        operands = call.strided(q=q, k=k, v=v, g=grad, dk=dk, dv=dv)
+        operands = strided(q=q, k=k, v=v, g=grad, dk=dk, dv=dv)
         groups = call.groups(call.keys, k.shape[1])
         p.launch(kernels.key_gradient(call.variant, p.form), groups, **operands, **common)
         deliver(grad_key, dk)

@@ -21,8 +21,9 @@ def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength
         raise RuntimeError("weights should be 1-d and have the same length as input")
     size = max(minlength, high + 1)
     if weights is None or not self.numel():
-        weights = torch.ones((), dtype=torch.int64, device=self.device).expand(self.shape)
-    elif weights.dtype not in (torch.float32, torch.float64):
+        counts = torch.zeros(size, dtype=torch.int64, device=self.device)
+        return counts.scatter_(0, self.long(), 1, reduce="add")
+    if weights.dtype not in (torch.float32, torch.float64):
         weights = weights.double()
     return torch.zeros(size, dtype=weights.dtype, device=self.device).scatter_add_(0, self.long(), weights)
 

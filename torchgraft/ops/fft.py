@@ -1,10 +1,11 @@
 """Planners of Fourier transforms.
 
-Axes are transformed one after the other. A length is taken apart into radices that have a butterfly; one with a large
-prime factor becomes a convolution of a length that suits (L. Bluestein, "A linear filtering approach to the
-computation of discrete Fourier transform", IEEE Transactions on Audio and Electroacoustics 18, 1970). A long axis, and
-one of few lines, is transformed in two steps (W. Gentleman and G. Sande, "Fast Fourier Transforms - for fun and
-profit", AFIPS 1966): seen as n1 rows of n2 elements, all columns and then all rows, with factors in between.
+Axes are transformed one after the other; two at once, plane by plane, where planes stay in a CPU's cache. A length is
+taken apart into radices that have a butterfly; one with a large prime factor becomes a convolution of a length that
+suits (L. Bluestein, "A linear filtering approach to the computation of discrete Fourier transform", IEEE Transactions
+on Audio and Electroacoustics 18, 1970). A long axis, and one of few lines, is transformed in two steps (W. Gentleman
+and G. Sande, "Fast Fourier Transforms - for fun and profit", AFIPS 1966): seen as n1 rows of n2 elements, all columns
+and then all rows, with factors in between.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _CPU_WHOLE = 2048
 _TWO_STEPS = 256
 _LONGEST = 2**30
 _GROUPS_PER_UNIT = 4
+# Planes of at most so many bytes stay in a CPU's cache between two axes; small ones are shared out by so many.
+_PLANE_BYTES = 1 << 20
+_SHARE_BYTES = 1 << 18
 
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _NAMES = {torch.float32: "f32", torch.float64: "f64"}
@@ -52,14 +56,35 @@ def _primes(n: int) -> tuple[int, ...]:
     return (*found, n) if n > 1 else tuple(found)
 
 
+# What a stage of a radix costs an element: butterflies, and going through memory once.
+_COSTS = {2: 7.0, 3: 8.7, 4: 8.5, 5: 10.2, 6: 10.0, 7: 11.4, 8: 9.8, 9: 12.5, 10: 11.5, 16: 13.0}
+
+
 @functools.cache
-def _radices(n: int) -> tuple[int, ...]:
+def _cheapest(n: int) -> tuple[float, tuple[int, ...]]:
+    """Cost and radices of stages for a product of primes up to 7."""
+    if n == 1:
+        return 0.0, ()
+    found = []
+    for radix, cost in _COSTS.items():
+        if n % radix == 0:
+            rest, radices = _cheapest(n // radix)
+            found.append((cost + rest, tuple(sorted((radix, *radices), reverse=True))))
+    return min(found)
+
+
+@functools.cache
+def _radices(n: int, form: str) -> tuple[int, ...]:
     """The radices of the stages: few and large ones."""
     primes = _primes(n)
-    twos = primes.count(2)
-    eights = max(0, twos - 2) // 3 if twos % 3 == 1 else twos // 3
-    rest = twos - 3 * eights
-    radices = [8] * eights + [4] * (rest // 2) + [2] * (rest % 2) + [prime for prime in primes if prime > 2]
+    large = [prime for prime in primes if prime > 7]
+    if form == "cpu":
+        radices = [*large, *_cheapest(n // math.prod(large))[1]]
+    else:
+        twos = primes.count(2)
+        eights = max(0, twos - 2) // 3 if twos % 3 == 1 else twos // 3
+        rest = twos - 3 * eights
+        radices = [8] * eights + [4] * (rest // 2) + [2] * (rest % 2) + [prime for prime in primes if prime > 2]
     while len(radices) > 16:  # what a kernel's arguments hold
         radices.sort()
         radices[:2] = [radices[0] * radices[1]]
@@ -82,17 +107,21 @@ def _halves(n: int) -> tuple[int, int]:
     return smaller, n // smaller
 
 
-@functools.cache
-def _convolution_length(n: int) -> int:
-    """The shortest length of at least 2 n - 1 without a prime factor above 5."""
-    least = 2 * n - 1
-    found = 1 << (least - 1).bit_length()
-    for five in (5**k for k in range(14)):
-        for three in (3**k for k in range(20)):
-            if five * three < found:
-                twos = max(0, (ceil_div(least, five * three) - 1).bit_length())
-                found = min(found, five * three << twos)
+def _products(most: int, primes: tuple[int, ...]) -> list[int]:
+    """All products of powers of primes, up to `most`."""
+    found = [1]
+    for prime in primes:
+        found += [n * prime**k for n in found for k in range(1, most.bit_length()) if n * prime**k <= most]
     return found
+
+
+@functools.cache
+def _convolution_length(n: int, form: str) -> int:
+    """The length of at least 2 n - 1 without a prime factor above 5 that is cheapest to transform; for GPUs, the
+    shortest one."""
+    least = 2 * n - 1
+    lengths = [length for length in _products(1 << (least - 1).bit_length(), (2, 3, 5)) if length >= least]
+    return min(lengths, key=(lambda length: length * _cheapest(length)[0]) if form == "cpu" else None)
 
 
 # ---- Tables. They are made in float64 on the host and stay on the device with the plans that use them. ----
@@ -220,7 +249,8 @@ class _Axis:
     """The transforms along one axis.
 
     Attributes:
-        batch: sizes of the other dimensions.
+        dim: which one it is.
+        others: the other dimensions, and `batch` their sizes.
         n: length of the transform.
         full: length of a Hermitian axis.
         backward: with exp(+2 pi i j k / n).
@@ -228,6 +258,8 @@ class _Axis:
 
     p: PlanBuilder
     type_: torch.dtype
+    dim: int
+    others: tuple[int, ...]
     batch: tuple[int, ...]
     n: int
     full: int
@@ -243,82 +275,167 @@ class _Axis:
         return _Side(spec, "complex", 1, tuple(s // 2 for s in spec.stride()[:-2]), length)
 
     def transform(self, source: _Side, target: _Side) -> None:
+        whole = self.whole(source, target)
+        if whole is not None:
+            whole.launch()
+        elif max(_primes(self.n), default=1) > _SUMMED:
+            self._convolve(source, target)
+        else:
+            self._in_two_steps(source, target)
+
+    def whole(self, source: _Side, target: _Side) -> _Lines | None:
+        """The transform, if it takes one launch."""
         if self.n >= _LONGEST:
             raise Unsupported(f"a transform of length {self.n}")
         if max(_primes(self.n), default=1) > _SUMMED:
-            self._convolve(source, target)
-        else:
-            self._smooth(source, target)
+            length = _convolution_length(self.n, self.p.form)
+            if self.p.form == "gpu" or length > _CPU_WHOLE or self.few:
+                return None
+            chirp = self.table("chirp", self.n, self.backward)
+            spectrum = self.table("chirp spectrum", self.n, length, self.backward)
+            convolved = replace(self, n=length, backward=False)
+            return _Lines(
+                convolved, length, 1, replace(source, factors=chirp), replace(target, factors=chirp), spectrum
+            )
+        short = kernels.local_length(_NAMES[self.type_]) if self.p.form == "gpu" else _CPU_WHOLE
+        if _halves(self.n)[0] > 1 and (self.n > short or self.few):
+            return None
+        return _Lines(self, self.n, 1, source, target)
 
     def _convolve(self, source: _Side, target: _Side) -> None:
-        length = _convolution_length(self.n)
-        middle = self.between(length)
-        longer = replace(self, n=length)
+        length = _convolution_length(self.n, self.p.form)
         chirp = self.table("chirp", self.n, self.backward)
-        spectrum = replace(middle, factors=self.table("chirp spectrum", self.n, length, self.backward))
-        replace(longer, backward=False, scale=1.0)._smooth(replace(source, factors=chirp), spectrum)
-        replace(longer, backward=True)._smooth(middle, replace(target, factors=chirp))
+        spectrum = self.table("chirp spectrum", self.n, length, self.backward)
+        middle = self.between(length)
+        forth = replace(self, n=length, backward=False, scale=1.0)
+        forth.transform(replace(source, factors=chirp), replace(middle, factors=spectrum))
+        replace(self, n=length, backward=True).transform(middle, replace(target, factors=chirp))
 
-    def _smooth(self, source: _Side, target: _Side) -> None:
-        lines, gpu = math.prod(self.batch), self.p.form == "gpu"
-        name = _NAMES[self.type_]
-        short = kernels.local_length(name) if gpu else _CPU_WHOLE
-        few = not gpu and 2 * lines < kernels.lanes(name, "cpu") and self.n >= _TWO_STEPS
+    @property
+    def few(self) -> bool:
+        """Whether there are fewer lines than half of a CPU's lanes, of which each can fill them."""
+        lanes = kernels.lanes(_NAMES[self.type_], "cpu")
+        return self.p.form == "cpu" and 2 * math.prod(self.batch) < lanes and self.n >= _TWO_STEPS
+
+    def _in_two_steps(self, source: _Side, target: _Side) -> None:
         rows, columns = _halves(self.n)
-        if rows > 1 and (self.n > short or few):
-            middle = self.between(self.n)
-            factors = self.table("between", rows, columns, self.backward)
-            by_columns = replace(source, first=1, step=columns)
-            replace(self, scale=1.0)._lines(
-                rows, columns, by_columns, replace(middle, first=1, step=columns, factors=factors)
-            )
-            self._lines(columns, rows, replace(middle, first=columns), replace(target, first=1, step=rows))
-        else:
-            self._lines(self.n, 1, source, target)
+        middle = self.between(self.n)
+        factors = self.table("between", rows, columns, self.backward)
+        by_columns, between = replace(source, first=1, step=columns), replace(middle, first=1, step=columns)
+        unscaled = replace(self, scale=1.0)
+        _Lines(unscaled, rows, columns, by_columns, replace(between, factors=factors)).launch()
+        _Lines(self, columns, rows, replace(middle, first=columns), replace(target, first=1, step=rows)).launch()
 
-    def _lines(self, n: int, parts: int, source: _Side, target: _Side) -> None:
-        """Launches lines of length n, of which each axis has `parts`."""
-        p, name = self.p, _NAMES[self.type_]
-        turns = self.table("turns", n)
-        if p.form == "cpu" and parts == 1 and n == self.full and n % 2 == 0:
-            source, target = _in_pairs(source, target)
-        room = n
-        if "pairs" in (source.kind, target.kind):
-            n //= 2
-            room = max(n + 1, target.length)
-        sizes, (source_apart, target_apart) = pointwise.coalesce(
-            list(self.batch), [list(source.apart), list(target.apart)]
-        )
-        lines, units = math.prod(self.batch) * parts, p.device.compute_units
-        lanes = kernels.lanes(name, p.form)
+
+@dataclass(frozen=True)
+class _Lines:
+    """Lines of length n, of which each axis has `parts`. They are convolved with what has a spectrum."""
+
+    axis: _Axis
+    n: int
+    parts: int
+    source: _Side
+    target: _Side
+    spectrum: torch.Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.axis.batch) * self.parts
+
+    def paired(self) -> _Lines:
+        """The same with two real numbers as one where that can be."""
+        if self.axis.p.form != "cpu" or self.parts > 1 or self.n != self.axis.full or self.n % 2:
+            return self
+        source, target = _in_pairs(self.source, self.target)
+        return replace(self, source=source, target=target)
+
+    @property
+    def length(self) -> int:
+        """Of what is transformed."""
+        return self.n // 2 if "pairs" in (self.source.kind, self.target.kind) else self.n
+
+    @property
+    def room(self) -> int:
+        """Elements of a line in scratch."""
+        return self.n if self.length == self.n else max(self.length + 1, self.target.length)
+
+    def arguments(self, sizes: Sequence[int], aparts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Those of a kernel that are the lines' own, for a batch of these sizes and strides."""
+        axis, n = self.axis, self.length
+        turns = axis.table("turns", self.n)
+        low, high = _packed(_radices(n, axis.p.form))
+        return {
+            **self.source.arguments("source", aparts[0]),
+            **self.target.arguments("target", aparts[1]),
+            **{f"size{d}": size for d, size in enumerate(sizes)},
+            "turns": turns,
+            "before": self.source.factors,
+            "after": self.target.factors,
+            "n": n,
+            "finer": turns.size(0) // n,
+            "lines": self.count,
+            "parts": self.parts,
+            "full": axis.full,
+            "low": low,
+            "high": high,
+            "scale": axis.scale,
+            "backward": int(axis.backward),
+            **({"spectrum": self.spectrum} if axis.p.form == "cpu" else {}),
+        }
+
+    def launch(self) -> None:
+        lines = self.paired()
+        p, name = self.axis.p, _NAMES[self.axis.type_]
+        sizes, aparts = pointwise.coalesce(list(self.axis.batch), [list(lines.source.apart), list(lines.target.apart)])
+        units, lanes = p.device.compute_units, kernels.lanes(name, p.form)
         local = 0
         if p.form == "gpu":
-            local = next((k for k in (256, 1024, kernels.local_length(name)) if n <= k), 0)
-            groups = lines if local else min(lines, 16 * units)
+            local = next((k for k in (256, 1024, kernels.local_length(name)) if self.n <= k), 0)
+            groups = self.count if local else min(self.count, 16 * units)
         else:
             groups = _GROUPS_PER_UNIT * units
-        grid = p.dealer.share(ceil_div(lines, lanes), groups)
-        low, high = _packed(_radices(n))
+        grid = p.dealer.share(ceil_div(self.count, lanes), groups)
+        room = 4 * lines.room * lanes
         p.launch(
-            kernels.line_kernel(name, source.kind, target.kind, len(sizes), p.form, local),
+            kernels.line_kernel(name, lines.source.kind, lines.target.kind, len(sizes), p.form, local),
             grid,
-            **source.arguments("source", source_apart),
-            **target.arguments("target", target_apart),
-            **{f"size{d}": size for d, size in enumerate(sizes)},
-            turns=turns,
-            before=source.factors,
-            after=target.factors,
-            scratch=None if local else p.empty((*grid.groups, 4, room, lanes), self.type_),
-            n=n,
-            finer=turns.size(0) // n,
-            lines=lines,
-            parts=parts,
-            full=self.full,
-            low=low,
-            high=high,
-            scale=self.scale,
-            backward=int(self.backward),
+            **lines.arguments(sizes, aparts),
+            scratch=None if local else p.empty((*grid.groups, room), self.axis.type_),
+            **({"room": room} if p.form == "cpu" else {}),
         )
+
+
+def _launch_planes(first: _Lines, second: _Lines) -> bool:
+    """Transforms along two axes plane by plane, if planes are small and there are enough of them; otherwise says no."""
+    axis, p, name = first.axis, first.axis.p, _NAMES[first.axis.type_]
+    inner = axis.others.index(second.axis.dim), second.axis.others.index(axis.dim)
+    rows, columns = axis.batch[inner[0]], second.axis.batch[inner[1]]
+    planes, units = first.count // max(1, rows), p.device.compute_units
+    nbytes = rows * columns * 2 * axis.type_.itemsize
+    if p.form != "cpu" or nbytes > _PLANE_BYTES or planes < 0.8 * ceil_div(planes, units) * units:
+        return False
+    passes = [first.paired(), second.paired()]
+    sides = [side for lines in passes for side in (lines.source, lines.target)]
+    within = [side.apart[inner[k // 2]] for k, side in enumerate(sides)]
+    around = [list(_without(side.apart, inner[k // 2])) for k, side in enumerate(sides)]
+    sizes, aparts = pointwise.coalesce(list(_without(axis.batch, inner[0])), around)
+    aparts = [[*strides, stride] for strides, stride in zip(aparts, within, strict=True)]
+    together = max(1, min(planes // (_GROUPS_PER_UNIT * units), _SHARE_BYTES // nbytes))
+    grid = p.dealer.share(ceil_div(planes, together), _GROUPS_PER_UNIT * units)
+    room = 4 * kernels.lanes(name, p.form) * max(lines.room for lines in passes)
+    arguments: dict[str, Any] = {}
+    for k, (suffix, across) in enumerate((("", rows), ("_2", columns))):
+        own = passes[k].arguments([*sizes, across], aparts[2 * k : 2 * k + 2])
+        arguments.update((f"{argument}{suffix}", value) for argument, value in own.items())
+        arguments[f"share{suffix}"] = together * across
+    kinds = [(lines.source.kind, lines.target.kind, len(sizes) + 1) for lines in passes]
+    scratch = p.empty((*grid.groups, room), axis.type_)
+    p.launch(kernels.plane_kernel(name, *kinds), grid, **arguments, scratch=scratch, room=room)
+    return True
+
+
+def _without(values: Sequence[int], place: int) -> tuple[int, ...]:
+    return (*values[:place], *values[place + 1 :])
 
 
 def _in_pairs(source: _Side, target: _Side) -> tuple[_Side, _Side]:
@@ -338,22 +455,40 @@ def _scale(normalization: int, n: int) -> float:
     return (1.0, 1 / math.sqrt(n), 1 / n)[normalization]
 
 
+_Transform = tuple[_Axis, _Side, _Side]
+"""Of an axis, what is read, what is written."""
+
+
 def _along(
     p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, n: int, backward: bool, scale: float = 1.0
-) -> None:
-    """Transforms one dimension. A real result is that of a Hermitian `x`."""
+) -> _Transform:
+    """The transform of one dimension. A real result is that of a Hermitian `x`."""
     dim %= x.dim()
     kinds = ("complex" if x.is_complex() else "real"), ("complex" if out.is_complex() else "real")
     if kinds[1] == "real":
         kinds = "hermitian", "real"
-    others = [d for d in range(x.dim()) if d != dim]
+    others = tuple(d for d in range(x.dim()) if d != dim)
 
     def side(spec: torch.Tensor, kind: str, length: int) -> _Side:
         return _Side(spec, kind, spec.stride(dim), tuple(spec.stride(d) for d in others), length)
 
     real = _REAL.get(x.dtype, x.dtype)
-    axis = _Axis(p, real, tuple(x.size(d) for d in others), n, n, backward, scale)
-    axis.transform(side(x, kinds[0], n), side(out, kinds[1], out.size(dim)))
+    axis = _Axis(p, real, dim, others, tuple(x.size(d) for d in others), n, n, backward, scale)
+    return axis, side(x, kinds[0], n), side(out, kinds[1], out.size(dim))
+
+
+def _transform(transforms: Sequence[_Transform]) -> None:
+    """One after the other, or two at once. Of an odd number the one farther from its neighbour is left over."""
+    rest = list(transforms)
+    while rest:
+        strides = [target.stride for _, _, target in rest]
+        whole = [axis.whole(source, target) for axis, source, target in rest[:2]]
+        alone = len(rest) % 2 and strides[0] > strides[-1]
+        if len(rest) > 1 and not alone and whole[0] and whole[1] and _launch_planes(whole[0], whole[1]):
+            del rest[:2]
+        else:
+            axis, source, target = rest.pop(0)
+            axis.transform(source, target)
 
 
 def _resolved(p: PlanBuilder, x: torch.Tensor) -> torch.Tensor:
@@ -363,13 +498,20 @@ def _resolved(p: PlanBuilder, x: torch.Tensor) -> torch.Tensor:
     return p.contiguous(x) if x.is_conj() or x.is_neg() else x
 
 
-def _c2c(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], backward: bool, scale: float) -> None:
+def _c2c(
+    p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: Sequence[int], backward: bool, scale: float
+) -> list[_Transform]:
     """Several dimensions; `scale` is for all of them together."""
-    source = x
-    for position, dim in enumerate(dims):
-        last = position == len(dims) - 1
-        _along(p, out, source, dim, x.size(dim), backward, scale if last else 1.0)
-        source = out
+    sources = [x] + [out] * (len(dims) - 1)
+    scales = [1.0] * (len(dims) - 1) + [scale]
+    return [
+        _along(p, out, source, dim, x.size(dim), backward, each)
+        for source, dim, each in zip(sources, dims, scales, strict=True)
+    ]
+
+
+def _nearest_first(spec: torch.Tensor, dims: Sequence[int]) -> list[int]:
+    return sorted(dims, key=lambda d: spec.stride()[d])
 
 
 @planner("_fft_c2c", refuses=())
@@ -383,7 +525,7 @@ def _fft_c2c(
         return
     target = p.empty_like(out) if out.is_conj() else out
     scale = _scale(normalization, math.prod(self.size(d) for d in dim))
-    _c2c(p, target, _resolved(p, self), dim, not forward, scale)
+    _transform(_c2c(p, target, _resolved(p, self), _nearest_first(target, dim), not forward, scale))
     if target is not out:
         p.copy(out, target)
 
@@ -397,9 +539,9 @@ def _fft_r2c(
     target = p.empty_like(out) if out.is_conj() else out
     scale = _scale(normalization, math.prod(self.size(d) for d in dim))
     *others, last = dim
-    _along(p, target, _resolved(p, self), last, self.size(last), False, 1.0 if others else scale)
-    if others:
-        _c2c(p, target, target, others, False, scale)
+    first = _along(p, target, _resolved(p, self), last, self.size(last), False, 1.0 if others else scale)
+    more = _c2c(p, target, target, _nearest_first(target, others), False, scale) if others else []
+    _transform([first, *more])
     if target is not out:
         p.copy(out, target)
 
@@ -419,8 +561,9 @@ def _fft_c2r(
         return
     x = _resolved(p, self).narrow(last, 0, half)
     scale = _scale(normalization, math.prod(out.size(d) for d in dim))
+    transforms = []
     if others:
         coefficients = p.empty_like(x)
-        _c2c(p, coefficients, x, others, True, 1.0)
+        transforms = _c2c(p, coefficients, x, _nearest_first(coefficients, others)[::-1], True, 1.0)
         x = coefficients
-    _along(p, out, x, last, last_dim_size, True, scale)
+    _transform([*transforms, _along(p, out, x, last, last_dim_size, True, scale)])

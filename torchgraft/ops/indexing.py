@@ -16,6 +16,7 @@ from torchgraft.ops.moves import (
     GROUPS,
     RANGE_OF_SELF,
     ROW_PART,
+    SCALED_SUM,
     SMALL,
     SUM,
     Index,
@@ -335,7 +336,7 @@ def _index_add(
             source = p.call(aten.mul.Tensor, source, complex(alpha))
         rows_into(p, out, dim, index, source, message, SUM, raises=raises)
         return
-    rows_into(p, out, dim, index, source, message, "a + alpha * b", alpha=alpha, raises=raises)
+    rows_into(p, out, dim, index, source, message, SCALED_SUM, alpha=alpha, raises=raises)
 
 
 @planner("index_copy", inplace_safe=True, apart=("index", "source"))

@@ -94,10 +94,40 @@ def _flip(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dims: Sequence[
     turned = {d % x.dim() for d in dims} if x.dim() else set()
     # The last element of each turned dimension is the first to be read.
     offset = sum((x.size(d) - 1) * x.stride(d) for d in turned)
+    _move(p, out, x, offset, [-s if d in turned else s for d, s in enumerate(x.stride())])
+
+
+def _move(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, offset: int, strides: Sequence[int]) -> None:
+    """Fills `out` with elements of `x` from the one at `offset` on, with strides of any sign."""
     start = x.as_strided((1,), (1,), x.storage_offset() + offset)
-    strides = [-s if d in turned else s for d, s in enumerate(x.stride())]
-    sizes, merged = pointwise.coalesce(list(x.shape), [list(out.stride()), strides])
+    sizes, merged = pointwise.coalesce(list(out.shape), [list(out.stride()), list(strides)])
     pointwise.plan_strided_loop(p, _move_loop(x), [p.bits(out), p.bits(start)], [], sizes, merged)
+
+
+def _pad_row(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, padding: Sequence[int], border: int) -> None:
+    """Surrounds rows by their elements: those of the left border from element -`border` on and those of the right one
+    up to it, backwards (1), or the outermost one over and over (0)."""
+    x = p.contiguous(self) if self.is_conj() or self.is_neg() else self
+    size, (left, right), (*others, apart) = x.size(-1), padding, x.stride()
+    # Where a piece begins and ends, in elements of x, and the first that is read and where the next one lies.
+    pieces = [
+        (-left, min(0, size + right), border * left, -border),
+        (max(0, -left), min(size, size + right), max(0, -left), 1),
+        (max(size, -left), size + right, size - 1 - border * (1 + max(0, -left - size)), -border),
+    ]
+    for begin, end, first, step in pieces:
+        if begin < end and out.numel():
+            _move(p, out.narrow(-1, begin + left, end - begin), x, first * apart, [*others, step * apart])
+
+
+@planner("reflection_pad1d")
+def _reflection_pad(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, padding: Sequence[int]) -> None:
+    _pad_row(p, out, self, padding, 1)
+
+
+@planner("replication_pad1d")
+def _replication_pad(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, padding: Sequence[int]) -> None:
+    _pad_row(p, out, self, padding, 0)
 
 
 @planner("roll")

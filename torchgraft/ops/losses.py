@@ -13,6 +13,7 @@ from torchgraft.codegen import element_type
 from torchgraft.codegen.pointwise import Input, Loop, Number, Result, expression
 from torchgraft.kernels import losses as kernels
 from torchgraft.kernels import reduce
+from torchgraft.ops import softmax
 from torchgraft.ops.reductions import plan_reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner, pointwise
 from torchgraft.plans.grid import Grid
@@ -154,9 +155,6 @@ def _nll_backward(
         p.copy(out, to.view(out.shape))
 
 
-# As in ops/softmax.py.
-_SOFTMAX_COST = 2
-
 torch.library.define(
     "torchgraft::cross_entropy_backward",
     "(Tensor grad, Tensor log_probs, Tensor target, Tensor total_weight, int reduction, int ignore_index) -> Tensor",
@@ -180,7 +178,7 @@ def _cross_entropy_backward(
 ) -> None:
     """The way back through `nll_loss` and `log_softmax` at once, for [batch, class]; see
     csrc/dispatch/cross_entropy.cpp. The targets are known to be classes: the way there has looked at them."""
-    layout, grid = p.rows(out.shape[0], out.shape[1], cost=_SOFTMAX_COST)
+    layout, grid = p.rows(out.shape[0], out.shape[1], cost=softmax.COST)
     kernel = kernels.cross_entropy_backward_kernel(
         layout, element_type(out.dtype).name, element_type(target.dtype).name, reduction == MEAN, reduction == NONE
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,14 @@ SMALL = 16384
 # Rows are cut into parts of so many elements; fewer than so many groups do not fill two threads evenly.
 ROW_PART = 128
 GROUPS = 16
+# Rows that are collected are cut into parts of no fewer elements than `SLICE`, and of no more than `WIDE_SLICE` unless
+# the places of a part are then no more elements than a processor keeps near it.
+SLICE = 32
+WIDE_SLICE = 256
+NEAR = 1 << 18
+# Sums of so many elements are worth memory for each work-item, of which there are no more.
+APART_FROM = 1 << 17
+MOST_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,7 @@ def plan_move(
 
 
 SUM = "a + b"
+SCALED_SUM = "a + alpha * b"
 _COMBINE = {
     "sum": SUM,
     "prod": "a * b",
@@ -177,11 +186,61 @@ def plan_collect(
     _check_not_empty(indices, n * rows)
     if n == 0 or rows == 0:
         return
+    given = _Collecting(source, rows, sizes, source_strides, source_row, combine, wraps, alpha)
+    parts = _parts_of_rows(p, target.dtype, given, indices)
+    if parts == 1:
+        _collect(p, given, target, target_strides, indices)
+        return
+    [index] = indices
+    own = p.empty((parts, index.limit, *sizes), target.dtype)
+    p.fill(own, 0)
+    _collect(p, given, own, own.stride()[2:], [replace(index, step=n)], parts)
+    whole = target.as_strided(own.shape[1:], (index.step, *target_strides), target.storage_offset())
+    for part in own.unbind():
+        p.call_out(aten.add.Tensor, whole, whole, part)
+
+
+@dataclass(frozen=True)
+class _Collecting:
+    """Arguments of `plan_collect`."""
+
+    source: torch.Tensor | Scalar | float
+    rows: int
+    sizes: Sequence[int]
+    source_strides: Sequence[int]
+    source_row: int
+    combine: str
+    wraps: bool
+    alpha: Scalar | float | None
+
+
+def _parts_of_rows(p: PlanBuilder, dtype: torch.dtype, given: _Collecting, indices: Sequence[Index]) -> int:
+    """Among how many work-items of a CPU rows are dealt out: where nothing else is, sums are large and places are few,
+    each adds in memory of its own."""
+    n = math.prod(given.sizes)
+    parts = min(p.device.compute_units, MOST_PARTS)
+    added = given.combine in (SUM, SCALED_SUM) and element_type(dtype).name in ("f32", "f64", "i64")
+    if p.form == "gpu" or not added or len(indices) > 1 or n >= parts:
+        return 1
+    few = 4 * parts * indices[0].limit <= given.rows
+    return parts if few and n * given.rows >= APART_FROM else 1
+
+
+def _collect(
+    p: PlanBuilder,
+    given: _Collecting,
+    target: torch.Tensor,
+    target_strides: Sequence[int],
+    indices: Sequence[Index],
+    parts_of_rows: int = 1,
+) -> None:
+    """Launches the kernel; `target` has a first dimension for the parts of the rows, if there are some."""
+    n, rows, source = math.prod(given.sizes), given.rows, given.source
     number = not isinstance(source, torch.Tensor)
-    operands = [target_strides, *([] if number else [source_strides]), *(index.strides for index in indices)]
-    merged, strides = _spaces(sizes, None if number else source_strides, operands)
+    operands = [target_strides, *([] if number else [given.source_strides]), *(index.strides for index in indices)]
+    merged, strides = _spaces(given.sizes, None if number else given.source_strides, operands)
     type_ = element_type(target.dtype).name
-    moved = type_ if combine or number else MOVES[target.element_size()]
+    moved = type_ if given.combine or number else MOVES[target.element_size()]
     # A row of few elements is not worth a loop of its own: then one walks along the rows.
     along = any(s[-1] != 0 for s in strides[-len(indices) :]) or merged[-1] < 4
     x = Indexing(
@@ -190,34 +249,53 @@ def plan_collect(
         source=moved,
         indices=tuple(element_type(index.spec.dtype).name for index in indices),
         reads=False,
-        wraps=wraps,
+        wraps=given.wraps,
         along=along,
         rank=len(merged),
         inner=_kinds(strides),
         number=number,
-        combine=combine,
-        alpha=alpha is not None,
+        combine=given.combine,
+        alpha=given.alpha is not None,
     )
     places = indices[0].limit
-    # Work-items share the space, and where that is not enough the places.
-    columns = 1 if p.form == "gpu" or merged[-1] < COLUMNS else COLUMNS if along else ROW_PART
-    if along and p.form == "cpu":
-        columns *= ceil_div(n, 8 * p.device.compute_units * columns)
-    grid = p.walk(merged, rows, columns, FEW)
-    parts = 1
-    if p.form == "gpu":
-        parts = min(places, max(1, 256 * p.device.compute_units // n)) if rows > 64 else 1
-    elif not along and n * rows > SMALL and grid.groups[0] < GROUPS and n >= 2 * COLUMNS:
-        parts = min(places, ceil_div(GROUPS, grid.groups[0]))
-    share = ceil_div(places, parts)
-    row_strides = [*([] if number else [source_row]), *(index.row for index in indices)]
+    grid = p.walk(merged, rows, _columns(p, merged, along, places), FEW)
+    values = _arguments(p, x, target, source, strides, indices)
+    row_strides = [*([] if number else [given.source_row]), *(index.row for index in indices)]
+    values |= {f"{o}_row": stride for o, stride in zip(x.operands[1:], row_strides, strict=True)}
+    if given.alpha is not None:
+        values["alpha"] = given.alpha
+    if parts_of_rows > 1:
+        shared, share = "rows", ceil_div(rows, parts_of_rows)
+        grid = grid.by(ceil_div(rows, share))
+        values["apart"] = target.stride(0)
+    else:
+        parts = _parts_of_places(p, n, rows, along, places, grid.groups[0])
+        shared, share = "places" if parts > 1 else "", ceil_div(places, parts)
+        grid = grid.by(ceil_div(places, share))
     inner_rows = merged[-1] < 4 or max(row_strides) <= max((s[-1] for s in strides[1:]), default=0)
-    given = _arguments(p, x, target, source, strides, indices)
-    given |= {f"{o}_row": stride for o, stride in zip(x.operands[1:], row_strides, strict=True)}
-    if alpha is not None:
-        given["alpha"] = alpha
-    grid = grid.by(ceil_div(places, share))
-    p.launch(kernels.collect_kernel(x, p.form, inner_rows), grid, rows=rows, share=share, **given)
+    kernel = kernels.collect_kernel(x, p.form, inner_rows, shared, _kinds([[s] for s in row_strides]))
+    p.launch(kernel, grid, rows=rows, share=share, **values)
+
+
+def _columns(p: PlanBuilder, sizes: Sequence[int], along: bool, places: int) -> int:
+    """Elements of the space for a work-item; each reads all indices of them."""
+    n, least = math.prod(sizes), 2 * p.device.compute_units
+    if p.form == "gpu":
+        return 1
+    if along:
+        columns = 1 if sizes[-1] < COLUMNS else COLUMNS
+        return columns * ceil_div(n, 4 * least * columns)
+    most = max(SLICE, min(ceil_div(n, least), max(WIDE_SLICE, NEAR // places)))
+    return ceil_div(n, ceil_div(n, most))
+
+
+def _parts_of_places(p: PlanBuilder, n: int, rows: int, along: bool, places: int, groups: int) -> int:
+    """Among how many work-items places are dealt out, where the groups that share the space are not enough."""
+    if p.form == "gpu":
+        return min(places, max(1, 256 * p.device.compute_units // n)) if rows > 64 else 1
+    if along or n * rows <= SMALL or n < 2 * COLUMNS:
+        return 1
+    return min(places, ceil_div(2 * p.device.compute_units, groups))
 
 
 def in_order() -> bool:

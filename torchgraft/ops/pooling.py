@@ -13,7 +13,7 @@ from torchgraft.codegen import element_type
 from torchgraft.codegen.types import MOVES
 from torchgraft.kernels import pooling as kernels
 from torchgraft.kernels.geometry import Triple
-from torchgraft.kernels.pooling import Kind
+from torchgraft.kernels.pooling import Kind, Places
 from torchgraft.plans import PlanBuilder, Unsupported, decomposition, other_out, planner
 
 Numbers = dict[str, int]
@@ -75,7 +75,13 @@ def _storage(spec: torch.Tensor, kind: Kind, whole: bool = False) -> str:
 
 
 def _pool(
-    p: PlanBuilder, kind: Kind, dims: int, outs: tuple[torch.Tensor, ...], source: torch.Tensor, windows: Numbers
+    p: PlanBuilder,
+    kind: Kind,
+    dims: int,
+    outs: tuple[torch.Tensor, ...],
+    source: torch.Tensor,
+    windows: Numbers,
+    places: Places = "indices",
 ) -> None:
     storage = _storage(source, kind, bool(windows))
     if outs[0].numel() == 0:
@@ -85,11 +91,11 @@ def _pool(
     cost = _cost(source_size, target_size, windows)
     if p.form == "cpu" and windows:
         grid = p.walk((planes, *target_size[:2]), cost * target_size[2], multiple=1)
-        kernel = kernels.row_kernel(storage, kind, p.device.simd_width)
+        kernel = kernels.row_kernel(storage, kind, p.device.simd_width, places)
     else:
         grid = p.walk((planes, *target_size), cost, multiple=1)
         kernel = kernels.window_kernel(storage, kind, not windows, p.form)
-    specs = dict(zip(("out", "indices"), outs, strict=False))
+    specs = dict(zip(("out", places), outs, strict=False))
     p.launch(kernel, grid, **specs, image=source, **_sizes(source_size, target_size), **windows)
 
 
@@ -143,6 +149,95 @@ def _declare_max(dims: int) -> None:
     ) -> None:
         windows = _windows(dims, kernel_size, stride, padding, dilation)
         _pool_gradient(p, "max", dims, out, (grad_output, indices), windows)
+
+
+# --- Max pooling that keeps the tap of each window's largest pixel, a byte. It is what Inductor keeps for the gradient.
+
+torch.library.define(
+    "torchgraft::max_pool_offsets",
+    "(Tensor self, int[] kernel_size, int[] stride, int[] padding, int[] dilation, bool ceil_mode) "
+    "-> (Tensor out, Tensor offsets)",
+)
+torch.library.define(
+    "torchgraft::max_pool_offsets_backward",
+    "(Tensor grad_output, Tensor offsets, SymInt[] size, int[] kernel_size, int[] stride, int[] padding, "
+    "int[] dilation) -> Tensor",
+)
+
+# Taps that a byte can tell apart.
+_MOST_TAPS = 127
+
+
+def has_offsets(form: str, dtype: torch.dtype) -> bool:
+    """Whether there are kernels for it: on CPUs, for types that sums are kept in."""
+    return form == "cpu" and dtype in (torch.float32, torch.float64)
+
+
+def _require_offsets(p: PlanBuilder, self: torch.Tensor, kernel_size: Sequence[int]) -> None:
+    if not has_offsets(p.form, self.dtype) or math.prod(kernel_size) > _MOST_TAPS:
+        raise Unsupported("offsets of largest pixels")
+
+
+def _offsets_meta(
+    self: torch.Tensor, kernel_size: list[int], stride: list[int], padding: list[int], dilation: list[int],
+    ceil_mode: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    pool = torch.ops.aten.max_pool2d_with_indices if len(kernel_size) == 2 else torch.ops.aten.max_pool3d_with_indices
+    shape = pool(self, kernel_size, stride, padding, dilation, ceil_mode)[0].shape
+    return self.new_empty(shape), self.new_empty(shape, dtype=torch.int8)
+
+
+@planner("torchgraft::max_pool_offsets", contiguous=True, meta=_offsets_meta)
+def _max_pool_offsets(
+    p: PlanBuilder,
+    outs: tuple[torch.Tensor, torch.Tensor],
+    self: torch.Tensor,
+    kernel_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+) -> None:
+    _require_offsets(p, self, kernel_size)
+    dims = len(kernel_size)
+    _pool(p, "max", dims, outs, self, _windows(dims, kernel_size, stride, padding, dilation), "offsets")
+
+
+def _offsets_backward_meta(
+    grad_output: torch.Tensor, offsets: torch.Tensor, size: list[int], kernel_size: list[int], stride: list[int],
+    padding: list[int], dilation: list[int],
+) -> torch.Tensor:  # fmt: skip
+    """`size` is the image's, [height, width] or [depth, height, width]; planes are the offsets'."""
+    return grad_output.new_empty((*offsets.shape[: -len(size)], *size))
+
+
+@planner("torchgraft::max_pool_offsets_backward", contiguous=True, meta=_offsets_backward_meta)
+def _max_pool_offsets_backward(
+    p: PlanBuilder,
+    out: torch.Tensor,
+    grad_output: torch.Tensor,
+    offsets: torch.Tensor,
+    size: list[int],
+    kernel_size: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+) -> None:
+    _require_offsets(p, out, kernel_size)
+    if out.numel() == 0 or offsets.numel() == 0:
+        p.zero(out)
+        return
+    dims = len(kernel_size)
+    planes, source_size = _spatial(out, dims)
+    p.launch(
+        kernels.scatter_offsets_kernel(_storage(out, "max")),
+        p.walk(planes, math.prod(source_size), multiple=1),
+        out=out,
+        grad=grad_output,
+        offsets=offsets,
+        **_sizes(source_size, _spatial(offsets, dims)[1]),
+        **_windows(dims, kernel_size, stride, padding, dilation),
+    )
 
 
 def _check_divisor(divisor_override: int | None, **_: Any) -> None:

@@ -27,8 +27,9 @@ aten = torch.ops.aten
 # CPU form: below this many elements one thread is as quick as two; a part of a long row is not shorter than this.
 _SMALL = 32768
 _ROW_PART = 16384
-# Rows shorter than this are reduced side by side, as columns.
-_SHORT_ROW = 32
+# Rows shorter than this are reduced side by side, as columns. By CPUs, rows with a single accumulator are gone along
+# as soon as they fill the widest register.
+_SHORT_ROW, _SHORT_SIMPLE_ROW = 32, 16
 _COLUMN_BYTES = 32768  # accumulators of one block of columns
 
 
@@ -168,12 +169,12 @@ def _inverse(order: list[int]) -> list[int]:
     return [order.index(d) for d in range(len(order))]
 
 
-def _is_row(g: _Geometry) -> bool:
+def _is_row(p: PlanBuilder, r: Reduction, g: _Geometry) -> bool:
     """Whether to go along the reduced dimension rather than along the kept one."""
     kept, reduced = g.kept[1], g.reduced[1]
     if kept.size < 16:
         return True
-    if g.count < _SHORT_ROW:
+    if g.count < (_SHORT_SIMPLE_ROW if p.form == "cpu" and len(r.fields) == 1 else _SHORT_ROW):
         return False
     return reduced.stride < kept.stride or kept.stride == 0
 
@@ -201,7 +202,7 @@ def _share_cpu(p: PlanBuilder, r: Reduction, g: _Geometry) -> _Share:
     groups = 32 * p.device.compute_units
     work = g.outputs * g.count
     parts = 1
-    if _is_row(g):
+    if _is_row(p, r, g):
         if work > _SMALL and g.outputs < groups // 2:
             parts = max(1, min(ceil_div(groups, g.outputs), g.count // _ROW_PART))
         part = g.count if parts == 1 else ceil_div(ceil_div(g.count, parts), 4096) * 4096
@@ -217,10 +218,10 @@ def _share_cpu(p: PlanBuilder, r: Reduction, g: _Geometry) -> _Share:
     return _Share(blocks, chunk, ceil_div(g.count, parts), 64, width)
 
 
-def _share_gpu(p: PlanBuilder, g: _Geometry) -> _Share:
+def _share_gpu(p: PlanBuilder, r: Reduction, g: _Geometry) -> _Share:
     wanted = 8 * p.device.compute_units
     blocks, least, short = g.outputs, 4096, 64 * GROUP
-    if not _is_row(g):
+    if not _is_row(p, r, g):
         blocks, least, wanted, short = ceil_div(g.outputs, FEW), 64, 4 * wanted, 64
     parts = max(1, min(ceil_div(wanted, blocks), g.count // least))
     return _Share(blocks, 1, ceil_div(g.count, parts), short)
@@ -235,11 +236,11 @@ def _reduce(
     values: Sequence[Any],
     others: Sequence[torch.Tensor],
 ) -> None:
-    share = _share_gpu(p, g) if p.form == "gpu" else _share_cpu(p, r, g)
+    share = _share_gpu(p, r, g) if p.form == "gpu" else _share_cpu(p, r, g)
     parts = max(1, ceil_div(g.count, max(1, share.part)))
     if share.part <= share.short:
         r = replace(r, cascade=False)
-    (k0, k1), (r0, r1), row = g.kept, g.reduced, _is_row(g)
+    (k0, k1), (r0, r1), row = g.kept, g.reduced, _is_row(p, r, g)
     layout = replace(p.layout, across=not row, unit=(r1 if row else k1).stride == 1, runs=True)
     shape = {"outer": k0.size, "outer_stride": k0.stride, "inner": k1.size, "inner_stride": k1.stride}
     shape |= {"size": g.count, "run": max(1, r1.size), "run_stride": r0.stride, "stride": r1.stride}

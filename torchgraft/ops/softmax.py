@@ -14,7 +14,7 @@ from torchgraft.plans import PlanBuilder, Unsupported, planner
 from torchgraft.plans.grid import Grid
 
 # An element costs about as much as two additions.
-_COST = 2
+COST = 2
 
 
 def _rows(p: PlanBuilder, x: torch.Tensor, dim: int) -> tuple[Layout, Grid]:
@@ -22,7 +22,7 @@ def _rows(p: PlanBuilder, x: torch.Tensor, dim: int) -> tuple[Layout, Grid]:
         raise Unsupported(f"softmax of {x.dtype}")
     axis = int(canonicalize_dim(x.dim(), dim))  # torch's meta kernel lets a wrong one through
     size = x.shape[axis] if x.dim() else 1
-    return p.rows(math.prod(x.shape[:axis]), size, math.prod(x.shape[axis + 1 :]), _COST)
+    return p.rows(math.prod(x.shape[:axis]), size, math.prod(x.shape[axis + 1 :]), COST)
 
 
 def _forward(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, log: bool) -> None:

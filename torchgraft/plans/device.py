@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from torchgraft import _C
 from torchgraft.codegen import tuned
 from torchgraft.codegen.compiler import simd_width
-from torchgraft.codegen.tuning import Tuning, default_tuning
+from torchgraft.codegen.tuning import Target, Tuning, default_tuning
+from torchgraft.codegen.vectors import vector_lanes
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,12 @@ class DeviceTraits:
     float64: bool
     has_compiler: bool
     long_atomics: bool  # of 64 bits
+    bfloat16_tiles: bool  # kernels may use the words for them, and have vectors of 16 lanes
     tuning: Tuning  # the sizes to make its kernels with
+
+    def target(self, form: str) -> Target:
+        """What kernels of a form are made for on the device."""
+        return Target(form, self.compute_units, self.simd_width, self.tuning, self.bfloat16_tiles)
 
 
 @functools.cache
@@ -45,6 +51,7 @@ def device_traits(index: int) -> DeviceTraits:
         float64=bool(capabilities & 1 << 2),
         has_compiler=bool(capabilities & 1 << 1),
         long_atomics=bool(capabilities & 1 << 4),
+        bfloat16_tiles=bool(capabilities & 1 << 8) and vector_lanes(simd_width(index)) == 16,
         tuning=_forced.get(index) or tuned.read(described(index)) or default_tuning(simd_width(index)),
     )
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torchgraft import _C
 from torchgraft.codegen.kernel import ceil_div
 from torchgraft.codegen.loops import FEW, GROUP, WIDTH, Layout
-from torchgraft.codegen.tuning import Dealing
+from torchgraft.codegen.tuning import Target
+from torchgraft.codegen.vectors import vector_lanes
 
 MULTIPLE = 256
-# Contiguous rows up to this length are treated side by side, as columns, if there are some of them.
-_SHORT_ROW = 64
-_SOME_ROWS = 16
+# Contiguous rows up to this length are treated side by side, as columns, if there are some of them: by GPUs, whose
+# groups have that many members or more. CPUs do so with rows that are less than a vector, since what lies apart is
+# loaded one by one, or by instructions that take some processors longer still.
+SHORT_ROW = 64
+SOME_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -37,24 +40,29 @@ class Grid:
         return Grid((*self.groups, *groups), self.values, self.chunking)
 
 
-class Dealer(NamedTuple):
-    """What the dealing depends on: the kernels' form, the device's cores, and the sizes that it is tuned by."""
+@dataclass(frozen=True)
+class Dealer:
+    """Deals out work to what kernels are made for."""
 
-    form: str
-    compute_units: int
-    tuning: Dealing
+    target: Target
 
     @property
     def serial(self) -> Dealer:
         """For loops of the CPU form, in which a work-item takes a chunk, on whatever device."""
-        return self._replace(form="cpu")
+        return Dealer(replace(self.target, form="cpu"))
+
+    @property
+    def layout(self) -> Layout:
+        """Of contiguous rows."""
+        return Layout(self.target.form, simd_width=vector_lanes(self.target.simd_width))
 
     def chunking(self, cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> _C.Chunking:
         """How a walk's elements are dealt out."""
-        if self.form == "gpu":
-            return _C.Chunking(group, 0, group * (self.tuning.gpu_elements if multiple > 1 else 1), 0)
-        most = self.tuning.groups_per_unit * self.compute_units
-        return _C.Chunking(multiple, self.tuning.single // cost, max(multiple, self.tuning.chunk // cost), most)
+        tuning = self.target.tuning.dealing
+        if self.target.form == "gpu":
+            return _C.Chunking(group, 0, group * (tuning.gpu_elements if multiple > 1 else 1), 0)
+        most = tuning.groups_per_unit * self.target.units
+        return _C.Chunking(multiple, tuning.single // cost, max(multiple, tuning.chunk // cost), most)
 
     def walk(self, sizes: int | Sequence[int], cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> Grid:
         """For a `Walk` over so many elements, or over a space of these sizes.
@@ -82,8 +90,9 @@ class Dealer(NamedTuple):
     def rows(self, outer: int, size: int, inner: int = 1, cost: int = 1) -> tuple[Layout, Grid]:
         """For a `Team` that works along the middle of a contiguous (outer, size, inner): how its rows lie, and its
         groups."""
-        if inner == 1 and not (size <= _SHORT_ROW and outer >= _SOME_ROWS):
-            return Layout(self.form), self.long_rows(outer, size, cost)
+        short = SHORT_ROW if self.target.form == "gpu" else vector_lanes(self.target.simd_width) - 1
+        if inner == 1 and not (size <= short and outer >= SOME_ROWS):
+            return self.layout, self.long_rows(outer, size, cost)
         unit = inner != 1
         # Neighbours of short rows are `size` apart.
         outer, outer_stride, stride, inner, inner_stride = (
@@ -91,7 +100,7 @@ class Dealer(NamedTuple):
         )
         grid = self.columns(outer, inner, size * cost)
         values = {"outer_stride": outer_stride, "size": size, "stride": stride, "inner_stride": inner_stride}
-        return Layout(self.form, across=True, unit=unit), Grid(grid.groups, {**grid.values, **values})
+        return replace(self.layout, across=True, unit=unit), Grid(grid.groups, {**grid.values, **values})
 
     def columns(self, outer: int, inner: int, cost: int = 1, width: int = WIDTH) -> Grid:
         """For a `Team` on rows across memory, `inner` of them side by side.
@@ -103,10 +112,10 @@ class Dealer(NamedTuple):
         """
         values = {"outer": outer, "inner": inner, "outer_stride": 0, "size": 0, "stride": 0, "inner_stride": 0}
         columns = outer * inner
-        if self.form == "gpu":
+        if self.target.form == "gpu":
             return Grid((ceil_div(columns, FEW),), {**values, "span": 1, "chunk": 1})
-        few = columns * cost <= self.tuning.single
-        even = columns if few else ceil_div(columns, self.tuning.groups_per_unit * self.compute_units)
+        few = columns * cost <= self.target.tuning.dealing.single
+        even = columns if few else ceil_div(columns, self.target.tuning.dealing.groups_per_unit * self.target.units)
         span = max(1, min(inner, width, max(16, ceil_div(even, 16) * 16)))
         groups, chunk = self.chunking(max(1, cost * span), multiple=1).deal(outer * ceil_div(inner, span))
         return Grid((groups,), {**values, "span": span, "chunk": chunk})
@@ -114,7 +123,7 @@ class Dealer(NamedTuple):
     def long_rows(self, rows: int, size: int, cost: int = 1) -> Grid:
         """For a `Team` on contiguous rows."""
         groups, chunk = rows, 1
-        if self.form == "cpu":
+        if self.target.form == "cpu":
             groups, chunk = self.chunking(max(1, size * cost), multiple=1).deal(rows)
         return Grid((groups,), {"rows": rows, "size": size, "chunk": chunk})
 

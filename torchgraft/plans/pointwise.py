@@ -12,7 +12,6 @@ import torch._prims_common
 from torchgraft.codegen.kernel import ceil_div
 from torchgraft.codegen.pointwise import (
     BANDS,
-    TILE,
     Input,
     Loop,
     Number,
@@ -28,6 +27,9 @@ from torchgraft.plans.steps import PlannedLoop, Steps
 _INT32_MAX = 2**31 - 1
 # The size from which it pays to read transposed operands in squares.
 _TILED_FROM = 2048
+# Of narrower squares rows are hardly longer than elements.
+_NARROW = 8
+_SMALL_STRIDE = 4
 
 
 def plan_loop(
@@ -75,9 +77,11 @@ def _strides(loop: Loop, strides: Sequence[Sequence[int]]) -> dict[str, int]:
     return {f"{o.name}_s{d}": s for o, own in zip(loop.operands, strides, strict=True) for d, s in enumerate(own)}
 
 
-def _inner(strides: Sequence[Sequence[int]]) -> tuple[str, ...]:
-    """Innermost strides as kernels are told apart by them."""
-    return tuple({0: "0", 1: "1", -1: "-1"}.get(s[-1], "s") for s in strides)
+def _inner(loop: Loop, strides: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    """Innermost strides as kernels are told apart by them: of inputs small ones too, which compilers read in whole
+    vectors."""
+    known = [(-1, 1)] * len(loop.results) + [(-1, _SMALL_STRIDE)] * len(loop.inputs)
+    return tuple(str(s[-1]) if low <= s[-1] <= high else "s" for s, (low, high) in zip(strides, known, strict=True))
 
 
 def _reach(sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> int:
@@ -106,7 +110,7 @@ def plan_strided_loop(
         return
     grid = p.walk(sizes, loop.cost)
     index = "i32" if max(_reach(sizes, strides), n + grid.values["chunk"]) <= _INT32_MAX else "i64"
-    kernel = strided_kernel(loop, p.form, len(sizes), index, _inner(strides))
+    kernel = strided_kernel(loop, p.form, len(sizes), index, _inner(loop, strides))
     p.launch(kernel, grid, **arguments, **_strides(loop, strides))
 
 
@@ -124,10 +128,10 @@ def _plan_tiled(
 ) -> bool:
     """Plans `tiled_kernel` if inputs run across the results, all along one dimension."""
     results, last = len(loop.results), len(sizes) - 1
-    if last == 0 or sizes[last] < TILE // 2 or any(abs(s[last]) != 1 for s in strides[:results]):
+    if last == 0 or sizes[last] < _NARROW or any(abs(s[last]) != 1 for s in strides[:results]):
         return False
     rows = [
-        next((d for d in range(last) if s[d] == 1 and sizes[d] >= TILE // 2), -1) if abs(s[last]) > 1 else -1
+        next((d for d in range(last) if s[d] == 1 and sizes[d] >= _NARROW), -1) if abs(s[last]) > 1 else -1
         for s in strides[results:]
     ]
     dims = {d for d in rows if d >= 0}
@@ -141,7 +145,8 @@ def _plan_tiled(
     band = next((band for band in BANDS if outer * ceil_div(sizes[-2], band) >= least), BANDS[-1])
     units = outer * ceil_div(sizes[-2], band)
     index = "i32" if _reach(sizes, strides) + math.prod(sizes) <= _INT32_MAX else "i64"
-    kernel = tiled_kernel(loop, len(sizes), index, _inner(strides), tuple(d >= 0 for d in rows), band)
+    across = tuple(d >= 0 for d in rows)
+    kernel = tiled_kernel(loop, len(sizes), index, _inner(loop, strides), across, band, p.device.simd_width)
     grid = p.walk(units, band * sizes[-1] * loop.cost, multiple=1)
     dims_of = {f"tg_n{d}": size for d, size in enumerate(sizes)}
     p.launch(kernel, grid, **arguments, **_strides(loop, strides), **dims_of)

@@ -15,7 +15,6 @@ from torchgraft.codegen.loops import GROUP, WIDTH, Layout
 from torchgraft.codegen.pointwise import Loop
 from torchgraft.codegen.tuning import Target
 from torchgraft.codegen.types import BY_NAME, MOVES, element_type
-from torchgraft.codegen.vectors import vector_lanes
 from torchgraft.plans.device import DeviceTraits
 from torchgraft.plans.grid import MULTIPLE, Dealer, Grid
 from torchgraft.plans.scalar import Scalar
@@ -277,13 +276,12 @@ class Steps:
 
     def rows(self, outer: int, size: int, inner: int = 1, cost: int = 1) -> tuple[Layout, Grid]:
         """How a `codegen.loops.Team` finds its rows, and its grid; see `plans.grid.Dealer.rows`."""
-        layout, grid = self.dealer.rows(outer, size, inner, cost)
-        return replace(layout, simd_width=self.layout.simd_width), grid
+        return self.dealer.rows(outer, size, inner, cost)
 
     @property
     def layout(self) -> Layout:
         """Of contiguous rows."""
-        return Layout(self.form, simd_width=vector_lanes(self.device.simd_width) if self.form == "cpu" else 16)
+        return self.dealer.layout
 
     def long_rows(self, rows: int, size: int, cost: int = 1) -> Grid:
         """The grid of a `codegen.loops.Team` on contiguous rows."""
@@ -291,7 +289,7 @@ class Steps:
 
     def columns(self, outer: int, inner: int, cost: int = 1, width: int = WIDTH) -> tuple[Layout, Grid]:
         """The layout and grid of a `codegen.loops.Team` on rows across memory; see `plans.grid.Dealer.columns`."""
-        return Layout(self.form, across=True), self.dealer.columns(outer, inner, cost, width)
+        return replace(self.layout, across=True), self.dealer.columns(outer, inner, cost, width)
 
     def any_number(self, cost: int) -> Grid:
         """The grid of a walk over the elements of a contiguous plan: how many there are is found when it is run."""
@@ -302,12 +300,12 @@ class Steps:
     @property
     def dealer(self) -> Dealer:
         """Deals out work to this plan's device."""
-        return Dealer(self.form, self.device.compute_units, self.device.tuning.dealing)
+        return Dealer(self.target)
 
     @property
     def target(self) -> Target:
         """What kernels of this plan are made for."""
-        return Target(self.form, self.device.compute_units, self.device.simd_width, self.device.tuning)
+        return self.device.target(self.form)
 
     def philox(self, count: int) -> Philox:
         """Reserves `count` counters of the call's generator; each gives four 32-bit numbers."""

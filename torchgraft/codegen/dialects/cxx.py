@@ -20,6 +20,7 @@ from typing import ClassVar
 from torchgraft.codegen.dialect import Dialect, UnsupportedKernel, plain_accesses
 from torchgraft.codegen.kernel import Kernel
 from torchgraft.codegen.vectors import LOADED, PAIRS, SIZES, VECTORS, WIDTHS, parameters
+from torchgraft.codegen.x86 import bfloat16_words
 
 _FLOATS = (("float", "f"), ("double", ""))
 
@@ -269,6 +270,7 @@ def _definitions() -> dict[str, str]:
         **_pairs(),
         **_functions(),
         **_accesses(),
+        **bfloat16_words(),
         **{name: f"#define {name} {value}" for name, value in _CONSTANTS.items()},
         # Where they occur, groups have one work-item.
         "LOCAL": "#define LOCAL",
@@ -317,6 +319,9 @@ typedef unsigned long ulong;
 #define LOCAL_ID(d) tg_local[d]
 #define LOCAL_SIZE(d) tg_locals[d]
 #define GLOBAL_ID(d) (tg_group[d] * tg_locals[d] + tg_local[d])
+#define WIDE
+#define PREFETCH(p) __builtin_prefetch(p)
+#define PREFETCH_TO_WRITE(p) __builtin_prefetch(p, 1)
 #define ALIGN(n) __attribute__((aligned(n)))
 """
     definitions: ClassVar[dict[str, str]] = _definitions()

@@ -7,6 +7,7 @@ from typing import ClassVar
 from torchgraft.codegen.dialect import Dialect, plain_accesses
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import LOADED, PAIRS, SIZES, VECTORS, WIDTHS, parameters
+from torchgraft.codegen.x86 import bfloat16_words
 
 # Types as large as another's lanes: of the numbers of lanes that `shuffle2` takes.
 _UNSIGNED = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}
@@ -40,6 +41,7 @@ def _vectors() -> dict[str, str]:
 def _accesses() -> dict[str, str]:
     """Loads and stores of every element type, single and in vectors."""
     words = plain_accesses()
+    words["tg_no_bits"] = _NO_BITS
     words["load_f16"] = words["store_f16"] = _F16_ACCESS
     words["load_bf16"] = "#define load_bf16(p, i) as_float((uint)(p)[i] << 16)"
     words["store_bf16"] = _BF16_STORE
@@ -59,27 +61,35 @@ def _accesses() -> dict[str, str]:
                 words[store] = f"#define {store}(p, i, v) (*(GLOBAL {vector}u*)((p) + (i)) = (v))"
             else:
                 words[load] = f"#define {load}(p, i) vload{width}(0, (p) + (i))"
-                words[store] = f"#define {store}(p, i, v) vstore{width}(v, 0, (p) + (i))"
+                words[store] = f"#define {store}(p, i, v) (*(GLOBAL {vector}u*)((p) + (i)) = (v))"
     return words
 
 
-# Where clang has the conversion instructions its own half type vectorises; vload_half and vstore_half do not.
+# No bits: the highest of a program's addresses is never set, which compilers do not know. A number to which these are
+# added is no constant to them, and no other number.
+_NO_BITS = "#define tg_no_bits(p) ((ulong)(p) >> 63)"
+
+# Where clang has the conversion instructions its own half type vectorises; vload_half and vstore_half do not. But of a
+# number that it knows to come from a half, or to become one, it compares and negates the half, and there are no
+# instructions for that: each element would be taken out of its vector and widened once more.
 _F16_ACCESS = """\
 #if defined(__clang__) && defined(__F16C__)
-#define load_f16(p, i) ((float)((const GLOBAL _Float16*)(p))[i])
-#define store_f16(p, i, v) (((GLOBAL _Float16*)(p))[i] = (_Float16)(v))
+#define load_f16(p, i) as_float(as_uint((float)((const GLOBAL _Float16*)(p))[i]) | (uint)tg_no_bits(p))
+#define store_f16(p, i, v) (((GLOBAL _Float16*)(p))[i] = (_Float16)as_float(as_uint((float)(v)) | (uint)tg_no_bits(p)))
 #else
 #define load_f16(p, i) vload_half(i, p)
 #define store_f16(p, i, v) vstore_half_rte(v, i, p)
 #endif"""
 
-# Rounds to nearest even; a NaN stays one.
+# Rounds to nearest even; a NaN stays one. A NaN that is a constant would be loaded into just those lanes that need it:
+# mostly none does, and while nothing else has read that page of memory such a load takes a hundred cycles. (It is made
+# of 64 bits since a choice between what was made of 32 bits would be one of 32 bits, which are twice as many vectors.)
 _BF16_STORE = """\
-inline ushort tg_to_bf16(float v) {
+inline ushort tg_to_bf16(float v, ushort nan) {
   uint u = as_uint(v);
-  return v != v ? (ushort)0x7fc0 : (ushort)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+  return v != v ? nan : (ushort)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
-#define store_bf16(p, i, v) ((p)[i] = tg_to_bf16(v))"""
+#define store_bf16(p, i, v) ((p)[i] = tg_to_bf16(v, (ushort)(0x7fc0 | tg_no_bits(p))))"""
 
 _BF16_STORE_VECTOR = """\
 inline ushort{n} tg_to_bf16x{n}(float{n} v) {{
@@ -87,7 +97,10 @@ inline ushort{n} tg_to_bf16x{n}(float{n} v) {{
   uint{n} rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   return convert_ushort{n}(select(rounded, (uint{n})0x7fc0, v != v));
 }}
-#define store_bf16x{n}(p, i, v) vstore{n}(tg_to_bf16x{n}(v), 0, (p) + (i))"""
+#define store_bf16x{n}(p, i, v) (*(GLOBAL ushort{n}u*)((p) + (i)) = tg_to_bf16x{n}(v))"""
+
+# Not for a virtual machine, which may have no such instruction.
+_ON_CPU = "#if defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__))\n"
 
 
 class OpenCL(Dialect):
@@ -119,7 +132,15 @@ class OpenCL(Dialect):
     definitions: ClassVar[dict[str, str]] = {
         **_vectors(),
         **_accesses(),
+        **bfloat16_words(),
         "TG_FUNCTION": "#define TG_FUNCTION static inline __attribute__((always_inline))",
+        # Where a CPU's make prefers vectors of 256 bits, Clang has no wider ones in a function without such arguments.
+        "WIDE": "#if defined(__clang__) && defined(__AVX512F__)\n#define WIDE __attribute__((min_vector_width(512)))\n"
+        "#else\n#define WIDE\n#endif",
+        "PREFETCH": f"{_ON_CPU}#define PREFETCH(p) __builtin_prefetch((const void*)(size_t)(p))\n"
+        "#else\n#define PREFETCH(p) ((void)0)\n#endif",
+        "PREFETCH_TO_WRITE": f"{_ON_CPU}#define PREFETCH_TO_WRITE(p) __builtin_prefetch((const void*)(size_t)(p), 1)\n"
+        "#else\n#define PREFETCH_TO_WRITE(p) ((void)0)\n#endif",
         "ALIGN": "#define ALIGN(n) __attribute__((aligned(n)))",
         "PLAIN": '#define PLAIN _Pragma("clang loop vectorize(disable) unroll(disable)")',
         "UNROLL": '#define UNROLL _Pragma("unroll")',

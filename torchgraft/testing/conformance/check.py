@@ -209,12 +209,13 @@ class Run:
             return defined(sample, on_cpu), results[1]
 
         def exactly() -> Any:
-            if not any(x.dtype in WIDE for x in each_tensor(sample.arguments())):
-                if reference is None:
-                    raise TypeError("exact already")
+            integers = not any(x.dtype in WIDE for x in each_tensor(sample.arguments()))
+            if integers and reference is not None:
                 exact = copied(sample)
-                return fixed(exact, (reference(exact), each_tensor(exact.arguments())))
-            wide = copied(sample).map_leaves(widen)
+                with contextlib.suppress(TypeError):  # there may be none for the sample
+                    return fixed(exact, (reference(exact), each_tensor(exact.arguments())))
+            # Floats that are made of integers are exact in float64, too.
+            wide = copied(sample).map_leaves(widen_integer if integers else widen)
             return fixed(wide, (op(wide), each_tensor(wide.arguments())))
 
         expected = fixed(sample, wanted)
@@ -489,6 +490,13 @@ def widen(x: Any) -> Any:
     return WIDE.get(x, x) if isinstance(x, torch.dtype) else x
 
 
+def widen_integer(x: Any) -> Any:
+    """Integers and truths as float64."""
+    if isinstance(x, torch.Tensor) and not (x.is_floating_point() or x.is_complex()):
+        return x.detach().double()
+    return x
+
+
 def call_out(run: Run, make: Callable[[torch.Tensor], torch.Tensor], on_cpu: Sample, sample: Sample) -> Any:
     """Calls with `out=`, for which `make` is given what the functional form returns.
 
@@ -509,14 +517,26 @@ def call_out(run: Run, make: Callable[[torch.Tensor], torch.Tensor], on_cpu: Sam
     return returned
 
 
+def spoilt(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, with what no result is. Memory that was freed may else hold the result that is asked for."""
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return tensor.fill_(torch.nan)
+    return tensor.fill_(113)
+
+
+def spoilt_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory of the same shape."""
+    return spoilt(torch.empty_like(tensor))
+
+
 def strided_like(tensor: torch.Tensor) -> torch.Tensor:
     """Memory of the same shape with a gap after each element."""
-    return tensor.new_empty((*tensor.shape, 2))[..., 1] if tensor.dim() else torch.empty_like(tensor)
+    return spoilt(tensor.new_empty((*tensor.shape, 2)))[..., 1] if tensor.dim() else spoilt_like(tensor)
 
 
 #: Of the right shape, with gaps, and empty, so that it must grow.
 OUT_MEMORIES: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
-    torch.empty_like,
+    spoilt_like,
     strided_like,
     lambda tensor: tensor.new_empty(0),
 )

@@ -174,7 +174,13 @@ def _low_rank(sample: Sample, found: Any) -> Any:
     return _gram(u), _gram(v), near
 
 
+def _kept(sample: Sample, resized: torch.Tensor) -> torch.Tensor:
+    """What was there before."""
+    return resized.flatten()[: sample.input.numel()]
+
+
 TIES = "which of equal elements comes first is not defined"
+GROWN = "memory that is added is not initialised"
 VECTORS = "vectors are defined up to sign or phase, and up to rotation where values repeat"
 
 #: By the entry's name.
@@ -195,4 +201,6 @@ FREEDOMS: dict[str, Freedom] = {
     "qr": Freedom("Q's columns are defined up to sign or phase", _qr),
     "svd_lowrank": Freedom(VECTORS + "; the space is found by random projections", _low_rank),
     "pca_lowrank": Freedom(VECTORS + "; the space is found by random projections", _low_rank),
+    "resize_": Freedom(GROWN, _kept),
+    "resize_as_": Freedom(GROWN, _kept),
 }

@@ -1,0 +1,303 @@
+"""Products and attention in bfloat16 by a processor's tiles, against float64: layouts, edges, addends, blocks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import in_threads
+
+from torchgraft import _C, plans
+from torchgraft.codegen.dialects import dialect
+from torchgraft.codegen.kernel import Kernel
+from torchgraft.driver import Capability
+from torchgraft.kernels import attention, attention_tiles, bfloat16
+from torchgraft.plans import device as traits
+
+pytestmark = pytest.mark.no_fallback
+
+# The words as C, of which any processor is capable: so the copies are tested everywhere.
+TILES_IN_C = """
+#undef TILES_BEGIN
+#undef TILES_END
+#undef TILE_ZERO
+#undef TILE_LOAD
+#undef TILE_STORE
+#undef TILE_MULTIPLY
+#define TILES_BEGIN uint tiles[8][256]
+#define TILES_END()
+#define TILE_BYTES for (int i = 0; i < 1024; ++i)
+#define TILE_ZERO(t) TILE_BYTES ((uchar*)tiles[t])[i] = 0
+#define TILE_LOAD(t, p, pitch) TILE_BYTES ((uchar*)tiles[t])[i] = ((const uchar*)(p))[i / 64 * (pitch) + i % 64]
+#define TILE_STORE(t, p, pitch) TILE_BYTES ((uchar*)(p))[i / 64 * (pitch) + i % 64] = ((const uchar*)tiles[t])[i]
+#define TILE_MULTIPLY(c, a, b) tile_multiply(tiles[c], tiles[a], tiles[b])
+TG_FUNCTION void tile_multiply(uint* c, const uint* a, const uint* b) {
+  for (int i = 0; i < 256; ++i) {
+    float sum = AS_float(c[i]);
+    for (int k = 0; k < 16; ++k) {
+      const uint x = a[i / 16 * 16 + k], y = b[k * 16 + i % 16];
+      sum += AS_float(x << 16) * AS_float(y << 16) + AS_float(x & 0xffff0000) * AS_float(y & 0xffff0000);
+    }
+    c[i] = AS_uint(sum);
+  }
+}
+"""
+
+
+def in_c(kernel: Kernel) -> Kernel:
+    return replace(kernel, helpers=TILES_IN_C + kernel.helpers)
+
+
+def record(monkeypatch: pytest.MonkeyPatch, asked: list[Kernel]) -> None:
+    """Adds attention's kernels that are of tiles to those asked for."""
+    make = attention._kernel
+
+    def kernel(v: attention.Variant, *arguments: Any) -> Kernel:
+        made = make(v, *arguments)
+        if v.tiles:
+            asked.append(made)
+        return made
+
+    monkeypatch.setattr(attention, "_kernel", kernel)
+
+
+def forget() -> None:
+    """What is known of the device, and what was made for it."""
+    for known in (traits.device_traits, attention.forward, attention.query_gradient, attention.key_gradient):
+        known.cache_clear()
+    plans.clear()
+
+
+@pytest.fixture(params=["of the processor", "in C"])
+def made(request: pytest.FixtureRequest, device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Kernel]]:
+    """The kernels that were asked for, on a device that has tiles."""
+    index = torch.device(device).index or 0
+    known = traits.device_traits(index)
+    if traits.kernel_form(index) != "cpu" or not known.has_compiler:
+        pytest.skip("tiles are for the CPU form")
+    if request.param == "of the processor" and not known.bfloat16_tiles:
+        pytest.skip("the processor has no tiles, or the driver does not offer them")
+    make, asked = bfloat16.block_kernel, []
+
+    def block_kernel(*arguments: Any) -> Kernel:
+        kernel = make(*arguments)
+        asked.append(kernel if request.param == "of the processor" else in_c(kernel))
+        return asked[-1]
+
+    monkeypatch.setattr(bfloat16, "block_kernel", block_kernel)
+    if request.param == "in C":
+        monkeypatch.setattr(attention_tiles, "HELPERS", TILES_IN_C + attention_tiles.HELPERS)
+    record(monkeypatch, asked)
+    properties = _C.device_properties(index)
+    offered = {**properties, "capabilities": int(properties["capabilities"]) | Capability.BFLOAT16_TILES}
+    monkeypatch.setattr(traits, "_C", SimpleNamespace(device_properties=lambda _: offered))
+    forget()
+    yield asked
+    monkeypatch.undo()
+    forget()
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    # Half a unit of bfloat16's last place, and of sums that cancel what float32 leaves.
+    scale = wanted.abs().max().item() if wanted.numel() else 1.0
+    torch.testing.assert_close(got.cpu().double(), wanted, rtol=4e-3, atol=1e-5 * scale)
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).bfloat16()
+
+
+def within(x: torch.Tensor, transposed: bool) -> torch.Tensor:
+    """The same matrix amid NaN, at an odd place, its rows or its columns together."""
+    rows, columns = x.mT.shape if transposed else x.shape
+    around = torch.full((rows + 2, columns + 3), torch.nan, dtype=x.dtype, device=x.device)
+    inner = around[1:-1, 1:-2]
+    inner = inner.mT if transposed else inner
+    return inner.copy_(x)
+
+
+SIZES = [(37, 300, 61), (5, 700, 33), (130, 257, 300), (33, 16, 47), (16, 31, 640), (100, 33, 34), (64, 256, 64)]
+
+
+@pytest.mark.parametrize("second", ["plain", "transposed"])
+@pytest.mark.parametrize("first", ["plain", "transposed"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.quick(sizes=SIZES[:2])
+def test_edges(made: list[Kernel], device: str, sizes: tuple[int, int, int], first: str, second: str) -> None:
+    m, k, n = sizes
+    a, b = numbers(m, k), numbers(k, n)
+    x, y = within(a.to(device), first == "transposed"), within(b.to(device), second == "transposed")
+    result = torch.full((m + 2, n + 2), 7.0, dtype=torch.bfloat16, device=device)
+    torch.mm(x, y, out=result[1:-1, 1:-1])
+    close(result[1:-1, 1:-1], a.double() @ b.double())
+    result[1:-1, 1:-1] = 7.0
+    assert torch.equal(result.cpu(), torch.full_like(result.cpu(), 7.0))  # nothing was written around it
+    assert made
+
+
+def test_sizes_at_random(made: list[Kernel], device: str) -> None:
+    for _ in range(20):
+        m, k, n = random.randint(5, 90), random.randint(16, 600), random.randint(33, 140)
+        a, b = numbers(m, k), numbers(k, n)
+        x, y = (within(z.to(device), random.random() < 0.5) for z in (a, b))
+        close(x @ y, a.double() @ b.double())
+    assert made
+
+
+@pytest.mark.parametrize("first", ["plain", "transposed"])
+def test_several_blocks_and_slices(made: list[Kernel], device: str, first: str) -> None:
+    a, b = numbers(290, 600), numbers(600, 1100)
+    x, y = within(a.to(device), first == "transposed"), b.to(device)
+    wanted = a.double() @ b.double()
+    close(x @ y, wanted)
+    close(x @ y.mT.contiguous().mT, wanted)
+    assert made
+
+
+def test_long_sums_in_parts(made: list[Kernel], device: str) -> None:
+    a, b = numbers(20, 9000), numbers(9000, 40)
+    close(a.to(device) @ b.to(device), a.double() @ b.double())
+    assert made
+
+
+@pytest.mark.parametrize("shape", [(70,), (40, 70), (40, 1), (1, 1)], ids=str)
+def test_addend(made: list[Kernel], device: str, shape: tuple[int, ...]) -> None:
+    a, b, c = numbers(40, 90), numbers(90, 70), numbers(*shape)
+    got = torch.addmm(c.to(device), a.to(device), b.to(device), beta=-0.5, alpha=3)
+    close(got, 3 * (a.double() @ b.double()) - 0.5 * c.double())
+    torch.addmm(torch.full_like(got, torch.nan), a.to(device), b.to(device), beta=0, out=got)
+    close(got, a.double() @ b.double())
+    assert made
+
+
+def test_batches_and_linear_layers(made: list[Kernel], device: str) -> None:
+    a, b = numbers(3, 40, 70), numbers(3, 70, 50)
+    close(a.to(device) @ b.to(device), a.double() @ b.double())
+    layer, x = torch.nn.Linear(70, 50, dtype=torch.bfloat16), numbers(2, 30, 70)
+    exact = torch.nn.Linear(70, 50, dtype=torch.float64)
+    exact.load_state_dict(layer.state_dict())
+    wanted = exact(x.double())
+    wanted.sum().backward()
+    layer.to(device)
+    got = layer(x.to(device))
+    got.sum().backward()
+    close(got.detach(), wanted.detach())
+    assert layer.weight.grad is not None and exact.weight.grad is not None
+    close(layer.weight.grad, exact.weight.grad)
+    assert made
+
+
+def test_values_without_bounds(made: list[Kernel], device: str) -> None:
+    """Infinity and NaN reach the rows and columns that have them, and no others."""
+    a, b = numbers(40, 50), numbers(50, 60)
+    a[3, 7], a[20, 49], b[0, 33] = torch.nan, torch.inf, -torch.inf
+    got, wanted = (a.to(device) @ b.to(device)).cpu(), a.double() @ b.double()
+    assert torch.equal(got.isnan(), wanted.isnan())
+    finite = wanted.isfinite()
+    close(got[finite], wanted[finite])
+    assert torch.equal(got[~finite].nan_to_num(123, 1, -1).double(), wanted[~finite].nan_to_num(123, 1, -1))
+    assert made
+
+
+def test_from_several_threads(made: list[Kernel], device: str) -> None:
+    a, b = numbers(300, 200), numbers(200, 300)
+    x, y, wanted = a.to(device), b.to(device), a.double() @ b.double()
+
+    def work() -> None:
+        for _ in range(30):
+            close(x @ y, wanted)
+
+    in_threads(*[work] * 4)
+    assert made
+
+
+def attend(
+    device: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    is_causal: bool = False,
+) -> None:
+    """Forward and backward, of what is given and of the same in float64."""
+
+    def outcome(*operands: torch.Tensor, bias: torch.Tensor | None) -> list[torch.Tensor]:
+        inputs = [x.detach().requires_grad_() for x in operands]
+        groups = operands[0].shape[1] != operands[1].shape[1]
+        out = F.scaled_dot_product_attention(*inputs, bias, is_causal=is_causal, enable_gqa=groups)
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs)]
+
+    exact = bias if bias is None or bias.dtype == torch.bool else bias.double()
+    wanted = outcome(q.double(), k.double(), v.double(), bias=exact)
+    got = outcome(*(x.to(device) for x in (q, k, v)), bias=None if bias is None else bias.to(device))
+    for x, y in zip(got, wanted, strict=True):
+        torch.testing.assert_close(x.cpu().double(), y, rtol=2e-2, atol=1e-2 * max(1.0, y.abs().max().item()))
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "head", "value_head"),
+    [(5, 7, 16, 16), (33, 70, 64, 64), (64, 64, 32, 48), (100, 130, 80, 16), (37, 200, 128, 256)],
+)
+def test_attention(made: list[Kernel], device: str, queries: int, keys: int, head: int, value_head: int) -> None:
+    q, k = numbers(2, 3, queries, head), numbers(2, 3, keys, head)
+    attend(device, q, k, numbers(2, 3, keys, value_head))
+    assert {kernel.name for kernel in made} == {
+        f"attention_{name}_bf16_{head}" for name in ("forward", "query_gradient", "key_gradient")
+    }
+
+
+@pytest.mark.parametrize("kind", ["causal", "bias", "mask", "groups", "layout"])
+def test_attention_of_all_kinds(made: list[Kernel], device: str, kind: str) -> None:
+    q, k, v = numbers(2, 4, 75, 48), numbers(2, 4, 90, 48), numbers(2, 4, 90, 48)
+    bias = None
+    if kind == "bias":
+        bias = numbers(4, 75, 90)
+    elif kind == "mask":
+        bias = torch.rand(75, 90) > 0.4
+        bias[:, 0], bias[7] = True, torch.arange(90) == 3
+    elif kind == "groups":
+        k, v = k[:, :2], v[:, :2]
+    elif kind == "layout":
+        q, k = (numbers(2, x.shape[2], 4, 48).transpose(1, 2) for x in (q, k))
+        v = numbers(2, 4, 90, 100)[..., 5:53]
+    attend(device, q, k, v, bias, is_causal=kind == "causal")
+    assert made
+
+
+def test_attention_that_cannot_be_cut(made: list[Kernel], device: str) -> None:
+    """Heads whose size is no multiple of a tile's side go without."""
+    attend(device, numbers(1, 2, 40, 20), numbers(1, 2, 50, 20), numbers(1, 2, 50, 20))
+    assert not made
+
+
+def test_attention_with_values_without_bounds(made: list[Kernel], device: str) -> None:
+    """A value's infinity reaches the queries of its head; what lies beyond the keys reaches none."""
+    q, k, v = (numbers(1, 2, 40, 32) for _ in range(3))
+    v[0, 1, 39, 5] = torch.inf
+    got = F.scaled_dot_product_attention(*(x.to(device) for x in (q, k, v))).cpu()
+    wanted = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+    assert torch.equal(got.isfinite(), wanted.isfinite())
+    finite = wanted.isfinite()
+    torch.testing.assert_close(got[finite].double(), wanted[finite], rtol=2e-2, atol=2e-2)
+    assert made
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are of x86-64")
+@pytest.mark.parametrize("unit_b", ["k", "outer"])
+@pytest.mark.parametrize("unit_a", ["k", "outer"])
+def test_as_cxx(unit_a: Any, unit_b: Any) -> None:
+    """A C++ compiler takes the text and the instructions, too."""
+    text = dialect("c++").render(bfloat16.block_kernel("bf16", unit_a, unit_b, "row"), base_offset=False)
+    assert "tdpbf16ps" in text and "ldtilecfg" in text
+    command = ["g++", "-std=c++20", "-w", "-x", "c++", "-c", "-", "-o", os.devnull]
+    result = subprocess.run(command, input=text, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
