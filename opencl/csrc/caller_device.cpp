@@ -22,14 +22,15 @@ uint32_t nanoseconds_since(Clock::time_point begin) {
 
 // A kernel of which nothing is known is tried with so many bytes: an elementwise one has done them in 10 us.
 constexpr uint64_t kTrial = uint64_t{256} << 10;
-// One that a team may share, with so many.
-constexpr uint64_t kSharedTrial = uint64_t{4} << 20;
+// One that a team may share, with so many; with so many where the team is all threads that the device has.
+constexpr uint64_t kSharedTrial = uint64_t{4} << 20, kTrialOfAll = uint64_t{64} << 20;
 // Bytes of an unknown kernel that a thread has done in a nanosecond, roughly.
 constexpr uint64_t kGuess = 16;
 // Nanoseconds of one thread from which on others are to help, and from which on they are woken for it.
 constexpr uint32_t kWorthSharing = 5000, kWorthWaking = 10000;
-// Of launches that were too long one in so many is tried again: whoever measured may have been interrupted.
-constexpr uint32_t kRetry = 64;
+// Launches that were too long are tried again after so many, after twice as many, and so on up to so many: whoever
+// measured may have been interrupted, for a moment or for as long as the machine has other work.
+constexpr uint32_t kFirstRetry = 8, kLastRetry = 1024;
 // Of launches whose time is known one in so many is timed.
 constexpr uint32_t kSample = 8;
 // Where nobody waits soon a launch in the calling thread must not take much longer than the handing over.
@@ -42,8 +43,13 @@ constexpr uint32_t kPatience = 6;
 bool LaunchCosts::expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least, uint64_t trial) {
   const size_t own = class_of(bytes);
   if (const uint32_t known = costs_[own].load(std::memory_order_relaxed)) {
-    if (known <= nanoseconds) return true;
-    const bool again = passed_over_.fetch_add(1, std::memory_order_relaxed) % kRetry == kRetry - 1;
+    std::atomic<uint32_t>& passed_over = passed_over_[own];
+    if (known <= nanoseconds) {
+      passed_over.store(0, std::memory_order_relaxed);
+      return true;
+    }
+    const uint32_t passed = passed_over.fetch_add(1, std::memory_order_relaxed) + 1;
+    const bool again = passed >= kFirstRetry && (std::has_single_bit(passed) || passed % kLastRetry == 0);
     if (again) tried_again_.store(true, std::memory_order_relaxed);
     return again;
   }
@@ -357,30 +363,33 @@ void CallerDevice::Turn::run(const tg_launch& launch, bool unchanged) {
   first.costs.note(launch.bytes, measured ? nanoseconds_since(begin) : 0);
 }
 
-// The most that a launch may take by the team. Where that is all threads that the device has, only the program has to
-// wait for it; else the workers would be done earlier at some time.
+// Whether nobody but the calling thread and its helpers would do what is handed over. It would only begin later, and
+// what the program does meanwhile takes the same processors' time.
+bool CallerDevice::team_is_all() const { return team_.size() >= units_; }
+
+// The most that a launch may take by the team where the program waits for it soon. Where the device has more threads,
+// they would be done earlier at some time.
 uint32_t CallerDevice::most_together() const {
-  constexpr uint32_t kMost = 10;
-  const uint32_t size = team_.size();
-  const uint32_t times = units_ <= size ? kMost : std::min(kMost, units_ / (units_ - size));
-  return times * wake_nanoseconds();
+  constexpr uint32_t kMost = 10, kMostOfAll = 200;
+  return wake_nanoseconds() * (team_is_all() ? kMostOfAll : std::min(kMost, units_ / (units_ - team_.size())));
 }
 
 CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch) {
   CallerKernel& first = original(kernel);
-  const bool runs = timer == nullptr && first.code.runs(launch);
+  const bool runs = timer == nullptr && first.code.runs(launch), soon = waits_soon(stream) || team_is_all();
   size_t groups = 1;
   for (uint32_t d = 0; d < launch.dims; ++d) groups *= launch.groups[d];
   if (runs && groups > 1 && team_.size() > 1) {
     const uint32_t alone = first.costs.known(launch.bytes), together = first.shared_costs.known(launch.bytes);
     const uint64_t expected = alone != 0 ? alone : together != 0 ? uint64_t{2} * together : launch.bytes / kGuess;
     if (expected >= kWorthSharing) {
-      const uint32_t most = waits_soon(stream) ? most_together() : wake_nanoseconds();
-      return first.shared_costs.expects(launch.bytes, most, least_nanoseconds_, kSharedTrial) ? Way::kTogether
-                                                                                              : Way::kWorkers;
+      const uint32_t most = soon ? most_together() : wake_nanoseconds();
+      const uint64_t trial = team_is_all() ? kTrialOfAll : kSharedTrial;
+      return first.shared_costs.expects(launch.bytes, most, least_nanoseconds_, trial) ? Way::kTogether : Way::kWorkers;
     }
+    if (alone == 0 && together != 0) return Way::kAlone;
   }
-  const uint32_t most = waits_soon(stream) ? wake_nanoseconds() : wake_nanoseconds() / kPatience;
+  const uint32_t most = soon ? wake_nanoseconds() : wake_nanoseconds() / kPatience;
   if (!first.costs.expects(launch.bytes, most, least_nanoseconds_, kTrial)) return Way::kWorkers;
   if (runs) return Way::kAlone;
   return kernel.by_caller.refused ? Way::kWorkers : Way::kByPocl;

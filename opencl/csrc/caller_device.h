@@ -46,7 +46,9 @@ class LaunchCosts {
 
   // By the binary logarithm of the bytes; 0 where nothing is known. Racing writers lose a sample at worst.
   std::array<std::atomic<uint32_t>, kClasses> costs_{};
-  std::atomic<uint32_t> launches_{0}, passed_over_{0};
+  // How many launches of each have been passed over since the last that was not.
+  std::array<std::atomic<uint32_t>, kClasses> passed_over_{};
+  std::atomic<uint32_t> launches_{0};
   std::atomic<bool> tried_again_{false};
 };
 
@@ -116,6 +118,7 @@ class CallerDevice {
   void find_code(tg_kernel_& kernel);
   bool needs_code(CallerKernel& original) const;
   Way choose(const tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch);
+  bool team_is_all() const;
   uint32_t most_together() const;
   void run_code(CallerKernel& original, const tg_launch& launch, ThreadTeam* team);
   void run_by_pocl(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global, bool known);

@@ -430,7 +430,20 @@ def block_shape(
             columns = _round_up(columns // 2, panel)
         else:
             break
-    return even_part(m, rows, tile.rows), even_part(n, columns, panel)
+    rows, columns = even_part(m, rows, tile.rows), even_part(n, columns, panel)
+    return rows, _balanced(rows, columns, panel, tile.max_columns, n, ceil_div(m, rows) * batch, units)
+
+
+def _balanced(rows: int, columns: int, panel: int, most: int, n: int, bands: int, units: int) -> int:
+    """The multiple of `panel` near `columns` with which the core that has the most to do has the least: the largest of
+    those, unless it gains nothing."""
+
+    def load(columns: int) -> int:
+        return ceil_div(bands * ceil_div(n, columns), units) * columns
+
+    near = range(_round_up(columns // 2, panel), min(most, 2 * columns) + 1, panel)
+    best = min(reversed(near), key=load)
+    return best if load(best) < load(columns) else columns
 
 
 def _wanted_blocks(products: int, least: int, units: int, each: int) -> int:
@@ -857,7 +870,7 @@ def matmul_launches(
             addend = "none" if d is None else "any"
         narrow = n <= math.width
         tile = product_tile(math, blocks, narrow)
-        least = 8_000_000 // math.size if math.is_float else 250_000
+        least = 2_000_000 // math.size if math.is_float else 250_000
         rows, columns = block_shape(math, tile, m, n, k, batch, units, least)
         more = {"block_rows": rows, "block_columns": columns}
         groups = (ceil_div(n, columns), ceil_div(m, rows))
