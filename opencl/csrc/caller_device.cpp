@@ -22,8 +22,9 @@ uint32_t nanoseconds_since(Clock::time_point begin) {
 
 // A kernel of which nothing is known is tried with so many bytes: an elementwise one has done them in 10 us.
 constexpr uint64_t kTrial = uint64_t{256} << 10;
-// One that a team may share, with so many; with so many where the team is all threads that the device has.
-constexpr uint64_t kSharedTrial = uint64_t{4} << 20, kTrialOfAll = uint64_t{64} << 20;
+// One that a team may share, with so many. Where the team is all threads that the device has, with any number: one that
+// takes long is known from then on, and of one that looks up a few rows of a large table nothing else is ever known.
+constexpr uint64_t kSharedTrial = uint64_t{4} << 20, kTrialOfAll = UINT64_MAX;
 // Bytes of an unknown kernel that a thread has done in a nanosecond, roughly.
 constexpr uint64_t kGuess = 16;
 // Nanoseconds of one thread from which on others are to help, and from which on they are woken for it.
@@ -384,13 +385,16 @@ CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& ker
     const uint64_t expected = alone != 0 ? alone : together != 0 ? uint64_t{2} * together : launch.bytes / kGuess;
     if (expected >= kWorthSharing) {
       const uint32_t most = soon ? most_together() : wake_nanoseconds();
-      const uint64_t trial = team_is_all() ? kTrialOfAll : kSharedTrial;
-      return first.shared_costs.expects(launch.bytes, most, least_nanoseconds_, trial) ? Way::kTogether : Way::kWorkers;
+      return first.shared_costs.expects(launch.bytes, most, least_nanoseconds_,
+                                        team_is_all() ? kTrialOfAll : kSharedTrial)
+                 ? Way::kTogether
+                 : Way::kWorkers;
     }
     if (alone == 0 && together != 0) return Way::kAlone;
   }
   const uint32_t most = soon ? wake_nanoseconds() : wake_nanoseconds() / kPatience;
-  if (!first.costs.expects(launch.bytes, most, least_nanoseconds_, kTrial)) return Way::kWorkers;
+  const uint64_t trial = runs && team_is_all() ? kTrialOfAll : kTrial;
+  if (!first.costs.expects(launch.bytes, most, least_nanoseconds_, trial)) return Way::kWorkers;
   if (runs) return Way::kAlone;
   return kernel.by_caller.refused ? Way::kWorkers : Way::kByPocl;
 }

@@ -103,7 +103,7 @@ def _embedding_backward(
         p.launch(kernels.count_kernel(index), (1,), counts=counts, index=indices, n=n, limit=num_weights)
     parted = out.numel() <= _SMALL_TABLE and width >= 2 * ROW_PART
     grid = p.walk(width, n + num_weights, ROW_PART if parted else width, FEW)
-    parts = GROUPS if parted else 16 * p.device.compute_units
+    parts = GROUPS if parted else 2 * p.device.compute_units
     if p.form == "cpu" and n * width + out.numel() <= SMALL:
         parts = 1
     share = ceil_div(num_weights, min(num_weights, ceil_div(parts, grid.groups[0])))

@@ -258,9 +258,11 @@ def _collect(
         alpha=given.alpha is not None,
     )
     places = indices[0].limit
-    grid = p.walk(merged, rows, _columns(p, merged, along, places), FEW)
-    values = _arguments(p, x, target, source, strides, indices)
     row_strides = [*([] if number else [given.source_row]), *(index.row for index in indices)]
+    inner_rows = merged[-1] < 4 or max(row_strides) <= max((s[-1] for s in strides[1:]), default=0)
+    by_places = parts_of_rows == 1 and not (along or inner_rows) and _has_long_rows(p, n, places)
+    grid = p.walk(merged, rows, n if by_places else _columns(p, merged, along, places), FEW)
+    values = _arguments(p, x, target, source, strides, indices)
     values |= {f"{o}_row": stride for o, stride in zip(x.operands[1:], row_strides, strict=True)}
     if given.alpha is not None:
         values["alpha"] = given.alpha
@@ -269,10 +271,10 @@ def _collect(
         grid = grid.by(ceil_div(rows, share))
         values["apart"] = target.stride(0)
     else:
-        parts = _parts_of_places(p, n, rows, along, places, grid.groups[0])
+        units = p.device.compute_units
+        parts = _parts_of_places(p, n, rows, along, places, units if by_places else 2 * units, grid.groups[0])
         shared, share = "places" if parts > 1 else "", ceil_div(places, parts)
         grid = grid.by(ceil_div(places, share))
-    inner_rows = merged[-1] < 4 or max(row_strides) <= max((s[-1] for s in strides[1:]), default=0)
     kernel = kernels.collect_kernel(x, p.form, inner_rows, shared, _kinds([[s] for s in row_strides]))
     p.launch(kernel, grid, rows=rows, share=share, **values)
 
@@ -289,13 +291,19 @@ def _columns(p: PlanBuilder, sizes: Sequence[int], along: bool, places: int) -> 
     return ceil_div(n, ceil_div(n, most))
 
 
-def _parts_of_places(p: PlanBuilder, n: int, rows: int, along: bool, places: int, groups: int) -> int:
-    """Among how many work-items places are dealt out, where the groups that share the space are not enough."""
+def _has_long_rows(p: PlanBuilder, n: int, places: int) -> bool:
+    """Whether a CPU's work-items rather share the places than the elements of a row: each has to look at all indices,
+    but memory gives it whole rows."""
+    return p.form == "cpu" and n >= 2 * COLUMNS and places >= p.device.compute_units
+
+
+def _parts_of_places(p: PlanBuilder, n: int, rows: int, along: bool, places: int, wanted: int, groups: int) -> int:
+    """Among how many work-items places are dealt out, where the groups that share the space are fewer than `wanted`."""
     if p.form == "gpu":
         return min(places, max(1, 256 * p.device.compute_units // n)) if rows > 64 else 1
     if along or n * rows <= SMALL or n < 2 * COLUMNS:
         return 1
-    return min(places, ceil_div(2 * p.device.compute_units, groups))
+    return min(places, ceil_div(wanted, groups))
 
 
 def in_order() -> bool:

@@ -31,6 +31,7 @@ _ROW_PART = 16384
 # as soon as they fill the widest register.
 _SHORT_ROW, _SHORT_SIMPLE_ROW = 32, 16
 _COLUMN_BYTES = 32768  # accumulators of one block of columns
+_COLUMNS_PART = 32768  # elements of a part of columns, unless there is less for each core
 
 
 @dataclass(frozen=True)
@@ -199,7 +200,8 @@ class _Share:
 
 
 def _share_cpu(p: PlanBuilder, r: Reduction, g: _Geometry) -> _Share:
-    groups = 32 * p.device.compute_units
+    units = p.device.compute_units
+    groups = 32 * units
     work = g.outputs * g.count
     parts = 1
     if _is_row(p, r, g):
@@ -214,7 +216,7 @@ def _share_cpu(p: PlanBuilder, r: Reduction, g: _Geometry) -> _Share:
     chunk = min(row, ceil_div(ceil_div(row, ceil_div(row, width)), 16) * 16)
     blocks = g.kept[0].size * ceil_div(row, chunk)
     if work > _SMALL and blocks < groups // 2:
-        parts = max(1, min(ceil_div(groups, blocks), g.count // 16))
+        parts = max(1, min(ceil_div(groups, blocks), g.count // 16, max(2 * units, work // _COLUMNS_PART)))
     return _Share(blocks, chunk, ceil_div(g.count, parts), 64, width)
 
 
