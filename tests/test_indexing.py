@@ -305,11 +305,13 @@ def test_rows(device: str) -> None:
     compare(device, lambda a, i, s: a.index_add(0, i, s), x, places(6, 0), make((0, 5, 4)))
 
 
-@pytest.mark.parametrize("shape", [(500, 256), (500, 3), (3, 4000), (5000,)])
+@pytest.mark.parametrize("shape", [(500, 256), (500, 3), (500, 33), (3, 4000), (1, 400), (5000,)])
 def test_index_add_of_many(device: str, shape: tuple[int, ...]) -> None:
-    index = places(shape[0] // 2, 3000)
+    index = places((shape[0] + 1) // 2, 3000)
     source = make((3000, *shape[1:]), torch.float64)
     compare(device, lambda a, i, s: a.index_add(0, i, s), make(shape, torch.float64), index, source, tolerance=1e-10)
+    index[:2500] = 0  # most meet in one place
+    compare(device, lambda a, i, s: a.index_add_(0, i, s), make(shape, torch.float64), index, source, tolerance=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64, torch.float16], ids=str)

@@ -153,6 +153,17 @@ def test_edges_of_tiles(device: str) -> None:
                 _check(torch.addmm(d.to(device), x, y, beta=2), 2 * _wide(d) + _wide(a) @ _wide(b), k)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.int32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("second", ["plain", "transposed"])
+def test_wide_products_of_short_sums(device: str, dtype: torch.dtype, second: str) -> None:
+    """Blocks are the wider the shorter the sums; more than one of them, the last of a few columns."""
+    for m, k, n in [(70, 16, 2500), (9, 64, 1200), (33, 65, 1190), (130, 128, 601), (20, 1, 3001)]:
+        a, b = _numbers(dtype, m, k), _numbers(dtype, k, n)
+        y = _laid_out(b.to(device), second)
+        _check(a.to(device) @ y, _wide(a) @ _wide(b), k)
+        _check(_laid_out(a.to(device), "transposed") @ y, _wide(a) @ _wide(b), k)
+
+
 def test_vectors(device: str) -> None:
     a, v, w = torch.randn(70, 50), torch.randn(50), torch.randn(70)
     x, y = a.to(device), v.to(device)

@@ -78,10 +78,11 @@ void LaunchCosts::note(uint64_t bytes, uint32_t nanoseconds) {
   std::atomic<uint32_t>& cost = costs_[class_of(bytes)];
   const uint32_t known = cost.load(std::memory_order_relaxed);
   // The mean of the last few, of which none counts for more than four times what was known. What is less than that
-  // counts for more: interruptions only make a time longer.
+  // counts for more, and what is far less for all: interruptions only make a time longer.
   const int64_t sample = std::min<int64_t>(nanoseconds, known == 0 ? INT32_MAX : int64_t{4} * known);
   const int64_t more = sample - int64_t{known};
-  const int64_t mean = known == 0 ? sample : known + (more < 0 ? 3 * more / 4 : more / 4);
+  const bool alone = known == 0 || nanoseconds < known / 4;
+  const int64_t mean = alone ? sample : known + (more < 0 ? 3 * more / 4 : more / 4);
   cost.store(static_cast<uint32_t>(std::clamp<int64_t>(mean, 1, INT32_MAX)), std::memory_order_relaxed);
 }
 
@@ -371,8 +372,9 @@ bool CallerDevice::team_is_all() const { return team_.size() >= units_; }
 // The most that a launch may take by the team where the program waits for it soon. Where the device has more threads,
 // they would be done earlier at some time.
 uint32_t CallerDevice::most_together() const {
-  constexpr uint32_t kMost = 10, kMostOfAll = 200;
-  return wake_nanoseconds() * (team_is_all() ? kMostOfAll : std::min(kMost, units_ / (units_ - team_.size())));
+  constexpr uint32_t kMost = 10, kMostOfAll = 3000000;  // times a wake; nanoseconds
+  if (team_is_all()) return kMostOfAll;
+  return std::min(kMost, units_ / (units_ - team_.size())) * wake_nanoseconds();
 }
 
 CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch) {

@@ -194,6 +194,20 @@ def test_what_takes_long_is_handed_to_workers(driver: Driver, module: int, strea
     assert states[-2:] == [NOT_READY] * 2
 
 
+def test_what_took_long_is_tried_again(driver: Driver, module: int, stream: int, block: int) -> None:
+    """A launch of the same size may do less, or whoever measured was interrupted."""
+    spin = driver.kernel_of(module, "spin")
+    for _ in range(3):
+        driver.launch(stream, spin, [2], [1], block, LONG, nbytes=SPAN)
+        driver.call("stream_synchronize", 0, stream)
+    states = []
+    for _ in range(100):
+        driver.launch(stream, spin, [2], [1], block, c_uint32(10), nbytes=SPAN)
+        states.append(driver.status("stream_query", 0, stream))
+        driver.call("stream_synchronize", 0, stream)
+    assert states[-50:].count(OK) >= 45
+
+
 def test_idle_helpers_sleep(driver: Driver, module: int, stream: int, block: int) -> None:
     visit = driver.kernel_of(module, "visit")
     for _ in range(50):

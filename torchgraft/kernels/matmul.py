@@ -75,6 +75,14 @@ def product_tile(math: Arithmetic, blocks: Blocks, narrow: bool = False) -> Tile
     return replace(tile, max_rows=2 * tile.max_rows)
 
 
+def _shallow(blocks: Blocks, k: int) -> Blocks:
+    """For sums of few products: as much wider blocks as they may be less deep. Rows of C are then written in longer
+    stretches, which is most of what there is to do."""
+    while 2 * k <= blocks.depth and blocks.depth > 64:
+        blocks = replace(blocks, depth=blocks.depth // 2, column_bytes=2 * blocks.column_bytes)
+    return blocks
+
+
 # --- The CPU form's pieces. Names they share: the block's A, B, C, `rows` and `columns` left from the block's origin,
 # the slice of k that begins at `kb` and has `kc` steps, the tile's first row `m`, the panel's first column `n`.
 
@@ -437,9 +445,10 @@ def block_shape(
 def _balanced(rows: int, columns: int, panel: int, most: int, n: int, bands: int, units: int) -> int:
     """The multiple of `panel` near `columns` with which the core that has the most to do has the least: the largest of
     those, unless it gains nothing."""
+    copied = 8  # columns that take as long as copying A for a block
 
     def load(columns: int) -> int:
-        return ceil_div(bands * ceil_div(n, columns), units) * columns
+        return ceil_div(bands * ceil_div(n, columns), units) * (columns + copied)
 
     near = range(_round_up(columns // 2, panel), min(most, 2 * columns) + 1, panel)
     best = min(reversed(near), key=load)
@@ -870,6 +879,9 @@ def matmul_launches(
             addend = "none" if d is None else "any"
         narrow = n <= math.width
         tile = product_tile(math, blocks, narrow)
+        if n > tile.max_columns:
+            blocks = _shallow(blocks, k)
+            tile = product_tile(math, blocks)
         least = 2_000_000 // math.size if math.is_float else 250_000
         rows, columns = block_shape(math, tile, m, n, k, batch, units, least)
         more = {"block_rows": rows, "block_columns": columns}
