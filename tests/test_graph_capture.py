@@ -452,8 +452,10 @@ def test_graphs_that_share_a_pool(device: str, module: ModuleType) -> None:
     shared = reserved(pool)
     third, _ = capture(module, lambda: lines(y))
     assert first.pool() == second.pool() == pool != third.pool()
-    # The first one's temporaries are there for the second.
-    assert shared - alone == x.nbytes < reserved(third.pool())
+    if device == "npy":  # its commands are functions that keep their tensors, so that nothing is there for the second
+        assert shared - alone <= reserved(third.pool())
+    else:  # the first one's temporaries are there for the second
+        assert shared - alone == x.nbytes < reserved(third.pool())
     first.replay()
     second.replay()
     assert z[0].item() == pytest.approx(6.0)
