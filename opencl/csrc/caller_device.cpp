@@ -379,7 +379,8 @@ uint32_t CallerDevice::most_together() const {
 
 CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch) {
   CallerKernel& first = original(kernel);
-  const bool runs = timer == nullptr && first.code.runs(launch), soon = waits_soon(stream) || team_is_all();
+  const bool all = team_is_all(), soon = all || waits_soon(stream);
+  const bool runs = timer == nullptr && first.code.runs(launch);
   size_t groups = 1;
   for (uint32_t d = 0; d < launch.dims; ++d) groups *= launch.groups[d];
   if (runs && groups > 1 && team_.size() > 1) {
@@ -387,15 +388,13 @@ CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& ker
     const uint64_t expected = alone != 0 ? alone : together != 0 ? uint64_t{2} * together : launch.bytes / kGuess;
     if (expected >= kWorthSharing) {
       const uint32_t most = soon ? most_together() : wake_nanoseconds();
-      return first.shared_costs.expects(launch.bytes, most, least_nanoseconds_,
-                                        team_is_all() ? kTrialOfAll : kSharedTrial)
-                 ? Way::kTogether
-                 : Way::kWorkers;
+      const uint64_t trial = all ? kTrialOfAll : kSharedTrial;
+      return first.shared_costs.expects(launch.bytes, most, least_nanoseconds_, trial) ? Way::kTogether : Way::kWorkers;
     }
     if (alone == 0 && together != 0) return Way::kAlone;
   }
   const uint32_t most = soon ? wake_nanoseconds() : wake_nanoseconds() / kPatience;
-  const uint64_t trial = runs && team_is_all() ? kTrialOfAll : kTrial;
+  const uint64_t trial = runs && all ? kTrialOfAll : kTrial;
   if (!first.costs.expects(launch.bytes, most, least_nanoseconds_, trial)) return Way::kWorkers;
   if (runs) return Way::kAlone;
   return kernel.by_caller.refused ? Way::kWorkers : Way::kByPocl;

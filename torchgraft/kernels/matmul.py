@@ -439,10 +439,10 @@ def block_shape(
         else:
             break
     rows, columns = even_part(m, rows, tile.rows), even_part(n, columns, panel)
-    return rows, _balanced(rows, columns, panel, tile.max_columns, n, ceil_div(m, rows) * batch, units)
+    return rows, _balanced(columns, panel, tile.max_columns, n, ceil_div(m, rows) * batch, units)
 
 
-def _balanced(rows: int, columns: int, panel: int, most: int, n: int, bands: int, units: int) -> int:
+def _balanced(columns: int, panel: int, most: int, n: int, bands: int, units: int) -> int:
     """The multiple of `panel` near `columns` with which the core that has the most to do has the least: the largest of
     those, unless it gains nothing."""
     copied = 8  # columns that take as long as copying A for a block
