@@ -25,6 +25,8 @@ class Blocks:
         depth: products that are summed before the sum is put aside; so many rows has a panel.
         row_tiles: a work-item's block has at most so many times `rows` rows, in products twice as many.
         column_bytes: of a row of the block, at most.
+        wider: products have blocks of so many times as many rows and columns: what is copied for a block is used more
+            often, and its sums and panels take as many times wider squared of the second-level cache.
     """
 
     rows: int = 8
@@ -32,6 +34,7 @@ class Blocks:
     depth: int = 256
     row_tiles: int = 16
     column_bytes: int = 1024
+    wider: int = 1
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class Target:
 # By float32 elements of a vector register: there are 32 registers of 64 bytes, of which 16 hold sums (24 in products);
 # of 32 bytes and less there are 16, and 12 of them do.
 _TABLE = {
-    16: Tuning(Blocks(rows=8, vectors=2)),
+    16: Tuning(Blocks(rows=8, vectors=2, wider=2)),
     8: Tuning(Blocks(rows=6, vectors=2)),
     4: Tuning(Blocks(rows=6, vectors=2)),
 }
@@ -152,6 +155,7 @@ CANDIDATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "depth": (128, 192, 256, 384, 512),
         "row_tiles": (8, 16, 32),
         "column_bytes": (512, 1024, 2048),
+        "wider": (1, 2),
     },
     "tiles": {"side": (32, 64, 128), "item": (2, 4, 8), "depth": (8, 16, 32)},
     "planes": {"rows": (2, 4, 6), "band": (4096, 8192, 16384)},

@@ -60,19 +60,26 @@ def block_tile(math: Arithmetic, blocks: Blocks, narrow: bool = False) -> Tile:
     return Tile(rows, vectors, blocks.depth, _round_up(most, rows), columns)
 
 
+# A block's sums are on the stack of the thread that has it.
+_SUMS_BYTES = 2 << 20
+
+
 def product_tile(math: Arithmetic, blocks: Blocks, narrow: bool = False) -> Tile:
     """The tile of products: with one vector of columns more than other kernels have, where there are registers for it,
     since each element of A is then loaded for as many sums more; and blocks of twice as many rows, which share the
-    panels that are copied for them.
+    panels that are copied for them, and wider ones where the device has the cache for them.
     """
     tile = block_tile(math, blocks, narrow)
     if math.is_complex:
         return tile
     registers = 32 if math.width * math.size == 64 else 16
     more = tile.vectors + 1
-    if not narrow and tile.rows * more + more + 1 <= registers:
-        tile = replace(tile, vectors=more, max_columns=_round_up(tile.max_columns, math.width * more))
-    return replace(tile, max_rows=2 * tile.max_rows)
+    if narrow:
+        return replace(tile, max_rows=2 * tile.max_rows)
+    vectors = more if tile.rows * more + more + 1 <= registers else tile.vectors
+    columns = _round_up(blocks.wider * tile.max_columns, math.width * vectors)
+    most = _SUMS_BYTES // (columns * math.size) // tile.rows * tile.rows
+    return replace(tile, vectors=vectors, max_rows=min(2 * blocks.wider * tile.max_rows, most), max_columns=columns)
 
 
 def _shallow(blocks: Blocks, k: int) -> Blocks:
@@ -445,7 +452,7 @@ def block_shape(
 def _balanced(columns: int, panel: int, most: int, n: int, bands: int, units: int) -> int:
     """The multiple of `panel` near `columns` with which the core that has the most to do has the least: the largest of
     those, unless it gains nothing."""
-    copied = 8  # columns that take as long as copying A for a block
+    copied = 16  # columns that take as long as copying A for a block
 
     def load(columns: int) -> int:
         return ceil_div(bands * ceil_div(n, columns), units) * (columns + copied)
