@@ -129,9 +129,10 @@ def panel_pitch(tile: Tile) -> int:
     return tile.depth + 1
 
 
-def pack_b(math: Arithmetic, tile: Tile, unit: Unit) -> str:
+def pack_b(math: Arithmetic, tile: Tile, unit: Unit, begin: str = "0") -> str:
     """Copies a slice of B into panels: `panels[n / NR][k][NR]`, NR the panel's width, which is one vector's but for
-    complex numbers. Columns past the edge hold anything.
+    complex numbers. Columns past the edge hold anything, and those before `begin` are left out if B's rows lie together
+    (`unit` is "outer").
     """
     width, panel = math.width, math.width * tile.vectors
     if math.is_complex:
@@ -152,11 +153,11 @@ for (int n = 0; n < columns; ++n) {{
 // where the last one ends.
 const long b_end = b_rs >= 0 ? (K - 1) * b_rs + N - n0 : 0;
 for (int k = 0; k < kc; ++k) {{
-  {math.vector}* to = panels + k;
+  int n = {begin};
+  {math.vector}* to = panels + k + n / {width} * {panel_pitch(tile)};
   {math.const_pointer} b = B + (kb + k) * b_rs;
   const bool beyond = (kb + k) * b_rs + (columns + {width - 1}) / {width} * {width} <= b_end;
   const int whole = beyond ? columns : columns - {width - 1};
-  int n = 0;
   for (; n < whole; n += {width}, to += {panel_pitch(tile)}) {{
     *to = {math.load_vector("b", "n")};
     PREFETCH(b + 2 * b_rs + n);
@@ -254,6 +255,10 @@ def row_vectors(math: Arithmetic, tile: Tile) -> int:
     return tile.max_columns // math.width + 1
 
 
+# Rows of B that are fetched ahead where it is read in place: they lie too far apart for a CPU to foresee them.
+_ROWS_AHEAD = 8
+
+
 def multiply_tile(
     math: Arithmetic,
     tile: Tile,
@@ -262,12 +267,14 @@ def multiply_tile(
     row_count: int = 0,
     vector_count: int = 0,
     finish: str = "",
+    in_place: bool = False,
 ) -> str:
     """Adds the product of the tile of A and the panel at `n` to the accumulators `sums`, which start anew when `kb` is
     zero.
 
     With `in_rows` the slice of B is not in panels but in rows of `row_vectors` vectors. `row_count` and `vector_count`
     are for less than the whole tile, from panels of one vector's width. `finish` is done before anything is put aside.
+    With `in_place` B is read where it lies, which it must do in rows.
     """
     parts = 2 if math.is_complex else 1
     pitch = vector_count or tile.vectors * parts
@@ -281,7 +288,15 @@ def multiply_tile(
     names = [[f"c{i}_{v}" for v in range(vectors)] for i in range(rows_at_once)]
     places = [(i * pitch + v, name) for i, row in enumerate(names) for v, name in enumerate(row)]
     everything = [name for row in names for name in row]
+    start, k_stride = f"const {math.vector}* b = panels + n / {math.width} * {vector_step}", f"{k_step}"
     loads = " ".join(f"const {math.vector} b{v} = b[{v * columns}];" for v in range(vectors))
+    if in_place:
+        start, k_stride = f"{math.const_pointer} b = B + kb * b_rs + n", "b_rs"
+        loads = " ".join(
+            f"const {math.vector} b{v} = {math.load_vector('b', str(v * math.width))}; "
+            f"PREFETCH(b + {_ROWS_AHEAD} * b_rs + {v * math.width});"
+            for v in range(vectors)
+        )
     rows = []
     for i, row in enumerate(names):
         updates = []
@@ -309,10 +324,10 @@ def multiply_tile(
         put_aside = f"if (kb == 0) {{ {' '.join(f'sums[{i}] = {name};' for i, name in places)} }} else {{ {add} }}"
     return f"""
 {{
-  const {math.vector}* b = panels + n / {math.width} * {vector_step};
+  {start};
   {math.vector} {", ".join(everything)};
   {" ".join(f"{name} = {math.splat('0')};" for name in everything)}
-  for (int k = 0; k < kc; ++k, b += {k_step}) {{
+  for (int k = 0; k < kc; ++k, b += {k_stride}) {{
     {loads}
     {chr(10).join(rows)}
   }}
@@ -344,6 +359,7 @@ def block_loop(
     in_rows: bool = False,
     fewer: int = 0,
     finish_sums: Callable[[int, int], str] = lambda rows, vectors: "",
+    in_place: bool = False,
 ) -> str:
     """The CPU form's loops about their pieces; the names above and `K` must be in scope.
 
@@ -354,6 +370,8 @@ def block_loop(
 
     Without a `fill_tile`, `fill_panels` fills the tiles too, all of the block's: that of row `m` begins at `a_tiles + m
     * tile_pitch`.
+
+    With `in_place` B is read where it lies but for the columns that fill no whole tile, which are in panels.
     """
     # Tiles are a little further apart than they are large, for the same reason as A_TILE_PADDING.
     tile_pitch = tile.depth + 2
@@ -369,6 +387,16 @@ def block_loop(
         multiply = f"""
 if (tile_rows == {tile.rows}) {{ {_multiply_columns(math, tile, unit_a, tile.rows, finish_sums)} }}
 else {{ {_multiply_columns(math, tile, unit_a, fewer)} }}"""
+        if in_place:
+            vectors = f"there >= {most} ? {most} : there"
+            whole, half = (
+                multiply_tile(math, tile, unit_a, False, count, most, finish_sums(count, most) if whole else "", True)
+                for count, whole in ((tile.rows, True), (fewer, False))
+            )
+            multiply = f"""
+if (n + {most * math.width} > columns) {{ {multiply} }}
+else if (tile_rows == {tile.rows}) {{ {whole} }}
+else {{ {half} }}"""
     room = tile.depth * row_vectors(math, tile)
     if not in_rows:
         room = (panel_pitch(tile) if fewer else tile.depth) * per_row
@@ -406,6 +434,7 @@ def block_kernel(
     addend: Addend,
     blocks: Blocks,
     narrow: bool = False,
+    in_place: bool = False,
     simd_width: int = 16,
 ) -> Kernel:
     """The CPU form for products of some size. C has elements of type `result`: `storage`, or with no D any other."""
@@ -415,10 +444,12 @@ def block_kernel(
     finish = finish_block(target, tile, addend)
     finish_sums = partial(finish_registers, target, addend)
     fewer = 0 if math.is_complex else max(1, tile.rows // 2)
-    fill_panels = pack_b(math, replace(tile, vectors=1) if fewer else tile, unit_b)
+    begin = f"columns / {tile.vectors * math.width} * {tile.vectors * math.width}" if in_place else "0"
+    fill_panels = pack_b(math, replace(tile, vectors=1) if fewer else tile, unit_b, begin)
     fill_tile = pack_a(math, tile, unit_a, "tile_rows")
+    loop = block_loop(math, tile, fill_panels, fill_tile, unit_a, finish, False, fewer, finish_sums, in_place)
     body = f"""{begin_block(addend)}
-{block_loop(math, tile, fill_panels, fill_tile, unit_a, finish, fewer=fewer, finish_sums=finish_sums)}"""
+{loop}"""
     return Kernel(
         "matmul_block",
         operands(math, result, addend, "block_rows", "block_columns"),
@@ -460,6 +491,17 @@ def _balanced(columns: int, panel: int, most: int, n: int, bands: int, units: in
     near = range(_round_up(columns // 2, panel), min(most, 2 * columns) + 1, panel)
     best = min(reversed(near), key=load)
     return best if load(best) < load(columns) else columns
+
+
+# Rows of A for which copying B would cost more than it saves: any B; and one whose vectors are lines of the cache.
+_IN_PLACE_ROWS, _IN_PLACE_ROWS_OF_LINES = 64, 640
+
+
+def _pays_in_place(math: Arithmetic, m: int, b: Matrix) -> bool:
+    """Whether a B whose rows lie together is better read where it lies by each tile than copied once for a block."""
+    size = BY_NAME[math.storage].size
+    lines = size == math.size and math.width * size == 64 and b.row * size % 64 == 0
+    return m <= (_IN_PLACE_ROWS_OF_LINES if lines else _IN_PLACE_ROWS)
 
 
 def _wanted_blocks(products: int, least: int, units: int, each: int) -> int:
@@ -893,7 +935,8 @@ def matmul_launches(
         rows, columns = block_shape(math, tile, m, n, k, batch, units, least)
         more = {"block_rows": rows, "block_columns": columns}
         groups = (ceil_div(n, columns), ceil_div(m, rows))
-        kernel = partial(_block, storage, unit_a, unit_b, blocks, narrow, simd_width)
+        in_place = unit_b == "outer" and not narrow and _pays_in_place(math, m, b)
+        kernel = partial(_block, storage, unit_a, unit_b, blocks, narrow, in_place, simd_width)
 
     parts = _parts(prod(groups), k, wanted) if batch == 1 and units > 1 else 1
     sums = {"alpha": alpha, **({"beta": beta} if d else {})}
@@ -983,11 +1026,12 @@ def _block(
     unit_b: Unit,
     blocks: Blocks,
     narrow: bool,
+    in_place: bool,
     simd_width: int,
     result: str,
     addend: Addend,
 ) -> Kernel:
-    return block_kernel(storage, result, unit_a, unit_b, addend, blocks, narrow, simd_width)
+    return block_kernel(storage, result, unit_a, unit_b, addend, blocks, narrow, in_place, simd_width)
 
 
 def _bfloat16_block(unit_a: Unit, unit_b: Unit, result: str, addend: Addend) -> Kernel:
