@@ -838,13 +838,26 @@ def _unit(k_stride: int, outer_stride: int, k: int, outer: int) -> Unit:
     return "k" if k_stride == 1 or k == 1 else "none"
 
 
-def _parts(groups: int, k: int, wanted: int) -> int:
-    """Into how many parts to divide sums of `k` products when there are `groups` groups and `wanted` could run."""
-    return max(1, min(wanted // groups, k // _LEAST_PART))
-
-
-# Shorter parts of a sum cost more to add up than they gain.
+# Shorter parts of a sum cost more to add up than they gain. Where few rows of A are multiplied, it is what is read of B
+# that takes the time.
 _LEAST_PART = 1024
+_LEAST_ROWS, _LEAST_ELEMENTS = 512, 65536
+
+
+def _parts(groups: int, k: int, wanted: int, least: int, units: int) -> int:
+    """Into how many parts of at least `least` products to divide sums of `k` when there are `groups` groups, of which
+    `wanted` could run: so many that no core has one more than the others."""
+    parts = max(1, min(wanted // groups, k // least))
+    return max(1, parts * groups // units * units // groups)
+
+
+def _stretch(n: int, most: int, units: int, parts: int) -> int:
+    """Columns of a work-item that reads rows of B: as many as leave something for each core where the sums may be of
+    `parts` parts, since long stretches are what memory is quick at."""
+    groups = max(ceil_div(n, most), ceil_div(units, parts))
+    if groups > units:
+        groups = _round_up(groups, units)
+    return min(most, _round_up(ceil_div(n, groups), 64))
 
 
 @cache
@@ -901,7 +914,7 @@ def matmul_launches(
     # The kernel as a function of C's element type and D's kind, its groups within a matrix, and the sizes it takes.
     kernel: Callable[[str, Addend], Kernel]
     more: dict[str, int] = {}
-    wanted = 2 * units
+    wanted, least = 2 * units, _LEAST_PART
     few = 1 if m == 1 else 4
     if on.form != "cpu":
         groups: tuple[int, ...] = tile_groups(tiles, m, n, 1)[:2]
@@ -912,7 +925,8 @@ def matmul_launches(
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
         kernel = partial(_dot, storage, few, simd_width)
     elif m <= 4 and not math.is_complex and unit_b == "outer":
-        columns = min(axpy_columns(few), max(64, -(-n // (2 * units) // 64 * 64)))
+        least = max(_LEAST_ROWS, _LEAST_ELEMENTS // n)
+        columns = _stretch(n, axpy_columns(few), units, max(1, k // least))
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
         kernel = partial(_axpy, storage, few, simd_width)
     elif not math.is_complex and k <= _SMALL_DEPTH and n <= 2 * math.width:
@@ -938,7 +952,7 @@ def matmul_launches(
         in_place = unit_b == "outer" and not narrow and _pays_in_place(math, m, b)
         kernel = partial(_block, storage, unit_a, unit_b, blocks, narrow, in_place, simd_width)
 
-    parts = _parts(prod(groups), k, wanted) if batch == 1 and units > 1 else 1
+    parts = _parts(prod(groups), k, wanted, least, units) if batch == 1 and units > 1 else 1
     sums = {"alpha": alpha, **({"beta": beta} if d else {})}
     sized = {"M": m, "N": n, **more}
     if parts == 1:
