@@ -3,6 +3,9 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#ifdef __linux__
+#include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <chrono>
@@ -47,10 +50,19 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
+#ifdef __linux__
+// Those that the asking thread may use; none if the system does not say.
+cpu_set_t usable_set() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_ZERO(&set);
+  return set;
+}
+#endif
+
 unsigned usable_processors() {
 #ifdef __linux__
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return static_cast<unsigned>(CPU_COUNT(&set));
+  const cpu_set_t set = usable_set();
+  if (const int count = CPU_COUNT(&set)) return static_cast<unsigned>(count);
 #endif
   return std::max(1u, std::thread::hardware_concurrency());
 }
@@ -95,6 +107,9 @@ uint32_t ThreadTeam::await_round(uint32_t last) {
 }
 
 void ThreadTeam::help(unsigned number) {
+#ifdef __linux__
+  shares_[number].thread.store(gettid(), std::memory_order_relaxed);
+#endif
   for (uint32_t last = 0;;) {
     last = await_round(last);
     inside_.fetch_add(1);
@@ -120,11 +135,32 @@ void ThreadTeam::work_from(unsigned first) {
   }
 }
 
+// Asks the system for something where the asking thread has moved to another processor since.
+void ThreadTeam::keep_off_own_processor() {
+#ifdef __linux__
+  const int own = sched_getcpu();
+  if (own < 0 || own >= CPU_SETSIZE || own == kept_off_) return;
+  cpu_set_t others = usable_set();
+  CPU_CLR(static_cast<size_t>(own), &others);
+  if (CPU_COUNT(&others) == 0) return;
+  kept_off_ = own;
+  for (unsigned i = 1; i < size_; ++i) {
+    const int helper = shares_[i].thread.load(std::memory_order_relaxed);
+    if (helper == 0)
+      kept_off_ = -1;  // not there yet
+    else
+      sched_setaffinity(helper, sizeof others,
+                        &others);  // where that is forbidden they stay where the system puts them
+  }
+#endif
+}
+
 void ThreadTeam::share(Part part, const void* work, size_t count, bool wake) {
   if (!started_ || size_ == 1 || count < 2 || (!wake && asleep_.load() + 1 >= size_)) {
     part(work, 0, count);
     return;
   }
+  if (wake) keep_off_own_processor();
   part_ = part;
   work_ = work;
   for (unsigned i = 0; i < size_; ++i) {

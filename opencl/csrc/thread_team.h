@@ -5,6 +5,9 @@
 // to sleep at once. Each thread begins with the same part of the work, so that what it has in its caches from the piece
 // before is what it needs; who is done with his own part takes from those of others, so that nobody waits for a thread
 // that sleeps or was interrupted before it began.
+//
+// A system may wake a helper on the processor of the thread that wakes him, where he waits until all is done: some do
+// so on purpose, to spare a virtual machine's other processors. So helpers are kept off that processor.
 #pragma once
 
 #include <atomic>
@@ -41,15 +44,18 @@ class ThreadTeam {
   struct alignas(64) Share {
     std::atomic<size_t> next{0};
     size_t end = 0;
+    std::atomic<int> thread{0};  // the system's number of a helper, once he is there
   };
 
   void help(unsigned number);
   uint32_t await_round(uint32_t last);
   void work_from(unsigned first);
+  void keep_off_own_processor();
 
   const unsigned size_;
   std::atomic<bool> started_ = false;
   std::unique_ptr<Share[]> shares_;  // a thread's, by its number; the asking thread's is 0
+  int kept_off_ = -1;                // the processor that helpers are kept off
   Part part_ = nullptr;
   const void* work_ = nullptr;
 
