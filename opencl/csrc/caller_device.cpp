@@ -389,7 +389,10 @@ CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& ker
     if (expected >= kWorthSharing) {
       const uint32_t most = soon ? most_together() : wake_nanoseconds();
       const uint64_t trial = all ? kTrialOfAll : kSharedTrial;
-      return first.shared_costs.expects(launch.bytes, most, least_nanoseconds_, trial) ? Way::kTogether : Way::kWorkers;
+      // What one thread does as quickly by itself is not worth a second one.
+      const uint32_t useful = alone != 0 ? std::min(alone, most) : most;
+      if (first.shared_costs.expects(launch.bytes, useful, least_nanoseconds_, trial)) return Way::kTogether;
+      return alone != 0 && alone <= most ? Way::kAlone : Way::kWorkers;
     }
     if (alone == 0 && together != 0) return Way::kAlone;
   }

@@ -118,8 +118,8 @@ for (int n = 0; n < columns; n += {width}) {{
     step += {width};
   }}
   for (; step < {end}; ++step)
-    for (int j = 0; j < min({width}, columns - n); ++j)
-      to[step * {panel} + j] = {math.load("b", f"j * {stride} + step")};
+    for (int j = 0; j < {width}; ++j)
+      to[step * {panel} + j] = n + j < columns ? {math.load("b", f"j * {stride} + step")} : 0;
 }}"""
 
 
@@ -131,7 +131,8 @@ def panel_pitch(tile: Tile) -> int:
 
 def pack_b(math: Arithmetic, tile: Tile, unit: Unit, begin: str = "0") -> str:
     """Copies a slice of B into panels: `panels[n / NR][k][NR]`, NR the panel's width, which is one vector's but for
-    complex numbers. Columns past the edge hold anything, and those before `begin` are left out if B's rows lie together
+    complex numbers. Columns past the edge hold what comes after the matrix or zeros, for with what memory held before sums
+    may be slow; those before `begin` are left out if B's rows lie together
     (`unit` is "outer").
     """
     width, panel = math.width, math.width * tile.vectors
@@ -162,15 +163,16 @@ for (int k = 0; k < kc; ++k) {{
     *to = {math.load_vector("b", "n")};
     PREFETCH(b + 2 * b_rs + n);
   }}
+  if (n < columns) *to = {math.splat("0")};
   for (int i = 0; n + i < columns; ++i) (({math.scalar}*)to)[i] = {math.load("b", "n + i")};
 }}"""
     if unit == "k":
         return pack_transposed(math, tile, "B + kb", "b_cs", "0", "kc", panel_pitch(tile))
     return f"""
-for (int n = 0; n < columns; ++n) {{
+for (int n = 0; n < (columns + {width - 1}) / {width} * {width}; ++n) {{
   {math.scalar}* to = ({math.scalar}*)panels + (n / {panel}) * {panel_pitch(tile) * width} + n % {panel};
   {math.const_pointer} b = B + n * b_cs + kb * b_rs;
-  for (int k = 0; k < kc; ++k, b += b_rs, to += {panel}) to[0] = {math.load("b", "0")};
+  for (int k = 0; k < kc; ++k, b += b_rs, to += {panel}) to[0] = n < columns ? {math.load("b", "0")} : 0;
 }}"""
 
 
@@ -219,7 +221,7 @@ for (int i = 0; i < {tile.rows}; ++i) {{
     // Rows beyond the last may hold what comes after a step, up to where the last one ends.
     if (m + {tile.rows} <= rows || (kb + k) * a_cs <= end) {{ {" ".join(pieces)} }}
     else {{
-      for (int i = 0; i < rows - m; ++i) to[i] = {math.load("a", "i")};
+      for (int i = 0; i < {tile.rows}; ++i) to[i] = m + i < rows ? {math.load("a", "i")} : 0;
     }}
   }}
 }}"""
@@ -459,6 +461,10 @@ def block_kernel(
     )
 
 
+# Storing a sum takes as long as so many products of it.
+_STORING = 24
+
+
 def block_shape(
     math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int, units: int, least: int = 250_000
 ) -> tuple[int, int]:
@@ -466,7 +472,7 @@ def block_shape(
     copies its part of B once for all its rows; and all blocks about as large."""
     panel = math.width * tile.vectors
     rows, columns = min(tile.max_rows, _round_up(m, tile.rows)), min(tile.max_columns, _round_up(n, panel))
-    wanted = _wanted_blocks(m * n * k * batch, least, units, 3)
+    wanted = _wanted_blocks(m * n * max(k, _STORING) * batch, least, units, 3)
     while ceil_div(m, rows) * ceil_div(n, columns) * batch < wanted:
         if columns > panel and columns >= rows:
             columns = _round_up(columns // 2, panel)
@@ -477,6 +483,8 @@ def block_shape(
         else:
             break
     rows, columns = even_part(m, rows, tile.rows), even_part(n, columns, panel)
+    if wanted == 1:
+        return rows, columns
     return rows, _balanced(columns, panel, tile.max_columns, n, ceil_div(m, rows) * batch, units)
 
 
@@ -491,6 +499,18 @@ def _balanced(columns: int, panel: int, most: int, n: int, bands: int, units: in
     near = range(_round_up(columns // 2, panel), min(most, 2 * columns) + 1, panel)
     best = min(reversed(near), key=load)
     return best if load(best) < load(columns) else columns
+
+
+def _pays_dot(math: Arithmetic, m: int, k: int) -> bool:
+    """Whether sums across vectors cost less than preparing a B that lies along k. What K has beyond whole vectors is
+    summed element by element."""
+    if math.is_complex or m > 32:
+        return False
+    vectors, rest = divmod(k, math.width)
+    if m <= 4:
+        return vectors > 0
+    converted = BY_NAME[math.storage].size < math.size
+    return vectors >= (8 if m <= 8 else 16) and (rest == 0 or vectors >= 32) and not (m > 8 and converted)
 
 
 # Rows of A for which copying B would cost more than it saves: any B; and one whose vectors are lines of the cache.
@@ -626,8 +646,8 @@ def _horizontal_sum(math: Arithmetic, vector: str) -> str:
 
 @cache
 def dot_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width: int = 16) -> Kernel:
-    """At most `rows` (1 or 4) rows of A with unit stride along k, times a B with unit stride along k: one dot product
-    for each element, several columns at a time for the sake of the memory. Launch with `matmul_launches`.
+    """A few rows of A with unit stride along k, `rows` (1 or 4) at once, times a B with unit stride along k: one dot
+    product for each element, several columns at a time for the sake of the memory. Launch with `matmul_launches`.
     """
     math = arithmetic(storage, simd_width)
     target = arithmetic(result, simd_width)
@@ -635,8 +655,9 @@ def dot_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width:
     pairs = [(i, j) for i in range(rows) for j in range(together)]
     body = f"""{begin_product(addend, 1)}
 const int begin = GROUP_ID(0) * block_columns, end = min(N, begin + block_columns);
-{" ".join(f"{math.const_pointer} a{i} = A + min({i}, M - 1) * a_rs;" for i in range(rows))}
-for (int n = begin; n < end; n += {together}) {{
+for (int n = begin; n < end; n += {together})
+for (int m = 0; m < M; m += {rows}) {{
+  {" ".join(f"{math.const_pointer} a{i} = A + min(m + {i}, M - 1) * a_rs;" for i in range(rows))}
   {" ".join(f"{math.const_pointer} b{j} = B + min(n + {j}, N - 1) * b_cs;" for j in range(together))}
   {math.vector} {", ".join(f"s{i}_{j} = {math.splat('0')}" for i, j in pairs)};
   int k = 0;
@@ -650,10 +671,10 @@ for (int n = begin; n < end; n += {together}) {{
     {" ".join(f"s{i}_{j}_sum += {math.load(f'a{i}', 'k')} * {math.load(f'b{j}', 'k')};" for i, j in pairs)}
   }}
   const {math.scalar} sums[{rows * together}] = {{{", ".join(f"s{i}_{j}_sum" for i, j in pairs)}}};
-  for (int i = 0; i < min({rows}, M); ++i)
+  for (int i = 0; i < min({rows}, M - m); ++i)
     for (int j = 0; j < min({together}, end - n); ++j) {{
-      {target.pointer} c = C + i * c_rs + (n + j) * c_cs;
-      {"" if addend == "none" else f"{math.const_pointer} d = D + i * d_rs + (n + j) * d_cs;"}
+      {target.pointer} c = C + (m + i) * c_rs + (n + j) * c_cs;
+      {"" if addend == "none" else f"{math.const_pointer} d = D + (m + i) * d_rs + (n + j) * d_cs;"}
       {finish_scalar(target, addend, f"sums[i * {together} + j]", "0", "0")}
     }}
 }}"""
@@ -920,7 +941,7 @@ def matmul_launches(
         groups: tuple[int, ...] = tile_groups(tiles, m, n, 1)[:2]
         kernel = partial(_tile, storage, unit_a, unit_b, tiles)
         wanted = 4 * units
-    elif m <= 4 and not math.is_complex and unit_b == "k" and a.column == 1 and k >= math.width:
+    elif unit_b == "k" and a.column == 1 and _pays_dot(math, m, k):
         columns = max(8, min(64, -(-n // (4 * units) // 8 * 8)))
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
         kernel = partial(_dot, storage, few, simd_width)
