@@ -131,9 +131,8 @@ def panel_pitch(tile: Tile) -> int:
 
 def pack_b(math: Arithmetic, tile: Tile, unit: Unit, begin: str = "0") -> str:
     """Copies a slice of B into panels: `panels[n / NR][k][NR]`, NR the panel's width, which is one vector's but for
-    complex numbers. Columns past the edge hold what comes after the matrix or zeros, for with what memory held before sums
-    may be slow; those before `begin` are left out if B's rows lie together
-    (`unit` is "outer").
+    complex numbers. Columns past the edge hold what comes after the matrix or zeros, since with what memory held before
+    sums may be slow; those before `begin` are left out if B's rows lie together (`unit` is "outer").
     """
     width, panel = math.width, math.width * tile.vectors
     if math.is_complex:
@@ -187,7 +186,7 @@ def a_tile_elements(math: Arithmetic, tile: Tile) -> int:
 
 def pack_a(math: Arithmetic, tile: Tile, unit: Unit, count: str | None = None) -> str:
     """Copies the tile's rows of a slice of A: `a_tile[row][k]`, or `a_tile[k][row]` where that is how A lies (see
-    `a_element`).
+    `a_element`); or says where they lie.
     """
     pitch = tile.depth + A_TILE_PADDING
     count = count or str(tile.rows)
@@ -225,6 +224,10 @@ for (int i = 0; i < {tile.rows}; ++i) {{
     }}
   }}
 }}"""
+    if unit == "in place":
+        return " ".join(
+            f"{math.const_pointer} a{i} = A + min(m + {i}, rows - 1) * a_rs + kb;" for i in range(tile.rows)
+        )
     vector_part = ""
     if unit == "k":
         copy = f"*({math.vector}*)(to + k) = {math.load_vector('a', 'k')};"
@@ -247,6 +250,8 @@ def a_element(math: Arithmetic, tile: Tile, unit: Unit, row: int, part: int = 0)
     pitch = tile.depth + A_TILE_PADDING
     if math.is_complex:
         return f"a_tile[{(2 * row + part) * pitch} + k]"
+    if unit == "in place":
+        return math.load(f"a{row}", "k")
     return f"a_tile[k * {tile.rows} + {row}]" if unit == "outer" else f"a_tile[{row * pitch} + k]"
 
 
@@ -970,6 +975,8 @@ def matmul_launches(
         rows, columns = block_shape(math, tile, m, n, k, batch, units, least)
         more = {"block_rows": rows, "block_columns": columns}
         groups = (ceil_div(n, columns), ceil_div(m, rows))
+        if a.column == 1 and n <= tile.vectors * math.width and BY_NAME[storage].size == math.size:
+            unit_a = "in place"  # it is read once
         in_place = unit_b == "outer" and not narrow and _pays_in_place(math, m, b)
         kernel = partial(_block, storage, unit_a, unit_b, blocks, narrow, in_place, simd_width)
 

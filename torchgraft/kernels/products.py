@@ -9,7 +9,8 @@ from torchgraft.codegen.arithmetic import Arithmetic
 from torchgraft.codegen.kernel import Parameter, parameters
 
 # Which stride of an operand is one: along k, along the other dimension ("outer": rows of A, columns of B), or neither.
-Unit = Literal["k", "outer", "none"]
+# What is "in place" lies along k and is not copied.
+Unit = Literal["k", "outer", "none", "in place"]
 # D, the addend: absent, with unit stride along the columns, one value for each row, or anything (a transposed matrix).
 Addend = Literal["none", "row", "column", "any"]
 
