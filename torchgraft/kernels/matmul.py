@@ -942,11 +942,12 @@ def matmul_launches(
     more: dict[str, int] = {}
     wanted, least = 2 * units, _LEAST_PART
     few = 1 if m == 1 else 4
+    tiled = storage == "bf16" and on.bfloat16_tiles and "none" not in (unit_a, unit_b) and k >= bfloat16.LEAST_DEPTH
     if on.form != "cpu":
         groups: tuple[int, ...] = tile_groups(tiles, m, n, 1)[:2]
         kernel = partial(_tile, storage, unit_a, unit_b, tiles)
         wanted = 4 * units
-    elif unit_b == "k" and a.column == 1 and _pays_dot(math, m, k):
+    elif unit_b == "k" and a.column == 1 and _pays_dot(math, m, k) and not (tiled and m > 4):
         columns = max(8, min(64, -(-n // (4 * units) // 8 * 8)))
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
         kernel = partial(_dot, storage, few, simd_width)
@@ -957,7 +958,7 @@ def matmul_launches(
         kernel = partial(_axpy, storage, few, simd_width)
     elif not math.is_complex and k <= _SMALL_DEPTH and n <= 2 * math.width:
         return [_small_launch(storage, (batch, m, n, k), c, a, b, d, alpha, beta, addend, units, simd_width)]
-    elif storage == "bf16" and on.bfloat16_tiles and "none" not in (unit_a, unit_b) and k >= bfloat16.LEAST_DEPTH:
+    elif tiled:
         rows, columns = block_shape(math, bfloat16.TILE, m, n, k, batch, units, 1_000_000)
         more = {"block_rows": rows, "block_columns": columns}
         groups = (ceil_div(n, columns), ceil_div(m, rows))
