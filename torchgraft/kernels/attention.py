@@ -3,7 +3,7 @@
 On a CPU a work-item takes as many queries (for the gradients of keys and values: keys) as two vectors hold, and they
 stay in the vectors' lanes throughout: scores are kept transposed, so that maxima, sums and factors of the softmax are
 plain vectors, and what is read from memory - keys, values - is read in its own layout, element by element into all
-lanes. Two small products do all the work, with sixteen accumulators in registers: `_scores` (rows of memory times
+lanes. Two small products do all the work, with their sums in registers: `_scores` (rows of memory times
 lanes) and `_gathered` (weights in lanes times rows of memory).
 
 Of few queries, whose lanes would be empty, each key is read for little work. There the elements of a key or value are
@@ -91,6 +91,12 @@ class Variant:
         return 2 * self.width
 
     @property
+    def together(self) -> int:
+        """Sums of two vectors that are in registers at once, beside three vectors that are multiplied: of registers of
+        64 bytes there are 32, of others 16."""
+        return 8 if self.width * (8 if self.scalar == "double" else 4) == 64 else 6
+
+    @property
     def vector(self) -> str:
         return f"{self.scalar}{self.width}"
 
@@ -163,15 +169,15 @@ def _columns(v: Variant, name: str, size: int) -> str:
 
 
 def _scores(v: Variant, out: str, rows: str, columns: str, size: int, scaled: bool = False) -> str:
-    """out[r] = sum over d of rows[r][d] * columns[d], for n rows; up to 7 rows behind them are overwritten (with tiles
-    up to 31, within a block). `scaled` where `_pack` was given the scale.
+    """out[r] = sum over d of rows[r][d] * columns[d], for n rows; up to 7 rows behind them are overwritten (with
+    tiles up to 31, within a block). `scaled` where `_pack` was given the scale.
     """
     if v.tiles:
         return attention_tiles.scores(out, rows, columns, size, scaled)
-    pairs = _accumulators(8)
+    pairs = _accumulators(v.together)
     kind = f"const {v.scalar}*" if v.converted else v.pointer
     pointers = "\n".join(
-        f"      {kind} m{i} = {rows}_m + (r + {i} < n ? r + {i} : n - 1) * {rows}_s;" for i in range(8)
+        f"      {kind} m{i} = {rows}_m + (r + {i} < n ? r + {i} : n - 1) * {rows}_s;" for i in range(v.together)
     )
     products = "\n".join(
         f"        {{ const {v.vector} s = {v.splat(f'm{i}[d]')}; {a} = fma(x, s, {a}); {b} = fma(y, s, {b}); }}"
@@ -179,7 +185,7 @@ def _scores(v: Variant, out: str, rows: str, columns: str, size: int, scaled: bo
     )
     stores = " ".join(f"{out}[2 * (r + {i})] = {a}; {out}[2 * (r + {i}) + 1] = {b};" for i, (a, b) in enumerate(pairs))
     return f"""\
-    PLAIN for (int r = 0; r < n; r += 8) {{
+    PLAIN for (int r = 0; r < n; r += {v.together}) {{
 {pointers}
       {v.vector} {", ".join(f"{a} = {v.splat('0')}, {b} = {v.splat('0')}" for a, b in pairs)};
       PLAIN for (int d = 0; d < {size}; ++d) {{
@@ -220,11 +226,11 @@ def _gathered(v: Variant, sums: str, weights: str, rows: str, size: int, factor:
       }}
       {stores}"""
 
-    text = ""
-    if size >= 8:
-        text = f"    PLAIN for (int c = 0; c + 8 <= {size}; c += 8) {{\n{tile('c', 8)}\n    }}\n"
-    if size % 8:
-        text += f"    {{\n{tile(str(size // 8 * 8), size % 8)}\n    }}"
+    text, most = "", v.together
+    if size >= most:
+        text = f"    PLAIN for (int c = 0; c + {most} <= {size}; c += {most}) {{\n{tile('c', most)}\n    }}\n"
+    if size % most:
+        text += f"    {{\n{tile(str(size // most * most), size % most)}\n    }}"
     return text
 
 
@@ -477,7 +483,7 @@ def _total(v: Variant, name: str) -> str:
 
 def _few_scores(v: Variant, rows: int) -> str:
     """st[i][r] = product of query i and key r, for n keys; up to 7 behind them are overwritten."""
-    together = 8 if rows == 1 else 4
+    together = 8 if rows == 1 else 4 if rows == 2 or v.together == 8 else 2
     whole, vectors = v.head // v.width * v.width, -(-v.head // v.width)
     pairs = [(i, j) for i in range(rows) for j in range(together)]
     pointers = " ".join(f"{v.pointer} m{j} = keys + (r + {j} < n ? r + {j} : n - 1) * kss;" for j in range(together))
