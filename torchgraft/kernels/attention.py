@@ -483,7 +483,7 @@ def _total(v: Variant, name: str) -> str:
 
 def _few_scores(v: Variant, rows: int) -> str:
     """st[i][r] = product of query i and key r, for n keys; up to 7 behind them are overwritten."""
-    together = 8 if rows == 1 else 4 if rows == 2 or v.together == 8 else 2
+    together = 8 if rows == 1 else 4
     whole, vectors = v.head // v.width * v.width, -(-v.head // v.width)
     pairs = [(i, j) for i in range(rows) for j in range(together)]
     pointers = " ".join(f"{v.pointer} m{j} = keys + (r + {j} < n ? r + {j} : n - 1) * kss;" for j in range(together))
