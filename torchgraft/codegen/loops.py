@@ -33,6 +33,8 @@ WIDTH = 256
 _RUN = 256
 
 
+# Elements of each of a few columns that a CPU takes at once.
+_TOGETHER = 16
 # Lanes that what is left of a row goes to.
 _FEW = 4
 _BYTES = {"double": 8, "long": 8, "ulong": 8}
@@ -327,7 +329,9 @@ class Team:
         take = f"A.{name} = B.{name}; A.{value_name} = B.{value_name};"
         return self.fold(fields, step, f"if (B.{value_name} > A.{value_name} || ({first})) {{ {take} }}", size=size)
 
-    def fold(self, fields: Fields, step: str, combine: str, cascade: bool = False, size: str = "") -> str:
+    def fold(
+        self, fields: Fields, step: str, combine: str, cascade: bool = False, size: str = "", alone: bool = False
+    ) -> str:
         """Takes the elements of the row, or of the group's part of it, into one accumulator.
 
         Args:
@@ -336,9 +340,11 @@ class Team:
             combine: statements that take accumulator ``B.<field>`` into ``A.<field>``.
             cascade: puts what is accumulated aside from time to time, since long sums round off what comes last.
             size: another number of elements than the row's.
+            alone: `step` uses nothing of an element but `at`, so that where a few neighbouring rows lie without a gap a
+                CPU may take several elements of each at once.
         """
         if self._is_vector:
-            return self._fold_columns(fields, step, combine, cascade, size)
+            return self._fold_columns(fields, step, combine, cascade, size, alone and self.layout.unit)
         if self.layout.form == "gpu":
             return self._fold_group(fields, step, combine, cascade, size)
         if self.layout.runs and not size:
@@ -462,9 +468,9 @@ class Team:
         self._columns[name] = f"{name}[tg_j]"
         return f"{ctype} {name}[{self.width}]; "
 
-    def _lanes(self, statements: str, vectorize: bool = True) -> str:
+    def _lanes(self, statements: str, vectorize: bool = True, count: str = "tg_m") -> str:
         """Statements for each column; `kernel` tells values of the rows apart by j, once all of them are known."""
-        loop = f"{'VECTORIZE ' if vectorize else ''}for (int tg_j = 0; tg_j < tg_m; ++tg_j)"
+        loop = f"{'VECTORIZE ' if vectorize else ''}for (int tg_j = 0; tg_j < {count}; ++tg_j)"
         return f"{loop} {_LANES_OPEN}{{ {statements} }}{_LANES_CLOSE}"
 
     def _of_columns(self, lanes: re.Match[str]) -> str:
@@ -473,15 +479,32 @@ class Team:
             text = re.sub(rf"(?<![\w.]){name}\b(?!\[)", self._columns[name], text)
         return text
 
-    def _fold_columns(self, fields: Fields, step: str, combine: str, cascade: bool, size: str) -> str:
-        each = self._lanes(bind(step, A="tg_{}[tg_j]"))
+    def _fold_columns(
+        self, fields: Fields, step: str, combine: str, cascade: bool, size: str, several: bool = False
+    ) -> str:
+        """With `several` of few columns that touch, `_TOGETHER` elements each are taken at once: as memory has them,
+        those of the next element after those of the one."""
+        each = bind(step, A="tg_{}[tg_j]")
         accumulators = _Accumulators(fields, self.width, cascade)
+        begin, end = self._bounds(size)
+
+        def every(statements: str) -> str:
+            return self._lanes(statements, count="tg_wide" if several else "tg_m")
 
         def loop(begin: str, end: str) -> str:
-            return f"for (long c = {begin}; c < {end}; ++c) {{ {each} }}"
+            first = ""
+            if several:
+                more = f"for (; c + {_TOGETHER} <= {end}; c += {_TOGETHER}) {{ {every(each)} }}"
+                first = f"if (tg_wide > tg_m) {more}"
+            return f"{{ long c = {begin}; {first} for (; c < {end}; ++c) {{ {self._lanes(each)} }} }}"
 
-        text = self._over(lambda begin, end: accumulators.pieces(begin, end, _RUN, loop, combine, self._lanes), size)
-        text = f"{self._lanes(accumulators.start)} {text} {accumulators.whole(combine, self._lanes)}"
+        text = self._over(lambda begin, end: accumulators.pieces(begin, end, _RUN, loop, combine, every), size)
+        text = f"{every(accumulators.start)} {text} {accumulators.whole(combine, every)}"
+        if several:
+            touch = f"stride == tg_m && tg_m <= {self.width // _TOGETHER} && {end} - {begin} >= {4 * _TOGETHER}"
+            whole = self._lanes(bind(combine, A="tg_{}[tg_j]", B="tg_{}[tg_place + tg_j]"))
+            text = f"""const int tg_wide = {touch} ? {_TOGETHER} * tg_m : tg_m; {text}
+      for (int tg_place = tg_m; tg_place < tg_wide; tg_place += tg_m) {{ {whole} }}"""
         self._columns.update((name, f"tg_{name}[tg_j]") for name in fields)
         return f"{accumulators.declared} {text}"
 

@@ -53,6 +53,11 @@ class Reduction:
     others: tuple[tuple[str, str, str], ...] = ()
     helpers: str = ""
 
+    @property
+    def takes_elements_alone(self) -> bool:
+        """Whether a step needs nothing but the elements at one place of the inputs."""
+        return not self.index and all(kind == "same" for _, _, kind in self.others)
+
     def taken_in(self, input_type: str, team: Team) -> str:
         """Statements that take element ``c`` of a row into accumulator A."""
         declared = f"const {value_ctype(self.index)} i = ({value_ctype(self.index)})c; " if self.index else ""
@@ -118,6 +123,7 @@ def reduce_kernel(r: Reduction, input_type: str, layout: Layout, width: int, par
             r.taken_in(input_type, team),
             f"{{ {r.combine} }}",
             r.cascade,
+            alone=r.takes_elements_alone,
         ),
         team.leader(store),
         helpers=r.helpers,

@@ -174,7 +174,8 @@ def _is_row(p: PlanBuilder, r: Reduction, g: _Geometry) -> bool:
     """Whether to go along the reduced dimension rather than along the kept one."""
     kept, reduced = g.kept[1], g.reduced[1]
     if kept.size < 16:
-        return True
+        touching = kept.size > 1 and kept.stride == 1 and reduced.stride == kept.size
+        return not (touching and p.form == "cpu" and r.takes_elements_alone)
     if g.count < (_SHORT_SIMPLE_ROW if p.form == "cpu" and len(r.fields) == 1 else _SHORT_ROW):
         return False
     return reduced.stride < kept.stride or kept.stride == 0
