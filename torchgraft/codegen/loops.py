@@ -38,7 +38,9 @@ _TOGETHER = 16
 # Lanes that what is left of a row goes to.
 _FEW = 4
 _BYTES = {"double": 8, "long": 8, "ulong": 8}
-# Fields of an accumulator of which registers hold `LANES`.
+# Registers of lanes that are summed beside each other along a row.
+_REGISTERS = 4
+# Fields of an accumulator of which registers hold `LANES`, or `_REGISTERS`.
 _MOST_FIELDS = 2
 # Groups up to this size meet once for a fold.
 _SMALL_GROUP = 64
@@ -509,27 +511,35 @@ class Team:
         return f"{accumulators.declared} {text}"
 
     def _fold_row(self, fields: Fields, step: str, combine: str, cascade: bool, size: str) -> str:
-        """A contiguous row, which may be short: a register of lanes, what a row has beyond goes to the first few of
-        them and then to the result. Places in arrays are all known beforehand, so that the arrays are registers."""
+        """A contiguous row, which may be short: some registers of lanes, so that additions need not wait for each other,
+        or one; what a row has beyond goes to the first few of them and then to the result. Places in arrays are all
+        known beforehand, so that the arrays are registers."""
         lanes = self.layout.simd_width
-        accumulators = _Accumulators(fields, lanes, cascade=False)
+        together = lanes * (_REGISTERS if len(fields) <= _MOST_FIELDS else 1)
+        accumulators = _Accumulators(fields, together, cascade=False)
         types = accumulators.types
         inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
-        halves = (lanes >> k for k in range(1, lanes.bit_length()))
         tree = " ".join(
-            _each_of(w, bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), unroll=True) for w in halves
+            _each_of(min(w, lanes), bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), place, w < lanes)
+            for w in (together >> k for k in range(1, together.bit_length()))
+            for place in range(0, w, lanes)
         )
 
+        def every(statements: str) -> str:
+            return " ".join(_each_of(lanes, statements, place) for place in range(0, together, lanes))
+
         def piece(end: str) -> str:
+            several = f"for (; tg_first + {together} <= {end}; tg_first += {together}) {{ {every(inner)} }}"
             return f"""{accumulators.declared}
-        {_each_of(lanes, accumulators.start)}
+        {every(accumulators.start)}
+        {several if together > lanes else ""}
         for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {_each_of(lanes, inner)}
         for (; tg_first + {_FEW} <= {end}; tg_first += {_FEW}) {_each_of(_FEW, inner)}
         {tree}
         {bind(combine, A="{}", B="tg_{}[0]")}"""
 
         if cascade:
-            stretch = lanes * _RUN
+            stretch = together * _RUN
             text = f"""while (tg_size - tg_first >= {_FEW}) {{
         const long tg_stop = tg_size - tg_first < {stretch} ? tg_size : tg_first + {stretch};
         {piece("tg_stop")}

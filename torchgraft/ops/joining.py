@@ -19,7 +19,7 @@ from torchgraft.plans.refusals import dtype_name
 aten = torch.ops.aten
 
 # Results of at most so many elements are joined by one thread; larger ones row by row if there are so many rows.
-_SMALL = 16384
+_SMALL = 32768
 _ROWS = 16
 
 

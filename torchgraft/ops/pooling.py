@@ -99,6 +99,15 @@ def _pool(
     p.launch(kernel, grid, **specs, image=source, **_sizes(source_size, target_size), **windows)
 
 
+def plan_block_sums(p: PlanBuilder, out: torch.Tensor, source: torch.Tensor) -> None:
+    """Plans the sums of the blocks of pixels, each as large as the sizes of the last dimensions but two say, which are
+    multiples of `out`'s: both contiguous."""
+    dims = out.dim() - 2
+    block = [large // small for large, small in zip(source.shape[2:], out.shape[2:], strict=True)]
+    windows = _windows(dims, block, block, [0], [1])
+    _pool(p, "average", dims, (out,), source, {**windows, "include_padding": 1, "divisor": 1})
+
+
 def _pool_gradient(
     p: PlanBuilder, kind: Kind, dims: int, out: torch.Tensor, sources: tuple[torch.Tensor, ...], windows: Numbers
 ) -> None:

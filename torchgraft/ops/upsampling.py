@@ -21,6 +21,7 @@ from torchgraft.codegen.loops import Layout
 from torchgraft.codegen.types import BY_NAME, MOVES, element_type
 from torchgraft.kernels import upsampling as kernels
 from torchgraft.kernels.upsampling import Image
+from torchgraft.ops.pooling import plan_block_sums
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 
 
@@ -315,6 +316,11 @@ def _plan(
     layout = _Layout(planes, source, target, inner)
     if mode == "nearest-exact" and not snap:
         mode += "-fused"
+    if nearest and transposed and inner == 1 and all(_is_whole(n, m, s) for n, m, s in zip(source, target, scales)):
+        plan_block_sums(p, to, by)
+        if arranged is not out:
+            p.copy(out, arranged)
+        return
     tables = _tables(p, mode, aligned, real, source, target, scales, transposed)
     if fixed:
         tables, real = _fixed(p, tables, real, target), "i32"
@@ -332,6 +338,12 @@ def _plan(
         _apply(p, kind, to, by, tables, layout, transposed)
     if arranged is not out:
         p.copy(out, arranged)
+
+
+def _is_whole(source: int, target: int, scale: float) -> bool:
+    """Whether each pixel becomes as many as a power of two says: whose numbers are rounded nowhere."""
+    factor = target // source
+    return target == factor * source and factor & (factor - 1) == 0 and scale == 1 / factor
 
 
 def _pays_separately(p: PlanBuilder, image: Image, layout: _Layout, transposed: bool) -> bool:
