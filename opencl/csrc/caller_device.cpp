@@ -41,8 +41,12 @@ constexpr uint32_t kPatience = 6;
 
 // ---- costs ----
 
-bool LaunchCosts::expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least, uint64_t trial) {
-  const size_t own = class_of(bytes);
+LaunchScale::LaunchScale(const tg_launch& launch) : bytes(launch.bytes) {
+  for (uint32_t d = 0; d < launch.dims; ++d) groups *= launch.groups[d];
+}
+
+bool LaunchCosts::expects(const LaunchScale& scale, uint32_t nanoseconds, uint32_t least, uint64_t trial) {
+  const size_t own = class_of(scale);
   if (const uint32_t known = costs_[own].load(std::memory_order_relaxed)) {
     std::atomic<uint32_t>& passed_over = passed_over_[own];
     if (known <= nanoseconds) {
@@ -54,28 +58,30 @@ bool LaunchCosts::expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least, 
     if (again) tried_again_.store(true, std::memory_order_relaxed);
     return again;
   }
+  // The next smaller one that is known, of as many groups or fewer.
+  const size_t most_groups = own % kGroupClasses;
   for (size_t smaller = own; smaller-- > 0;) {
     const uint64_t known = costs_[smaller].load(std::memory_order_relaxed);
-    if (known == 0) continue;
-    const uint64_t grown = least + ((known - std::min<uint64_t>(known, least)) << (own - smaller));
-    return (bytes <= trial ? known : grown) <= nanoseconds;
+    if (known == 0 || smaller % kGroupClasses > most_groups) continue;
+    const uint64_t grown = least + ((known - std::min<uint64_t>(known, least)) << (own - smaller) / kGroupClasses);
+    return (scale.bytes <= trial ? known : grown) <= nanoseconds;
   }
-  return bytes <= trial;
+  return scale.bytes <= trial;
 }
 
-bool LaunchCosts::wants_time(uint64_t bytes) {
+bool LaunchCosts::wants_time(const LaunchScale& scale) {
   if (tried_again_.load(std::memory_order_relaxed)) {
     tried_again_.store(false, std::memory_order_relaxed);
     return true;
   }
-  return costs_[class_of(bytes)].load(std::memory_order_relaxed) == 0 ||
+  return costs_[class_of(scale)].load(std::memory_order_relaxed) == 0 ||
          launches_.load(std::memory_order_relaxed) % kSample == 0;
 }
 
-void LaunchCosts::note(uint64_t bytes, uint32_t nanoseconds) {
+void LaunchCosts::note(const LaunchScale& scale, uint32_t nanoseconds) {
   launches_.fetch_add(1, std::memory_order_relaxed);
   if (nanoseconds == 0) return;
-  std::atomic<uint32_t>& cost = costs_[class_of(bytes)];
+  std::atomic<uint32_t>& cost = costs_[class_of(scale)];
   const uint32_t known = cost.load(std::memory_order_relaxed);
   // The mean of the last few, of which none counts for more than four times what was known. What is less than that
   // counts for more, and what is far less for all: interruptions only make a time longer.
@@ -314,10 +320,11 @@ void CallerDevice::find_code(tg_kernel_& kernel) {
 // With the mutex held.
 void CallerDevice::run_code(CallerKernel& original, const tg_launch& launch, ThreadTeam* team) {
   LaunchCosts& costs = team != nullptr ? original.shared_costs : original.costs;
-  const bool measured = original.code.ran && costs.wants_time(launch.bytes);  // what runs first is read from disk
+  const LaunchScale scale(launch);
+  const bool measured = original.code.ran && costs.wants_time(scale);  // what runs first is read from disk
   const auto begin = measured ? Clock::now() : Clock::time_point();
   original.code.ran = true;
-  const bool wakes = original.costs.known(launch.bytes) == 0 || original.costs.known(launch.bytes) >= kWorthWaking;
+  const bool wakes = original.costs.known(scale) == 0 || original.costs.known(scale) >= kWorthWaking;
   if (run_groups(original.code.function.load(std::memory_order_relaxed), launch, team, wakes)) [[unlikely]] {
     original.code.prints = true;
     original.code.searches = UINT32_MAX;
@@ -325,7 +332,7 @@ void CallerDevice::run_code(CallerKernel& original, const tg_launch& launch, Thr
   }
   const uint32_t taken = measured ? nanoseconds_since(begin) : 0;
   if (measured) least_nanoseconds_ = std::min(least_nanoseconds_.load(std::memory_order_relaxed), taken);
-  costs.note(launch.bytes, taken);
+  costs.note(scale, taken);
 }
 
 std::optional<uint32_t> CallerDevice::takes(const tg_launch& launch) {
@@ -334,11 +341,12 @@ std::optional<uint32_t> CallerDevice::takes(const tg_launch& launch) {
   // accepted them.
   const bool known = kernel.ready.load(std::memory_order_acquire) || kernel.code.function.load() != nullptr;
   if (launch.bytes == 0 || !known) return std::nullopt;
+  const LaunchScale scale(launch);
   // Whoever wants a small launch to fail wants it to be one, however long it took on a busy machine.
-  if (!kernel.costs.expects(launch.bytes, wake_nanoseconds() / 2, least_nanoseconds_, kTrial) &&
+  if (!kernel.costs.expects(scale, wake_nanoseconds() / 2, least_nanoseconds_, kTrial) &&
       !faults_armed.load(std::memory_order_relaxed))
     return std::nullopt;
-  return std::max(kernel.costs.known(launch.bytes), least_nanoseconds_.load(std::memory_order_relaxed));
+  return std::max(kernel.costs.known(scale), least_nanoseconds_.load(std::memory_order_relaxed));
 }
 
 void CallerDevice::Turn::run(const tg_launch& launch, bool unchanged) {
@@ -357,12 +365,13 @@ void CallerDevice::Turn::run(const tg_launch& launch, bool unchanged) {
   if (mine.kernel == nullptr && (!device_.open(*kernel.device) || device_.kernel_of(kernel) == nullptr))
     throw Failure(TG_ERROR, "kernel " + kernel.name + " cannot be run by the thread that asks");
   if (!unchanged || mine.set.empty() || first.code.prints) set_arguments(kernel, mine.kernel, mine.set, launch);
-  const bool measured = first.costs.wants_time(launch.bytes);
+  const LaunchScale scale(launch);
+  const bool measured = first.costs.wants_time(scale);
   const auto begin = measured ? Clock::now() : Clock::time_point();
   check(device_.api_.clEnqueueNDRangeKernel(device_.queues_[0], mine.kernel, launch.dims, nullptr, global, launch.local,
                                             0, nullptr, nullptr),
         "clEnqueueNDRangeKernel");
-  first.costs.note(launch.bytes, measured ? nanoseconds_since(begin) : 0);
+  first.costs.note(scale, measured ? nanoseconds_since(begin) : 0);
 }
 
 // Whether nobody but the calling thread and its helpers would do what is handed over. It would only begin later, and
@@ -381,24 +390,23 @@ CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& ker
   CallerKernel& first = original(kernel);
   const bool all = team_is_all(), soon = all || waits_soon(stream);
   const bool runs = timer == nullptr && first.code.runs(launch);
-  size_t groups = 1;
-  for (uint32_t d = 0; d < launch.dims; ++d) groups *= launch.groups[d];
-  if (runs && groups > 1 && team_.size() > 1) {
-    const uint32_t alone = first.costs.known(launch.bytes), together = first.shared_costs.known(launch.bytes);
+  const LaunchScale scale(launch);
+  if (runs && scale.groups > 1 && team_.size() > 1) {
+    const uint32_t alone = first.costs.known(scale), together = first.shared_costs.known(scale);
     const uint64_t expected = alone != 0 ? alone : together != 0 ? uint64_t{2} * together : launch.bytes / kGuess;
     if (expected >= kWorthSharing) {
       const uint32_t most = soon ? most_together() : wake_nanoseconds();
       const uint64_t trial = all ? kTrialOfAll : kSharedTrial;
       // What one thread does as quickly by itself is not worth a second one.
       const uint32_t useful = alone != 0 ? std::min(alone, most) : most;
-      if (first.shared_costs.expects(launch.bytes, useful, least_nanoseconds_, trial)) return Way::kTogether;
+      if (first.shared_costs.expects(scale, useful, least_nanoseconds_, trial)) return Way::kTogether;
       return alone != 0 && alone <= most ? Way::kAlone : Way::kWorkers;
     }
     if (alone == 0 && together != 0) return Way::kAlone;
   }
   const uint32_t most = soon ? wake_nanoseconds() : wake_nanoseconds() / kPatience;
   const uint64_t trial = runs && all ? kTrialOfAll : kTrial;
-  if (!first.costs.expects(launch.bytes, most, least_nanoseconds_, trial)) return Way::kWorkers;
+  if (!first.costs.expects(scale, most, least_nanoseconds_, trial)) return Way::kWorkers;
   if (runs) return Way::kAlone;
   return kernel.by_caller.refused ? Way::kWorkers : Way::kByPocl;
 }
@@ -411,7 +419,8 @@ void CallerDevice::run_by_pocl(tg_stream_& stream, tg_kernel_& kernel, const tg_
   set_arguments(kernel, mine.kernel, mine.set, launch);
   const bool timed = timer != nullptr && is_of(*timer, *stream.device);
   cl_event event = nullptr;
-  const bool measured = known && costs.wants_time(launch.bytes);  // the first launch loads its code
+  const LaunchScale scale(launch);
+  const bool measured = known && costs.wants_time(scale);  // the first launch loads its code
   const auto begin = measured ? Clock::now() : Clock::time_point();
   const cl_int status = api_.clEnqueueNDRangeKernel(queues_[timed], mine.kernel, launch.dims, nullptr, global,
                                                     launch.local, 0, nullptr, timed ? &event : nullptr);
@@ -419,7 +428,7 @@ void CallerDevice::run_by_pocl(tg_stream_& stream, tg_kernel_& kernel, const tg_
     fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);
   const uint32_t taken = measured ? nanoseconds_since(begin) : 0;
   if (measured) least_nanoseconds_ = std::min(least_nanoseconds_.load(std::memory_order_relaxed), taken);
-  costs.note(launch.bytes, taken);
+  costs.note(scale, taken);
   learn(kernel, launch);
   if (timed) [[unlikely]] {
     time_command(*timer, event);

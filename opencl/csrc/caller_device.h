@@ -28,26 +28,37 @@ namespace ocl {
 
 struct Device;
 
-// What launches of one kernel have cost in the calling thread, by the memory that they span.
+// What a launch's time is known by. Of launches that span the same memory those of a part of it have fewer groups.
+struct LaunchScale {
+  explicit LaunchScale(const tg_launch& launch);
+  uint64_t bytes;
+  uint64_t groups = 1;
+};
+
+// What launches of one kernel have cost in the calling thread.
 class LaunchCosts {
  public:
   // Whether a launch is known, or can be expected, to take at most so long. `least` is what one without work takes. A
   // launch of which nothing is known is tried if it spans at most `trial` bytes.
-  bool expects(uint64_t bytes, uint32_t nanoseconds, uint32_t least, uint64_t trial);
+  bool expects(const LaunchScale& scale, uint32_t nanoseconds, uint32_t least, uint64_t trial);
   // Whether the launch that follows is to be timed: the first, some of those that are known, and each that is tried
   // though it is expected to take longer.
-  bool wants_time(uint64_t bytes);
-  uint32_t known(uint64_t bytes) const { return costs_[class_of(bytes)].load(std::memory_order_relaxed); }
-  void note(uint64_t bytes, uint32_t nanoseconds);
+  bool wants_time(const LaunchScale& scale);
+  uint32_t known(const LaunchScale& scale) const { return costs_[class_of(scale)].load(std::memory_order_relaxed); }
+  void note(const LaunchScale& scale, uint32_t nanoseconds);
 
  private:
-  static constexpr size_t kClasses = 40;
-  static size_t class_of(uint64_t bytes) { return std::min<size_t>(std::bit_width(bytes), kClasses - 1); }
+  static constexpr size_t kByteClasses = 40, kGroupClasses = 8;
+  static size_t class_of(const LaunchScale& scale) {
+    return std::min<size_t>(std::bit_width(scale.bytes), kByteClasses - 1) * kGroupClasses +
+           std::min<size_t>(std::bit_width(scale.groups), kGroupClasses - 1);
+  }
 
-  // By the binary logarithm of the bytes; 0 where nothing is known. Racing writers lose a sample at worst.
-  std::array<std::atomic<uint32_t>, kClasses> costs_{};
+  // By the binary logarithms of the bytes and of the groups; 0 where nothing is known. Racing writers lose a sample at
+  // worst.
+  std::array<std::atomic<uint32_t>, kByteClasses * kGroupClasses> costs_{};
   // How many launches of each have been passed over since the last that was not.
-  std::array<std::atomic<uint32_t>, kClasses> passed_over_{};
+  std::array<std::atomic<uint32_t>, kByteClasses * kGroupClasses> passed_over_{};
   std::atomic<uint32_t> launches_{0};
   std::atomic<bool> tried_again_{false};
 };

@@ -97,9 +97,33 @@ inline float tg_narrow_f16(float x) {
   return bits < 0x477ff000u ? narrow : bits > 0x7f800000u ? x : AS_float((AS_uint(x) & 0x80000000u) | 0x7f800000u);
 }"""
 
+# In float64 a quotient is right to within one. Each step takes away so many divisors, times a power of two, that what
+# is left is less than two of these: exactly, since it has no more bits than a divisor and one. A quotient of float32
+# has up to 277 bits.
+_FMOD_STEP_BITS, _FMOD_STEPS = 48, 6
+_FMOD_STEPS_TEXT = "\n".join(
+    f"  rest = fma(-trunc(rest * (inverse * {2.0 ** -bits!r})), divisor * {2.0**bits!r}, rest);"
+    for bits in range(_FMOD_STEP_BITS * (_FMOD_STEPS - 1), -1, -_FMOD_STEP_BITS)
+)
+HELPERS["tg_fmod_f32"] = f"""\
+#ifdef HAS_F64
+TG_FUNCTION float tg_fmod_f32(float a, float b) {{
+  const double divisor = fabs((double)b), inverse = 1 / divisor;
+  double rest = fabs((double)a);
+{_FMOD_STEPS_TEXT}
+  rest = rest < 0 ? rest + divisor : rest >= divisor ? rest - divisor : rest;
+  const float result = tg_copysign_f32((float)rest, a);
+  return fabs(b) == INFINITY && fabs(a) < INFINITY ? a : result;
+}}
+#else
+TG_FUNCTION float tg_fmod_f32(float a, float b) {{ return fmod(a, b); }}
+#endif
+"""
+HELPERS["tg_fmod_f64"] = "TG_FUNCTION double tg_fmod_f64(double a, double b) { return fmod(a, b); }\n"
+
 _FLOAT_REMAINDER = """\
 inline {t} tg_remainder_{s}({t} a, {t} b) {{
-  {t} r = fmod(a, b);
+  {t} r = tg_fmod_{v}(a, b);
   return r != 0 && (r < 0) != (b < 0) ? r + b : r;
 }}"""
 
@@ -107,7 +131,7 @@ inline {t} tg_remainder_{s}({t} a, {t} b) {{
 _FLOAT_DIV_FLOOR = """\
 inline {t} tg_floor_divide_{s}({t} a, {t} b) {{
   if (b == 0) return a / b;
-  {t} r = fmod(a, b);
+  {t} r = tg_fmod_{v}(a, b);
   {t} quotient = tg_narrow_{s}(tg_narrow_{s}(a - r) / b);
   if (r != 0 && (r < 0) != (b < 0)) quotient = tg_narrow_{s}(quotient - 1);
   if (quotient == 0) return copysign(({t})0, a / b);
@@ -116,6 +140,7 @@ inline {t} tg_floor_divide_{s}({t} a, {t} b) {{
 }}"""
 
 for _suffix, _ctype in (("f32", "float"), ("f64", "double"), ("f16", "float"), ("bf16", "float")):
-    HELPERS[f"tg_floor_divide_{_suffix}"] = _FLOAT_DIV_FLOOR.format(t=_ctype, s=_suffix)
+    _value = "f64" if _suffix == "f64" else "f32"
+    HELPERS[f"tg_floor_divide_{_suffix}"] = _FLOAT_DIV_FLOOR.format(t=_ctype, s=_suffix, v=_value)
 for _suffix, _ctype in (("f32", "float"), ("f64", "double")):
-    HELPERS[f"tg_remainder_{_suffix}"] = _FLOAT_REMAINDER.format(t=_ctype, s=_suffix)
+    HELPERS[f"tg_remainder_{_suffix}"] = _FLOAT_REMAINDER.format(t=_ctype, s=_suffix, v=_suffix)
