@@ -352,6 +352,21 @@ DIVISIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 }
 
 
+def test_remainders_of_any_quotient_are_exact(device: str) -> None:
+    """Torch's CPU has NaN where a quotient is no float32, so that float64 is what counts."""
+    bits = torch.randint(-(2**31), 2**31 - 1, (2, 50_000)).to(torch.int32).view(torch.float32)
+    special = torch.tensor([0.0, -0.0, 1, -1, 5.5, 1e-45, -1e-45, 1.2e-38, 3.4e38, torch.inf, -torch.inf, torch.nan])
+    multiples = torch.randint(1, 1000, (2, 5_000)).float()
+    for x, y in (bits, torch.cartesian_prod(special, special).t(), (multiples[0] * multiples[1], multiples[1])):
+        got, wanted = torch.fmod(x.to(device), y.to(device)).cpu(), torch.fmod(x.double(), y.double()).float()
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+        number = ~wanted.isnan()
+        assert torch.equal(got.signbit()[number], wanted.signbit()[number])
+        got, wanted = torch.remainder(x.to(device), y.to(device)).cpu(), torch.remainder(x, y)
+        known = ~wanted.isnan()
+        assert torch.equal(got[known], wanted[known])
+
+
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 @pytest.mark.parametrize("name", DIVISIONS)
 def test_integer_division_by_zero(device: str, name: str, dtype: torch.dtype) -> None:

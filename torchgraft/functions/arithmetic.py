@@ -11,33 +11,33 @@ HELPERS: dict[str, str] = {}
 _INTEGERS = {"i64": "long", "i32": "int", "i16": "short", "i8": "char", "u8": "uchar", "b8": "uchar"}
 
 _DIV_TRUNC = """\
-inline {t} tg_div_trunc_{s}({t} a, {t} b) {{
+TG_FUNCTION {t} tg_div_trunc_{s}({t} a, {t} b) {{
   {t} safe = b == 0 ? ({t})1 : b;
   {t} quotient = safe == ({t})-1 && ({t})-1 < 0 ? ({t})(0 - a) : ({t})(a / safe);
   return b == 0 ? ({t})0 : quotient;
 }}"""
 
 _FMOD = """\
-inline {t} tg_fmod_{s}({t} a, {t} b) {{
+TG_FUNCTION {t} tg_fmod_{s}({t} a, {t} b) {{
   {t} safe = b == 0 || (b == ({t})-1 && ({t})-1 < 0) ? ({t})1 : b;
   return ({t})(a % safe);
 }}"""
 
 _REMAINDER = """\
-inline {t} tg_remainder_{s}({t} a, {t} b) {{
+TG_FUNCTION {t} tg_remainder_{s}({t} a, {t} b) {{
   {t} r = tg_fmod_{s}(a, b);
   return b != 0 && r != 0 && (r < 0) != (b < 0) ? ({t})(r + b) : r;
 }}"""
 
 _DIV_FLOOR = """\
-inline {t} tg_div_floor_{s}({t} a, {t} b) {{
+TG_FUNCTION {t} tg_div_floor_{s}({t} a, {t} b) {{
   {t} quotient = tg_div_trunc_{s}(a, b);
   {t} r = tg_fmod_{s}(a, b);
   return r != 0 && (r < 0) != (b < 0) ? ({t})(quotient - 1) : quotient;
 }}"""
 
 _POW = """\
-inline {t} tg_ipow_{s}({t} base, {t} exponent) {{
+TG_FUNCTION {t} tg_ipow_{s}({t} base, {t} exponent) {{
   if (exponent < 0) return base == 1 ? ({t})1 : base == ({t})-1 ? (exponent & 1 ? ({t})-1 : ({t})1) : ({t})0;
   {t} result = 1;
   for (; exponent != 0; exponent >>= 1) {{
@@ -49,7 +49,7 @@ inline {t} tg_ipow_{s}({t} base, {t} exponent) {{
 
 # Euclid's algorithm on magnitudes; of 0 and b it is |b|.
 _GCD = """\
-inline {t} tg_gcd_{s}({t} a, {t} b) {{
+TG_FUNCTION {t} tg_gcd_{s}({t} a, {t} b) {{
   a = ({t})(a < 0 ? 0 - a : a);
   b = ({t})(b < 0 ? 0 - b : b);
   while (a != 0) {{
@@ -61,7 +61,7 @@ inline {t} tg_gcd_{s}({t} a, {t} b) {{
 }}"""
 
 _LCM = """\
-inline {t} tg_lcm_{s}({t} a, {t} b) {{
+TG_FUNCTION {t} tg_lcm_{s}({t} a, {t} b) {{
   {t} divisor = tg_gcd_{s}(a, b);
   long product = divisor == 0 ? 0 : a / divisor * b;
   return ({t})(product < 0 ? 0 - product : product);
@@ -83,13 +83,13 @@ for _suffix, _ctype in _INTEGERS.items():
 HELPERS["tg_narrow_f32"] = "#define tg_narrow_f32(x) (x)\n"
 HELPERS["tg_narrow_f64"] = "#define tg_narrow_f64(x) (x)\n"
 HELPERS["tg_narrow_bf16"] = """\
-inline float tg_narrow_bf16(float x) {
+TG_FUNCTION float tg_narrow_bf16(float x) {
   uint u = AS_uint(x);
   return x != x ? x : AS_float((u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u);
 }"""
 # Adding and taking away 1.5 * 2^23 units of the last place leaves none below it; the least unit is 2^-24.
 HELPERS["tg_narrow_f16"] = """\
-inline float tg_narrow_f16(float x) {
+TG_FUNCTION float tg_narrow_f16(float x) {
   uint bits = AS_uint(x) & 0x7fffffffu;
   uint exponent = bits >> 23;
   float magic = 1.5f * AS_float(((exponent < 113u ? 113u : exponent) + 13u) << 23);
@@ -97,21 +97,21 @@ inline float tg_narrow_f16(float x) {
   return bits < 0x477ff000u ? narrow : bits > 0x7f800000u ? x : AS_float((AS_uint(x) & 0x80000000u) | 0x7f800000u);
 }"""
 
-# In float64 a quotient is right to within one. Each step takes away so many divisors, times a power of two, that what
-# is left is less than two of these: exactly, since it has no more bits than a divisor and one. A quotient of float32
-# has up to 277 bits.
+# In float64 a quotient is right to within a half. Each step takes away so many divisors, times a power of two, that what
+# is left is less than one of these: exactly, since it has no more bits than a divisor. A quotient of float32 has up to
+# 277 bits. Adding and taking away 1.5 * 2^52 rounds to a whole number.
 _FMOD_STEP_BITS, _FMOD_STEPS = 48, 6
 _FMOD_STEPS_TEXT = "\n".join(
-    f"  rest = fma(-trunc(rest * (inverse * {2.0 ** -bits!r})), divisor * {2.0**bits!r}, rest);"
+    f"  rest = fma(magic - (rest * (inverse * {2.0**-bits!r}) + magic), divisor * {2.0**bits!r}, rest);"
     for bits in range(_FMOD_STEP_BITS * (_FMOD_STEPS - 1), -1, -_FMOD_STEP_BITS)
 )
 HELPERS["tg_fmod_f32"] = f"""\
 #ifdef HAS_F64
 TG_FUNCTION float tg_fmod_f32(float a, float b) {{
-  const double divisor = fabs((double)b), inverse = 1 / divisor;
+  const double divisor = fabs((double)b), inverse = 1 / divisor, magic = 6755399441055744.0;
   double rest = fabs((double)a);
 {_FMOD_STEPS_TEXT}
-  rest = rest < 0 ? rest + divisor : rest >= divisor ? rest - divisor : rest;
+  rest = rest < 0 ? rest + divisor : rest;
   const float result = tg_copysign_f32((float)rest, a);
   return fabs(b) == INFINITY && fabs(a) < INFINITY ? a : result;
 }}
@@ -122,14 +122,14 @@ TG_FUNCTION float tg_fmod_f32(float a, float b) {{ return fmod(a, b); }}
 HELPERS["tg_fmod_f64"] = "TG_FUNCTION double tg_fmod_f64(double a, double b) { return fmod(a, b); }\n"
 
 _FLOAT_REMAINDER = """\
-inline {t} tg_remainder_{s}({t} a, {t} b) {{
+TG_FUNCTION {t} tg_remainder_{s}({t} a, {t} b) {{
   {t} r = tg_fmod_{v}(a, b);
   return r != 0 && (r < 0) != (b < 0) ? r + b : r;
 }}"""
 
 # Each step is rounded to the element type, as torch does it.
 _FLOAT_DIV_FLOOR = """\
-inline {t} tg_floor_divide_{s}({t} a, {t} b) {{
+TG_FUNCTION {t} tg_floor_divide_{s}({t} a, {t} b) {{
   if (b == 0) return a / b;
   {t} r = tg_fmod_{v}(a, b);
   {t} quotient = tg_narrow_{s}(tg_narrow_{s}(a - r) / b);
