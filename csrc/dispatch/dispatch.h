@@ -34,8 +34,7 @@ const std::vector<c10::OperatorHandle>& aten_ops();
 // CPU, which runs the ops then, has none either.
 bool has_kernels(const at::Tensor& tensor);
 
-// dispatch/plan: runs `op` by a plan for this call, made by Python when there is none. Used by copy_from for
-// device-to-device copies that are not plain (strided, or changing dtype): the planner of "aten::_copy_from".
+// dispatch/plan: runs `op` by a plan for this call, made by Python when there is none.
 void run_plan(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 }  // namespace torchgraft

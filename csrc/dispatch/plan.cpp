@@ -497,14 +497,14 @@ std::vector<PlannedOp*> planned_ops() {
   return out;
 }
 
-void run_plan(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+const PlannedName& planned_name(const std::string& name) {
   Registry& r = registry();
-  PlannedOp* planned = nullptr;
-  {
-    std::lock_guard lock(r.mutex);
-    auto it = r.names.find(toString(op.operator_name()));
-    if (it != r.names.end()) planned = it->second.op.load(std::memory_order_relaxed);
-  }
+  std::lock_guard lock(r.mutex);
+  return r.names[name];
+}
+
+void run_plan(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  PlannedOp* planned = planned_name(toString(op.operator_name())).op.load(std::memory_order_acquire);
   TORCH_CHECK_NOT_IMPLEMENTED(planned != nullptr, "no planner for ", op.operator_name());
   planned->run(stack);
 }

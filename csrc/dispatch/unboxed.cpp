@@ -1,6 +1,5 @@
 #include "unboxed.h"
 
-#include <array>
 #include <string>
 #include <type_traits>
 #include <unordered_map>
@@ -9,30 +8,6 @@
 
 namespace torchgraft {
 namespace {
-
-// ---- arguments ----
-
-c10::IValue borrowed(const at::Tensor& tensor) {
-  return at::Tensor(
-      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(tensor.unsafeGetTensorImpl()));
-}
-c10::IValue borrowed(const at::Scalar& scalar) { return scalar; }
-
-// The arguments of a call as values that own no tensor of theirs.
-template <size_t Count>
-class Borrowed {
- public:
-  template <typename... Arguments>
-  explicit Borrowed(const Arguments&... arguments) : values{borrowed(arguments)...} {}
-  ~Borrowed() {
-    for (c10::IValue& value : values)
-      if (value.isTensor()) static_cast<void>(std::move(value).toTensor().unsafeReleaseTensorImpl());
-  }
-  Borrowed(const Borrowed&) = delete;
-  Borrowed& operator=(const Borrowed&) = delete;
-
-  std::array<c10::IValue, Count> values;
-};
 
 // ---- results ----
 

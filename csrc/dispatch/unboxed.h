@@ -5,14 +5,41 @@
 // values only borrow the tensors.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
 #include <torch/library.h>
 
+#include <array>
 #include <optional>
+#include <utility>
 
 namespace torchgraft {
 
 struct PlannedName;
+
+// The arguments of a call as values that own no tensor of theirs.
+template <size_t Count>
+class Borrowed {
+ public:
+  template <typename... Arguments>
+  explicit Borrowed(const Arguments&... arguments) : values{borrowed(arguments)...} {}
+  ~Borrowed() {
+    for (c10::IValue& value : values)
+      if (value.isTensor()) static_cast<void>(std::move(value).toTensor().unsafeReleaseTensorImpl());
+  }
+  Borrowed(const Borrowed&) = delete;
+  Borrowed& operator=(const Borrowed&) = delete;
+
+  std::array<c10::IValue, Count> values;
+
+ private:
+  static c10::IValue borrowed(const at::Tensor& tensor) {
+    return at::Tensor(
+        c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(tensor.unsafeGetTensorImpl()));
+  }
+  static c10::IValue borrowed(const at::Scalar& scalar) { return scalar; }
+  static c10::IValue borrowed(bool flag) { return flag; }
+};
 
 // The kernel of an op whose signature is one of these.
 std::optional<torch::CppFunction> unboxed_kernel(const c10::FunctionSchema& schema, const PlannedName* name);
