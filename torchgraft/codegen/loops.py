@@ -511,9 +511,9 @@ class Team:
         return f"{accumulators.declared} {text}"
 
     def _fold_row(self, fields: Fields, step: str, combine: str, cascade: bool, size: str) -> str:
-        """A contiguous row, which may be short: some registers of lanes, so that additions need not wait for each other,
-        or one; what a row has beyond goes to the first few of them and then to the result. Places in arrays are all
-        known beforehand, so that the arrays are registers."""
+        """A contiguous row, which may be short: some registers of lanes, so that additions need not wait for each
+        other, or one; what a row has beyond goes to the first few of them and then to the result. Places in arrays are
+        all known beforehand, so that the arrays are registers."""
         lanes = self.layout.simd_width
         together = lanes * (_REGISTERS if len(fields) <= _MOST_FIELDS else 1)
         accumulators = _Accumulators(fields, together, cascade=False)

@@ -97,9 +97,9 @@ TG_FUNCTION float tg_narrow_f16(float x) {
   return bits < 0x477ff000u ? narrow : bits > 0x7f800000u ? x : AS_float((AS_uint(x) & 0x80000000u) | 0x7f800000u);
 }"""
 
-# In float64 a quotient is right to within a half. Each step takes away so many divisors, times a power of two, that what
-# is left is less than one of these: exactly, since it has no more bits than a divisor. A quotient of float32 has up to
-# 277 bits. Adding and taking away 1.5 * 2^52 rounds to a whole number.
+# In float64 a quotient is right to within a half. Each step takes away so many divisors, times a power of two, that
+# what is left is less than one of these: exactly, since it has no more bits than a divisor. A quotient of float32 has
+# up to 277 bits. Adding and taking away 1.5 * 2^52 rounds to a whole number.
 _FMOD_STEP_BITS, _FMOD_STEPS = 48, 6
 _FMOD_STEPS_TEXT = "\n".join(
     f"  rest = fma(magic - (rest * (inverse * {2.0**-bits!r}) + magic), divisor * {2.0**bits!r}, rest);"

@@ -7,12 +7,13 @@ import functools
 from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.loops import Walk
 
-JOINED = 8
-"""Tensors that one launch joins; missing ones have width 0."""
+COUNTS = (2, 8)
+"""Tensors that one launch joins: the least of these that will do, since arguments take time. Missing ones have width
+0."""
 
 
 @functools.cache
-def join_kernel(type_: str) -> Kernel:
+def join_kernel(type_: str, count: int) -> Kernel:
     """Copies row i of each input, one after the other, to row i of the output, from column `start` on; all are
     contiguous. CPU form. Parameters: `out`, `in_0`..., `width_0`..., `width`, `start`."""
     walk = Walk("cpu")
@@ -20,8 +21,26 @@ def join_kernel(type_: str) -> Kernel:
         f"""VECTORIZE
     for (long c = 0; c < width_{k}; ++c) out[at + c] = in_{k}[i * width_{k} + c];
     at += width_{k};"""
-        for k in range(JOINED)
+        for k in range(count)
     )
-    inputs, widths = (", ".join(f"{name}_{k}" for k in range(JOINED)) for name in ("in", "width"))
+    inputs, widths = (", ".join(f"{name}_{k}" for k in range(count)) for name in ("in", "width"))
     params = parameters(f"{type_}* out; const {type_}* {inputs}; i64 {widths}, width, start")
     return walk.kernel("join", params, walk.each(f"long at = i * width + start;\n{copies}", vectorize=False))
+
+
+@functools.cache
+def join_lines_kernel(type_: str, count: int) -> Kernel:
+    """The same for a single row, whose elements are what is dealt out: the walk is over those of all inputs."""
+    walk = Walk("cpu")
+    copies = "\n".join(
+        f"""  {{
+    const long first = max(begin, at), last = min(end, at + width_{k});
+    VECTORIZE
+    for (long c = first; c < last; ++c) out[start + c] = in_{k}[c - at];
+    at += width_{k};
+  }}"""
+        for k in range(count)
+    )
+    inputs, widths = (", ".join(f"{name}_{k}" for k in range(count)) for name in ("in", "width"))
+    params = parameters(f"{type_}* out; const {type_}* {inputs}; i64 {widths}, start")
+    return walk.kernel("join_lines", params, f"  long at = 0;\n{copies}")

@@ -18,8 +18,8 @@ from torchgraft.plans.refusals import dtype_name
 
 aten = torch.ops.aten
 
-# Results of at most so many elements are joined by one thread; larger ones row by row if there are so many rows.
-_SMALL = 32768
+# Results of at most so many elements are joined row by row, by one thread; larger ones if there are so many rows.
+_SMALL = 16384
 _ROWS = 16
 
 
@@ -54,19 +54,22 @@ def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor],
     """Joins contiguous tensors by few launches, each row of the result from a row of each; false where copies are as
     good."""
     rows = math.prod(out.shape[:dim])
-    if p.form == "gpu" or len(tensors) == 1 or (rows < _ROWS and out.numel() > _SMALL):
+    if p.form == "gpu" or len(tensors) == 1 or (1 < rows < _ROWS and out.numel() > _SMALL):
         return False
     if any(t.dtype != out.dtype or not t.is_contiguous() or t.is_conj() or t.is_neg() for t in [out, *tensors]):
         return False
     width = out.numel() // rows
-    kernel, grid = kernels.join_kernel(MOVES[out.element_size()]), p.walk(rows, width, multiple=1)
-    start = 0
-    for first in range(0, len(tensors), kernels.JOINED):
-        part = tensors[first : first + kernels.JOINED]
+    type_, start = MOVES[out.element_size()], 0
+    count = next((c for c in kernels.COUNTS if c >= len(tensors)), kernels.COUNTS[-1])
+    for first in range(0, len(tensors), count):
+        part = tensors[first : first + count]
         widths = [t.numel() // rows for t in part]
-        inputs = numbered("in", [p.bits(t) for t in part], kernels.JOINED, None)
-        own = numbered("width", widths, kernels.JOINED, 0)
-        p.launch(kernel, grid, out=p.bits(out), **inputs, **own, width=width, start=start)
+        inputs, own = numbered("in", [p.bits(t) for t in part], count, None), numbered("width", widths, count, 0)
+        if rows == 1:
+            kernel, grid, sizes = kernels.join_lines_kernel(type_, count), p.walk(sum(widths)), {}
+        else:
+            kernel, grid, sizes = kernels.join_kernel(type_, count), p.walk(rows, width, multiple=1), {"width": width}
+        p.launch(kernel, grid, out=p.bits(out), **inputs, **own, **sizes, start=start)
         start += sum(widths)
     return True
 

@@ -316,7 +316,8 @@ def _plan(
     layout = _Layout(planes, source, target, inner)
     if mode == "nearest-exact" and not snap:
         mode += "-fused"
-    if nearest and transposed and inner == 1 and all(_is_whole(n, m, s) for n, m, s in zip(source, target, scales)):
+    whole = all(_is_whole(n, m, s) for n, m, s in zip(source, target, scales, strict=True))
+    if nearest and transposed and inner == 1 and whole:
         plan_block_sums(p, to, by)
         if arranged is not out:
             p.copy(out, arranged)
