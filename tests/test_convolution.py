@@ -153,6 +153,27 @@ def test_depthwise(device: str, sizes: tuple[Any, ...], dtype: torch.dtype) -> N
     _compare(device, dtype, F.conv2d, shapes, padding=padding, dilation=dilation, groups=channels)
 
 
+STRIDED_PLANES = [  # images, channels, results of each, height, width, taps, padding, dilation, stride
+    (2, 3, 1, 14, 14, (3, 3), (1, 1), 1, 2),
+    (1, 2, 2, 37, 41, (5, 5), (2, 2), 1, 2),
+    (2, 2, 1, 9, 33, (2, 3), (0, 1), 1, (1, 3)),
+    (2, 2, 1, 40, 12, (3, 2), (4, 3), 1, (4, 2)),
+    (1, 3, 1, 5, 70, (1, 5), (0, 7), (1, 3), (2, 2)),  # a tap between the remainders
+    (1, 2, 1, 30, 3, (3, 3), (2, 2), 1, 3),  # fewer columns than a vector
+    (2, 2, 1, 11, 11, (3, 3), (1, 1), 1, 5),  # further apart than planes are copied for
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("sizes", STRIDED_PLANES, ids=str)
+@pytest.mark.quick(sizes=STRIDED_PLANES[:3])
+def test_depthwise_with_strides(device: str, sizes: tuple[Any, ...], dtype: torch.dtype) -> None:
+    images, channels, results, height, width, taps, padding, dilation, stride = sizes
+    shapes = [(images, channels, height, width), (channels * results, 1, *taps), (channels * results,)]
+    how = {"padding": padding, "dilation": dilation, "stride": stride, "groups": channels}
+    _compare(device, dtype, F.conv2d, shapes, **how)
+
+
 def test_what_is_infinite_goes_where_it_belongs(device: str) -> None:
     x, w = torch.randn(2, 3, 14, 14), torch.randn(3, 1, 5, 5)
     x[0, 0, 0, 13], x[1, 2, 5, 12] = float("inf"), float("nan")

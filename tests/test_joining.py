@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,15 @@ def test_cat_large_and_many(device: str) -> None:
     compare(device, lambda a, b: torch.cat([a, b], 1), make((700, 90)), make((700, 33)))
     compare(device, lambda a, b: torch.cat([a, b], 0), make((70, 900)), make((33, 900)))
     compare(device, lambda a: torch.cat([a[i] for i in range(50)], 1), make((50, 7, 3)))
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 17])
+def test_cat_of_lines(device: str, count: int) -> None:
+    """Their elements are dealt out whosever they are."""
+    lines = [make((n,)) for n in random.choices([1, 7, 300, 20_000], k=count)]
+    for where in (lines, [line.to(torch.int8) for line in lines], [line.view(1, -1, 1) for line in lines]):
+        dim = where[0].dim() // 2
+        assert torch.equal(torch.cat([x.to(device) for x in where], dim).cpu(), torch.cat(where, dim))
 
 
 def test_cat_empty(device: str) -> None:

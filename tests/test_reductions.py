@@ -104,6 +104,22 @@ def test_layouts(device: str, name: str, shape: tuple[tuple[int, ...], Any], dty
             check(op(z, dims, keepdim=keepdim), op(wide(y), dims, keepdim=keepdim), 1e-3)
 
 
+@pytest.mark.parametrize("columns", [2, 3, 10, 15, 16, 31, 33])
+@pytest.mark.parametrize("rows", [63, 64, 100, 5001])
+def test_few_columns(device: str, rows: int, columns: int) -> None:
+    """Several elements of each are taken at once, and some are left over; what is not a number stays in its column."""
+    x = make((rows, columns), torch.float32)
+    x[rows // 2, 1], x[-1, 0] = torch.nan, torch.inf
+    near = torch.where(x.isfinite(), x, 1)
+    parts = torch.stack([near, near]).to(device)  # each part's columns touch, and the parts' do not
+    for op in (torch.sum, torch.amax, torch.var, torch.norm, torch.any):
+        check(op(x.to(device), dim=0), op(wide(x), dim=0), 1e-3)
+        check(op(parts, dim=1)[1], op(wide(near), dim=0), 1e-3)
+    for op in (torch.argmax, torch.nansum):
+        check(op(x.to(device), dim=0), op(wide(x), dim=0), 1e-3)
+    check(near.to(device)[:, 1:].sum(0), wide(near)[:, 1:].sum(0), 1e-3)
+
+
 @pytest.mark.quick(size=[(64, 70), ()], dtype=[torch.float32, torch.int64])
 @pytest.mark.parametrize(
     ("size", "dtype"),

@@ -114,6 +114,21 @@ def test_nearest_pixels(device: str, mode: str, dtype: torch.dtype) -> None:
             assert torch.equal(got.cpu(), expected), (n, options)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+def test_gradients_of_whole_factors(device: str, mode: str, dtype: torch.dtype) -> None:
+    """Blocks of pixels are summed; of factors that are no powers of two, tables say which pixels are whose."""
+    for size, factors in (((5, 7), (2, 4)), ((9,), (8,)), ((3, 4, 5), (2, 1, 2)), ((6, 5), (3, 2)), ((4, 4), (1, 1))):
+        x = torch.randn(2, 3, *size, dtype=dtype)
+        target = [n * factor for n, factor in zip(size, factors, strict=True)]
+        mine, theirs = x.to(device).requires_grad_(), x.double().requires_grad_()
+        got, expected = (F.interpolate(t, size=target, mode=mode) for t in (mine, theirs))
+        gradient = torch.randn(expected.shape, dtype=dtype)
+        (a,) = torch.autograd.grad(got, mine, gradient.to(device))
+        (b,) = torch.autograd.grad(expected, theirs, gradient.double())
+        torch.testing.assert_close(a.cpu(), b.to(dtype), rtol=5e-3 if dtype == torch.float16 else 1e-5, atol=5e-3)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "trilinear"])
 def test_large_images(device: str, mode: str) -> None:
     """CPUs resample these axis after axis, in the order that has less to do."""

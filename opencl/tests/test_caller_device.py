@@ -87,6 +87,20 @@ def test_what_takes_long_is_handed_to_workers(driver: Driver, module: int, strea
     assert states[-3:] == [NOT_READY] * 3
 
 
+def test_what_spans_the_same_memory_is_told_apart_by_its_groups(
+    driver: Driver, module: int, stream: int, block: int
+) -> None:
+    """A small launch of a kernel that takes long with many groups is still done when the call returns."""
+    spin, done = driver.kernel_of(module, "spin"), 0
+    for _ in range(40):
+        driver.launch(stream, spin, [32], [1], block, c_uint32(LONG.value // 64), nbytes=4)
+        driver.call("stream_synchronize", 0, stream)
+        driver.launch(stream, spin, [1], [1], block, c_uint32(1), nbytes=4)
+        done += driver.status("stream_query", 0, stream) == OK
+        driver.call("stream_synchronize", 0, stream)
+    assert done >= 20, done  # what interrupts one while it is timed has workers run the next ones
+
+
 def test_commands_stay_in_order(driver: Driver, module: int, stream: int, block: int) -> None:
     """A small launch behind a long one waits for it, and is run by the workers, too."""
     spin, append = driver.kernel_of(module, "spin"), driver.kernel_of(module, "append")

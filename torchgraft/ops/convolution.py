@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +11,7 @@ from torchgraft.codegen import element_type
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels.convolution import convolution_launch, weight_launches
 from torchgraft.kernels.geometry import Direction, Geometry, Triple
+from torchgraft.ops.matmul import plan_product
 from torchgraft.plans import PlanBuilder, Unsupported, planner
 
 _LARGEST = 2**31 - 1
@@ -76,6 +78,39 @@ def _forward_meta(
     return torch.empty(out.shape, dtype=out.dtype, device="meta")
 
 
+# A matrix product of less than so many rows, sums or columns does not pay.
+_LEAST_CHANNELS, _LEAST_PIXELS = 8, 32
+
+
+def _is_product(p: PlanBuilder, g: Geometry) -> bool:
+    """Whether each image is the product of the filters, of one tap, and an image as it lies: of which CPUs' kernels
+    prepare less than those of other convolutions."""
+    single = math.prod(g.taps) == 1 and g.stride == (1, 1, 1) and g.padding == (0, 0, 0) and g.groups == 1
+    large = min(g.image_channels, g.result_channels) >= _LEAST_CHANNELS and math.prod(g.image) >= _LEAST_PIXELS
+    return p.form == "cpu" and single and large
+
+
+def _plan_images(
+    p: PlanBuilder,
+    g: Geometry,
+    direction: Direction,
+    out: torch.Tensor,
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> None:
+    """Plans images made of images, as `convolution_launch` has them."""
+    storage = _storage(out)
+    if not _is_product(p, g):
+        launch = convolution_launch(storage, g, direction, out, source, weight, bias, on=p.target)
+        p.launch(launch.kernel, launch.groups, **launch.arguments)
+        return
+    filters = weight.view(weight.shape[:2]) if direction == "forward" else weight.view(weight.shape[:2]).t()
+    target, image = (x.view(*x.shape[:2], -1) for x in (out, source))
+    addend = None if bias is None else bias.view(-1, 1)
+    plan_product(p, target, filters.expand(g.batch, *filters.shape), image, addend)
+
+
 @planner("convolution_overrideable", contiguous=True, meta=_forward_meta)
 def _convolution(
     p: PlanBuilder,
@@ -93,10 +128,7 @@ def _convolution(
     # A transposed convolution gives the image that an ordinary one would have read.
     image, result = (out, input) if transposed else (input, out)
     g = _geometry(image, weight, result, stride, padding, dilation, groups)
-    launch = convolution_launch(
-        _storage(out), g, "backward" if transposed else "forward", out, input, weight, bias, on=p.target
-    )
-    p.launch(launch.kernel, launch.groups, **launch.arguments)
+    _plan_images(p, g, "backward" if transposed else "forward", out, input, weight, bias)
 
 
 def _backward_meta(
@@ -139,9 +171,7 @@ def _convolution_backward(
     g = _geometry(image, weight, result, stride, padding, dilation, groups)
     storage = _storage(grad_output)
     if grad_input is not None:
-        direction: Direction = "forward" if transposed else "backward"
-        launch = convolution_launch(storage, g, direction, grad_input, grad_output, weight, on=p.target)
-        p.launch(launch.kernel, launch.groups, **launch.arguments)
+        _plan_images(p, g, "forward" if transposed else "backward", grad_input, grad_output, weight)
     if grad_weight is not None:
 
         def temporary(count: int, element: str) -> torch.Tensor:
