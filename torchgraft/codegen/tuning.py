@@ -23,10 +23,11 @@ class Blocks:
         rows, vectors: accumulators in registers, `rows` times so many vectors; products have one vector more where
             there are registers for it.
         depth: products that are summed before the sum is put aside; so many rows has a panel.
-        row_tiles: a work-item's block has at most so many times `rows` rows, in products twice as many.
+        row_tiles: a work-item's block has at most so many times `rows` rows.
         column_bytes: of a row of the block, at most.
-        wider: products have blocks of so many times as many rows and columns: what is copied for a block is used more
-            often, and its sums and panels take as many times wider squared of the second-level cache.
+        taller: products have blocks of so many times as many rows, which share the panels that are copied for them.
+        wider: and of so many times as many rows and columns again: what is copied for a block is used more often, and
+            its sums and panels take as many times wider squared of the second-level cache.
     """
 
     rows: int = 8
@@ -34,6 +35,7 @@ class Blocks:
     depth: int = 256
     row_tiles: int = 16
     column_bytes: int = 1024
+    taller: int = 2
     wider: int = 1
 
 
@@ -137,8 +139,8 @@ class Target:
 # of 32 bytes and less there are 16, and 12 of them do.
 _TABLE = {
     16: Tuning(Blocks(rows=8, vectors=2, wider=2)),
-    8: Tuning(Blocks(rows=6, vectors=2)),
-    4: Tuning(Blocks(rows=6, vectors=2)),
+    8: Tuning(Blocks(rows=6, vectors=2, taller=4)),
+    4: Tuning(Blocks(rows=6, vectors=2, taller=4)),
 }
 
 
@@ -155,6 +157,7 @@ CANDIDATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "depth": (128, 192, 256, 384, 512),
         "row_tiles": (8, 16, 32),
         "column_bytes": (512, 1024, 2048),
+        "taller": (1, 2, 4),
         "wider": (1, 2),
     },
     "tiles": {"side": (32, 64, 128), "item": (2, 4, 8), "depth": (8, 16, 32)},

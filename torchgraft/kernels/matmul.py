@@ -66,8 +66,8 @@ _SUMS_BYTES = 2 << 20
 
 def product_tile(math: Arithmetic, blocks: Blocks, narrow: bool = False) -> Tile:
     """The tile of products: with one vector of columns more than other kernels have, where there are registers for it,
-    since each element of A is then loaded for as many sums more; and blocks of twice as many rows, which share the
-    panels that are copied for them, and wider ones where the device has the cache for them.
+    since each element of A is then loaded for as many sums more; and blocks of more rows, which share the panels that
+    are copied for them, and wider ones where the device has the cache for them.
     """
     tile = block_tile(math, blocks, narrow)
     if math.is_complex:
@@ -75,11 +75,13 @@ def product_tile(math: Arithmetic, blocks: Blocks, narrow: bool = False) -> Tile
     registers = 32 if math.width * math.size == 64 else 16
     more = tile.vectors + 1
     if narrow:
-        return replace(tile, max_rows=2 * tile.max_rows)
+        return replace(tile, max_rows=blocks.taller * tile.max_rows)
     vectors = more if tile.rows * more + more + 1 <= registers else tile.vectors
     columns = _round_up(blocks.wider * tile.max_columns, math.width * vectors)
     most = _SUMS_BYTES // (columns * math.size) // tile.rows * tile.rows
-    return replace(tile, vectors=vectors, max_rows=min(2 * blocks.wider * tile.max_rows, most), max_columns=columns)
+    return replace(
+        tile, vectors=vectors, max_rows=min(blocks.taller * blocks.wider * tile.max_rows, most), max_columns=columns
+    )
 
 
 def _shallow(blocks: Blocks, k: int) -> Blocks:

@@ -23,7 +23,7 @@ Times = Mapping[str, float]
 #: What there is to find for each form of the kernels, in the order in which it is looked for.
 FAMILIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "cpu": {
-        "blocks": ("rows", "vectors", "depth", "row_tiles", "column_bytes", "wider"),
+        "blocks": ("rows", "vectors", "depth", "row_tiles", "column_bytes", "taller", "wider"),
         "attention": ("keys",),
         "planes": ("rows", "band"),
         "dealing": ("single", "chunk", "groups_per_unit"),
