@@ -38,12 +38,16 @@ def _train(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Non
 
 
 def _dense(device: torch.device) -> None:
-    inputs, targets = torch.randn(64, 1, 28, 28).to(device), torch.randint(10, (64,)).to(device)
+    inputs, targets = torch.randn(64, 1, 28, 28).to(device), torch.randint(7, (64,)).to(device)
     deep = nn.Sequential(
         nn.Flatten(), nn.Linear(784, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 64), nn.GELU(), nn.Linear(64, 10)
     )
-    # Lists of four tensors have a kernel of their own.
-    for model in (deep, nn.Sequential(nn.Flatten(), nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 10))):
+    # Results wider than what their sums are made of, and narrower than a vector, have kernels of their own.
+    uneven = nn.Sequential(
+        nn.Flatten(), nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 300), nn.ReLU(), nn.Linear(300, 7)
+    )
+    # Lists of four tensors have, too.
+    for model in (deep, uneven, nn.Sequential(nn.Flatten(), nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 10))):
         _train(model.to(device), inputs, targets)
 
 
