@@ -37,9 +37,11 @@ demo: setup
 	@$(BIN)/python -m torchgraft_opencl.demo --curves build/demo.svg $(ARGS)
 
 # A process for each core and one more, since some tests wait; and a file to one of them: what a file's tests share is
-# made once.
+# made once. One that dies ends its part of the run, which then fails: with another in its place pytest-xdist 3.8 may
+# wait for ever.
 JOBS ?= $(shell nproc)
-PYTEST = $(BIN)/python -m pytest --numprocesses $(shell echo $$(($(JOBS) + 1))) --dist loadfile --durations 25
+PYTEST = $(BIN)/python -m pytest --numprocesses $(shell echo $$(($(JOBS) + 1))) --dist loadfile --max-worker-restart 0 \
+  --durations 25
 
 test: setup
 	@$(PYTEST) $(ARGS)

@@ -9,11 +9,13 @@ from textwrap import dedent
 from typing import ClassVar
 
 import pytest
+import torch
 
 import torchgraft
 from torchgraft.codegen import Kernel, Pointer, Value
 from torchgraft.codegen.dialect import UnsupportedKernel
 from torchgraft.codegen.dialects import dialect, known_dialects
+from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import LOADED, PAIRS, SIZES, VECTORS, WIDTHS, composed_words
 from torchgraft.functions import HELPERS
 
@@ -58,6 +60,29 @@ def test_documented_words_have_a_meaning(name: str) -> None:
     native |= {word for word in documented if name == "opencl-c" and word.endswith(("_MIN", "_MAX"))}
     known = {*language.definitions, *HELPERS, *composed_words(), *re.findall(r"#define (\w+)", language.prelude)}
     assert documented - native - known == set()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", LOADED)
+def test_vectors_begin_at_any_element(device: str, name: str, width: int) -> None:
+    """What is loaded is used twice, so that it is no operand of the instruction that uses it: those may be unaligned."""
+    vector = f"{LOADED[name]}{width}"
+    body = f"""
+      const {vector} x = load_{name}x{width}(from, first), y = load_{name}x{width}(from, first + {width});
+      store_{name}x{width}(to, first, SELECT(x > y, x, y));
+      store_{name}x{width}(to, first + {width}, SELECT(x > y, y, x));"""
+    params = (Pointer("to", name), Pointer("from", name, const=True), Value("first", "i64"))
+    kernel = torchgraft.kernel(Kernel("order", params, body))
+    dtype = BY_NAME[name].dtype
+    values = torch.randint(0, 100, (9 + 2 * width,)).to(dtype)
+    given = values.to(device)
+    for first in range(9):
+        got = torch.zeros_like(given)
+        kernel[1](got, given, first)
+        x, y = values[first : first + width], values[first + width : first + 2 * width]
+        expected = torch.zeros_like(values)
+        expected[first : first + 2 * width] = torch.cat((torch.maximum(x, y), torch.minimum(x, y)))
+        assert torch.equal(got.cpu(), expected), first
 
 
 def test_the_library_has_no_words_of_opencl() -> None:

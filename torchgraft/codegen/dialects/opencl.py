@@ -50,8 +50,7 @@ def _accesses() -> dict[str, str]:
             load, store = f"load_{name}x{width}", f"store_{name}x{width}"
             vector = f"{lane}{width}"
             if name == "f16":
-                words[load] = f"#define {load}(p, i) vload_half{width}(0, (p) + (i))"
-                words[store] = f"#define {store}(p, i, v) vstore_half{width}_rte(v, 0, (p) + (i))"
+                words[load] = words[store] = _F16_VECTOR_ACCESS.format(n=width)
             elif name == "bf16":
                 words[load] = f"#define {load}(p, i) as_{vector}(convert_uint{width}(vload{width}(0, (p) + (i))) << 16)"
                 words[store] = _BF16_STORE_VECTOR.format(n=width)
@@ -79,6 +78,19 @@ _F16_ACCESS = """\
 #else
 #define load_f16(p, i) vload_half(i, p)
 #define store_f16(p, i, v) vstore_half_rte(v, i, p)
+#endif"""
+
+# PoCL 3.1 reads and writes what vload_half and vstore_half are given as if it were aligned as a whole vector.
+_F16_VECTOR_ACCESS = """\
+#if defined(__clang__) && defined(__F16C__)
+typedef _Float16 tg_half{n} __attribute__((ext_vector_type({n}), aligned(2)));
+#define load_f16x{n}(p, i) \\
+  as_float{n}(as_uint{n}(__builtin_convertvector(*(const GLOBAL tg_half{n}*)((p) + (i)), float{n})) | (uint)tg_no_bits(p))
+#define store_f16x{n}(p, i, v) (*(GLOBAL tg_half{n}*)((p) + (i)) = \\
+  __builtin_convertvector(as_float{n}(as_uint{n}(v) | (uint)tg_no_bits(p)), tg_half{n}))
+#else
+#define load_f16x{n}(p, i) vload_half{n}(0, (p) + (i))
+#define store_f16x{n}(p, i, v) vstore_half{n}_rte(v, 0, (p) + (i))
 #endif"""
 
 # Rounds to nearest even; a NaN stays one. A NaN that is a constant would be loaded into just those lanes that need it:
