@@ -65,7 +65,7 @@ def test_documented_words_have_a_meaning(name: str) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", LOADED)
 def test_vectors_begin_at_any_element(device: str, name: str, width: int) -> None:
-    """What is loaded is used twice, so that it is no operand of the instruction that uses it: those may be unaligned."""
+    """What is loaded is used twice, so that it is no operand of an instruction: those may be unaligned."""
     vector = f"{LOADED[name]}{width}"
     body = f"""
       const {vector} x = load_{name}x{width}(from, first), y = load_{name}x{width}(from, first + {width});

@@ -31,7 +31,6 @@
 #include "../runtime/serialization.h"
 #include "../runtime/stream.h"
 #include "dispatch.h"
-#include "plan.h"
 #include "unboxed.h"
 
 namespace torchgraft {
@@ -161,12 +160,9 @@ void copy_within(const at::Tensor& self, const at::Tensor& dst) {
     copy_within(without_lazy_bits(self).view(bits), without_lazy_bits(dst).view(bits));
     return;
   }
-  static const PlannedName& name = planned_name("aten::_copy_from");
-  PlannedOp* planned = name.op.load(std::memory_order_acquire);
-  TORCH_CHECK_NOT_IMPLEMENTED(planned != nullptr, "no planner for aten::_copy_from");
+  static const OwnOp copy_from("aten::_copy_from");
   const c10::DeviceGuard guard(dst.device());
-  const Borrowed<3> lent(self, dst, /*non_blocking=*/false);
-  planned->run_borrowed(lent.values, /*wants_arguments=*/false);
+  copy_from(self, dst, /*non_blocking=*/false);
 }
 
 // One value for all elements goes with the command: nothing is waited for, nothing has to stay valid.

@@ -34,7 +34,4 @@ const std::vector<c10::OperatorHandle>& aten_ops();
 // CPU, which runs the ops then, has none either.
 bool has_kernels(const at::Tensor& tensor);
 
-// dispatch/plan: runs `op` by a plan for this call, made by Python when there is none.
-void run_plan(const c10::OperatorHandle& op, torch::jit::Stack* stack);
-
 }  // namespace torchgraft

@@ -6,6 +6,7 @@
 #include "../runtime/command.h"
 #include "../runtime/stream.h"
 #include "dispatch.h"
+#include "unboxed.h"
 
 namespace torchgraft {
 namespace {
@@ -20,9 +21,8 @@ at::Tensor& fill_scalar(at::Tensor& self, const at::Scalar& value) {
     at::native::fill_(element, value);
     fill_memory(self, element.const_data_ptr(), self.itemsize());
   } else {
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::fill_", "Scalar");
-    torch::jit::Stack stack{self, value};
-    run_plan(op, &stack);
+    static const OwnOp by_plan("aten::fill_.Scalar");
+    by_plan(self, value);
   }
   return self;
 }
@@ -32,9 +32,8 @@ at::Tensor& zero(at::Tensor& self) {
   if (is_one_piece(self)) {
     fill_memory(self, &kZero, 1);
   } else {
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::zero_", "");
-    torch::jit::Stack stack{self};
-    run_plan(op, &stack);
+    static const OwnOp by_plan("aten::zero_");
+    by_plan(self);
   }
   return self;
 }

@@ -503,12 +503,6 @@ const PlannedName& planned_name(const std::string& name) {
   return r.names[name];
 }
 
-void run_plan(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  PlannedOp* planned = planned_name(toString(op.operator_name())).op.load(std::memory_order_acquire);
-  TORCH_CHECK_NOT_IMPLEMENTED(planned != nullptr, "no planner for ", op.operator_name());
-  planned->run(stack);
-}
-
 void set_plan_capacity(size_t plans_per_op) { plan_capacity.store(std::max<size_t>(plans_per_op, 1)); }
 
 namespace {

@@ -214,7 +214,7 @@ struct PlanKernel final : c10::OperatorKernel {
   const PlannedName* name;
 };
 
-// Registers `name` ("aten::add.Tensor") for PrivateUse1, or only makes it known to run_plan if `dispatch` is false.
+// Registers `name` ("aten::add.Tensor") for PrivateUse1, or only makes it known to the core if `dispatch` is false.
 // A name that is planned already is planned anew from now on.
 void register_planned_op(const std::string& name, CpuTensors cpu_tensors, bool pointwise, bool dispatch);
 std::vector<PlannedOp*> planned_ops();

@@ -4,8 +4,6 @@
 #include <type_traits>
 #include <unordered_map>
 
-#include "plan.h"
-
 namespace torchgraft {
 namespace {
 

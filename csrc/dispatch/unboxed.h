@@ -10,12 +10,13 @@
 #include <torch/library.h>
 
 #include <array>
+#include <atomic>
 #include <optional>
 #include <utility>
 
-namespace torchgraft {
+#include "plan.h"
 
-struct PlannedName;
+namespace torchgraft {
 
 // The arguments of a call as values that own no tensor of theirs.
 template <size_t Count>
@@ -39,6 +40,24 @@ class Borrowed {
   }
   static c10::IValue borrowed(const at::Scalar& scalar) { return scalar; }
   static c10::IValue borrowed(bool flag) { return flag; }
+};
+
+// An op that the core itself asks for: run by its plan for this call, past the dispatcher.
+class OwnOp {
+ public:
+  explicit OwnOp(const char* name) : name_(name), planned_(planned_name(name)) {}
+
+  template <typename... Arguments>
+  void operator()(const Arguments&... arguments) const {
+    PlannedOp* op = planned_.op.load(std::memory_order_acquire);
+    TORCH_CHECK_NOT_IMPLEMENTED(op != nullptr, "no planner for ", name_);
+    const Borrowed<sizeof...(Arguments)> lent(arguments...);
+    op->run_borrowed(lent.values, /*wants_arguments=*/false);
+  }
+
+ private:
+  const char* name_;
+  const PlannedName& planned_;
 };
 
 // The kernel of an op whose signature is one of these.

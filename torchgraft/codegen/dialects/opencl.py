@@ -84,8 +84,8 @@ _F16_ACCESS = """\
 _F16_VECTOR_ACCESS = """\
 #if defined(__clang__) && defined(__F16C__)
 typedef _Float16 tg_half{n} __attribute__((ext_vector_type({n}), aligned(2)));
-#define load_f16x{n}(p, i) \\
-  as_float{n}(as_uint{n}(__builtin_convertvector(*(const GLOBAL tg_half{n}*)((p) + (i)), float{n})) | (uint)tg_no_bits(p))
+#define load_f16x{n}(p, i) as_float{n}(as_uint{n}( \\
+  __builtin_convertvector(*(const GLOBAL tg_half{n}*)((p) + (i)), float{n})) | (uint)tg_no_bits(p))
 #define store_f16x{n}(p, i, v) (*(GLOBAL tg_half{n}*)((p) + (i)) = \\
   __builtin_convertvector(as_float{n}(as_uint{n}(v) | (uint)tg_no_bits(p)), tg_half{n}))
 #else
