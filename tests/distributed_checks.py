@@ -392,6 +392,7 @@ def messages_that_are_asked_about() -> None:
     else:
         raise AssertionError("nobody has sent it")
     assert time.monotonic() - begin < 10 and not works[2].is_completed()
+    dist.barrier()  # one that was slow has waited as well
     dist.send(mine, after, tag=1)
     second.wait()
     dist.send(mine, after, tag=0)

@@ -397,6 +397,11 @@ def _exponentials(v: Variant, rows: str) -> str:
 
 def _weigh(v: Variant) -> str:
     """Makes weights of a block's scores, relative to the largest so far, and keeps that and the weights' sum."""
+    score, weight_sum = f"(({v.scalar}*)st)[r * {v.lanes} + i]", f"(({v.scalar}*)sums)[i]"
+    weight = f"""\
+const {v.scalar} weight = tg_exp_below_{v.compute}({score} - ((const {v.scalar}*)from)[i]);
+      {score} = weight;
+      {weight_sum} += weight;"""
     return f"""\
     {v.vector} n0 = m0, n1 = m1;
     PLAIN for (int r = 0; r < n; ++r) {{
@@ -404,21 +409,15 @@ def _weigh(v: Variant) -> str:
       n1 = SELECT(st[2 * r + 1] > n1, st[2 * r + 1], n1);
     }}
     /* Where all is masked so far the maximum is -infinity, and nothing may be taken from it. */
-    const {v.vector} f0 = SELECT(n0 == least, none, n0), f1 = SELECT(n1 == least, none, n1);
+    const {v.vector} from[2] = {{SELECT(n0 == least, none, n0), SELECT(n1 == least, none, n1)}};
+    {v.vector} sums[2] = {{none, none}}, kept[2] = {{m0 - from[0], m1 - from[1]}};
     PLAIN for (int r = 0; r < n; ++r) {{
-      st[2 * r] -= f0;
-      st[2 * r + 1] -= f1;
+  {_each(v, str(v.lanes), weight)}
     }}
-    st[2 * n] = m0 - f0;
-    st[2 * n + 1] = m1 - f1;
-{_exponentials(v, "(n + 1)")}
-    const {v.vector} alpha = st[2 * n], beta = st[2 * n + 1];
-    l0 *= alpha;
-    l1 *= beta;
-    PLAIN for (int r = 0; r < n; ++r) {{
-      l0 += st[2 * r];
-      l1 += st[2 * r + 1];
-    }}
+{_each(v, str(v.lanes), f"(({v.scalar}*)kept)[i] = tg_exp_below_{v.compute}((({v.scalar}*)kept)[i]);")}
+    const {v.vector} alpha = kept[0], beta = kept[1];
+    l0 = fma(l0, alpha, sums[0]);
+    l1 = fma(l1, beta, sums[1]);
     m0 = n0;
     m1 = n1;"""
 
