@@ -398,15 +398,16 @@ def gather_kernel(storage: str, kind: Kind, adaptive: bool, form: str) -> Kernel
 
 
 @cache
-def scatter_kernel(storage: str, kind: Kind) -> Kernel:
+def scatter_kernel(storage: str, kind: Kind, apart: bool = False) -> Kernel:
     """The gradient on CPUs; the walk is over planes. For types that sums are kept in; not for adaptive windows.
 
-    Parameters as of `gather_kernel`, of largest elements without the windows: the indices tell all.
+    Parameters as of `gather_kernel`, of largest elements without the windows: the indices tell all. `apart` says that
+    no two windows have a pixel in common, so that there is nothing to sum.
     """
     walk, math = Walk("cpu"), arithmetic(storage)
     if kind == "max":
         scatter = f"""const GLOBAL long* at = indices + i * target_pixels;
-for (long k = 0; k < target_pixels; ++k) to[at[k]] += {math.load("g", "k")};"""
+for (long k = 0; k < target_pixels; ++k) to[at[k]] {"=" if apart else "+="} {math.load("g", "k")};"""
     else:
         rows = "\n".join(_window(a, f"t{a}", False) for a in ("z", "y"))
         scatter = f"""
@@ -429,13 +430,14 @@ const long source_pixels = (long)source_z * source_y * source_x, target_pixels =
 for (long k = 0; k < source_pixels; ++k) to[k] = 0;
 {scatter}"""
     params = _params(_backward_pointers(storage, kind), kind, adaptive=kind == "max")
-    return walk.kernel(f"{kind}_pool_scatter", params, walk.each(plane, vectorize=False))
+    name = f"{kind}_pool_scatter{'_apart' if apart else ''}"
+    return walk.kernel(name, params, walk.each(plane, vectorize=False))
 
 
 @cache
-def scatter_offsets_kernel(storage: str) -> Kernel:
+def scatter_offsets_kernel(storage: str, apart: bool) -> Kernel:
     """The gradient of largest pixels on CPUs by the taps that they were; the walk is over planes. For types that sums
-    are kept in.
+    are kept in. `apart` as of `scatter_kernel`.
 
     Parameters: `out`, `grad` and `offsets` of the target, and what `_params` tells. A window has at most 127 taps.
     """
@@ -456,7 +458,8 @@ for (int tz = 0; tz < target_z; ++tz)
     const long row = ((long)tz * stride_z - padding_z) * source_y + ty * stride_y - padding_y;
     const long corner = row * source_x - padding_x;
     for (int tx = 0; tx < target_x; ++tx, ++g, ++tap)
-      to[corner + tx * stride_x + places[*tap]] += {math.load("g", "0")};
+      to[corner + tx * stride_x + places[*tap]] {"=" if apart else "+="} {math.load("g", "0")};
   }}"""
     params = _params(f"{storage}* out; const {storage}* grad; const i8* offsets", "max", adaptive=False)
-    return walk.kernel("max_pool_scatter_offsets", params, walk.each(plane, vectorize=False))
+    name = f"max_pool_scatter_offsets{'_apart' if apart else ''}"
+    return walk.kernel(name, params, walk.each(plane, vectorize=False))

@@ -108,6 +108,13 @@ def plan_block_sums(p: PlanBuilder, out: torch.Tensor, source: torch.Tensor) -> 
     _pool(p, "average", dims, (out,), source, {**windows, "include_padding": 1, "divisor": 1})
 
 
+def _apart(windows: Numbers) -> bool:
+    """Whether no two windows have a pixel in common; of adaptive and of random ones that is not known."""
+    return bool(windows) and all(
+        (windows[f"taps_{axis}"] - 1) * windows[f"dilation_{axis}"] < windows[f"stride_{axis}"] for axis in kernels.AXES
+    )
+
+
 def _pool_gradient(
     p: PlanBuilder, kind: Kind, dims: int, out: torch.Tensor, sources: tuple[torch.Tensor, ...], windows: Numbers
 ) -> None:
@@ -120,7 +127,7 @@ def _pool_gradient(
     scatters = p.form == "cpu" and (kind == "max" or windows)
     if scatters and storage not in ("f16", "bf16") and planes >= p.device.compute_units:
         grid = p.walk(planes, math.prod(source_size), multiple=1)
-        kernel = kernels.scatter_kernel(storage, kind)
+        kernel = kernels.scatter_kernel(storage, kind, kind == "max" and _apart(windows))
         windows = {} if kind == "max" else windows
     else:
         grid = p.walk((planes, *source_size), _cost(source_size, target_size, windows), multiple=1)
@@ -238,14 +245,15 @@ def _max_pool_offsets_backward(
         return
     dims = len(kernel_size)
     planes, source_size = _spatial(out, dims)
+    windows = _windows(dims, kernel_size, stride, padding, dilation)
     p.launch(
-        kernels.scatter_offsets_kernel(_storage(out, "max")),
+        kernels.scatter_offsets_kernel(_storage(out, "max"), _apart(windows)),
         p.walk(planes, math.prod(source_size), multiple=1),
         out=out,
         grad=grad_output,
         offsets=offsets,
         **_sizes(source_size, _spatial(offsets, dims)[1]),
-        **_windows(dims, kernel_size, stride, padding, dilation),
+        **windows,
     )
 
 
