@@ -218,7 +218,7 @@ def test_an_interrupt_ends_a_wait(script: Script, wait: str) -> None:
         import os, signal, threading, time
         import torch
         acc = torch.accelerator
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what runs in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's jobs in the background ignore
         x = torch.full((2048, 2048), 1 / 2048, device="ocl")
         weights = torch.full((2048, 2048), 1 / 2048, device="ocl")
         (x @ weights).cpu()
@@ -227,7 +227,7 @@ def test_an_interrupt_ends_a_wait(script: Script, wait: str) -> None:
             before = time.perf_counter()
             (x @ weights).cpu()
             quickest = min(quickest, time.perf_counter() - before)
-        products = max(20, int(3 / quickest) + 1)
+        products = int(3 / quickest) + 1
         event = torch.Event(device="ocl")
         for _ in range(products):
             x = x @ weights
@@ -238,7 +238,7 @@ def test_an_interrupt_ends_a_wait(script: Script, wait: str) -> None:
         except KeyboardInterrupt:
             pass
         else:
-            raise SystemExit(f"the wait went on, for {{products}} products of {{quickest}} s")
+            raise SystemExit("the wait went on")
         assert not acc.current_stream().query()  # there is work left
         torch.testing.assert_close(x.cpu(), torch.full((2048, 2048), 1 / 2048))
         """,

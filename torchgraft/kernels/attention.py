@@ -390,9 +390,10 @@ def _pointers(v: Variant, *names: str) -> str:
     return "\n".join(f"  {v.pointer} {n}_h = {n} + b * {n}sb + {head[n]} * {n}sh;" for n in names)
 
 
-def _exponentials(v: Variant, rows: str) -> str:
-    """Takes the exponentials of so many rows of `st`, from which a maximum has been taken."""
-    return _each(v, f"{rows} * {v.lanes}", f"(({v.scalar}*)st)[i] = tg_exp_below_{v.compute}((({v.scalar}*)st)[i]);")
+def _exponentials(v: Variant, name: str, rows: str) -> str:
+    """Takes the exponentials of so many rows of an array, from which a maximum has been taken."""
+    value = f"(({v.scalar}*){name})[i]"
+    return _each(v, f"{rows} * {v.lanes}", f"{value} = tg_exp_below_{v.compute}({value});")
 
 
 def _weigh(v: Variant) -> str:
@@ -414,7 +415,7 @@ const {v.scalar} weight = tg_exp_below_{v.compute}({score} - ((const {v.scalar}*
     PLAIN for (int r = 0; r < n; ++r) {{
   {_each(v, str(v.lanes), weight)}
     }}
-{_each(v, str(v.lanes), f"(({v.scalar}*)kept)[i] = tg_exp_below_{v.compute}((({v.scalar}*)kept)[i]);")}
+{_exponentials(v, "kept", "1")}
     const {v.vector} alpha = kept[0], beta = kept[1];
     l0 = fma(l0, alpha, sums[0]);
     l1 = fma(l1, beta, sums[1]);
@@ -693,7 +694,7 @@ def _queries_cpu(v: Variant) -> str:
       st[2 * r] -= lse0;
       st[2 * r + 1] -= lse1;
     }}
-{_exponentials(v, "n")}
+{_exponentials(v, "st", "n")}
 {_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
 {_scores(v, "dp", "val", "gt", v.value_head)}
 {_drop_keys(v, "dp")}
@@ -764,7 +765,7 @@ def _keys_cpu(v: Variant) -> str:
         st[2 * r] -= less;
         st[2 * r + 1] -= less;
       }}
-{_exponentials(v, "n")}
+{_exponentials(v, "st", "n")}
 {_rows(v, "grd", "(g_h + q0 * gss)", "gss", v.value_head)}
 {_scores(v, "dp", "grd", "vt", v.value_head)}
 {drop}

@@ -219,7 +219,7 @@ def query_gradient(v: Variant, f: Functions) -> Kernel:
       st[2 * r] -= lse0;
       st[2 * r + 1] -= lse1;
     }}
-{_exponentials(v, "n")}
+{_exponentials(v, "st", "n")}
 {_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
 {_scores(v, "dp", "val", "gt", v.value_head)}
     PLAIN for (int r = 0; r < n; ++r) {{
@@ -273,7 +273,7 @@ def key_gradient(v: Variant, f: Functions) -> Kernel:
       st[2 * r] -= less;
       st[2 * r + 1] -= less;
     }}
-{_exponentials(v, "n")}
+{_exponentials(v, "st", "n")}
 {_rows(v, "grd", "(g_h + q0 * gss)", "gss", v.value_head)}
 {_scores(v, "dp", "grd", "vt", v.value_head)}
 {_gathered(v, "dvt", "st", "grd", v.value_head)}

@@ -398,7 +398,7 @@ def gather_kernel(storage: str, kind: Kind, adaptive: bool, form: str) -> Kernel
 
 
 @cache
-def scatter_kernel(storage: str, kind: Kind, apart: bool = False) -> Kernel:
+def scatter_kernel(storage: str, kind: Kind, apart: bool) -> Kernel:
     """The gradient on CPUs; the walk is over planes. For types that sums are kept in; not for adaptive windows.
 
     Parameters as of `gather_kernel`, of largest elements without the windows: the indices tell all. `apart` says that
@@ -430,8 +430,7 @@ const long source_pixels = (long)source_z * source_y * source_x, target_pixels =
 for (long k = 0; k < source_pixels; ++k) to[k] = 0;
 {scatter}"""
     params = _params(_backward_pointers(storage, kind), kind, adaptive=kind == "max")
-    name = f"{kind}_pool_scatter{'_apart' if apart else ''}"
-    return walk.kernel(name, params, walk.each(plane, vectorize=False))
+    return walk.kernel(f"{kind}_pool_scatter", params, walk.each(plane, vectorize=False))
 
 
 @cache
@@ -461,5 +460,4 @@ for (int tz = 0; tz < target_z; ++tz)
       to[corner + tx * stride_x + places[*tap]] {"=" if apart else "+="} {math.load("g", "0")};
   }}"""
     params = _params(f"{storage}* out; const {storage}* grad; const i8* offsets", "max", adaptive=False)
-    name = f"max_pool_scatter_offsets{'_apart' if apart else ''}"
-    return walk.kernel(name, params, walk.each(plane, vectorize=False))
+    return walk.kernel("max_pool_scatter_offsets", params, walk.each(plane, vectorize=False))
