@@ -1,4 +1,4 @@
-"""Products and attention in bfloat16 by a processor's tiles, against float64: layouts, edges, addends, blocks."""
+"""Products, convolutions and attention in bfloat16 by a processor's tiles, against float64: layouts, edges, blocks."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel
 from torchgraft.driver import Capability
 from torchgraft.kernels import attention, attention_tiles, bfloat16
+from torchgraft.ops import convolution
 from torchgraft.plans import device as traits
 
 pytestmark = pytest.mark.no_fallback
@@ -302,3 +303,74 @@ def test_as_cxx(unit_a: Any, unit_b: Any) -> None:
     command = ["g++", "-std=c++20", "-w", "-x", "c++", "-c", "-", "-o", os.devnull]
     result = subprocess.run(command, input=text, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
+
+
+def convolve(device: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **how: Any) -> None:
+    """Forward and backward, of what is given and of the same in float64."""
+    how = dict(how)
+    function: Any = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[x.dim()]
+    if how.pop("transposed", False):
+        function = F.conv_transpose2d
+
+    def outcome(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> list[torch.Tensor]:
+        inputs = [y.detach().requires_grad_() for y in (x, weight)]
+        out = function(*inputs, bias, **how)
+        given = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).bfloat16()
+        return [out.detach(), *torch.autograd.grad(out, inputs, given.to(out))]
+
+    wanted = outcome(x.double(), weight.double(), None if bias is None else bias.double())
+    got = outcome(x.to(device), weight.to(device), None if bias is None else bias.to(device))
+    for found, exact in zip(got, wanted, strict=True):
+        close(found, exact)
+
+
+CONVOLUTIONS = [
+    ((3, 24, 17, 19), (40, 24, 3, 3), {"padding": 1}),
+    ((2, 5, 30, 21), (7, 5, 5, 3), {"padding": (0, 2), "stride": (2, 1)}),
+    ((2, 16, 9, 70), (33, 16, 1, 7), {"padding": (0, 3), "dilation": (1, 3)}),
+    ((1, 8, 12, 40), (20, 8, 2, 2), {}),
+    ((3, 40, 50), (24, 40, 3), {"padding": 4}),
+    ((2, 9, 5, 6, 7), (11, 9, 3, 3, 3), {"padding": 1, "stride": (1, 2, 2)}),
+    ((2, 9, 5, 6, 7), (11, 9, 2, 3, 3), {"padding": (1, 0, 2), "dilation": (1, 2, 1)}),
+    ((2, 12, 8, 9), (12, 10, 3, 3), {"padding": 1, "transposed": True}),
+    ((2, 33, 4, 3), (12, 33, 7, 7), {"padding": 3}),
+]
+
+
+@pytest.mark.parametrize(("image", "filters", "how"), CONVOLUTIONS, ids=str)
+def test_convolution(
+    made: list[Kernel], device: str, image: tuple[int, ...], filters: tuple[int, ...], how: dict[str, Any]
+) -> None:
+    bias = numbers(filters[1] if "transposed" in how else filters[0])
+    convolve(device, numbers(*image), numbers(*filters), bias, **how)
+    convolve(device, numbers(*image), numbers(*filters), **how)
+    assert any(kernel.name == "matmul_bfloat16" for kernel in made)
+
+
+@pytest.mark.parametrize("most", [20_000, 150_000])
+@pytest.mark.parametrize(("image", "filters", "how"), CONVOLUTIONS[:7], ids=str)
+def test_convolution_in_parts(
+    made: list[Kernel],
+    device: str,
+    image: tuple[int, ...],
+    filters: tuple[int, ...],
+    how: dict[str, Any],
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Patches of a few rows, and of a few images."""
+    monkeypatch.setattr(convolution, "_PART_BYTES", most)
+    plans.clear()
+    convolve(device, numbers(*image), numbers(*filters), **how)
+    assert any(kernel.name == "matmul_bfloat16" for kernel in made)
+
+
+def test_convolution_with_values_without_bounds(made: list[Kernel], device: str) -> None:
+    """NaN reaches the pixels around it and no others: neither those of the next row nor those of the next image."""
+    x, weight = numbers(2, 16, 20, 33), numbers(32, 16, 3, 3)
+    x[0, 3, 19, 32] = x[0, 0, 7, 0] = torch.nan
+    got = F.conv2d(x.to(device), weight.to(device), padding=1).cpu()
+    wanted = F.conv2d(x.double(), weight.double(), padding=1)
+    assert torch.equal(got.isnan(), wanted.isnan())
+    close(got[~got.isnan()], wanted[~got.isnan()])
+    assert made

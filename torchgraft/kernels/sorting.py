@@ -17,6 +17,9 @@ from torchgraft.codegen.types import BY_NAME, MOVES
 INSERTED = 32
 """Rows of at most so many elements are sorted by insertion."""
 
+_PASSED = 32
+"""Elements that are passed over at once where none is among the first few."""
+
 
 def key_type(type_: str) -> str:
     """The element type that a key lies in."""
@@ -195,7 +198,8 @@ def finish_kernel(move: str, form: str) -> Kernel:
 def top_kernel(type_: str, largest: bool, form: str) -> Kernel:
     """The first `k` elements of each contiguous row in sorted order, by insertion: for small k.
 
-    An element moves in only if it beats the last of them, which soon is rare.
+    An element moves in only if it beats the last of them, which soon is rare: then blocks are passed over of which none
+    does.
     """
     unsigned, key = _unsigned(type_), key_type(type_)
     search = f"""\
@@ -203,14 +207,22 @@ def top_kernel(type_: str, largest: bool, form: str) -> Kernel:
     GLOBAL long* at = places + i * k;
     long found = 0;
     {unsigned} last = 0;
-    for (long e = 0; e < length; ++e) {{
-      {unsigned} own = sort_key(load_{type_}(x, base + e));
-      if (found == k && own >= last) continue;
-      long j = found < k ? found++ : k - 1;
-      for (; j > 0 && ({unsigned})best[j - 1] > own; --j) {{ best[j] = best[j - 1]; at[j] = at[j - 1]; }}
-      best[j] = own;
-      at[j] = e;
-      last = best[found - 1];
+    for (long e = 0; e < length;) {{
+      if (found == k)
+        for (; e + {_PASSED} <= length; e += {_PASSED}) {{
+          int better = 0;
+          for (int l = 0; l < {_PASSED}; ++l) better |= sort_key(load_{type_}(x, base + e + l)) < last;
+          if (better) break;
+        }}
+      for (const long end = min(length, e + {_PASSED}); e < end; ++e) {{
+        {unsigned} own = sort_key(load_{type_}(x, base + e));
+        if (found == k && own >= last) continue;
+        long j = found < k ? found++ : k - 1;
+        for (; j > 0 && ({unsigned})best[j - 1] > own; --j) {{ best[j] = best[j - 1]; at[j] = at[j - 1]; }}
+        best[j] = own;
+        at[j] = e;
+        last = best[found - 1];
+      }}
     }}
     for (long j = 0; j < k; ++j) {_move(type_, "values", "i * k + j", "x", "base + at[j]")}"""
     params = f"{type_}* values; i64* places; const {type_}* x; {key}* keys; i64 k"
