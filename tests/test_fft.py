@@ -12,6 +12,7 @@ import torch
 from conftest import Script
 
 import torchgraft
+from torchgraft.kernels import fft_rows
 from torchgraft.ops import fft as planners
 
 pytestmark = pytest.mark.no_fallback
@@ -135,6 +136,65 @@ def test_planes(device: str, dtype: torch.dtype) -> None:
             check(device, lambda a, d=dims: torch.fft.ifftn(a.transpose(0, 1), dim=d, norm="ortho"), x, n)
         check(device, lambda a: torch.fft.rfft2(a[::2, :, ::2]), x.real, n)
         check(device, lambda a: torch.fft.irfft2(a, s=(5, 9)), x, n)
+
+
+WAYS = [(lanes, lines) for lanes in (4, 8, 16) for lines in (1, 2, 4) if lanes // lines >= 4]
+
+
+@pytest.mark.skipif(os.environ.get("TORCHGRAFT_KERNEL_FORM") == "gpu", reason="vectors are of CPUs")
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+@pytest.mark.parametrize(("lanes", "lines"), WAYS)
+@pytest.mark.parametrize("n", [16, 20, 36, 48, 64, 90, 112, 144, 256, 300, 1000, 1260, 8192])
+@pytest.mark.quick(n=[20, 112, 256])
+def test_vectors_along_lines(
+    device: str, n: int, lanes: int, lines: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ways to lay them, whatever processor this is."""
+    cost, radices = planners._row_radices(n, lanes // lines)
+    if math.isinf(cost):
+        firsts = [r for r in fft_rows.RADICES if n % r == 0 and min(r, n // r) >= lanes // lines]
+        assert not firsts or planners._primes(n // firsts[0])[-1] > 7
+        return
+    assert math.prod(radices) == n
+    between = tuple(sorted(set(radices[1:-1])))
+    way = fft_rows.Along(lanes, lines, radices[0], between, radices[-1]), radices
+    asked = []
+    monkeypatch.setattr(planners, "_along", lambda length, *_: asked.append(length) or (way if length == n else None))
+    torchgraft.plans.clear()
+    for rows in (1, 2, 7):
+        x = torch.randn(rows, n, dtype=torch.complex128).to(dtype)
+        real = torch.randn(rows, 2 * n, dtype=torch.float64).to(x.real.dtype)
+        check(device, torch.fft.fft, x, n)
+        check(device, torch.fft.ifft, x, n)
+        check(device, torch.fft.rfft, real, 2 * n)
+        check(device, lambda a: torch.fft.fft(a.expand(3, *a.shape)[:, ::2]), x, n)
+        same = x.to(device)
+        torch.fft.fft(same, out=same)
+        torch.testing.assert_close(same.cpu(), torch.fft.fft(x), rtol=1e-4, atol=1e-4)
+    x = torch.randn(5, 6, n, dtype=torch.complex128).to(dtype)
+    check(device, torch.fft.fft2, x, 6 * n)
+    check(device, torch.fft.rfft2, torch.cat([x.real, x.imag], 2), 12 * n)
+    x[2, 3, 1], x[4, 0, 0] = torch.nan, torch.inf
+    got = torch.fft.fft(x.to(device)).cpu()
+    assert torch.equal(got.isfinite().all(2), x.isfinite().all(2))
+    assert n in asked
+    torchgraft.plans.clear()
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_ways_along_lines(size: int) -> None:
+    """Vectors are full, or lines have vectors across them; a way that is taken has scratch of some size."""
+    dtype = {4: torch.float32, 8: torch.float64}[size]
+    for simd_width in (1, 4, 8, 16):
+        for n in range(1, 3000):
+            way = planners._along(n, dtype, simd_width)
+            if way:
+                along, radices = way
+                assert math.prod(radices) == n and along.lanes % along.lines == 0
+                assert min(along.first, n // along.first) >= along.numbers
+                assert {along.first, *along.between, along.last} == set(radices) <= set(fft_rows.RADICES)
+    assert planners._along(1024, dtype, 16) and not planners._along(1009, dtype, 16)
+    assert not planners._along(1 << 20, dtype, 16)
 
 
 @pytest.mark.skipif(os.environ.get("TORCHGRAFT_KERNEL_FORM") == "gpu", reason="planes are a matter of CPUs' caches")

@@ -20,16 +20,16 @@ line's elements come from, where they go, and by what they are multiplied on the
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import Literal
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value, parameters
 from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
+from torchgraft.kernels.butterflies import butterfly
+from torchgraft.kernels.fft_rows import Along, row_helpers
 
 Source = Literal["complex", "real", "hermitian", "pairs"]
 Target = Literal["complex", "real", "pairs"]
@@ -56,123 +56,10 @@ def local_length(type_: str) -> int:
     return _GPU_LOCAL_BYTES // (4 * BY_NAME[type_].size)
 
 
-# ---- Butterflies: of numbers whose parts are <name>r and <name>i, to others. ----
-
-_Names = Sequence[str]
-
-
-def _add(to: str, a: str, b: str, sign: str = "+") -> str:
-    return f"const V {to}r = {a}r {sign} {b}r, {to}i = {a}i {sign} {b}i;"
-
-
-def _odd(out: _Names, x: _Names, name: str) -> list[str]:
-    """Pairs k and R - k share their products, since their factors are conjugate."""
-    radix = len(x)
-    half = range(1, (radix + 1) // 2)
-    lines = []
-    for k in half:
-        lines += [_add(f"{name}a{k}", x[k], x[radix - k]), _add(f"{name}b{k}", x[k], x[radix - k], "-")]
-    for part in "ri":
-        lines.append(f"const V {out[0]}{part} = {x[0]}{part} + " + " + ".join(f"{name}a{k}{part}" for k in half) + ";")
-    for m in half:
-        for part in "ri":
-            cosines = [f"(T){math.cos(2 * math.pi * (k * m % radix) / radix)!r} * {name}a{k}{part}" for k in half]
-            sines = [f"(T){math.sin(2 * math.pi * (k * m % radix) / radix)!r} * {name}b{k}{part}" for k in half]
-            lines.append(f"const V {name}c{m}{part} = {x[0]}{part} + {' + '.join(cosines)};")
-            lines.append(f"const V {name}s{m}{part} = {' + '.join(sines)};")
-        c, s, first, last = f"{name}c{m}", f"{name}s{m}", out[m], out[radix - m]
-        lines.append(f"const V {first}r = {c}r + {s}i, {first}i = {c}i - {s}r;")
-        lines.append(f"const V {last}r = {c}r - {s}i, {last}i = {c}i + {s}r;")
-    return lines
-
-
-def _two(out: _Names, x: _Names) -> list[str]:
-    return [_add(out[0], x[0], x[1]), _add(out[1], x[0], x[1], "-")]
-
-
-def _four(out: _Names, x: _Names, name: str) -> list[str]:
-    t = [f"{name}{k}" for k in range(4)]
-    return [
-        *_two((t[0], t[1]), (x[0], x[2])),
-        *_two((t[2], t[3]), (x[1], x[3])),
-        *_two((out[0], out[2]), (t[0], t[2])),
-        f"const V {out[1]}r = {t[1]}r + {t[3]}i, {out[1]}i = {t[1]}i - {t[3]}r;",
-        f"const V {out[3]}r = {t[1]}r - {t[3]}i, {out[3]}i = {t[1]}i + {t[3]}r;",
-    ]
-
-
-def _turned(to: str, x: str, numerator: int, n: int) -> str:
-    """x times exp(-2 pi i numerator / n)."""
-    root = f"(T){math.sqrt(0.5)!r}"
-    match Fraction(numerator, n) % 1:
-        case Fraction(numerator=0):
-            return f"const V {to}r = {x}r, {to}i = {x}i;"
-        case Fraction(numerator=1, denominator=4):
-            return f"const V {to}r = {x}i, {to}i = -{x}r;"
-        case Fraction(numerator=1, denominator=8):
-            return f"const V {to}r = {root} * ({x}r + {x}i), {to}i = {root} * ({x}i - {x}r);"
-        case Fraction(numerator=3, denominator=8):
-            return f"const V {to}r = {root} * ({x}i - {x}r), {to}i = -{root} * ({x}r + {x}i);"
-        case turn:
-            angle = 2 * math.pi * float(turn)
-            c, s = f"(T){math.cos(angle)!r}", f"(T){math.sin(angle)!r}"
-            return f"const V {to}r = {x}r * {c} + {x}i * {s}, {to}i = {x}i * {c} - {x}r * {s};"
-
-
-def _by_parts(rows: int, columns: int, out: _Names, x: _Names, name: str) -> list[str]:
-    """As `rows` rows of numbers: the columns and then the rows, and turned in between."""
-    lines = []
-    middle = {(k, j): f"{name}m{k}_{j}" for k in range(rows) for j in range(columns)}
-    for j in range(columns):
-        above = [f"{name}n{k}_{j}" if k * j else middle[k, j] for k in range(rows)]
-        lines += _transform(above, [x[i * columns + j] for i in range(rows)], f"{name}p{j}")
-        lines += [_turned(middle[k, j], above[k], k * j, rows * columns) for k in range(rows) if k * j]
-    for k in range(rows):
-        row = [middle[k, j] for j in range(columns)]
-        lines += _transform([out[k + rows * m] for m in range(columns)], row, f"{name}q{k}")
-    return lines
-
-
-def _coprime(rows: int, columns: int, out: _Names, x: _Names, name: str) -> list[str]:
-    """The same for factors that have none in common: with the numbers in another order none is turned (I. Good, "The
-    interaction algorithm and practical Fourier analysis", Journal of the Royal Statistical Society B 20, 1958).
-    """
-    n, lines = rows * columns, []
-    middle = {(k, j): f"{name}m{k}_{j}" for k in range(rows) for j in range(columns)}
-    for j in range(columns):
-        column = [x[(i * columns + j * rows) % n] for i in range(rows)]
-        lines += _transform([middle[k, j] for k in range(rows)], column, f"{name}p{j}")
-    by_row, by_column = columns * pow(columns, -1, rows), rows * pow(rows, -1, columns)
-    for k in range(rows):
-        row = [out[(k * by_row + m * by_column) % n] for m in range(columns)]
-        lines += _transform(row, [middle[k, j] for j in range(columns)], f"{name}q{k}")
-    return lines
-
-
-_PARTS = {6: (2, 3), 8: (4, 2), 9: (3, 3), 10: (2, 5), 16: (4, 4)}
-
-
-def _transform(out: _Names, x: _Names, name: str) -> list[str]:
-    """Temporaries begin with `name`."""
-    radix = len(x)
-    if radix == 2:
-        return _two(out, x)
-    if radix == 4:
-        return _four(out, x, f"{name}t")
-    if radix not in _PARTS:
-        return _odd(out, x, name)
-    rows, columns = _PARTS[radix]
-    return (_coprime if math.gcd(rows, columns) == 1 else _by_parts)(rows, columns, out, x, name)
-
-
-def _butterfly(radix: int) -> str:
-    return "\n".join(_transform([f"y{k}" for k in range(radix)], [f"x{k}" for k in range(radix)], "t"))
-
-
 # ---- Stages: x to y, both with parts apart. ----
 
 
-def _stage_text(radix: int, is_first: bool, x: _Names, y: _Names, turn: str) -> str:
+def _stage_text(radix: int, is_first: bool, x: Sequence[str], y: Sequence[str], turn: str) -> str:
     """Reads, turns, transforms and writes: the places of number q's parts, and its turn's."""
     lines = []
     for q in range(radix):
@@ -185,7 +72,7 @@ def _stage_text(radix: int, is_first: bool, x: _Names, y: _Names, turn: str) -> 
             f"const V v{q}r = {real}, v{q}i = {imag};\n"
             f"const V x{q}r = v{q}r * w{q}r - v{q}i * w{q}i, x{q}i = v{q}r * w{q}i + v{q}i * w{q}r;"
         )
-    lines.append(_butterfly(radix))
+    lines.append(butterfly(radix))
     for q in range(radix):
         real, imag = (part.format(q=q) for part in y)
         lines.append(f"{real} = y{q}r; {imag} = y{q}i;")
@@ -791,8 +678,34 @@ def _cpu_lines(source: Source, target: Target, type_: str, rank: int) -> str:
 """
 
 
-def _lines_name(source: Source, target: Target, rank: int) -> str:
-    return f"lines_{source}_{target}_{rank}"
+def _cpu_rows(source: Source, target: Target, type_: str, rank: int, along: Along) -> str:
+    """The same for lines whose elements follow each other (`kernels.fft_rows`). `turns` has what that asks for. The
+    last of them are one line several times, if there are fewer than go together."""
+    scale = 1 if source == "pairs" else 2
+    rows = range(along.lines)
+    places = "\n".join(
+        f"""const GLOBAL T* x{i};
+    GLOBAL T* z{i};
+    {{
+      const long line = min(first + {i}, end - 1);
+      {_place(rank)}
+      x{i} = source + {scale} * source_at; z{i} = target + 2 * target_at;
+    }}"""
+        for i in rows
+    )
+    x, z = (", ".join(f"{name}{i}" for i in rows) for name in "xz")
+    return f"""WIDE inline void {_lines_name(source, target, rank, along)}({_declared(_line_parameters(type_, rank))},
+    GLOBAL T* own, long start, long end) {{
+  for (long first = start; first < end; first += {along.lines}) {{
+    {places}
+    transform_rows({x}, {z}, turns, own, n, low, high, scale, backward);
+  }}
+}}
+"""
+
+
+def _lines_name(source: Source, target: Target, rank: int, along: Along | None = None) -> str:
+    return f"{'rows' if along else 'lines'}_{source}_{target}_{rank}"
 
 
 def _line_parameters(type_: str, rank: int, form: str = "cpu") -> tuple[Parameter, ...]:
@@ -843,18 +756,31 @@ def _stages(form: str) -> str:
     return "".join(stage(radix, is_first) for radix in radices for is_first in (True, False)) + _any_stage(form)
 
 
-def _cpu_helpers(type_: str, passes: Sequence[tuple[Source, Target, int]]) -> str:
+Pass = tuple[Source, Target, int, Along | None]
+"""What lies in memory, the rank of the batch, and how vectors go along lines: not where they go across them."""
+
+
+def _cpu_helpers(type_: str, passes: Sequence[Pass]) -> str:
     """All functions for some kinds of lines."""
     width = lanes(type_, "cpu")
-    loads = {source: _load_text(source, target, width) for source, target, _ in passes}.values()
-    stores = [_store_text(target, width) for target in dict.fromkeys(target for _, target, _ in passes)]
-    lines = [_cpu_lines(source, target, type_, rank) for source, target, rank in dict.fromkeys(passes)]
-    common = [_definitions(type_, "cpu", "GLOBAL"), _stages("cpu"), _cpu_stages(), _LINES, _ACROSS, _FETCHED]
-    return "".join([*common, *loads, *stores, *lines])
+    passes = list(dict.fromkeys(passes))
+    storage, texts = BY_NAME[type_].storage, []
+    for source, target, rank, along in passes:
+        if along:
+            rows = _cpu_rows(source, target, type_, rank, along)
+            texts += [row_helpers(type_, along, source == "pairs"), f"#define T {storage}\n{rows}#undef T\n"]
+    across = [p for p in passes if not p[3]]
+    if across:
+        loads = {source: _load_text(source, target, width) for source, target, _, _ in across}.values()
+        stores = [_store_text(target, width) for target in dict.fromkeys(target for _, target, _, _ in across)]
+        lines = [_cpu_lines(source, target, type_, rank) for source, target, rank, _ in across]
+        common = [_definitions(type_, "cpu", "GLOBAL"), _stages("cpu"), _cpu_stages(), _LINES, _ACROSS, _FETCHED]
+        texts += [*common, *loads, *stores, *lines]
+    return "".join(texts)
 
 
 @functools.cache
-def plane_kernel(type_: str, first: tuple[Source, Target, int], second: tuple[Source, Target, int]) -> Kernel:
+def plane_kernel(type_: str, first: Pass, second: Pass) -> Kernel:
     """Transforms planes along one axis and then along the other, while they lie in a CPU's cache. Each pass has its
     kinds and the rank of its batch. The walk is over shares of `share` lines of the first pass and `share_2` of the
     second, which are those of the same planes.
@@ -865,13 +791,14 @@ def plane_kernel(type_: str, first: tuple[Source, Target, int], second: tuple[So
     passes = [(first, ""), (second, "_2")]
     params = (*parameters(f"{type_}* scratch; i64 room"),)
     body = "GLOBAL T* const own = scratch + GROUP_ID(0) * room;\n"
-    for (source, target, rank), suffix in passes:
+    for (source, target, rank, along), suffix in passes:
         own = _line_parameters(type_, rank)
         params += (*(replace(p, name=p.name + suffix) for p in own), Value(f"share{suffix}", "i64"))
+        step = "end - start" if along else "WIDTH"
         body += f"""{{
     const long end = min(lines{suffix}, (tg_i + 1) * share{suffix});
-    for (long start = tg_i * share{suffix}; start < end; start += WIDTH)
-      {_lines_name(source, target, rank)}({_passed(own, suffix)}, own, start, end);
+    for (long start = tg_i * share{suffix}; start < end; start += {step})
+      {_lines_name(source, target, rank, along)}({_passed(own, suffix)}, own, start, end);
   }}
   """
     walk = Walk("cpu", prefix="tg_")
@@ -879,8 +806,11 @@ def plane_kernel(type_: str, first: tuple[Source, Target, int], second: tuple[So
 
 
 @functools.cache
-def line_kernel(type_: str, source: Source, target: Target, rank: int, form: str, local: int = 0) -> Kernel:
-    """Transforms lines; `LINE_PARAMETERS` says which. The walk is over lines, or over as many at once as `lanes`.
+def line_kernel(
+    type_: str, source: Source, target: Target, rank: int, form: str, local: int = 0, along: Along | None = None
+) -> Kernel:
+    """Transforms lines; `LINE_PARAMETERS` says which. The walk is over lines, or over as many at once as `lanes` where
+    vectors go across them.
 
     Parameters: `target`, `source`, `turns` (powers of w), `before`, `after`, those, `scale`, `backward`, `scratch`. For
     CPUs also `spectrum`: what the transform is multiplied by before it is transformed back, if it is.
@@ -892,6 +822,7 @@ def line_kernel(type_: str, source: Source, target: Target, rank: int, form: str
         form: "cpu" or "gpu". Each group has 4 * lanes numbers of scratch for each element that is transformed, read or
             written: on CPUs `room` of them.
         local: the longest line for which a GPU's group has local memory in place of scratch; 0: it has none.
+        along: how vectors go along lines; on CPUs they go across them otherwise.
     """
     own = _line_parameters(type_, rank, form)
     params = (*own, *parameters(f"{type_}* scratch" if form == "gpu" else f"{type_}* scratch; i64 room"))
@@ -901,11 +832,11 @@ def line_kernel(type_: str, source: Source, target: Target, rank: int, form: str
         helpers = _definitions(type_, form, "LOCAL" if local else "GLOBAL") + _stages(form)
         body = _gpu_body(source, target, rank, local)
     else:
-        helpers = _cpu_helpers(type_, [(source, target, rank)])
-        body = (
-            f"{_lines_name(source, target, rank)}({_passed(own)}, scratch + GROUP_ID(0) * room, tg_i * WIDTH, "
-            "min(lines, tg_end * WIDTH));"
-        )
+        helpers = _cpu_helpers(type_, [(source, target, rank, along)])
+        those = "tg_i * WIDTH, min(lines, tg_end * WIDTH)"
+        if along:
+            those = f"tg_i * {along.lines}, min(lines, tg_i * {along.lines} + {along.lines})"
+        body = f"{_lines_name(source, target, rank, along)}({_passed(own)}, scratch + GROUP_ID(0) * room, {those});"
     kernel = walk.kernel(f"fft_{source}_{target}", params, head + walk.each(body, vectorize=False), helpers)
     # The members of a GPU's group go through its lines together.
     return replace(kernel, local=(GPU_LOCAL if form == "gpu" else 1,))

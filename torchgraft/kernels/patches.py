@@ -16,8 +16,10 @@ _LANES = 16
 
 
 def _copy_line() -> str:
-    """Pixels `low` to `high` of a line of patches, whose first would lie at from[at], and zeros around them. Whole vectors
-    reach beyond a line, as far as the image's patches, or the images, do: what is written there is overwritten by the next line.
+    """Pixels `low` to `high` of a line of patches, whose first would lie at from[at], and zeros around them.
+
+    Whole vectors reach beyond a line, as far as the image's patches and all images do: what is written there is
+    overwritten by the next line.
     """
     lanes = ", ".join(str(lane) for lane in range(_LANES))
     whole = f"load_i16x{_LANES}(from, at + i)"

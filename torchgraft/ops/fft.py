@@ -21,7 +21,9 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div
+from torchgraft.codegen.vectors import vector_lanes
 from torchgraft.kernels import fft as kernels
+from torchgraft.kernels import fft_rows
 from torchgraft.plans import PlanBuilder, Unsupported, planner, pointwise
 
 # A prime factor up to here is summed up term by term, which costs n times the factor; a convolution costs as much as
@@ -29,6 +31,8 @@ from torchgraft.plans import PlanBuilder, Unsupported, planner, pointwise
 _SUMMED = 61
 # Up to this length the scratch of a CPU's work-item stays in its cache.
 _CPU_WHOLE = 2048
+# And up to so many bytes that of lines along which vectors go, in the second level.
+_ROW_BYTES = 1 << 19
 # From this length on two steps fill the lanes that a few lines leave empty.
 _TWO_STEPS = 256
 _LONGEST = 2**30
@@ -56,6 +60,7 @@ def _primes(n: int) -> tuple[int, ...]:
     return (*found, n) if n > 1 else tuple(found)
 
 
+_UNTURNED = 0.1
 # What a stage of a radix costs an element: butterflies, and going through memory once.
 _COSTS = {2: 7.0, 3: 8.7, 4: 8.5, 5: 10.2, 6: 10.0, 7: 11.4, 8: 9.8, 9: 12.5, 10: 11.5, 16: 13.0}
 
@@ -91,6 +96,35 @@ def _radices(n: int, form: str) -> tuple[int, ...]:
     return tuple(sorted(radices, reverse=True))
 
 
+@functools.cache
+def _row_radices(n: int, numbers: int) -> tuple[float, tuple[int, ...]]:
+    """Cost and radices of the stages of lines along which vectors go that have so many numbers of each; none of a
+    length that has no such."""
+    none = math.inf, ()
+
+    def padded(run: int) -> float:
+        return ceil_div(run, numbers) * numbers / run
+
+    @functools.cache
+    def rest(left: int, done: int) -> tuple[float, tuple[int, ...]]:
+        if left == 1:
+            return 0.0, ()
+        found: list[tuple[float, tuple[int, ...]]] = [none]
+        for radix in fft_rows.RADICES:
+            if left % radix == 0:
+                cost, radices = rest(left // radix, done * radix)
+                found.append((_COSTS[radix] * padded(done) + cost, (radix, *radices)))
+        return min(found)
+
+    found: list[tuple[float, tuple[int, ...]]] = [none]
+    for radix in fft_rows.RADICES:
+        if n % radix == 0 and min(radix, n // radix) >= numbers:
+            cost, radices = rest(n // radix, radix)
+            # The first stage turns nothing, which leaves registers for a large radix.
+            found.append((_COSTS[radix] * padded(n // radix) - _UNTURNED * radix + cost, (radix, *radices)))
+    return min(found)
+
+
 def _packed(radices: Sequence[int]) -> tuple[int, int]:
     """The radices as the kernel reads them: a byte for each, the first lowest."""
     low, high = (sum(radix << (8 * k) for k, radix in enumerate(part)) for part in (radices[:8], radices[8:]))
@@ -122,6 +156,32 @@ def _convolution_length(n: int, form: str) -> int:
     least = 2 * n - 1
     lengths = [length for length in _products(1 << (least - 1).bit_length(), (2, 3, 5)) if length >= least]
     return min(lengths, key=(lambda length: length * _cheapest(length)[0]) if form == "cpu" else None)
+
+
+# What a stage costs where vectors go along so many lines, to one line, and where they go across lines; and how much
+# more if they do not stay in a CPU's first-level cache.
+_ALONG = {1: 1.0, 2: 1.09, 4: 1.15}
+_ACROSS, _BEYOND = 1.35, 1.3
+_FIRST_LEVEL_BYTES = 48 << 10
+
+
+@functools.cache
+def _along(n: int, type_: torch.dtype, simd_width: int) -> tuple[fft_rows.Along, tuple[int, ...]] | None:
+    """How vectors go along lines of this length, with the radices in order, if that is best."""
+    if 4 * n * type_.itemsize > _ROW_BYTES or max(_primes(n), default=1) > 7:
+        return None
+    lanes = max(4, 4 * vector_lanes(simd_width) // type_.itemsize)
+    least = _ACROSS * _cheapest(n)[0] * (_BEYOND if 4 * 64 * n > _FIRST_LEVEL_BYTES else 1)
+    best = None
+    for lines, factor in _ALONG.items():
+        if lanes // lines >= 4:
+            cost, radices = _row_radices(n, lanes // lines)
+            cost *= factor * (_BEYOND if 4 * n * lines * type_.itemsize > _FIRST_LEVEL_BYTES else 1)
+            if cost < least:
+                least = cost
+                between = tuple(sorted(set(radices[1:-1])))
+                best = fft_rows.Along(lanes, lines, radices[0], between, radices[-1]), radices
+    return best
 
 
 # ---- Tables. They are made in float64 on the host and stay on the device with the plans that use them. ----
@@ -176,9 +236,24 @@ def _chirp_spectrum(n: int, length: int, backward: bool) -> torch.Tensor:
     return torch.view_as_real(torch.fft.fft(torch.view_as_complex(row))) / length
 
 
+def _row_turns(n: int, lines: int, pairs: int, *radices: int) -> torch.Tensor:
+    """[elements]: what `fft_rows` turns the numbers by, stage by stage, and what it needs for pairs."""
+    parts, done = [], radices[0]
+    for radix in radices[1:]:
+        turns = _count(radix)[1:].unsqueeze(1) * _count(done) * (n // (done * radix))
+        parts.append(_roots(turns, n).transpose(1, 2).flatten())
+        done *= radix
+    if pairs:
+        turns = _roots(_count(n + 1), 2 * n)
+        parts += [turns[:, 1], -turns[:, 0]]
+    empty = torch.empty(0, dtype=torch.float64, device="cpu")
+    return torch.cat([empty, *parts]).repeat_interleave(lines)
+
+
 _MAKERS: dict[str, Callable[..., torch.Tensor]] = {
     "turns": _turns,
     "between": _between,
+    "row turns": _row_turns,
     "chirp": _chirp,
     "chirp spectrum": _chirp_spectrum,
 }
@@ -297,10 +372,11 @@ class _Axis:
             return _Lines(
                 convolved, length, 1, replace(source, factors=chirp), replace(target, factors=chirp), spectrum
             )
+        lines = _Lines(self, self.n, 1, source, target)
         short = kernels.local_length(_NAMES[self.type_]) if self.p.form == "gpu" else _CPU_WHOLE
-        if _halves(self.n)[0] > 1 and (self.n > short or self.few):
+        if _halves(self.n)[0] > 1 and (self.n > short or self.few) and not lines.paired().along:
             return None
-        return _Lines(self, self.n, 1, source, target)
+        return lines
 
     def _convolve(self, source: _Side, target: _Side) -> None:
         length = _convolution_length(self.n, self.p.form)
@@ -355,15 +431,46 @@ class _Lines:
         return self.n // 2 if "pairs" in (self.source.kind, self.target.kind) else self.n
 
     @property
+    def along(self) -> fft_rows.Along | None:
+        """How vectors go along lines, if they do."""
+        found = self._rows
+        return found[0] if found else None
+
+    @property
+    def radices(self) -> tuple[int, ...]:
+        found = self._rows
+        return found[1] if found else _radices(self.length, self.axis.p.form)
+
+    @property
+    def _rows(self) -> tuple[fft_rows.Along, tuple[int, ...]] | None:
+        """For lines whose elements follow each other."""
+        source, target, axis = self.source, self.target, self.axis
+        if (
+            axis.p.form != "cpu"
+            or self.spectrum is not None
+            or (source.kind, target.kind) not in (("complex", "complex"), ("pairs", "complex"))
+            or (source.stride, source.step, target.stride, target.step, self.parts) != (1, 1, 1, 1, 1)
+            or source.factors is not None
+            or target.factors is not None
+            or (source.length, target.length) != (self.length, self.length + (source.kind == "pairs"))
+        ):
+            return None
+        return _along(self.length, axis.type_, axis.p.device.simd_width)
+
+    @property
     def room(self) -> int:
         """Elements of a line in scratch."""
         return self.n if self.length == self.n else max(self.length + 1, self.target.length)
 
     def arguments(self, sizes: Sequence[int], aparts: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Those of a kernel that are the lines' own, for a batch of these sizes and strides."""
-        axis, n = self.axis, self.length
-        turns = axis.table("turns", self.n)
-        low, high = _packed(_radices(n, axis.p.form))
+        axis, n, along = self.axis, self.length, self.along
+        pairs = self.source.kind == "pairs"
+        if along:
+            turns = axis.table("row turns", n, along.lines, int(pairs), *self.radices)
+        else:
+            turns = axis.table("turns", self.n)
+        low, high = _packed(self.radices)
         return {
             **self.source.arguments("source", aparts[0]),
             **self.target.arguments("target", aparts[1]),
@@ -372,7 +479,7 @@ class _Lines:
             "before": self.source.factors,
             "after": self.target.factors,
             "n": n,
-            "finer": turns.size(0) // n,
+            "finer": 0 if along else turns.size(0) // n,
             "lines": self.count,
             "parts": self.parts,
             "full": axis.full,
@@ -387,7 +494,8 @@ class _Lines:
         lines = self.paired()
         p, name = self.axis.p, _NAMES[self.axis.type_]
         sizes, aparts = pointwise.coalesce(list(self.axis.batch), [list(lines.source.apart), list(lines.target.apart)])
-        units, lanes = p.device.compute_units, kernels.lanes(name, p.form)
+        along = lines.along
+        units, lanes = p.device.compute_units, along.lines if along else kernels.lanes(name, p.form)
         local = 0
         if p.form == "gpu":
             local = next((k for k in (256, 1024, kernels.local_length(name)) if self.n <= k), 0)
@@ -395,9 +503,9 @@ class _Lines:
         else:
             groups = _GROUPS_PER_UNIT * units
         grid = p.dealer.share(ceil_div(self.count, lanes), groups)
-        room = 4 * lines.room * lanes
+        room = along.room(lines.length) if along else 4 * lines.room * lanes
         p.launch(
-            kernels.line_kernel(name, lines.source.kind, lines.target.kind, len(sizes), p.form, local),
+            kernels.line_kernel(name, lines.source.kind, lines.target.kind, len(sizes), p.form, local, along),
             grid,
             **lines.arguments(sizes, aparts),
             scratch=None if local else p.empty((*grid.groups, room), self.axis.type_),
@@ -422,13 +530,16 @@ def _launch_planes(first: _Lines, second: _Lines) -> bool:
     aparts = [[*strides, stride] for strides, stride in zip(aparts, within, strict=True)]
     together = max(1, min(planes // (_GROUPS_PER_UNIT * units), _SHARE_BYTES // nbytes))
     grid = p.dealer.share(ceil_div(planes, together), _GROUPS_PER_UNIT * units)
-    room = 4 * kernels.lanes(name, p.form) * max(lines.room for lines in passes)
+    room = max(
+        lines.along.room(lines.length) if lines.along else 4 * kernels.lanes(name, p.form) * lines.room
+        for lines in passes
+    )
     arguments: dict[str, Any] = {}
     for k, (suffix, across) in enumerate((("", rows), ("_2", columns))):
         own = passes[k].arguments([*sizes, across], aparts[2 * k : 2 * k + 2])
         arguments.update((f"{argument}{suffix}", value) for argument, value in own.items())
         arguments[f"share{suffix}"] = together * across
-    kinds = [(lines.source.kind, lines.target.kind, len(sizes) + 1) for lines in passes]
+    kinds = [(lines.source.kind, lines.target.kind, len(sizes) + 1, lines.along) for lines in passes]
     scratch = p.empty((*grid.groups, room), axis.type_)
     p.launch(kernels.plane_kernel(name, *kinds), grid, **arguments, scratch=scratch, room=room)
     return True
@@ -459,7 +570,7 @@ _Transform = tuple[_Axis, _Side, _Side]
 """Of an axis, what is read, what is written."""
 
 
-def _along(
+def _lines_along(
     p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, n: int, backward: bool, scale: float = 1.0
 ) -> _Transform:
     """The transform of one dimension. A real result is that of a Hermitian `x`."""
@@ -505,7 +616,7 @@ def _c2c(
     sources = [x] + [out] * (len(dims) - 1)
     scales = [1.0] * (len(dims) - 1) + [scale]
     return [
-        _along(p, out, source, dim, x.size(dim), backward, each)
+        _lines_along(p, out, source, dim, x.size(dim), backward, each)
         for source, dim, each in zip(sources, dims, scales, strict=True)
     ]
 
@@ -539,7 +650,7 @@ def _fft_r2c(
     target = p.empty_like(out) if out.is_conj() else out
     scale = _scale(normalization, math.prod(self.size(d) for d in dim))
     *others, last = dim
-    first = _along(p, target, _resolved(p, self), last, self.size(last), False, 1.0 if others else scale)
+    first = _lines_along(p, target, _resolved(p, self), last, self.size(last), False, 1.0 if others else scale)
     more = _c2c(p, target, target, _nearest_first(target, others), False, scale) if others else []
     _transform([first, *more])
     if target is not out:
@@ -566,4 +677,4 @@ def _fft_c2r(
         coefficients = p.empty_like(x)
         transforms = _c2c(p, coefficients, x, _nearest_first(coefficients, others)[::-1], True, 1.0)
         x = coefficients
-    _transform([*transforms, _along(p, out, x, last, last_dim_size, True, scale)])
+    _transform([*transforms, _lines_along(p, out, x, last, last_dim_size, True, scale)])
