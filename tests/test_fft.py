@@ -139,27 +139,26 @@ def test_planes(device: str, dtype: torch.dtype) -> None:
 
 
 WAYS = [(lanes, lines) for lanes in (4, 8, 16) for lines in (1, 2, 4) if lanes // lines >= 4]
+of_cpus = pytest.mark.skipif(os.environ.get("TORCHGRAFT_KERNEL_FORM") == "gpu", reason="vectors are of CPUs")
 
 
-@pytest.mark.skipif(os.environ.get("TORCHGRAFT_KERNEL_FORM") == "gpu", reason="vectors are of CPUs")
+@of_cpus
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)
 @pytest.mark.parametrize(("lanes", "lines"), WAYS)
 @pytest.mark.parametrize("n", [16, 20, 36, 48, 64, 90, 112, 144, 256, 300, 1000, 1260, 8192])
 @pytest.mark.quick(n=[20, 112, 256])
-def test_vectors_along_lines(
+def test_vectors_along_rows(
     device: str, n: int, lanes: int, lines: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ways to lay them, whatever processor this is."""
-    cost, radices = planners._row_radices(n, lanes // lines)
-    if math.isinf(cost):
+    way = planners._way(n, lanes, lines)
+    if way is None:
         firsts = [r for r in fft_rows.RADICES if n % r == 0 and min(r, n // r) >= lanes // lines]
-        assert not firsts or planners._primes(n // firsts[0])[-1] > 7
+        assert not firsts
         return
-    assert math.prod(radices) == n
-    between = tuple(sorted(set(radices[1:-1])))
-    way = fft_rows.Along(lanes, lines, radices[0], between, radices[-1]), radices
+    assert math.prod(way.radices) == n
     asked = []
-    monkeypatch.setattr(planners, "_along", lambda length, *_: asked.append(length) or (way if length == n else None))
+    monkeypatch.setattr(planners, "_along_rows", lambda m, *_: asked.append(m) or (way if m == n else None))
     torchgraft.plans.clear()
     for rows in (1, 2, 7):
         x = torch.randn(rows, n, dtype=torch.complex128).to(dtype)
@@ -181,20 +180,59 @@ def test_vectors_along_lines(
     torchgraft.plans.clear()
 
 
-@pytest.mark.parametrize("size", [4, 8])
-def test_ways_along_lines(size: int) -> None:
-    """Vectors are full, or lines have vectors across them; a way that is taken has scratch of some size."""
-    dtype = {4: torch.float32, 8: torch.float64}[size]
+@of_cpus
+@pytest.mark.parametrize("dtype", COMPLEX, ids=str)
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("n", [4, 6, 20, 49, 90, 256, 1000])
+@pytest.mark.quick(n=[6, 20, 256])
+def test_vectors_along_columns(
+    device: str, n: int, lanes: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any number, also in place, where no column may be transformed twice; in one launch and plane by plane."""
+    way, asked = planners._way(n, lanes, lanes, columns=True), []
+    assert n == 4 or (way and math.prod(way.radices) == n)
+
+    def along(length: int, type_: torch.dtype, simd_width: int, beside: int) -> object:
+        asked.append(length)
+        return way if length == n and beside else None
+
+    monkeypatch.setattr(planners, "_along_columns", along)
+    torchgraft.plans.clear()
+    for shape in ((n, 1), (n, 16), (n, 37), (3, n, 5), (4, n, 18), (2, 3, n, 7)):
+        x = torch.randn(shape, dtype=torch.complex128).to(dtype)
+        check(device, lambda a: torch.fft.fft(a, dim=-2), x, n)
+        check(device, lambda a: torch.fft.ifft(a, dim=-2), x, n)
+        same = x.to(device)
+        torch.fft.fft(same, dim=-2, out=same)
+        torch.testing.assert_close(same.cpu(), torch.fft.fft(x, dim=-2), rtol=1e-4, atol=1e-4)
+    for shape in ((9, n, 20), (2, n, 33), (3, 4, n, 12)):
+        x = torch.randn(shape, dtype=torch.complex128).to(dtype)
+        check(device, torch.fft.fft2, x, n * shape[-1])
+        check(device, torch.fft.rfft2, x.real, n * shape[-1])
+        check(device, torch.fft.irfft2, x, 2 * n * shape[-1])
+        check(device, lambda a: torch.fft.fftn(a, dim=(0, 1)), x, n * shape[0])
+    x = torch.randn(3, n, 21, dtype=torch.complex128).to(dtype)
+    x[1, 2, 4], x[2, 0, 20] = torch.nan, torch.inf
+    got = torch.fft.fft2(x.to(device), dim=(1,)).cpu()
+    assert torch.equal(got.isfinite().all(1), x.isfinite().all(1))
+    assert n in asked
+    torchgraft.plans.clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_ways_along_lines(dtype: torch.dtype) -> None:
     for simd_width in (1, 4, 8, 16):
         for n in range(1, 3000):
-            way = planners._along(n, dtype, simd_width)
-            if way:
-                along, radices = way
-                assert math.prod(radices) == n and along.lanes % along.lines == 0
-                assert min(along.first, n // along.first) >= along.numbers
-                assert {along.first, *along.between, along.last} == set(radices) <= set(fft_rows.RADICES)
-    assert planners._along(1024, dtype, 16) and not planners._along(1009, dtype, 16)
-    assert not planners._along(1 << 20, dtype, 16)
+            for way in (planners._along_rows(n, dtype, simd_width), planners._along_columns(n, dtype, simd_width, 99)):
+                if way:
+                    along, radices = way.along, way.radices
+                    assert math.prod(radices) == n and len(radices) > 1 and along.lanes % along.lines == 0
+                    assert min(along.first, n // along.first) >= along.numbers
+                    assert {along.first, *along.between, along.last} == set(radices) <= set(fft_rows.RADICES)
+    for n, is_short in ((1024, True), (1009, False), (1 << 20, False)):
+        assert bool(planners._along_rows(n, dtype, 16)) == is_short
+        assert bool(planners._along_columns(n, dtype, 16, 16)) == is_short
+    assert not planners._along_columns(100, dtype, 16, 7)
 
 
 @pytest.mark.skipif(os.environ.get("TORCHGRAFT_KERNEL_FORM") == "gpu", reason="planes are a matter of CPUs' caches")

@@ -7,7 +7,8 @@ SC 2008). The transform back is the one forth with real and imaginary parts exch
 
 A walk deals the work out to groups, which take their parts one after the other. On CPUs a work-item takes as many lines
 at once as a vector has lanes, and lines lie beside each other in its scratch, where they are transformed forth and back
-if they are convolved; on GPUs a work-group takes one line, in local memory if it is short.
+if they are convolved; rows and columns as they mostly are, complete and a product of small primes, have a quicker way
+(`kernels.fft_rows`). On GPUs a work-group takes one line, in local memory if it is short.
 
 A real line of even length is one of half the length whose numbers are *pairs* of neighbours; what its transform has to
 do with that of the line, forth and back, is in `_UNPAIR` (see Numerical Recipes, section 12.3). Two lines in one would
@@ -29,7 +30,7 @@ from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 from torchgraft.kernels.butterflies import butterfly
-from torchgraft.kernels.fft_rows import Along, row_helpers
+from torchgraft.kernels.fft_rows import Along, pointers_passed, row_helpers
 
 Source = Literal["complex", "real", "hermitian", "pairs"]
 Target = Literal["complex", "real", "pairs"]
@@ -679,10 +680,11 @@ def _cpu_lines(source: Source, target: Target, type_: str, rank: int) -> str:
 
 
 def _cpu_rows(source: Source, target: Target, type_: str, rank: int, along: Along) -> str:
-    """The same for lines whose elements follow each other (`kernels.fft_rows`). `turns` has what that asks for. The
-    last of them are one line several times, if there are fewer than go together."""
+    """The same for lines along which vectors go (`kernels.fft_rows`). `turns` has what that asks for. Of rows the last
+    ones are one several times, if there are fewer than go together; columns end where the last dimension of the batch
+    does."""
     scale = 1 if source == "pairs" else 2
-    rows = range(along.lines)
+    together = range(1 if along.columns else along.lines)
     places = "\n".join(
         f"""const GLOBAL T* x{i};
     GLOBAL T* z{i};
@@ -691,21 +693,28 @@ def _cpu_rows(source: Source, target: Target, type_: str, rank: int, along: Alon
       {_place(rank)}
       x{i} = source + {scale} * source_at; z{i} = target + 2 * target_at;
     }}"""
-        for i in rows
+        for i in together
     )
-    x, z = (", ".join(f"{name}{i}" for i in rows) for name in "xz")
+    step = f"const int rest = {along.lines};"
+    if along.columns:
+        last = f"size{rank - 1}"
+        step = f"""const int rest = (int)min(min({along.lines}L, end - first), {last} - first % {last});
+    const long jump_x = 2 * source_stride, jump_z = 2 * target_stride;"""
+    x, z = (pointers_passed(along, name) for name in "xz")
     return f"""WIDE inline void {_lines_name(source, target, rank, along)}({_declared(_line_parameters(type_, rank))},
     GLOBAL T* own, long start, long end) {{
-  for (long first = start; first < end; first += {along.lines}) {{
+  for (long first = start; first < end;) {{
+    {step}
     {places}
-    transform_rows({x}, {z}, turns, own, n, low, high, scale, backward);
+    transform_{along.name}({x}, {z}, turns, own, n, low, high, scale, backward, rest);
+    first += rest;
   }}
 }}
 """
 
 
 def _lines_name(source: Source, target: Target, rank: int, along: Along | None = None) -> str:
-    return f"{'rows' if along else 'lines'}_{source}_{target}_{rank}"
+    return f"{along.name if along else 'lines'}_{source}_{target}_{rank}"
 
 
 def _line_parameters(type_: str, rank: int, form: str = "cpu") -> tuple[Parameter, ...]:
@@ -790,7 +799,7 @@ def plane_kernel(type_: str, first: Pass, second: Pass) -> Kernel:
     """
     passes = [(first, ""), (second, "_2")]
     params = (*parameters(f"{type_}* scratch; i64 room"),)
-    body = "GLOBAL T* const own = scratch + GROUP_ID(0) * room;\n"
+    body = f"GLOBAL {BY_NAME[type_].storage}* const own = scratch + GROUP_ID(0) * room;\n"
     for (source, target, rank, along), suffix in passes:
         own = _line_parameters(type_, rank)
         params += (*(replace(p, name=p.name + suffix) for p in own), Value(f"share{suffix}", "i64"))

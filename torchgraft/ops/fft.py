@@ -118,7 +118,7 @@ def _row_radices(n: int, numbers: int) -> tuple[float, tuple[int, ...]]:
 
     found: list[tuple[float, tuple[int, ...]]] = [none]
     for radix in fft_rows.RADICES:
-        if n % radix == 0 and min(radix, n // radix) >= numbers:
+        if n % radix == 0 and radix >= numbers and n // radix >= max(2, numbers):
             cost, radices = rest(n // radix, radix)
             # The first stage turns nothing, which leaves registers for a large radix.
             found.append((_COSTS[radix] * padded(n // radix) - _UNTURNED * radix + cost, (radix, *radices)))
@@ -165,23 +165,53 @@ _ACROSS, _BEYOND = 1.35, 1.3
 _FIRST_LEVEL_BYTES = 48 << 10
 
 
+@dataclass(frozen=True)
+class _Way:
+    """How vectors go along lines, with the radices of the stages in order."""
+
+    along: fft_rows.Along
+    radices: tuple[int, ...]
+
+
+def _way(n: int, lanes: int, lines: int, columns: bool = False) -> _Way | None:
+    """This one, if there is such."""
+    radices = _row_radices(n, lanes // lines)[1]
+    between = tuple(sorted(set(radices[1:-1])))
+    return _Way(fft_rows.Along(lanes, lines, radices[0], between, radices[-1], columns), radices) if radices else None
+
+
+def _row_bytes(n: int, type_: torch.dtype, lines: int) -> int:
+    return 4 * n * lines * type_.itemsize
+
+
+def _lanes(type_: torch.dtype, simd_width: int) -> int:
+    return max(4, 4 * vector_lanes(simd_width) // type_.itemsize)
+
+
 @functools.cache
-def _along(n: int, type_: torch.dtype, simd_width: int) -> tuple[fft_rows.Along, tuple[int, ...]] | None:
-    """How vectors go along lines of this length, with the radices in order, if that is best."""
-    if 4 * n * type_.itemsize > _ROW_BYTES or max(_primes(n), default=1) > 7:
+def _along_rows(n: int, type_: torch.dtype, simd_width: int) -> _Way | None:
+    """The best one for lines of this length whose elements follow each other, if it is better than vectors that go
+    across lines."""
+    if _row_bytes(n, type_, 1) > _ROW_BYTES or max(_primes(n), default=1) > 7:
         return None
-    lanes = max(4, 4 * vector_lanes(simd_width) // type_.itemsize)
-    least = _ACROSS * _cheapest(n)[0] * (_BEYOND if 4 * 64 * n > _FIRST_LEVEL_BYTES else 1)
-    best = None
+    lanes, best = _lanes(type_, simd_width), None
+    least = _ACROSS * _cheapest(n)[0] * (_BEYOND if _row_bytes(n, type_, 16) > _FIRST_LEVEL_BYTES else 1)
     for lines, factor in _ALONG.items():
         if lanes // lines >= 4:
-            cost, radices = _row_radices(n, lanes // lines)
-            cost *= factor * (_BEYOND if 4 * n * lines * type_.itemsize > _FIRST_LEVEL_BYTES else 1)
+            beyond = _row_bytes(n, type_, lines) > _FIRST_LEVEL_BYTES
+            cost = _row_radices(n, lanes // lines)[0] * factor * (_BEYOND if beyond else 1)
             if cost < least:
-                least = cost
-                between = tuple(sorted(set(radices[1:-1])))
-                best = fft_rows.Along(lanes, lines, radices[0], between, radices[-1]), radices
+                least, best = cost, _way(n, lanes, lines)
     return best
+
+
+@functools.cache
+def _along_columns(n: int, type_: torch.dtype, simd_width: int, beside: int) -> _Way | None:
+    """The same for lines of which so many lie beside each other."""
+    lanes = _lanes(type_, simd_width)
+    if beside < lanes or _row_bytes(n, type_, lanes) > _ROW_BYTES or max(_primes(n), default=1) > 7:
+        return None
+    return _way(n, lanes, lanes, columns=True)
 
 
 # ---- Tables. They are made in float64 on the host and stay on the device with the plans that use them. ----
@@ -374,7 +404,7 @@ class _Axis:
             )
         lines = _Lines(self, self.n, 1, source, target)
         short = kernels.local_length(_NAMES[self.type_]) if self.p.form == "gpu" else _CPU_WHOLE
-        if _halves(self.n)[0] > 1 and (self.n > short or self.few) and not lines.paired().along:
+        if _halves(self.n)[0] > 1 and (self.n > short or self.few) and not lines.paired().way():
             return None
         return lines
 
@@ -430,47 +460,44 @@ class _Lines:
         """Of what is transformed."""
         return self.n // 2 if "pairs" in (self.source.kind, self.target.kind) else self.n
 
-    @property
-    def along(self) -> fft_rows.Along | None:
-        """How vectors go along lines, if they do."""
-        found = self._rows
-        return found[0] if found else None
-
-    @property
-    def radices(self) -> tuple[int, ...]:
-        found = self._rows
-        return found[1] if found else _radices(self.length, self.axis.p.form)
-
-    @property
-    def _rows(self) -> tuple[fft_rows.Along, tuple[int, ...]] | None:
-        """For lines whose elements follow each other."""
+    def way(self, beside: int = 0) -> _Way | None:
+        """How vectors go along lines, if they do; so many lie beside each other where they are read and written."""
         source, target, axis = self.source, self.target, self.axis
         if (
             axis.p.form != "cpu"
             or self.spectrum is not None
             or (source.kind, target.kind) not in (("complex", "complex"), ("pairs", "complex"))
-            or (source.stride, source.step, target.stride, target.step, self.parts) != (1, 1, 1, 1, 1)
+            or (source.step, target.step, self.parts) != (1, 1, 1)
             or source.factors is not None
             or target.factors is not None
             or (source.length, target.length) != (self.length, self.length + (source.kind == "pairs"))
         ):
             return None
-        return _along(self.length, axis.type_, axis.p.device.simd_width)
+        simd_width = axis.p.device.simd_width
+        if source.stride == target.stride == 1:
+            return _along_rows(self.length, axis.type_, simd_width)
+        return _along_columns(self.length, axis.type_, simd_width, beside) if source.kind == "complex" else None
+
+    def scratch(self, way: _Way | None) -> int:
+        """Elements of a group."""
+        if way:
+            return way.along.room(self.length)
+        return 4 * self.room * kernels.lanes(_NAMES[self.axis.type_], self.axis.p.form)
 
     @property
     def room(self) -> int:
         """Elements of a line in scratch."""
         return self.n if self.length == self.n else max(self.length + 1, self.target.length)
 
-    def arguments(self, sizes: Sequence[int], aparts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    def arguments(self, way: _Way | None, sizes: Sequence[int], aparts: Sequence[Sequence[int]]) -> dict[str, Any]:
         """Those of a kernel that are the lines' own, for a batch of these sizes and strides."""
-        axis, n, along = self.axis, self.length, self.along
-        pairs = self.source.kind == "pairs"
-        if along:
-            turns = axis.table("row turns", n, along.lines, int(pairs), *self.radices)
+        axis, n = self.axis, self.length
+        radices = way.radices if way else _radices(n, axis.p.form)
+        if way:
+            turns = axis.table("row turns", n, way.along.turned_apart, int(self.source.kind == "pairs"), *radices)
         else:
             turns = axis.table("turns", self.n)
-        low, high = _packed(self.radices)
+        low, high = _packed(radices)
         return {
             **self.source.arguments("source", aparts[0]),
             **self.target.arguments("target", aparts[1]),
@@ -479,7 +506,7 @@ class _Lines:
             "before": self.source.factors,
             "after": self.target.factors,
             "n": n,
-            "finer": 0 if along else turns.size(0) // n,
+            "finer": 0 if way else turns.size(0) // n,
             "lines": self.count,
             "parts": self.parts,
             "full": axis.full,
@@ -494,20 +521,20 @@ class _Lines:
         lines = self.paired()
         p, name = self.axis.p, _NAMES[self.axis.type_]
         sizes, aparts = pointwise.coalesce(list(self.axis.batch), [list(lines.source.apart), list(lines.target.apart)])
-        along = lines.along
-        units, lanes = p.device.compute_units, along.lines if along else kernels.lanes(name, p.form)
+        way = lines.way(_beside(sizes, aparts))
+        units, together = p.device.compute_units, way.along.lines if way else kernels.lanes(name, p.form)
         local = 0
         if p.form == "gpu":
             local = next((k for k in (256, 1024, kernels.local_length(name)) if self.n <= k), 0)
             groups = self.count if local else min(self.count, 16 * units)
         else:
             groups = _GROUPS_PER_UNIT * units
-        grid = p.dealer.share(ceil_div(self.count, lanes), groups)
-        room = along.room(lines.length) if along else 4 * lines.room * lanes
+        grid = p.dealer.share(ceil_div(self.count, together), groups)
+        room, along = lines.scratch(way), way.along if way else None
         p.launch(
             kernels.line_kernel(name, lines.source.kind, lines.target.kind, len(sizes), p.form, local, along),
             grid,
-            **lines.arguments(sizes, aparts),
+            **lines.arguments(way, sizes, aparts),
             scratch=None if local else p.empty((*grid.groups, room), self.axis.type_),
             **({"room": room} if p.form == "cpu" else {}),
         )
@@ -530,19 +557,26 @@ def _launch_planes(first: _Lines, second: _Lines) -> bool:
     aparts = [[*strides, stride] for strides, stride in zip(aparts, within, strict=True)]
     together = max(1, min(planes // (_GROUPS_PER_UNIT * units), _SHARE_BYTES // nbytes))
     grid = p.dealer.share(ceil_div(planes, together), _GROUPS_PER_UNIT * units)
-    room = max(
-        lines.along.room(lines.length) if lines.along else 4 * kernels.lanes(name, p.form) * lines.room
-        for lines in passes
-    )
+    sized = [([*sizes, across], aparts[2 * k : 2 * k + 2]) for k, across in enumerate((rows, columns))]
+    ways = [lines.way(_beside(*own)) for lines, own in zip(passes, sized, strict=True)]
+    room = max(lines.scratch(way) for lines, way in zip(passes, ways, strict=True))
     arguments: dict[str, Any] = {}
     for k, (suffix, across) in enumerate((("", rows), ("_2", columns))):
-        own = passes[k].arguments([*sizes, across], aparts[2 * k : 2 * k + 2])
+        own = passes[k].arguments(ways[k], *sized[k])
         arguments.update((f"{argument}{suffix}", value) for argument, value in own.items())
         arguments[f"share{suffix}"] = together * across
-    kinds = [(lines.source.kind, lines.target.kind, len(sizes) + 1, lines.along) for lines in passes]
+    kinds = [
+        (lines.source.kind, lines.target.kind, len(sizes) + 1, way.along if way else None)
+        for lines, way in zip(passes, ways, strict=True)
+    ]
     scratch = p.empty((*grid.groups, room), axis.type_)
     p.launch(kernels.plane_kernel(name, *kinds), grid, **arguments, scratch=scratch, room=room)
     return True
+
+
+def _beside(sizes: Sequence[int], aparts: Sequence[Sequence[int]]) -> int:
+    """How many lines of a batch lie beside each other."""
+    return sizes[-1] if sizes and all(strides[-1] == 1 for strides in aparts) else 0
 
 
 def _without(values: Sequence[int], place: int) -> tuple[int, ...]:
