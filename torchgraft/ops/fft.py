@@ -197,7 +197,7 @@ def _along_rows(n: int, type_: torch.dtype, simd_width: int) -> _Way | None:
     lanes, best = _lanes(type_, simd_width), None
     least = _ACROSS * _cheapest(n)[0] * (_BEYOND if _row_bytes(n, type_, 16) > _FIRST_LEVEL_BYTES else 1)
     for lines, factor in _ALONG.items():
-        if lanes // lines >= 4:
+        if lanes // lines >= 2:
             beyond = _row_bytes(n, type_, lines) > _FIRST_LEVEL_BYTES
             cost = _row_radices(n, lanes // lines)[0] * factor * (_BEYOND if beyond else 1)
             if cost < least:
