@@ -7,6 +7,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +29,9 @@ import torch._inductor.config
 import torch._inductor.metrics
 import torch._inductor.utils
 
+from torchgraft.codegen.compiler import KernelCompileError
+from torchgraft.codegen.kernel import Kernel
+from torchgraft.inductor.kernels import GeneratedKernel
 from torchgraft.inductor.registration import register
 from torchgraft.inductor.runtime import _say_without_effect
 from torchgraft.plans.device import kernel_form
@@ -395,7 +399,7 @@ class TestPooling:
         compiled = torch.compile(lambda x: F.max_pool2d(x.relu(), 3, 2, 1))
         x = torch.randn(1, 2, 20, 20, device=device)
         _, (program,) = torch._inductor.utils.run_and_get_code(compiled, x)
-        assert "max_pool" not in program
+        assert "aten.max_pool" not in program and "max_pool2d_with_indices(" not in program
         x.requires_grad_()
         _, (forward, backward) = torch._inductor.utils.run_fw_bw_and_get_code(lambda: compiled(x))
         assert "torchgraft.max_pool_offsets.default(" in forward
@@ -713,6 +717,30 @@ PROGRAM = """
     torch.compile(lambda x: (x * 3).softmax(-1).square().sum())(x).backward()
     print(torchgraft.plans.stats().kernels_compiled)
 """
+
+
+def test_a_kernel_that_does_not_compile_names_the_users_line(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the graph's nodes. The device is usable then."""
+    made = GeneratedKernel.made
+    monkeypatch.setattr(GeneratedKernel, "made", lambda self, name: broken(made(self, name)))
+
+    def broken(kernel: Kernel) -> Kernel:
+        return replace(kernel, body=f"{kernel.body}\nthis does not compile;")
+
+    def of_the_user(x: torch.Tensor) -> torch.Tensor:
+        doubled = x * 2
+        return doubled.tanh().sum(1)
+
+    x = torch.ones(6, 5, device=device)
+    with torch._inductor.utils.fresh_cache(), pytest.raises(KernelCompileError) as raised:
+        torch.compile(of_the_user)(x)
+    assert raised.value.kernel == "tg_fused_mul_sum_tanh"
+    text = str(raised.value)
+    assert "nodes mul, tanh, sum_1" in text
+    assert re.search(r"test_inductor.py:\d+ in of_the_user: doubled = x \* 2\n", text)
+    monkeypatch.undo()
+    torch._dynamo.reset()
+    assert_close(torch.compile(of_the_user)(x).cpu(), of_the_user(x.cpu()))
 
 
 @pytest.mark.thorough

@@ -30,12 +30,18 @@ class KernelCompileError(RuntimeError):
         device: the device and its driver's version.
         log: what the compiler said.
         source: the whole text that it was given.
+        origin: what the kernel was made of, if it was made of somebody's program.
     """
 
-    def __init__(self, kernel: str, device: str, log: str, source: str) -> None:
-        self.kernel, self.device, self.log, self.source = kernel, device, log, source
+    def __init__(self, kernel: str, device: str, log: str, source: str, origin: str = "") -> None:
+        self.kernel, self.device, self.log, self.source, self.origin = kernel, device, log, source, origin
         numbered = "\n".join(f"{n:5d}  {line}" for n, line in enumerate(source.splitlines(), 1))
-        super().__init__(f"kernel {kernel} does not compile on {device}:\n{log.strip()}\n\nsource:\n{numbered}")
+        made = f"\n\nmade of:\n{origin}" if origin else ""
+        super().__init__(f"kernel {kernel} does not compile on {device}:\n{log.strip()}{made}\n\nsource:\n{numbered}")
+
+    def of(self, origin: str) -> KernelCompileError:
+        """The same with what the kernel was made of."""
+        return KernelCompileError(self.kernel, self.device, self.log, self.source, origin)
 
 
 @dataclass

@@ -45,11 +45,12 @@ class Generated:
         multiple: int,
         messages: Sequence[tuple[str, bool]],
         together: bool,
+        origin: str,
     ) -> None:
         self.made = made
         # Autograd hears of what a program writes from torch, which counts it as changes only where it is one to a user.
         arguments = tuple(replace(argument, written=False) for argument in kernel(made).arguments)
-        self._kernel = RawKernel(made.name, arguments, made.local, partial(compiler.compiled, made))
+        self._kernel = RawKernel(made.name, arguments, made.local, partial(_compiled, made, origin))
         self._form, self._rank, self._cost = form, rank, cost
         self._serial, self._multiple, self._messages = serial, multiple, messages
         self._together = together
@@ -105,6 +106,7 @@ class Generated:
 
 
 def generated(
+    name: str,
     declarations: str,
     *,
     form: str,
@@ -117,10 +119,12 @@ def generated(
     multiple: int = MULTIPLE,
     messages: Sequence[tuple[str, bool]] = (),
     together: bool = False,
+    origin: str = "",
 ) -> Generated:
     """A kernel of a generated program, which is compiled when it is first launched.
 
     Args:
+        name: under which profiles and errors show it.
         declarations: its parameters.
         form: "cpu" or "gpu".
         rank: dimensions of the space that it goes through.
@@ -132,9 +136,17 @@ def generated(
         multiple: a CPU's chunks are multiples of this.
         messages: of errors that it reports: each a text, and whether it is an IndexError.
         together: whether the work-items of a group share an element.
+        origin: the nodes of the graph that it was made of, and the lines of the user's program.
     """
-    made = Kernel("tg_generated", parameters(declarations), body, helpers, local)
-    return Generated(made, form, rank, cost, serial, multiple, messages, together)
+    made = Kernel(name, parameters(declarations), body, helpers, local)
+    return Generated(made, form, rank, cost, serial, multiple, messages, together, origin)
+
+
+def _compiled(made: Kernel, origin: str, device: int) -> _C.Kernel:
+    try:
+        return compiler.compiled(made, device)
+    except compiler.KernelCompileError as error:
+        raise error.of(origin) from None
 
 
 def compile_ahead(program: Mapping[str, Any]) -> None:

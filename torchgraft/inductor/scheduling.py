@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch._inductor import config
 from torch._inductor.codegen.common import BackendFeature
 from torch._inductor.codegen.simd import SIMDScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
-from torch._inductor.utils import IndentedBuffer
+from torch._inductor.utils import IndentedBuffer, aggregate_origins, get_fused_kernel_name
 from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
@@ -69,12 +70,12 @@ class Scheduling(SIMDScheduling):
     def _defined(self, kernel: GeneratedKernel, schedule: Sequence[Any]) -> str:
         """The name under which the program has the kernel."""
         wrapper = V.graph.wrapper_code
-        made = kernel.made("tg_generated")
+        made = kernel.made(_name_of(schedule))
         text = _written(made, kernel)
         known: dict[str, str] = wrapper.src_to_kernel
         if text not in known:
             known[text] = name = f"tg_kernel_{wrapper.next_kernel_suffix()}"
-            wrapper.define_kernel(name, text, gpu=False)
+            wrapper.define_kernel(name, f"{text[:-1]}, origin={_origin_of(schedule)!r})", gpu=False)
         return known[text]
 
 
@@ -150,6 +151,34 @@ class _SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):
     """The same for a graph within a graph, which has no head of its own."""
 
 
+# Longer names than this are cut: some compilers make a file of a kernel's name.
+_LONGEST_NAME = 100
+
+
+def _name_of(schedule: Sequence[Any]) -> str:
+    """Of the ops that are fused: what a profile shows."""
+    name = re.sub(r"\W", "_", get_fused_kernel_name(schedule, "original_aten"))
+    return f"tg_{name}"[:_LONGEST_NAME]
+
+
+# What an error says of the nodes and lines that a kernel was made of, at most.
+_MOST_SAID = 12
+
+
+def _origin_of(schedule: Sequence[Any]) -> str:
+    """The graph's nodes, and where the user's program has what they do."""
+    nodes = sorted(node for node in aggregate_origins(schedule) if node.op == "call_function")
+    frames = re.findall(r'File "(.+)", line (\d+), in (.+)\n\s*(.*)', "\n".join(_last_frame(node) for node in nodes))
+    lines = [f"  {file}:{line} in {function}: {text}" for file, line, function, text in dict.fromkeys(frames)]
+    names = ", ".join(node.name for node in nodes[:_MOST_SAID])
+    return "\n".join([f"  nodes {names}", *lines[:_MOST_SAID]])
+
+
+def _last_frame(node: torch.fx.Node) -> str:
+    trace = node.stack_trace or ""
+    return trace[trace.rfind("  File ") :] if trace else ""
+
+
 def _written(kernel: Kernel, generated: GeneratedKernel) -> str:
     """The Python text that makes the kernel."""
     parts = []
@@ -169,7 +198,7 @@ def _written(kernel: Kernel, generated: GeneratedKernel) -> str:
         options += f", messages={generated.messages!r}"
     if kernel.helpers:
         options += f", helpers={kernel.helpers!r}"
-    return f"tg_generated({'; '.join(parts)!r}, {options}, body='''\n{body}''')"
+    return f"tg_generated({kernel.name!r}, {'; '.join(parts)!r}, {options}, body='''\n{body}''')"
 
 
 def _check_compiler(device: torch.device) -> None:
