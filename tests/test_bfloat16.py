@@ -339,8 +339,16 @@ CONVOLUTIONS = [
 
 @pytest.mark.parametrize(("image", "filters", "how"), CONVOLUTIONS, ids=str)
 def test_convolution(
-    made: list[Kernel], device: str, image: tuple[int, ...], filters: tuple[int, ...], how: dict[str, Any]
+    made: list[Kernel],
+    device: str,
+    image: tuple[int, ...],
+    filters: tuple[int, ...],
+    how: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    for least in ("_LEAST_ROWS", "_LEAST_WEIGHT_CHANNELS"):  # also where that does not pay
+        monkeypatch.setattr(convolution, least, 1)
+    plans.clear()
     bias = numbers(filters[1] if "transposed" in how else filters[0])
     convolve(device, numbers(*image), numbers(*filters), bias, **how)
     convolve(device, numbers(*image), numbers(*filters), **how)
@@ -359,7 +367,8 @@ def test_convolution_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Patches of a few rows, and of a few images."""
-    monkeypatch.setattr(convolution, "_PART_BYTES", most)
+    for name, value in (("_PART_BYTES", most), ("_LEAST_ROWS", 1), ("_LEAST_WEIGHT_CHANNELS", 1)):
+        monkeypatch.setattr(convolution, name, value)
     plans.clear()
     convolve(device, numbers(*image), numbers(*filters), **how)
     assert any(kernel.name == "matmul_bfloat16" for kernel in made)

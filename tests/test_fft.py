@@ -210,7 +210,10 @@ def test_vectors_along_columns(
         check(device, torch.fft.fft2, x, n * shape[-1])
         check(device, torch.fft.rfft2, x.real, n * shape[-1])
         check(device, torch.fft.irfft2, x, 2 * n * shape[-1])
-        check(device, lambda a: torch.fft.fftn(a, dim=(0, 1)), x, n * shape[0])
+        # torch's CPU is asked for the last dimensions: of others it has been seen to write beyond its memory (2.13).
+        got = torch.fft.fftn(x.to(device), dim=(0, 1)).movedim((0, 1), (-2, -1)).cpu()
+        expected = torch.fft.fftn(x.movedim((0, 1), (-2, -1)).contiguous(), dim=(-2, -1))
+        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
     x = torch.randn(3, n, 21, dtype=torch.complex128).to(dtype)
     x[1, 2, 4], x[2, 0, 20] = torch.nan, torch.inf
     got = torch.fft.fft2(x.to(device), dim=(1,)).cpu()

@@ -38,17 +38,18 @@ def shuffle(vector: str, a: str, b: str, lanes: Sequence[int]) -> str:
     return f"SHUFFLE_{vector}({a}, {b}, {', '.join(map(str, lanes))})"
 
 
-def transpose_registers(width: int, vector: str) -> str:
+def transpose_registers(width: int, vector: str, together: int = 1) -> str:
     """Statements that transpose the square matrix of the vectors r0, r1, ...: log2(width) rounds of exchanges of
-    halves.
+    halves. An element of the matrix is so many lanes together.
 
     Needs `shuffle_helpers`.
     """
     lines = []
     half = 1
     while half < width:
+        name = half * together
         for i in (i for i in range(width) if not i & half):
-            low, high = f"tg_low_{half}(r{i}, r{i + half})", f"tg_high_{half}(r{i}, r{i + half})"
+            low, high = f"tg_low_{name}(r{i}, r{i + half})", f"tg_high_{name}(r{i}, r{i + half})"
             lines.append(f"{{ const {vector} low = {low}; r{i + half} = {high}; r{i} = low; }}")
         half *= 2
     return "\n".join(lines)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.codegen.vectors import shuffle, shuffle_helpers
+from torchgraft.codegen.vectors import shuffle, shuffle_helpers, transpose_registers
 from torchgraft.kernels.butterflies import butterfly
 
 RADICES = (16, 10, 9, 8, 7, 6, 5, 4, 3, 2)
@@ -28,7 +28,7 @@ class Along:
 
     Attributes:
         lanes: of a vector.
-        lines: how many are transformed together.
+        lines: how many are transformed together: one, two or four rows.
         first, between, last: the radices of the stages; those in between as they rise, each once.
         columns: whether the lines lie beside each other in memory, as many as there are lanes; otherwise the numbers of
             a line do.
@@ -61,18 +61,6 @@ class Along:
         return 4 * (n * self.lines + self.lanes)
 
 
-def _turn(along: Along) -> str:
-    """Statements that transpose the square of numbers, each of so many lines, in the vectors r0, r1, ..."""
-    text, half = [], 1
-    while half < along.numbers:
-        for i in (i for i in range(along.numbers) if not i & half):
-            name = half * along.lines
-            text.append(f"{{ const V low = tg_low_{name}(r{i}, r{i + half}); ")
-            text.append(f"r{i + half} = tg_high_{name}(r{i}, r{i + half}); r{i} = low; }}\n")
-        half *= 2
-    return "".join(text)
-
-
 def _read(along: Along, vector: str, q: int) -> str:
     """Number q of a butterfly: of each line what lies from `at` on, real and imaginary parts in turn."""
     lanes, lines, numbers = along.lanes, along.lines, along.numbers
@@ -86,24 +74,10 @@ def _read(along: Along, vector: str, q: int) -> str:
     elif lines == 2:
         loads = [f"s{q} = LOAD(x0, {place})", f"t{q} = LOAD(x1, {place})"]
     else:
-        half = [_joined(along, vector, [f"PART(x{line}, {place})" for line in side]) for side in _sides(lines)]
-        loads = [f"s{q} = {half[0]}", f"t{q} = {half[1]}"]
+        a, b, c, d = (f"PART(x{line}, {place})" for line in range(lines))
+        loads = [f"s{q} = {shuffle(vector, a, b, range(lanes))}", f"t{q} = {shuffle(vector, c, d, range(lanes))}"]
     real, imag = (shuffle(vector, f"s{q}", f"t{q}", [lane + part for lane in picks]) for part in (0, 1))
     return f"const V {', '.join(loads)};\nconst V x{q}r = {real}, x{q}i = {imag} * sign;"
-
-
-def _sides(lines: int) -> tuple[range, range]:
-    return range(lines // 2), range(lines // 2, lines)
-
-
-def _joined(along: Along, vector: str, parts: list[str]) -> str:
-    """One vector of several short ones, of a power of two."""
-    if len(parts) == 1:
-        return parts[0]
-    middle = len(parts) // 2
-    low, high = (_joined(along, vector, half) for half in (parts[:middle], parts[middle:]))
-    width = 2 * along.numbers * len(parts)
-    return shuffle(f"{vector.rstrip('0123456789')}{width}", low, high, range(width))
 
 
 def _write(along: Along, vector: str, number: str, real: str, imag: str) -> str:
@@ -172,7 +146,8 @@ def _first(radix: int, along: Along, vector: str) -> str:
         text.append(f"V {', '.join(f'{part}{b}_{k}' for b in blocks for k in range(numbers))};")
         for b in blocks:
             rows = [f"y{b * numbers + k if b * numbers + k < radix else 0}{part}" for k in range(numbers)]
-            text.append(f"{{ V {', '.join(f'r{k} = {row}' for k, row in enumerate(rows))};\n{_turn(along)}")
+            text.append(f"{{ V {', '.join(f'r{k} = {row}' for k, row in enumerate(rows))};")
+            text.append(transpose_registers(numbers, "V", lines))
             text.append(f"{' '.join(f'{part}{b}_{k} = r{k};' for k in range(numbers))} }}")
         for k in range(numbers):
             places = [f"{lines} * ({radix} * (at + {k}) + {b * numbers})" for b in blocks]

@@ -96,12 +96,13 @@ def _is_product(p: PlanBuilder, g: Geometry) -> bool:
 
 # Patches are made and multiplied a part at a time, which stays in the caches; those of a weight's gradient as a whole.
 _PART_BYTES, _WHOLE_BYTES = 4 << 20, 64 << 20
-_LEAST_DEPTH = 32
+# What an element of a patch is used for must be worth its copy.
+_LEAST_DEPTH, _LEAST_ROWS, _LEAST_WEIGHT_CHANNELS = 32, 32, 8
 
 
 def _suits_tiles(p: PlanBuilder, g: Geometry, channels: int) -> bool:
     """Whether products over patches of so many channels are worth to be made by tiles."""
-    return p.device.bfloat16_tiles and g.groups == 1 and channels * math.prod(g.taps) >= _LEAST_DEPTH
+    return p.device.bfloat16_tiles and g.groups == 1 and g.batch > 0 and channels * math.prod(g.taps) >= _LEAST_DEPTH
 
 
 def _patches(
@@ -177,9 +178,9 @@ def _plan_images(
     """Plans images made of images, as `convolution_launch` has them."""
     storage = _storage(out)
     if not _is_product(p, g):
-        channels = g.image_channels if direction == "forward" else g.result_channels
+        channels, rows = source.shape[1], out.shape[1]
         plain = direction == "forward" or g.stride == (1, 1, 1)
-        if storage == "bf16" and plain and _suits_tiles(p, g, channels):
+        if storage == "bf16" and plain and rows >= _LEAST_ROWS and _suits_tiles(p, g, channels):
             _plan_images_by_tiles(p, g, direction, out, source, weight, bias)
             return
         launch = convolution_launch(storage, g, direction, out, source, weight, bias, on=p.target)
@@ -253,8 +254,8 @@ def _convolution_backward(
     if grad_input is not None:
         _plan_images(p, g, "forward" if transposed else "backward", grad_input, grad_output, weight)
     patches_bytes = 2 * g.image_channels * math.prod(g.taps) * g.batch * math.prod(g.result)
-    by_tiles = storage == "bf16" and _suits_tiles(p, g, g.image_channels) and patches_bytes <= _WHOLE_BYTES
-    if grad_weight is not None and by_tiles:
+    fits = patches_bytes <= _WHOLE_BYTES and g.image_channels >= _LEAST_WEIGHT_CHANNELS
+    if grad_weight is not None and storage == "bf16" and fits and _suits_tiles(p, g, g.image_channels):
         _plan_weight_by_tiles(p, g, grad_weight, image, result)
     elif grad_weight is not None:
 
