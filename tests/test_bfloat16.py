@@ -20,7 +20,7 @@ from torchgraft import _C, plans
 from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel
 from torchgraft.driver import Capability
-from torchgraft.kernels import attention, attention_tiles, bfloat16
+from torchgraft.kernels import attention, attention_tiles, bfloat16, boxes_bfloat16
 from torchgraft.ops import convolution
 from torchgraft.plans import device as traits
 
@@ -95,6 +95,14 @@ def made(request: pytest.FixtureRequest, device: str, monkeypatch: pytest.Monkey
         return asked[-1]
 
     monkeypatch.setattr(bfloat16, "block_kernel", block_kernel)
+    make_boxes = boxes_bfloat16.box_kernel
+
+    def box_kernel(*arguments: Any) -> Kernel:
+        kernel = make_boxes(*arguments)
+        asked.append(kernel if request.param == "of the processor" else in_c(kernel))
+        return asked[-1]
+
+    monkeypatch.setattr(boxes_bfloat16, "box_kernel", box_kernel)
     if request.param == "in C":  # where the processor has narrower vectors, the compiler takes those of 16 lanes apart
         monkeypatch.setattr(traits, "simd_width", lambda _: 16)
         monkeypatch.setattr(attention_tiles, "HELPERS", TILES_IN_C + attention_tiles.HELPERS)
@@ -334,6 +342,8 @@ CONVOLUTIONS = [
     ((2, 9, 5, 6, 7), (11, 9, 2, 3, 3), {"padding": (1, 0, 2), "dilation": (1, 2, 1)}),
     ((2, 12, 8, 9), (12, 10, 3, 3), {"padding": 1, "transposed": True}),
     ((2, 33, 4, 3), (12, 33, 7, 7), {"padding": 3}),
+    ((5, 70, 20, 18), (100, 70, 3, 3), {"padding": 1}),
+    ((2, 130, 9, 40), (40, 130, 3, 3), {"padding": (1, 0), "stride": 2}),
 ]
 
 
@@ -346,40 +356,23 @@ def test_convolution(
     how: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for least in ("_LEAST_ROWS", "_LEAST_WEIGHT_CHANNELS"):  # also where that does not pay
-        monkeypatch.setattr(convolution, least, 1)
+    monkeypatch.setattr(convolution, "_LEAST_CHANNELS_OF_TILES", 1)  # also where they do not pay
     plans.clear()
     bias = numbers(filters[1] if "transposed" in how else filters[0])
     convolve(device, numbers(*image), numbers(*filters), bias, **how)
     convolve(device, numbers(*image), numbers(*filters), **how)
-    assert any(kernel.name == "matmul_bfloat16" for kernel in made)
+    names = {"matmul_bfloat16", "convolution_tiles_forward", "convolution_tiles_backward"}
+    assert {kernel.name for kernel in made} == names
 
 
-@pytest.mark.parametrize("most", [20_000, 150_000])
-@pytest.mark.parametrize(("image", "filters", "how"), CONVOLUTIONS[:7], ids=str)
-def test_convolution_in_parts(
-    made: list[Kernel],
-    device: str,
-    image: tuple[int, ...],
-    filters: tuple[int, ...],
-    how: dict[str, Any],
-    most: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Patches of a few rows, and of a few images."""
-    for name, value in (("_PART_BYTES", most), ("_LEAST_ROWS", 1), ("_LEAST_WEIGHT_CHANNELS", 1)):
-        monkeypatch.setattr(convolution, name, value)
-    plans.clear()
-    convolve(device, numbers(*image), numbers(*filters), **how)
-    assert any(kernel.name == "matmul_bfloat16" for kernel in made)
-
-
-def test_convolution_with_values_without_bounds(made: list[Kernel], device: str) -> None:
+@pytest.mark.parametrize("channels", [16, 17, 13])
+def test_convolution_with_values_without_bounds(made: list[Kernel], device: str, channels: int) -> None:
     """NaN reaches the pixels around it and no others: neither those of the next row nor those of the next image."""
-    x, weight = numbers(2, 16, 20, 33), numbers(32, 16, 3, 3)
-    x[0, 3, 19, 32] = x[0, 0, 7, 0] = torch.nan
+    x, weight = numbers(2, channels, 20, 33), numbers(32, channels, 3, 3)
+    x[0, 3, 19, 32] = x[0, 0, 7, 0] = x[1, channels - 1, 3, 30] = torch.nan
     got = F.conv2d(x.to(device), weight.to(device), padding=1).cpu()
     wanted = F.conv2d(x.double(), weight.double(), padding=1)
+    assert got.isnan().any()
     assert torch.equal(got.isnan(), wanted.isnan())
     close(got[~got.isnan()], wanted[~got.isnan()])
     assert made

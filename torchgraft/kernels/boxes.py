@@ -23,7 +23,7 @@ from math import prod
 
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
-from torchgraft.codegen.kernel import Kernel, Launch, parameters
+from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
 from torchgraft.codegen.tuning import Blocks, Target
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 from torchgraft.kernels.geometry import AXES, GEOMETRY, Direction, Geometry, geometry_arguments
@@ -49,11 +49,11 @@ def _tile(math: Arithmetic, blocks: Blocks, half: bool) -> Tile:
     return replace(tile, rows=tile.rows // 2, vectors=vectors)
 
 
-def _copy_elements(math: Arithmetic) -> int:
+def copy_elements(math: Arithmetic) -> int:
     return _COPY_BYTES // math.size
 
 
-def _sum_elements(math: Arithmetic) -> int:
+def sum_elements(math: Arithmetic) -> int:
     return _SUM_BYTES // math.size
 
 
@@ -123,7 +123,7 @@ const int channel_size = ((channel_used + 15) / 16 | 1) * 16;"""
 
 
 # Where tap kz, ky, kx of channel `c` lies in the copy, relative to a pixel.
-_OFFSET = """c * channel_size + ((PART_z(kz) * parts_y + PART_y(ky)) * parts_x + PART_x(kx)) * part_size +
+OFFSET = """c * channel_size + ((PART_z(kz) * parts_y + PART_y(ky)) * parts_x + PART_x(kx)) * part_size +
   (SHIFT_z(kz) - low_z) * plane_size + (SHIFT_y(ky) - low_y) * pitch + SHIFT_x(kx) + at_x - origin"""
 
 
@@ -209,7 +209,7 @@ def _multiply(math: Arithmetic, tile: Tile, unit: str) -> str:
 }}"""
 
 
-def _finish(math: Arithmetic, direction: Direction, bias: bool, tile: Tile) -> str:
+def finish_lines(math: Arithmetic, direction: Direction, bias: bool, tile: Tile) -> str:
     """Stores the sums of the tile's rows, line by line of the target."""
     add = f"r += {math.load('E', 'group * M + m0 + m + i')};" if bias else ""
     forward = direction == "forward"
@@ -240,6 +240,48 @@ for (int i = 0; i < min({tile.rows}, rows - m); ++i)
       }}"""
 
 
+def box_parameters(storage: str, bias: bool) -> tuple[Parameter, ...]:
+    """Target, source, filters, [bias,] sizes of all, of boxes and of the geometry, in groups."""
+    tensors = f"{storage}* T; const {storage}* S, F{', E' if bias else ''}"
+    boxes = ", ".join(f"box_{a}" for a in AXES) + ", " + ", ".join(f"boxes_{a}" for a in AXES)
+    return parameters(
+        f"{tensors}; i32 batch, M, channels, block_rows, held_rows, slice, joined, box_i, {boxes}; {GEOMETRY}"
+    )
+
+
+def box_head(direction: Direction, width: int, vectors: int) -> str:
+    """What a kernel of images from images begins with: the box's place and sizes, and where a column's vector lies in
+    the copy, relative to its first channel and tap, for whole tiles of so many vectors."""
+    if direction == "forward":
+        setup = "const int group = GROUP_ID(2), groups = NUM_GROUPS(2);" + _per_axis(_FORWARD_AXES)
+    else:
+        setup = _PHASE + _per_axis(_BACKWARD_AXES)
+    return f"""
+{setup}
+int box_index = GROUP_ID(0);
+{_per_axis(_REACH)}
+{_per_axis(_PLACE)}
+if (length_x <= 0 || length_y <= 0 || length_z <= 0) return;  // this phase has fewer pixels than others
+const int image0 = box_index * box_i, length_i = min(box_i, batch - image0);
+{_ROWS}
+const int m0 = GROUP_ID(1) * block_rows, rows = min(block_rows, M - m0), taps = taps_z * taps_y * taps_x;
+const long target_pixels = (long)target_z * target_y * target_x;
+const long source_end = (long)batch * groups * channels * source_z * source_y * source_x;
+
+const int line_vectors = (length_x + {width - 1}) / {width};
+const int line_pitch = joined ? pitch : line_vectors * {width};
+const int run_vectors = joined ? ((length_y - 1) * pitch + length_x + {width - 1}) / {width} : length_y * line_vectors;
+const int columns = length_i * length_z * run_vectors;
+const int sum_pitch = (columns + {vectors - 1}) / {vectors} * {vectors};
+int start[{_MOST_COLUMNS // width + vectors}];
+for (int run = 0, n = 0; run < length_i * length_z; ++run) {{
+  const int at = run / length_z * image_size + run % length_z * plane_size;
+  for (int v = 0; v < run_vectors; ++v, ++n)
+    start[n] = at + (joined ? v * {width} : v / line_vectors * pitch + v % line_vectors * {width});
+}}
+for (int n = columns; n < sum_pitch; ++n) start[n] = start[columns - 1];"""
+
+
 @cache
 def box_kernel(
     storage: str, direction: Direction, bias: bool, blocks: Blocks, half: bool, simd_width: int = 16
@@ -251,14 +293,12 @@ def box_kernel(
     forward = direction == "forward"
     width, vectors, a_pitch = math.width, tile.vectors, tile.depth + A_TILE_PADDING
     if forward:
-        setup = "const int group = GROUP_ID(2), groups = NUM_GROUPS(2);" + _per_axis(_FORWARD_AXES)
         filters = f"""
 {math.const_pointer} A = F + ((long)group * M + m0) * channels * taps;
 const long a_rs = channels * taps, a_cs = 1;"""
         tap_index, unit = "", "k"
         slice_begin, fill_tile = "const int kb = c0 * taps;", pack_a(math, tile, "k")
     else:
-        setup = _PHASE + _per_axis(_BACKWARD_AXES)
         filters = f"{math.const_pointer} A = F + ((long)group * channels * M + m0) * taps;\nint tap_at[{tile.depth}];"
         tap_index, unit = "tap_at[k] = (c * M * taps) + (kz * taps_y + ky) * taps_x + kx;", "outer"
         slice_begin = f"{math.const_pointer} a_slice = A + (long)c0 * M * taps;"
@@ -271,31 +311,8 @@ for (int k = 0; k < kc; ++k) {{
   {loads}
 }}"""
     body = f"""
-{setup}
-int box_index = GROUP_ID(0);
-{_per_axis(_REACH)}
-{_per_axis(_PLACE)}
-if (length_x <= 0 || length_y <= 0 || length_z <= 0) return;  // this phase has fewer pixels than others
-const int image0 = box_index * box_i, length_i = min(box_i, batch - image0);
-{_ROWS}
-const int m0 = GROUP_ID(1) * block_rows, rows = min(block_rows, M - m0), taps = taps_z * taps_y * taps_x;
-const long target_pixels = (long)target_z * target_y * target_x;
-const long source_end = (long)batch * groups * channels * source_z * source_y * source_x;
+{box_head(direction, width, vectors)}
 {filters}
-
-// Where a column's vector lies in the copy, relative to its first channel and tap.
-const int line_vectors = (length_x + {width - 1}) / {width};
-const int line_pitch = joined ? pitch : line_vectors * {width};
-const int run_vectors = joined ? ((length_y - 1) * pitch + length_x + {width - 1}) / {width} : length_y * line_vectors;
-const int columns = length_i * length_z * run_vectors;
-const int sum_pitch = (columns + {vectors - 1}) / {vectors} * {vectors};
-int start[{_MOST_COLUMNS // width + vectors}];
-for (int run = 0, n = 0; run < length_i * length_z; ++run) {{
-  const int at = run / length_z * image_size + run % length_z * plane_size;
-  for (int v = 0; v < run_vectors; ++v, ++n)
-    start[n] = at + (joined ? v * {width} : v / line_vectors * pitch + v % line_vectors * {width});
-}}
-for (int n = columns; n < sum_pitch; ++n) start[n] = start[columns - 1];
 
 // Where a tap lies in the copy, relative to a column's vector.
 int offset[{tile.depth}];
@@ -304,13 +321,13 @@ for (int c = 0, k = 0; c < min(slice, channels); ++c)
     for (int ky = 0; ky < taps_y; ++ky)
       for (int kx = 0; kx < taps_x; ++kx) {{
         if (!(MEETS_z(kz) && MEETS_y(ky) && MEETS_x(kx))) continue;
-        offset[k] = {_OFFSET};
+        offset[k] = {OFFSET};
         {tap_index}
         ++k;
       }}
 
-{math.scalar} copy[{_copy_elements(math)}] ALIGN(64);
-{math.vector} all_sums[{_sum_elements(math) // width}];
+{math.scalar} copy[{copy_elements(math)}] ALIGN(64);
+{math.vector} all_sums[{sum_elements(math) // width}];
 {math.scalar} a_tiles[{tile.max_rows * a_pitch}] ALIGN(64);
 for (int c0 = 0; c0 == 0 || c0 < channels; c0 += slice) {{
   const int count = min(slice, channels - c0), kc = count * meeting_z * meeting_y * meeting_x;
@@ -334,15 +351,11 @@ for (int c0 = 0; c0 == 0 || c0 < channels; c0 += slice) {{
     if (!last) continue;
     for (int m = held_m; m < held_end; m += {tile.rows}) {{
       const {math.vector}* const sums = held_sums + (m - held_m) * sum_pitch;
-      {_finish(math, direction, bias, tile)}
+      {finish_lines(math, direction, bias, tile)}
     }}
   }}
 }}"""
-    tensors = f"{storage}* T; const {storage}* S, F{', E' if bias else ''}"
-    boxes = ", ".join(f"box_{a}" for a in AXES) + ", " + ", ".join(f"boxes_{a}" for a in AXES)
-    params = parameters(
-        f"{tensors}; i32 batch, M, channels, block_rows, held_rows, slice, joined, box_i, {boxes}; {GEOMETRY}"
-    )
+    params = box_parameters(storage, bias)
     return Kernel(f"convolution_boxes_{direction}", params, plain_loops(body), local=(1, 1, 1))
 
 
@@ -442,9 +455,9 @@ const long source_end = (long)batch * groups * channels * source_z * source_y * 
 const int sum_vectors = (columns + {panel - 1}) / {panel} * {tile.vectors};
 const int first_box = part * part_boxes, end_box = min(first_box + part_boxes, boxes);
 int offset[{_MOST_ROWS}];
-{math.scalar} copy[{_copy_elements(math)}] ALIGN(64);
+{math.scalar} copy[{copy_elements(math)}] ALIGN(64);
 {math.vector} panels[{tile.depth * tile.max_columns // math.width}];
-{math.vector} all_sums[{_sum_elements(math) // math.width}];
+{math.vector} all_sums[{sum_elements(math) // math.width}];
 for (int box = first_box; box < end_box; ++box) {{
   int box_index = box;
   {_per_axis(_PLACE)}
@@ -453,7 +466,7 @@ for (int box = first_box; box < end_box; ++box) {{
   for (int c = 0, k = 0; c < count; ++c)
     for (int kz = 0; kz < taps_z; ++kz)
       for (int ky = 0; ky < taps_y; ++ky)
-        for (int kx = 0; kx < taps_x; ++kx, ++k) offset[k] = {_OFFSET};
+        for (int kx = 0; kx < taps_x; ++kx, ++k) offset[k] = {OFFSET};
   {{ {_fill(math, tile)} }}
   // The result's pixels, in stretches that lie together.
   const int stretch = length_x == target_x ? length_y * length_x : length_x;
@@ -503,7 +516,7 @@ class _Axis:
         return kept + max(0, -self.low, self.pixels + self.high - self.source) if kept > 0 else 0
 
 
-def _axis(g: Geometry, axis: int, forward: bool) -> list[_Axis]:
+def axis_of(g: Geometry, axis: int, forward: bool) -> list[_Axis]:
     """For each phase that has pixels."""
     taps, stride, padding, dilation = g.taps[axis], g.stride[axis], g.padding[axis], g.dilation[axis]
     image, result = g.image[axis], g.result[axis]
@@ -520,7 +533,7 @@ def _axis(g: Geometry, axis: int, forward: bool) -> list[_Axis]:
 
 
 @dataclass(frozen=True)
-class _Box:
+class Box:
     """Extents of a box in images, planes, rows and columns."""
 
     i: int
@@ -530,7 +543,7 @@ class _Box:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class BoxPlan:
     """A launch of `box_kernel` but for its box.
 
     Attributes:
@@ -545,20 +558,20 @@ class _Plan:
     half: bool
     tile: Tile
     axes: tuple[list[_Axis], list[_Axis], list[_Axis]]
-    full: _Box
+    full: Box
     m: int
     channels: int
     taps: int
     slice: int
     parts: int
 
-    def joined(self, box: _Box) -> bool:
+    def joined(self, box: Box) -> bool:
         """Whether rows of a plane are one run of columns."""
         if box.y == 1 or box.x < max(a.pixels for a in self.axes[2]) or not all(a.pitch for a in self.axes[2]):
             return False
         return self._run(box, True) < self._run(box, False)
 
-    def _run(self, box: _Box, joined: bool) -> int:
+    def _run(self, box: Box, joined: bool) -> int:
         width = self.math.width
         if joined:
             return ceil_div((box.y - 1) * max(a.pitch for a in self.axes[2]) + box.x, width)
@@ -568,11 +581,11 @@ class _Plan:
         """Rows whose sums are held at once: those of a single slice need not wait for others."""
         return rows if self.slice < self.channels else self.tile.rows
 
-    def columns(self, box: _Box) -> int:
+    def columns(self, box: Box) -> int:
         """Vectors of columns of the box."""
         return box.i * box.z * self._run(box, self.joined(box))
 
-    def fits(self, box: _Box, rows: int) -> bool:
+    def fits(self, box: Box, rows: int) -> bool:
         width = self.math.width
         vectors = ceil_div(self.columns(box), self.tile.vectors) * self.tile.vectors
         reach = [max(a.reach for a in axis) for axis in self.axes]
@@ -582,12 +595,12 @@ class _Plan:
         copy = self.slice * (ceil_div(channel, 16) + 1) * 16
         return (
             vectors * width <= _MOST_COLUMNS
-            and vectors * width * self.held(rows) <= _sum_elements(self.math)
-            and copy + pitch + width * (self.tile.vectors + 1) <= _copy_elements(self.math)
+            and vectors * width * self.held(rows) <= sum_elements(self.math)
+            and copy + pitch + width * (self.tile.vectors + 1) <= copy_elements(self.math)
         )
 
 
-def _shrunk(box: _Box, width: int) -> _Box | None:
+def _shrunk(box: Box, width: int) -> Box | None:
     """About half of the box."""
     for name in ("i", "z", "y"):
         if (extent := getattr(box, name)) > 1:
@@ -597,14 +610,14 @@ def _shrunk(box: _Box, width: int) -> _Box | None:
     return None
 
 
-def _count(full: _Box, box: _Box) -> int:
+def _count(full: Box, box: Box) -> int:
     return prod(ceil_div(getattr(full, a), getattr(box, a)) for a in ("i", *AXES))
 
 
-def _largest_box(plan: _Plan, rows: int) -> _Box | None:
+def largest_box(plan: BoxPlan, rows: int) -> Box | None:
     """The largest box that fits."""
     width = plan.math.width * plan.tile.vectors
-    box: _Box | None = plan.full
+    box: Box | None = plan.full
     while box is not None and not plan.fits(box, rows):
         box = _shrunk(box, width)
     if box is None:
@@ -618,7 +631,7 @@ def _largest_box(plan: _Plan, rows: int) -> _Box | None:
     return box
 
 
-def _shared(plan: _Plan, box: _Box, rows: int, units: int) -> tuple[_Box, int]:
+def shared_box(plan: BoxPlan, box: Box, rows: int, units: int) -> tuple[Box, int]:
     """The box and its rows, so small that every one of `units` cores has some."""
     full, width = plan.full, plan.math.width * plan.tile.vectors
     work = plan.m * full.i * full.z * full.y * full.x * plan.channels * plan.taps * plan.parts
@@ -635,40 +648,40 @@ def _shared(plan: _Plan, box: _Box, rows: int, units: int) -> tuple[_Box, int]:
     return box, rows
 
 
-def _products(plan: _Plan, box: _Box) -> int:
+def products(plan: BoxPlan, box: Box) -> int:
     """What is computed, with what is thrown away."""
     tile = plan.tile
     columns = ceil_div(plan.columns(box), tile.vectors) * tile.vectors * _count(plan.full, box)
     return ceil_div(plan.m, tile.rows) * tile.rows * columns
 
 
-def _flattened(g: Geometry) -> Geometry:
+def flattened(g: Geometry) -> Geometry:
     """A filter of one tap sees no rows: a plane is one line."""
     if prod(g.taps) == 1 and g.stride == (1, 1, 1) and g.padding == (0, 0, 0):
         return replace(g, image=(1, 1, prod(g.image)), result=(1, 1, prod(g.result)))
     return g
 
 
-def _picks(g: Geometry) -> bool:
+def picks(g: Geometry) -> bool:
     """Whether taps are few and their pixels far apart: there is nothing that they share."""
     return g.stride[2] > 2 and g.stride[2] >= g.taps[2]
 
 
-def _plans(math: Arithmetic, g: Geometry, forward: bool, blocks: Blocks) -> Iterator[_Plan]:
+def _plans(math: Arithmetic, g: Geometry, forward: bool, blocks: Blocks) -> Iterator[BoxPlan]:
     """With either tile, as far as the filter's taps fit into a slice."""
-    axes = (_axis(g, 0, forward), _axis(g, 1, forward), _axis(g, 2, forward))
+    axes = (axis_of(g, 0, forward), axis_of(g, 1, forward), axis_of(g, 2, forward))
     if not all(axes):
         return
     channels, m = (g.image_channels, g.result_channels) if forward else (g.result_channels, g.image_channels)
     channels, m = channels // g.groups, m // g.groups
-    full = _Box(g.batch, *(max(a.pixels for a in axis) for axis in axes))
+    full = Box(g.batch, *(max(a.pixels for a in axis) for axis in axes))
     taps = max(1, prod(max(a.taps for a in axis) for axis in axes))
     parts = g.groups * (1 if forward else prod(g.stride))
     for half in (False, True) if blocks.rows > 1 and blocks.vectors <= 2 else (False,):
         tile = _tile(math, blocks, half)
         if taps <= tile.depth:
             slices = ceil_div(channels, min(_MOST_CHANNELS, tile.depth // taps))
-            yield _Plan(math, half, tile, axes, full, m, channels, taps, ceil_div(channels, slices), parts)
+            yield BoxPlan(math, half, tile, axes, full, m, channels, taps, ceil_div(channels, slices), parts)
 
 
 def box_launch(
@@ -683,34 +696,48 @@ def box_launch(
 ) -> Launch | None:
     """As `convolution.convolution_launch`; nothing if the filter is too large for a box, or if a box would be nothing
     gained."""
-    g = _flattened(g)
+    g = flattened(g)
     forward = direction == "forward"
-    if g.batch == 0 or (forward and _picks(g)):
+    if g.batch == 0 or (forward and picks(g)):
         return None
-    best: tuple[float, _Plan, _Box, int] | None = None
+    best: tuple[float, BoxPlan, Box, int] | None = None
     for plan in _plans(arithmetic(storage, on.simd_width), g, forward, on.tuning.blocks):
         rows = min(plan.tile.max_rows, ceil_div(plan.m, plan.tile.rows) * plan.tile.rows)
-        box = _largest_box(plan, rows)
+        box = largest_box(plan, rows)
         if box is not None:
-            box, rows = _shared(plan, box, rows, on.units)
+            box, rows = shared_box(plan, box, rows, on.units)
             # Another kernel is to be compiled for the second, which it must be worth.
-            cost = _products(plan, box) * (1.05 if plan.half else 1)
+            cost = products(plan, box) * (1.05 if plan.half else 1)
             if best is None or cost < best[0]:
                 best = (cost, plan, box, rows)
     if best is None:
         return None
     _, plan, box, rows = best
+    kernel = box_kernel(storage, direction, bias is not None, on.tuning.blocks, plan.half, on.simd_width)
+    return launch_boxes(kernel, plan, box, rows, g, forward, target, source, weight, bias)
+
+
+def launch_boxes(
+    kernel: Kernel,
+    plan: BoxPlan,
+    box: Box,
+    rows: int,
+    g: Geometry,
+    forward: bool,
+    target: object,
+    source: object,
+    weight: object,
+    bias: object | None,
+) -> Launch:
+    """The launch of a kernel of `box_parameters` for boxes of this size and so many rows."""
     counts = {a: ceil_div(getattr(plan.full, a), getattr(box, a)) for a in ("i", *AXES)}
     arguments = {"T": target, "S": source, "F": weight, **({"E": bias} if bias is not None else {})}
-    arguments |= {"batch": g.batch, "M": plan.m, "channels": plan.channels, "block_rows": rows}
+    channels = (g.image_channels if forward else g.result_channels) // g.groups
+    arguments |= {"batch": g.batch, "M": plan.m, "channels": channels, "block_rows": rows}
     arguments |= {"held_rows": plan.held(rows), "slice": plan.slice, "joined": int(plan.joined(box)), "box_i": box.i}
     arguments |= {f"box_{a}": getattr(box, a) for a in AXES} | {f"boxes_{a}": counts[a] for a in AXES}
     arguments |= geometry_arguments(g, *((g.image, g.result) if forward else (g.result, g.image)))
-    return Launch(
-        box_kernel(storage, direction, bias is not None, on.tuning.blocks, plan.half, on.simd_width),
-        (prod(counts.values()), ceil_div(plan.m, rows), plan.parts),
-        arguments,
-    )
+    return Launch(kernel, (prod(counts.values()), ceil_div(plan.m, rows), plan.parts), arguments)
 
 
 @dataclass(frozen=True)
@@ -723,7 +750,7 @@ class WeightBoxes:
 
     g: Geometry
     narrow: bool
-    box: _Box
+    box: Box
     slice: int
     columns: int
     boxes: int
@@ -733,7 +760,7 @@ class WeightBoxes:
         """Puts the parts into `target`, as `result`."""
         g = self.g
         channels, n = g.image_channels // g.groups, g.result_channels // g.groups
-        full = _Box(g.batch, *g.result)
+        full = Box(g.batch, *g.result)
         arguments = {"T": target, "S": image, "R": grad, "batch": g.batch, "groups": g.groups, "N": n}
         arguments |= {"channels": channels, "slice": self.slice, "block_columns": self.columns}
         arguments |= {"boxes": self.boxes, "part_boxes": ceil_div(self.boxes, self.parts), "box_i": self.box.i}
@@ -748,8 +775,8 @@ class WeightBoxes:
 
 def weight_boxes(storage: str, g: Geometry, on: Target) -> WeightBoxes | None:
     """Nothing where `box_launch` has nothing."""
-    g = _flattened(g)
-    if g.batch == 0 or not prod(g.result) or _picks(g):
+    g = flattened(g)
+    if g.batch == 0 or not prod(g.result) or picks(g):
         return None
     math = arithmetic(storage, on.simd_width)
     channels, n, taps = g.image_channels // g.groups, g.result_channels // g.groups, prod(g.taps)
@@ -760,23 +787,23 @@ def weight_boxes(storage: str, g: Geometry, on: Target) -> WeightBoxes | None:
     for name, extent in zip(("x", "y", "z", "i"), (*reversed(g.result), g.batch), strict=True):
         box[name] = even_part(extent, max(1, min(extent, left)))
         left //= box[name]
-    chosen = _Box(**box)
-    axes = tuple(_axis(g, axis, True)[0] for axis in range(3))
+    chosen = Box(**box)
+    axes = tuple(axis_of(g, axis, True)[0] for axis in range(3))
     copied = (
         prod(a.parts for a in axes)
         * chosen.i
         * prod(getattr(chosen, name) + a.reach for name, a in zip(AXES, axes, strict=True))
     )
-    room = _copy_elements(math) - chosen.x - axes[2].reach - math.width * (tile.vectors + 1)
+    room = copy_elements(math) - chosen.x - axes[2].reach - math.width * (tile.vectors + 1)
     most = min(
         room // (ceil_div(copied, 16) + 1) // 16,
-        (_sum_elements(math) // columns - tile.rows) // taps,
+        (sum_elements(math) // columns - tile.rows) // taps,
         _MOST_ROWS // taps,
     )
     if most < 1:
         return None
     slice_ = ceil_div(channels, ceil_div(channels, min(most, channels)))
-    boxes = _count(_Box(g.batch, *g.result), chosen)
+    boxes = _count(Box(g.batch, *g.result), chosen)
     blocks = ceil_div(n, columns) * ceil_div(channels, slice_) * g.groups
     # Some for every core; but a part costs as much as its copy of the weight.
     parts = 1 if on.units == 1 else max(1, min(ceil_div(3 * on.units, blocks), boxes // 8))

@@ -1,7 +1,7 @@
 """The patches of images as a matrix in memory, for CPUs that multiply small matrices of bfloat16 by instructions.
 
-Those are so quick that a kernel which copies what it needs of an image in float32 (`kernels.boxes`) takes several times
-as long as a copy of all patches and a product of matrices (`kernels.bfloat16`).
+Those are so quick that a weight's gradient by a kernel which copies what it needs of an image in float32
+(`kernels.boxes`) takes twice as long as a copy of all patches and a product of matrices (`kernels.bfloat16`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
-from torchgraft.kernels.geometry import AXES, GEOMETRY, Direction, Geometry, Triple, geometry_arguments
+from torchgraft.kernels.geometry import GEOMETRY, Geometry, geometry_arguments
 from torchgraft.kernels.products import plain_loops
 
 _LANES = 16
@@ -39,14 +39,12 @@ for (; i < target_x; ++i) to[line + i] = i >= low && i < high ? from[at + (long)
 
 
 @cache
-def patches_kernel(direction: Direction) -> Kernel:
-    """P[channel, tap, image, pixel]: what the tap of the filter reads of the channel for the pixel of the target.
-    Backward the taps run the other way; the stride is one then. A group has a channel of an image.
+def patches_kernel() -> Kernel:
+    """P[channel, tap, image, pixel]: what the tap of the filter reads of the channel for the pixel of the result. A
+    group has a channel of an image.
 
     Parameters: P, S, `channels`, `images`, and the geometry's.
     """
-    sign = "{0} - padding_{1}" if direction == "forward" else "padding_{1} - {0}"
-    shifts = {a: sign.format(f"k{a} * dilation_{a}", a) for a in AXES}
     body = f"""
 const long image = GROUP_ID(0) / channels, channel = GROUP_ID(0) % channels;
 const long source_pixels = (long)source_z * source_y * source_x, source_end = images * channels * source_pixels;
@@ -56,34 +54,25 @@ GLOBAL short* to = (GLOBAL short*)P + (channel * taps_z * taps_y * taps_x * imag
 for (int kz = 0; kz < taps_z; ++kz)
   for (int ky = 0; ky < taps_y; ++ky)
     for (int kx = 0; kx < taps_x; ++kx, to += images * pixels) {{
-      const int dz = {shifts["z"]}, dy = {shifts["y"]}, dx = {shifts["x"]};
+      const int dx = kx * dilation_x - padding_x;
       const int first = dx >= 0 ? 0 : min(target_x, (-dx + stride_x - 1) / stride_x);
       const int last = source_x > dx ? min(target_x, (source_x - dx - 1) / stride_x + 1) : 0;
       long line = 0;
       for (int tz = 0; tz < target_z; ++tz)
         for (int ty = 0; ty < target_y; ++ty, line += target_x) {{
-          const int z = tz * stride_z + dz, y = ty * stride_y + dy;
-          const bool inside = (uint)z < (uint)source_z && (uint)y < (uint)source_y && first < last;
+          const int z = tz * stride_z + kz * dilation_z - padding_z, y = ty * stride_y + ky * dilation_y - padding_y;
+          const bool inside = (uint)z < (uint)source_z && (uint)y < (uint)source_y;
           const int low = inside ? first : target_x, high = inside ? last : 0;
           const long at = plane + ((long)z * source_y + y) * source_x + dx;
           {_copy_line()}
         }}
     }}"""
     params = parameters(f"bf16* P; const bf16* S; i32 channels, images; {GEOMETRY}")
-    return Kernel(f"patches_{direction}", params, plain_loops(body), local=(1,))
+    return Kernel("patches", params, plain_loops(body), local=(1,))
 
 
-def patches_launch(
-    g: Geometry, direction: Direction, patches: object, source: object, images: int, target: Triple
-) -> Launch:
-    """The patches of so many images.
-
-    Args:
-        patches: [channels of the source, taps, images, pixels of the target].
-        source: [images, channels, pixels].
-        target: the extents of the target, or of the part of it that is wanted.
-    """
-    forward = direction == "forward"
-    channels, size = (g.image_channels, g.image) if forward else (g.result_channels, g.result)
-    arguments = {"P": patches, "S": source, "channels": channels, "images": images}
-    return Launch(patches_kernel(direction), (channels * images,), {**arguments, **geometry_arguments(g, size, target)})
+def patches_launch(g: Geometry, patches: object, image: object) -> Launch:
+    """Fills `patches`: [channels of the image, taps, images, pixels of the result]."""
+    arguments = {"P": patches, "S": image, "channels": g.image_channels, "images": g.batch}
+    arguments |= geometry_arguments(g, g.image, g.result)
+    return Launch(patches_kernel(), (g.image_channels * g.batch,), arguments)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.codegen.types import BY_NAME
+from torchgraft.kernels import boxes_bfloat16
 from torchgraft.kernels.convolution import convolution_launch, weight_launches
 from torchgraft.kernels.geometry import Direction, Geometry, Triple
 from torchgraft.kernels.patches import patches_launch
@@ -92,24 +92,22 @@ def _is_product(p: PlanBuilder, g: Geometry) -> bool:
     return p.form == "cpu" and single and large
 
 
-# ---- By a processor's tiles of bfloat16, which multiply matrices: of patches that are in memory. ----
+# ---- By a processor's tiles of bfloat16. ----
 
-# Patches are made and multiplied a part at a time, which stays in the caches; those of a weight's gradient as a whole.
-_PART_BYTES, _WHOLE_BYTES = 4 << 20, 64 << 20
-# What an element of a patch is used for must be worth its copy.
-_LEAST_DEPTH, _LEAST_ROWS, _LEAST_WEIGHT_CHANNELS = 32, 32, 8
-
-
-def _suits_tiles(p: PlanBuilder, g: Geometry, channels: int) -> bool:
-    """Whether products over patches of so many channels are worth to be made by tiles."""
-    return p.device.bfloat16_tiles and g.groups == 1 and g.batch > 0 and channels * math.prod(g.taps) >= _LEAST_DEPTH
+# What is copied of an image must be worth it: fewer channels fill less than half a tile.
+_LEAST_CHANNELS_OF_TILES = 12
+# The patches of all images are in memory for the weight's gradient.
+_PATCHES_BYTES = 64 << 20
 
 
-def _patches(
-    p: PlanBuilder, g: Geometry, direction: Direction, to: torch.Tensor, source: torch.Tensor, target: Triple
-) -> None:
-    launch = patches_launch(g, direction, to, source, source.shape[0], target)
-    p.launch(launch.kernel, launch.groups, **launch.arguments)
+def _suits_tiles(p: PlanBuilder, g: Geometry, storage: str, channels: int) -> bool:
+    return (
+        storage == "bf16"
+        and p.device.bfloat16_tiles
+        and g.groups == 1
+        and g.batch > 0
+        and channels >= _LEAST_CHANNELS_OF_TILES
+    )
 
 
 def _plan_images_by_tiles(
@@ -120,39 +118,14 @@ def _plan_images_by_tiles(
     source: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-) -> None:
-    """Some images at a time, or some rows of one (or planes, where there are several). Backward the stride is one."""
-    forward = direction == "forward"
-    filters = (weight if forward else p.contiguous(weight.transpose(0, 1))).view(out.shape[1], -1)
-    addend = None if bias is None else bias.view(-1, 1)
-    size = g.result if forward else g.image
-    axis = next((a for a in range(2) if size[a] > 1), 2)
-    each, depth = math.prod(size), filters.shape[1]
-    images = max(1, min(g.batch, _PART_BYTES // (2 * depth * each)))
-    rows = max(1, min(size[axis], _PART_BYTES // (2 * depth * (each // size[axis]))))
-    room = p.empty((depth * images * each // size[axis] * rows,), out.dtype)
-    target = out.view(*out.shape[:2], *size)
-    for image in range(0, g.batch, images):
-        read = source.narrow(0, image, min(images, g.batch - image))
-        for row in range(0, size[axis], rows):
-            part = target.narrow(0, image, read.shape[0]).narrow(2 + axis, row, min(rows, size[axis] - row)).flatten(2)
-            patches = room.narrow(0, 0, depth * read.shape[0] * part.shape[2]).view(depth, read.shape[0], -1)
-            _patches(p, _from_row(g, direction, axis, row), direction, patches, read, _with(size, axis, rows, row))
-            plan_product(p, part, filters.expand(read.shape[0], *filters.shape), patches.transpose(0, 1), addend)
-
-
-def _from_row(g: Geometry, direction: Direction, axis: int, row: int) -> Geometry:
-    """The same for a target that begins at this row."""
-    padding = list(g.padding)
-    padding[axis] += row if direction == "backward" else -row * g.stride[axis]
-    return replace(g, padding=(padding[0], padding[1], padding[2]))
-
-
-def _with(size: Triple, axis: int, rows: int, row: int) -> Triple:
-    """The extents of the part of a target that begins at this row."""
-    part = list(size)
-    part[axis] = min(rows, size[axis] - row)
-    return (part[0], part[1], part[2])
+) -> bool:
+    """Says no where there is no such kernel."""
+    order = (0, 2, 1) if direction == "forward" else (1, 2, 0)
+    filters = p.contiguous(weight.flatten(2).permute(order))
+    launch = boxes_bfloat16.box_launch(g, direction, out, source, filters, bias, p.target)
+    if launch is not None:
+        p.launch(launch.kernel, launch.groups, **launch.arguments)
+    return launch is not None
 
 
 def _plan_weight_by_tiles(
@@ -161,7 +134,8 @@ def _plan_weight_by_tiles(
     """One product, whose sums go over the pixels of all images."""
     pixels = math.prod(g.result)
     patches = p.empty((g.image_channels * math.prod(g.taps), g.batch, pixels), out.dtype)
-    _patches(p, g, "forward", patches, image, g.result)
+    launch = patches_launch(g, patches, image)
+    p.launch(launch.kernel, launch.groups, **launch.arguments)
     together = p.contiguous(result.view(*result.shape[:2], pixels).transpose(0, 1))
     plan_product(p, out.view(out.shape[0], -1), together.view(out.shape[0], -1), patches.flatten(1).t())
 
@@ -178,10 +152,8 @@ def _plan_images(
     """Plans images made of images, as `convolution_launch` has them."""
     storage = _storage(out)
     if not _is_product(p, g):
-        channels, rows = source.shape[1], out.shape[1]
-        plain = direction == "forward" or g.stride == (1, 1, 1)
-        if storage == "bf16" and plain and rows >= _LEAST_ROWS and _suits_tiles(p, g, channels):
-            _plan_images_by_tiles(p, g, direction, out, source, weight, bias)
+        suits = _suits_tiles(p, g, storage, source.shape[1])
+        if suits and _plan_images_by_tiles(p, g, direction, out, source, weight, bias):
             return
         launch = convolution_launch(storage, g, direction, out, source, weight, bias, on=p.target)
         p.launch(launch.kernel, launch.groups, **launch.arguments)
@@ -254,8 +226,8 @@ def _convolution_backward(
     if grad_input is not None:
         _plan_images(p, g, "forward" if transposed else "backward", grad_input, grad_output, weight)
     patches_bytes = 2 * g.image_channels * math.prod(g.taps) * g.batch * math.prod(g.result)
-    fits = patches_bytes <= _WHOLE_BYTES and g.image_channels >= _LEAST_WEIGHT_CHANNELS
-    if grad_weight is not None and storage == "bf16" and fits and _suits_tiles(p, g, g.image_channels):
+    by_tiles = patches_bytes <= _PATCHES_BYTES and _suits_tiles(p, g, storage, g.image_channels)
+    if grad_weight is not None and by_tiles:
         _plan_weight_by_tiles(p, g, grad_weight, image, result)
     elif grad_weight is not None:
 
