@@ -306,7 +306,17 @@ def test_attention_with_values_without_bounds(made: list[Kernel], device: str) -
 @pytest.mark.parametrize("unit_a", ["k", "outer"])
 def test_as_cxx(unit_a: Any, unit_b: Any) -> None:
     """A C++ compiler takes the text and the instructions, too."""
-    text = dialect("c++").render(bfloat16.block_kernel("bf16", unit_a, unit_b, "row"), base_offset=False)
+    compile_as_cxx(bfloat16.block_kernel("bf16", unit_a, unit_b, "row"))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are of x86-64")
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_convolution_as_cxx(direction: Any) -> None:
+    compile_as_cxx(boxes_bfloat16.box_kernel(direction, True))
+
+
+def compile_as_cxx(kernel: Kernel) -> None:
+    text = dialect("c++").render(kernel, base_offset=False)
     assert "tdpbf16ps" in text and "ldtilecfg" in text
     command = ["g++", "-std=c++20", "-w", "-x", "c++", "-c", "-", "-o", os.devnull]
     result = subprocess.run(command, input=text, capture_output=True, text=True)

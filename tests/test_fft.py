@@ -5,14 +5,18 @@ from __future__ import annotations
 import gc
 import math
 import os
+import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from conftest import Script
 
 import torchgraft
+from torchgraft.codegen.dialects import dialect
 from torchgraft.kernels import fft_rows
+from torchgraft.kernels.fft import line_kernel
 from torchgraft.ops import fft as planners
 
 pytestmark = pytest.mark.no_fallback
@@ -220,6 +224,20 @@ def test_vectors_along_columns(
     assert torch.equal(got.isfinite().all(1), x.isfinite().all(1))
     assert n in asked
     torchgraft.plans.clear()
+
+
+@pytest.mark.parametrize(
+    ("source", "lines", "columns"),
+    [("complex", 1, False), ("complex", 4, False), ("complex", 16, True), ("pairs", 1, False), ("pairs", 4, False)],
+)
+def test_rows_and_columns_as_cxx(source: Any, lines: int, columns: bool) -> None:
+    """A C++ compiler takes the text, too."""
+    way = planners._way(512, 16, lines, columns)
+    assert way
+    text = dialect("c++").render(line_kernel("f32", source, "complex", 2, "cpu", along=way.along), base_offset=False)
+    command = ["g++", "-std=c++20", "-w", "-x", "c++", "-c", "-", "-o", os.devnull]
+    result = subprocess.run(command, input=text, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
