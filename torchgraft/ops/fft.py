@@ -60,9 +60,10 @@ def _primes(n: int) -> tuple[int, ...]:
     return (*found, n) if n > 1 else tuple(found)
 
 
-_UNTURNED = 0.1
 # What a stage of a radix costs an element: butterflies, and going through memory once.
 _COSTS = {2: 7.0, 3: 8.7, 4: 8.5, 5: 10.2, 6: 10.0, 7: 11.4, 8: 9.8, 9: 12.5, 10: 11.5, 16: 13.0}
+# What the first stage of a row costs less for each number of its radix: it turns nothing, which leaves registers.
+_UNTURNED = 0.1
 
 
 @functools.cache
@@ -120,7 +121,6 @@ def _row_radices(n: int, numbers: int) -> tuple[float, tuple[int, ...]]:
     for radix in fft_rows.RADICES:
         if n % radix == 0 and radix >= numbers and n // radix >= max(2, numbers):
             cost, radices = rest(n // radix, radix)
-            # The first stage turns nothing, which leaves registers for a large radix.
             found.append((_COSTS[radix] * padded(n // radix) - _UNTURNED * radix + cost, (radix, *radices)))
     return min(found)
 
