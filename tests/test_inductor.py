@@ -30,8 +30,7 @@ import torch._inductor.metrics
 import torch._inductor.utils
 
 from torchgraft.codegen.compiler import KernelCompileError
-from torchgraft.codegen.kernel import Kernel
-from torchgraft.inductor.kernels import GeneratedKernel
+from torchgraft.inductor.kernels import GeneratedKernel, Text
 from torchgraft.inductor.registration import register
 from torchgraft.inductor.runtime import _say_without_effect
 from torchgraft.plans.device import kernel_form
@@ -721,11 +720,11 @@ PROGRAM = """
 
 def test_a_kernel_that_does_not_compile_names_the_users_line(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the graph's nodes. The device is usable then."""
-    made = GeneratedKernel.made
-    monkeypatch.setattr(GeneratedKernel, "made", lambda self, name: broken(made(self, name)))
+    made = GeneratedKernel.text
+    monkeypatch.setattr(GeneratedKernel, "text", lambda self: broken(made(self)))
 
-    def broken(kernel: Kernel) -> Kernel:
-        return replace(kernel, body=f"{kernel.body}\nthis does not compile;")
+    def broken(text: Text) -> Text:
+        return replace(text, statements=f"{text.statements}\nthis does not compile;")
 
     def of_the_user(x: torch.Tensor) -> torch.Tensor:
         doubled = x * 2

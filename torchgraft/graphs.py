@@ -414,7 +414,8 @@ def _replacement(function: _Callable, graphed: _Graphed) -> _Callable:
 
 def _refuse_uncapturable(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """An optimiser that counts its steps on the host would repeat the captured step for ever."""
-    if not _C.is_current_stream_capturing():
+    # A compiler counts on the device whatever the optimiser says, and would split its program at the question.
+    if torch.compiler.is_compiling() or not _C.is_current_stream_capturing():
         return
     if any(group.get("capturable") is False for group in optimizer.param_groups):
         raise RuntimeError(

@@ -7,6 +7,7 @@ the tensors of its part.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchgraft.codegen import pointwise
@@ -48,65 +49,95 @@ class Batch:
         return list(named.values())
 
     @property
+    def parameters(self) -> tuple[list[Parameter], list[Parameter]]:
+        """Those that differ from tensor to tensor, and the numbers that do not."""
+        numbers = [Value(number.name, number.type) for number in self.loop.numbers]
+        varying = [number for number in numbers if number.name in self.varying]
+        pointers = [Pointer(f"{operand.name}_p", operand.storage) for operand in self.operands]
+        return [*pointers, *varying], [number for number in numbers if number.name not in self.varying]
+
+    @property
     def capacity(self) -> int:
         """How many tensors one launch can take."""
-        sizes = [8 * len(self.operands) + 8]
-        fixed = 16
-        for number in self.loop.numbers:
-            size = BY_NAME[number.type].size if number.type in BY_NAME else 8
-            if number.name in self.varying:
-                sizes.append(size)
-            else:
-                fixed += size
-        return max([1, *(count for count in COUNTS if fixed + count * sum(sizes) <= _ARGUMENT_BYTES)])
+        most = most_tensors(*self.parameters)
+        return max([1, *(count for count in COUNTS if count <= most)])
 
 
 @functools.cache
 def batch_kernel(batch: Batch, count: int, form: str) -> Kernel:
-    """Parameters: for each operand and each varying number `count`, called ``<name>_p_0``, ``<name>_0`` and so on; the
-    other numbers; and ``tg_last_0``..., the numbers of elements, summed up from the first tensor on.
+    """Parameters: as of `list_kernel`, where operands and varying numbers are what differs; operands are called
+    ``<name>_p``.
     """
     loop = batch.loop
-    params: list[Parameter] = []
-    arrays: list[str] = []
-    picks: list[str] = []
-
-    def array(name: str, ctype: str) -> None:
-        arrays.append(f"  {ctype} {name}_of[{count}] = {{{', '.join(f'{name}_{t}' for t in range(count))}}};")
-
-    for operand in batch.operands:
-        params += [Pointer(f"{operand.name}_p_{t}", operand.storage) for t in range(count)]
-        ctype = f"GLOBAL {BY_NAME[operand.storage].storage}*"
-        array(f"{operand.name}_p", ctype)
-        picks.append(f"{ctype} {operand.name}_p = {operand.name}_p_of[tg_t];")
-    for number in loop.numbers:
-        if number.name not in batch.varying:
-            params.append(Value(number.name, number.type))
-            continue
-        params += [Value(f"{number.name}_{t}", number.type) for t in range(count)]
-        array(number.name, value_ctype(number.type))
-        picks.append(f"{value_ctype(number.type)} {number.name} = {number.name}_of[tg_t];")
-    params += [Value(f"tg_last_{t}", "i64") for t in range(count)]
-    array("tg_last", "long")
+    singles = []
     for single in loop.inputs:
         if single.name in batch.single:
             value = pointwise.convert(f"load_{single.storage}({single.name}_p, 0)", single.storage, single.compute)
-            picks.append(f"{value_ctype(single.compute)} {single.name} = {value};")
+            singles.append(f"{value_ctype(single.compute)} {single.name} = {value};")
     elements = replace(loop, inputs=tuple(i for i in loop.inputs if i.name not in batch.single))
     walk = Walk(form, prefix="tg_")
     element = pointwise.element(elements, {o.name: "tg_i" for o in batch.operands}, "      ")
-    body = (
-        "\n".join(arrays)
-        + f"""
+    statements = "\n".join((*singles, batch.head, walk.loop("tg_i", "tg_low", "tg_high", element), batch.tail))
+    return list_kernel(walk, f"{loop.name}_list", *batch.parameters, count, statements)
+
+
+def list_kernel(
+    walk: Walk,
+    name: str,
+    varying: Sequence[Parameter],
+    shared: Sequence[Parameter],
+    count: int,
+    statements: str,
+    helpers: str = "",
+) -> Kernel:
+    """A kernel that does the same to each of `count` tensors.
+
+    Parameters: for each one that varies `count`, called ``<name>_0``, ``<name>_1`` and so on; ``tg_last_0``..., the
+    numbers of elements, summed up from the first tensor on; those that are shared; and those of the walk, over the
+    elements of all.
+
+    Args:
+        walk: of rank 0, or whose ``n0``... are among what varies; with names that begin with ``tg_``.
+        name, helpers: as of `Kernel`.
+        varying, shared: parameters, which statements see under their own names.
+        count: of tensors.
+        statements: of one tensor, whose elements from ``tg_low`` to ``tg_high`` are the group's; ``continue`` leaves
+            the tensor out.
+    """
+    lasts = Value("tg_last", "i64")
+    params = [replace(each, name=f"{each.name}_{t}") for each in (*varying, lasts) for t in range(count)]
+    arrays = "\n".join(
+        f"  {_ctype(each)} {each.name}_of[{count}] = {{{', '.join(f'{each.name}_{t}' for t in range(count))}}};"
+        for each in (*varying, lasts)
+    )
+    picks = "\n".join(f"    {_ctype(each)} {each.name} = {each.name}_of[tg_t];" for each in varying)
+    body = f"""
+{arrays}
   for (int tg_t = 0; tg_t < {count}; ++tg_t) {{
     long tg_first = tg_t == 0 ? 0 : tg_last_of[tg_t - 1];
     long tg_low = tg_begin > tg_first ? tg_begin - tg_first : 0;
     long tg_high = (tg_end < tg_last_of[tg_t] ? tg_end : tg_last_of[tg_t]) - tg_first;
     if (tg_low >= tg_high) continue;
-    {chr(10).join(picks)}
-    {batch.head}
-    {walk.loop("tg_i", "tg_low", "tg_high", element)}
-    {batch.tail}
+{picks}
+{statements}
   }}"""
-    )
-    return walk.kernel(f"{loop.name}_list", tuple(params), body)
+    return replace(walk, rank=0).kernel(name, (*params, *shared), body, helpers)
+
+
+def _ctype(parameter: Parameter) -> str:
+    """Of a parameter; of a pointer, to what may be written."""
+    if isinstance(parameter, Pointer):
+        return f"GLOBAL {BY_NAME[parameter.type].storage}*"
+    return value_ctype(parameter.type)
+
+
+def most_tensors(varying: Sequence[Parameter], shared: Sequence[Parameter]) -> int:
+    """How many tensors a launch of a `list_kernel` can take at most; at least one."""
+    fixed = 16 + sum(map(_bytes, shared))
+    return max(1, (_ARGUMENT_BYTES - fixed) // (8 + sum(map(_bytes, varying))))
+
+
+def _bytes(parameter: Parameter) -> int:
+    if isinstance(parameter, Pointer) or parameter.type not in BY_NAME:
+        return 8
+    return BY_NAME[parameter.type].size

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -38,13 +39,14 @@ from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.loops import FEW, GROUP, Layout, Team, Walk, bind
 from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
 from torchgraft.inductor.indices import Loop, Loops, printed
+from torchgraft.inductor.invariants import by_loop
 from torchgraft.inductor.operations import Operations, as_type, literal
 from torchgraft.inductor.places import add_into_place, is_addable
 from torchgraft.inductor.reductions import Reduction, reduction
 from torchgraft.plans.device import device_traits, kernel_form
 from torchgraft.plans.grid import SHORT_ROW, SOME_ROWS
 
-__all__ = ["GeneratedKernel"]
+__all__ = ["GeneratedKernel", "Text"]
 
 #: Columns that are treated side by side, and partial results of a long row.
 WIDTH = 64
@@ -65,6 +67,27 @@ class _TypedCSE(CSE):
         variable = super().newvar(*args, **kwargs)
         self.prefix = f"{_ctype(variable.dtype)} " if variable.dtype is not None else "UNTYPED "
         return variable
+
+
+@dataclass(frozen=True)
+class Text:
+    """What a kernel does, without a name, and before it is known to how many tensors.
+
+    Attributes:
+        walk: over its elements.
+        parameters: those of the statements.
+        statements: the loops of the walk.
+        helpers: functions before the kernel.
+    """
+
+    walk: Walk
+    parameters: tuple[Parameter, ...]
+    statements: str
+    helpers: str
+
+    def kernel(self, name: str) -> Kernel:
+        """The whole kernel, for the elements of one tensor."""
+        return self.walk.kernel(name, self.parameters, self.statements, self.helpers)
 
 
 class GeneratedKernel(SIMDKernel):
@@ -495,28 +518,44 @@ class GeneratedKernel(SIMDKernel):
         last = _block(f"{self._hint}for (int tg_l = 0; tg_l < tg_rest; ++tg_l) {{", variable, statements)
         return _block("{", first, text, rest, last)
 
-    def made(self, name: str) -> Kernel:
-        """The whole kernel, once all nodes are in it."""
+    def text(self) -> Text:
+        """What it does, once all nodes are in it."""
         self.codegen_body()
         # A single work-item is what the CPU form has in a group.
         self.form = "cpu" if self.serial else self.form
         group = GROUP if self.team is None else self.team.group
         walk = Walk(self.form, self._rank, prefix="tg_", group=group, together=self.team is not None)
+        if self.has_reduction:
+            body = walk.each("\n".join((*self._places, self.body.getvalue())), vectorize=False)
+        else:
+            body = self._elements(walk)
+        if self.team is not None:
+            body = f"  {self.team.declarations}\n  const int tg_lane = LOCAL_ID(0);\n{body}"
+        return Text(walk, tuple(self._parameters()), body, "\n".join(self._helpers.values()))
+
+    def _elements(self, walk: Walk) -> str:
+        """The loops over elements, with what is the same for several of them outside."""
+        statements = by_loop(self.body.getvalue().splitlines(), [str(loop.variable) for loop in self._walked])
+        *outer, own = self._places or [""]
+        each = walk.each(
+            "\n".join((own, *statements.each)), row="\n".join((*outer, *statements.row)), vectorize=self.vectorized
+        )
+        return "\n".join((*statements.once, each))
+
+    @property
+    def _places(self) -> list[str]:
+        """Declarations of where an element is, for each loop of the walk."""
         last = len(self._walked) - 1
-        head = ""
+        places = []
         for k, loop in enumerate(self._walked):
             number = "tg_i" if self._rank == 0 else f"tg_i{k} + tg_j" if k == last else f"tg_i{k}"
             if self._columns and k == last:
                 size = self.index_to_str(loop.size)
-                head += f"const long tg_base = ({number}) * {WIDTH};\n"
-                head += f"const int tg_m = (int)({size} - tg_base < {WIDTH} ? {size} - tg_base : {WIDTH});\n"
+                places.append(f"const long tg_base = ({number}) * {WIDTH};")
+                places.append(f"const int tg_m = (int)({size} - tg_base < {WIDTH} ? {size} - tg_base : {WIDTH});")
             else:
-                head += f"const long {loop.variable} = {number};\n"
-        vectorize = self.vectorized and not self.has_reduction
-        body = walk.each(f"{head}{self.body.getvalue()}", vectorize=vectorize)
-        if self.team is not None:
-            body = f"  {self.team.declarations}\n  const int tg_lane = LOCAL_ID(0);\n{body}"
-        return walk.kernel(name, tuple(self._parameters()), body, "\n".join(self._helpers.values()))
+                places.append(f"const long {loop.variable} = {number};")
+        return places
 
     @property
     def _rank(self) -> int:
@@ -556,12 +595,22 @@ class GeneratedKernel(SIMDKernel):
         return parameters
 
     def call_kernel(self, name: str, node: Any = None, deallocate_ws: bool = True) -> None:
+        given = [*self.given(), f"sizes={self.sizes_given()}"]
+        V.graph.wrapper_code.generate_kernel_call(
+            name, given, device=V.graph.get_current_device_or_throw(), triton=False
+        )
+
+    def given(self) -> list[str]:
+        """The arguments of its call, as the program has them."""
         wrapper = V.graph.wrapper_code
         _, calls, _, _ = self.args.python_argdefs()
-        given = [wrapper.codegen_python_sizevar(c) if isinstance(c, sympy.Expr) else str(c) for c in calls]
+        return [wrapper.codegen_python_sizevar(c) if isinstance(c, sympy.Expr) else str(c) for c in calls]
+
+    def sizes_given(self) -> str:
+        """The sizes of the walk, as the program has them."""
+        wrapper = V.graph.wrapper_code
         sizes = [wrapper.codegen_python_sizevar(V.graph.sizevars.simplify(size)) for size in self.sizes]
-        given.append(f"sizes=({''.join(f'{size}, ' for size in sizes)})")
-        wrapper.generate_kernel_call(name, given, device=V.graph.get_current_device_or_throw(), triton=False)
+        return f"({''.join(f'{size}, ' for size in sizes)})"
 
 
 def _block(head: str, *parts: str | IndentedBuffer) -> IndentedBuffer:

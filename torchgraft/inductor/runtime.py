@@ -8,18 +8,20 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
+from math import prod
 from typing import Any, NoReturn
 
 import torch
 
 from torchgraft import _C, _backend
 from torchgraft.codegen import compiler
-from torchgraft.codegen.kernel import Kernel, parameters
+from torchgraft.codegen.kernel import Kernel, Pointer, parameters
 from torchgraft.plans.device import device_traits
-from torchgraft.plans.grid import MULTIPLE, Dealer
+from torchgraft.plans.grid import MULTIPLE, Dealer, Grid
 from torchgraft.raw_kernel import RawKernel, kernel
 
-__all__ = ["Generated", "compile_ahead", "generated", "without_effect"]
+__all__ = ["Generated", "GeneratedList", "compile_ahead", "generated", "without_effect"]
 
 _log = logging.getLogger("torchgraft.inductor")
 
@@ -28,12 +30,42 @@ _log = logging.getLogger("torchgraft.inductor")
 _MOST_SIZES = 1024
 
 
-class Generated:
-    """A kernel of a generated program: called with its arguments and the sizes of the space that it goes through.
+# A launch, and the values of the parameters that a kernel's loops have added; no launch where there are no elements.
+_Dealt = tuple[Callable[..., None] | None, tuple[int, ...]]
+
+
+class _Dealing:
+    """A kernel and how its walk is dealt out to groups, by what a call says of sizes.
 
     Attributes:
         made: the kernel itself.
     """
+
+    def __init__(self, made: Kernel, form: str, rank: int, cost: int, multiple: int, origin: str) -> None:
+        self.made = made
+        # Autograd hears of what a program writes from torch, which counts it as changes only where it is one to a user.
+        arguments = tuple(replace(argument, written=False) for argument in kernel(made).arguments)
+        self._kernel = RawKernel(made.name, arguments, made.local, partial(_compiled, made, origin))
+        self._form, self._cost, self._multiple = form, cost, multiple
+        self._dims = range(rank if rank > 1 else 0)
+        self._dealt: dict[Any, _Dealt] = {}
+
+    def _deal(self, sizes: Any) -> _Dealt:
+        if len(self._dealt) >= _MOST_SIZES:
+            self._dealt.clear()
+        self._dealt[sizes] = dealt = self._dealt_out(sizes)
+        return dealt
+
+    def _dealt_out(self, sizes: Any) -> _Dealt:
+        raise NotImplementedError
+
+    def _grid(self, space: int | Sequence[int]) -> Grid:
+        device = device_traits(torch._C._accelerator_getDeviceIndex())
+        return Dealer(device.target(self._form)).walk(space, cost=self._cost, multiple=self._multiple)
+
+
+class Generated(_Dealing):
+    """A kernel of a generated program: called with its arguments and the sizes of the space that it goes through."""
 
     def __init__(
         self,
@@ -47,15 +79,9 @@ class Generated:
         together: bool,
         origin: str,
     ) -> None:
-        self.made = made
-        # Autograd hears of what a program writes from torch, which counts it as changes only where it is one to a user.
-        arguments = tuple(replace(argument, written=False) for argument in kernel(made).arguments)
-        self._kernel = RawKernel(made.name, arguments, made.local, partial(_compiled, made, origin))
-        self._form, self._rank, self._cost = form, rank, cost
-        self._serial, self._multiple, self._messages = serial, multiple, messages
-        self._together = together
+        super().__init__(made, form, rank, cost, multiple, origin)
+        self._serial, self._together, self._messages = serial, together, messages
         self._code: int | None = None
-        self._dealt: dict[tuple[int, ...], tuple[Callable[..., None] | None, tuple[int, ...]]] = {}
 
     def __call__(self, *arguments: Any, sizes: tuple[int, ...]) -> None:
         launch, values = self._dealt.get(sizes) or self._deal(sizes)
@@ -75,22 +101,16 @@ class Generated:
         if code:
             self._raise(code - first, (high << 32) + (low & 0xFFFFFFFF))
 
-    def _deal(self, sizes: tuple[int, ...]) -> tuple[Callable[..., None] | None, tuple[int, ...]]:
-        device = device_traits(torch._C._accelerator_getDeviceIndex())
-        space: int | Sequence[int] = sizes if self._rank > 1 else sizes[0] if sizes else 1
-        grid = Dealer(device.target(self._form)).walk(space, cost=self._cost, multiple=self._multiple)
-        values = dict(grid.values)
-        groups = grid.groups
+    def _dealt_out(self, sizes: tuple[int, ...]) -> _Dealt:
+        grid = self._grid(sizes if self._dims else sizes[0] if sizes else 1)
+        values, groups = dict(grid.values), grid.groups
         if self._serial:
             groups, values["chunk"] = (1,), values["n"]
         elif self._together:
             groups, values["chunk"] = (values["n"],), 1
-        order = ["n", "chunk", *(f"n{d}" for d in range(self._rank if self._rank > 1 else 0))]
+        order = ["n", "chunk", *(f"n{d}" for d in self._dims)]
         launch = self._kernel[groups, self.made.local] if values["n"] else None
-        if len(self._dealt) >= _MOST_SIZES:
-            self._dealt.clear()
-        self._dealt[sizes] = dealt = (launch, tuple(values[name] for name in order))
-        return dealt
+        return launch, tuple(values[name] for name in order)
 
     def _first_code(self) -> int:
         """Of consecutive codes for the messages, in this process."""
@@ -103,6 +123,32 @@ class Generated:
         message, is_index = self._messages[number]
         text = f"{message.format(index)} (on {_backend.name()}, in a graph made by torch.compile)"
         raise IndexError(text) if is_index else RuntimeError(text)
+
+
+class GeneratedList(_Dealing):
+    """The same for a kernel of several tensors: called with the arguments and the sizes of each."""
+
+    def __init__(self, made: Kernel, form: str, rank: int, cost: int, tensors: int, origin: str) -> None:
+        super().__init__(made, form, rank, cost, MULTIPLE, origin)
+        self._tensors = tensors
+        # What stands for the arguments of tensors that there are not: a last launch may have fewer.
+        self._nothing = [None if isinstance(each, Pointer) else 0 for each in made.params[::tensors]]
+
+    def __call__(self, *members: tuple[Any, ...], sizes: tuple[tuple[int, ...], ...]) -> None:
+        launch, values = self._dealt.get(sizes) or self._deal(sizes)
+        if launch is None:
+            return
+        missing = self._tensors - len(members)
+        arguments = zip(zip(*members, strict=True), self._nothing, strict=False)
+        launch(*(each for given, nothing in arguments for each in (*given, *[nothing] * missing)), *values)
+
+    def _dealt_out(self, sizes: tuple[tuple[int, ...], ...]) -> _Dealt:
+        missing = self._tensors - len(sizes)
+        lasts = list(accumulate(map(prod, sizes)))
+        grid = self._grid(lasts[-1])
+        dims = [size for d in self._dims for size in (*(each[d] for each in sizes), *[1] * missing)]
+        launch = self._kernel[grid.groups, self.made.local] if lasts[-1] else None
+        return launch, (*dims, *lasts, *lasts[-1:] * missing, grid.values["n"], grid.values["chunk"])
 
 
 def generated(
@@ -119,8 +165,9 @@ def generated(
     multiple: int = MULTIPLE,
     messages: Sequence[tuple[str, bool]] = (),
     together: bool = False,
+    tensors: int = 0,
     origin: str = "",
-) -> Generated:
+) -> Generated | GeneratedList:
     """A kernel of a generated program, which is compiled when it is first launched.
 
     Args:
@@ -136,9 +183,12 @@ def generated(
         multiple: a CPU's chunks are multiples of this.
         messages: of errors that it reports: each a text, and whether it is an IndexError.
         together: whether the work-items of a group share an element.
+        tensors: of a list, if it is a kernel of one.
         origin: the nodes of the graph that it was made of, and the lines of the user's program.
     """
     made = Kernel(name, parameters(declarations), body, helpers, local)
+    if tensors:
+        return GeneratedList(made, form, rank, cost, tensors, origin)
     return Generated(made, form, rank, cost, serial, multiple, messages, together, origin)
 
 
@@ -152,7 +202,7 @@ def _compiled(made: Kernel, origin: str, device: int) -> _C.Kernel:
 def compile_ahead(program: Mapping[str, Any]) -> None:
     """Has helpers compile the kernels among a program's names while the first of them are compiled here."""
     _backend.open_devices()
-    kernels = [each.made for each in program.values() if isinstance(each, Generated)]
+    kernels = [each.made for each in program.values() if isinstance(each, _Dealing)]
     compiler.compile_ahead(kernels[1:], torch._C._accelerator_getDeviceIndex())
 
 

@@ -19,6 +19,7 @@ from torch.utils._ordered_set import OrderedSet
 from torchgraft import _C, _backend, inductor
 from torchgraft.codegen.kernel import Kernel, Pointer
 from torchgraft.inductor.kernels import GeneratedKernel
+from torchgraft.inductor.lists import Member, launches, mixes_members, of_list
 from torchgraft.inductor.splitting import Splitting, why_not_recorded
 
 __all__ = ["Scheduling", "Wrapper"]
@@ -31,12 +32,12 @@ class Scheduling(SIMDScheduling):
 
     def __init__(self, scheduler: Any) -> None:
         super().__init__(scheduler)
-        self._numbers: dict[str, int] = {}
         self._splitting: Splitting | None = None
+        self._members: list[Member] | None = None  # of the list whose kernels are generated, if it is one
 
     def get_backend_features(self, device: torch.device) -> OrderedSet[BackendFeature]:
         _check_compiler(device)
-        return OrderedSet([BackendFeature.INPLACE_BUFFERS])
+        return OrderedSet([BackendFeature.INPLACE_BUFFERS, BackendFeature.FOREACH])
 
     @property
     def splitting(self: Any) -> Splitting:
@@ -45,8 +46,39 @@ class Scheduling(SIMDScheduling):
             self._splitting = Splitting(self.scheduler.nodes)
         return self._splitting  # type: ignore[no-any-return]
 
+    def can_fuse(self: Any, node1: Any, node2: Any) -> bool:
+        return not mixes_members(self.scheduler, node1, node2) and SIMDScheduling.can_fuse(self, node1, node2)
+
+    can_fuse_vertical = can_fuse
+    can_fuse_horizontal = can_fuse
+
     def codegen_node_schedule(self: Any, kernel_features: Any) -> None:
         """As the base class does it, for one kernel that is data and not text."""
+        member = self._generated(kernel_features)
+        if self._members is not None:
+            self._members.append(member)
+            return
+        self._call(member)
+        self.free_buffers_in_scheduler()
+
+    def codegen_combo_kernel(self: Any, combo_kernel_node: Any) -> None:
+        """Kernels that have nothing to do with each other, of a list of tensors say: in few launches."""
+        members: list[Member] = []
+        self._members = members
+        try:
+            for node in combo_kernel_node.get_subkernel_nodes():
+                self.codegen_node(node)
+        finally:
+            self._members = None
+        for together in launches(members):
+            if len(together) == 1:
+                self._call(together[0])
+            else:
+                self._call_list(together)
+        self.free_buffers_in_scheduler()
+
+    def _generated(self: Any, kernel_features: Any) -> Member:
+        """A kernel with all nodes in it; the program has the memory of what it writes."""
         schedule = kernel_features.node_schedule
         tiling = {"x": kernel_features.numel}
         if kernel_features.is_reduction():
@@ -57,21 +89,38 @@ class Scheduling(SIMDScheduling):
         kernel = GeneratedKernel(tiling, features=kernel_features, tiling_scores=scores)
         self.codegen_node_schedule_with_kernel(schedule, kernel)
         with V.set_kernel_handler(kernel):
-            name = self._defined(kernel, schedule)
+            text, given = kernel.text(), kernel.given()
             for node in kernel_features.scheduler_nodes():
                 node.mark_run()
-        self.codegen_comment([node for node in schedule if hasattr(node, "get_name")], name)
-        with V.set_kernel_handler(kernel):
-            kernel.call_kernel(name)
         V.graph.removed_buffers |= kernel.removed_buffers
         V.graph.inplaced_to_remove |= kernel.inplaced_to_remove
-        self.free_buffers_in_scheduler()
+        pointers = zip(given, text.parameters[: len(given)], strict=True)
+        written = frozenset(name for name, each in pointers if isinstance(each, Pointer) and not each.const)
+        return Member(kernel, text, schedule, tuple(given), written)
 
-    def _defined(self, kernel: GeneratedKernel, schedule: Sequence[Any]) -> str:
-        """The name under which the program has the kernel."""
+    def _call(self: Any, member: Member) -> None:
+        kernel, schedule = member.kernel, member.schedule
+        with V.set_kernel_handler(kernel):
+            name = self._defined(_written(member.text.kernel(_name_of(schedule)), kernel), schedule)
+            self.codegen_comment([node for node in schedule if hasattr(node, "get_name")], name)
+            kernel.call_kernel(name)
+
+    def _call_list(self: Any, members: Sequence[Member]) -> None:
+        first = members[0]
+        schedule = [node for member in members for node in member.schedule]
+        made = of_list(first.text, _name_of(first.schedule), len(members))
+        with V.set_kernel_handler(first.kernel):
+            name = self._defined(_written(made, first.kernel, len(members)), schedule)
+            self.codegen_comment([node for node in schedule if hasattr(node, "get_name")], name)
+            given = [f"({''.join(f'{each}, ' for each in member.called)})" for member in members]
+            given.append(f"sizes=({', '.join(member.kernel.sizes_given() for member in members)})")
+            V.graph.wrapper_code.generate_kernel_call(
+                name, given, device=V.graph.get_current_device_or_throw(), triton=False
+            )
+
+    def _defined(self, text: str, schedule: Sequence[Any]) -> str:
+        """The name under which the program has the kernel that a text makes."""
         wrapper = V.graph.wrapper_code
-        made = kernel.made(_name_of(schedule))
-        text = _written(made, kernel)
         known: dict[str, str] = wrapper.src_to_kernel
         if text not in known:
             known[text] = name = f"tg_kernel_{wrapper.next_kernel_suffix()}"
@@ -179,8 +228,8 @@ def _last_frame(node: torch.fx.Node) -> str:
     return trace[trace.rfind("  File ") :] if trace else ""
 
 
-def _written(kernel: Kernel, generated: GeneratedKernel) -> str:
-    """The Python text that makes the kernel."""
+def _written(kernel: Kernel, generated: GeneratedKernel, tensors: int = 0) -> str:
+    """The Python text that makes the kernel, of a list of so many tensors if it is one."""
     parts = []
     for parameter in kernel.params:
         pointer = isinstance(parameter, Pointer)
@@ -196,6 +245,8 @@ def _written(kernel: Kernel, generated: GeneratedKernel) -> str:
         options += ", together=True"
     if generated.messages:
         options += f", messages={generated.messages!r}"
+    if tensors:
+        options += f", tensors={tensors}"
     if kernel.helpers:
         options += f", helpers={kernel.helpers!r}"
     return f"tg_generated({kernel.name!r}, {'; '.join(parts)!r}, {options}, body='''\n{body}''')"
