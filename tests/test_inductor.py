@@ -372,6 +372,11 @@ class TestPooling:
         x = x if dtype in (torch.float32, torch.float64) else x.fmod(200)
         same(device, lambda x: POOLINGS[which](x / 256), x, gradients=True)
 
+    def test_no_op_is_called_that_is_not_known(self, device: str) -> None:
+        """Inductor's option: those of the toolkit are."""
+        with torch._inductor.config.patch(implicit_fallbacks=False):
+            same(device, lambda x: F.max_pool2d(x, 3, 2), torch.randn(2, 3, 9, 9), gradients=True)
+
     def test_sizes_that_change(self, device: str) -> None:
         def work(x: torch.Tensor) -> torch.Tensor:
             return F.max_pool2d(x, 3, 2, 1)

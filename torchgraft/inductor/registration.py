@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
 from torch._inductor.codegen.common import DeviceOpOverrides, register_backend_for_device, register_device_op_overrides
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
+from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
+from torch._library.utils import get_layout_constraint_tag
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves
 
@@ -83,7 +86,9 @@ class _Pass(CustomGraphModulePass):
     def __call__(self, gm: torch.fx.GraphModule) -> None:
         _expand_attention(gm)
         pooling.keep_offsets(gm)
-        rows.add_lowerings({node.target for node in gm.graph.nodes})
+        targets = {node.target for node in gm.graph.nodes}
+        rows.add_lowerings(targets)
+        _keep_own_ops(targets)
         for node in gm.graph.nodes:
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
                 used = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
@@ -95,6 +100,14 @@ class _Pass(CustomGraphModulePass):
         properties = [device_module.get_device_properties(index) for index in range(device_module.device_count())]
         devices = [(p.name, p.driver_version, p.kind, p.dialect) for p in properties]
         return (__version__, _sources(), rows.digest(), os.environ.get("TORCHGRAFT_KERNEL_FORM", ""), devices)
+
+
+def _keep_own_ops(targets: Iterable[Any]) -> None:
+    """Has the ops that passes put into graphs be called, also by who wants no op called that Inductor does not know."""
+    for op in targets:
+        if isinstance(op, torch._ops.OpOverload) and op.namespace == "torchgraft" and op not in lowerings:
+            constraint = tag_to_layout_constraint(get_layout_constraint_tag(op, with_default=True))
+            make_fallback(op, layout_constraint=constraint, warn=False)
 
 
 def _expand_attention(gm: torch.fx.GraphModule) -> None:
