@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -164,6 +165,34 @@ def test_embedding_backward_of_large_tables(device: str, rows: int, width: int) 
     torch.testing.assert_close(got.cpu().double(), expected, rtol=1e-4, atol=1e-4)
     again = torch.ops.aten.embedding_dense_backward(grad.to(device), index.to(device), rows, -1, False)
     assert torch.equal(got.cpu(), again.cpu())  # the order of sums does not depend on chance
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"scale_grad_by_freq": True}, {"padding_idx": 3}], ids=str)
+def test_embedding_backward_of_few_indices(device: str, form: str, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    """A table of halves that is larger than what its sums need: each of them is rounded once."""
+    rows = 2000
+    index = torch.cat([places(5, 500), places(rows, 300)]).reshape(8, 100)
+    for shape in ((8, 100), (0,), ()):
+        at, grad = index.flatten()[: math.prod(shape)].reshape(shape), make((*shape, 33), dtype)
+        weight = make((rows, 33), dtype)
+        results = []
+        for table, g in ((weight.double(), grad.double()), (weight.to(device), grad.to(device))):
+            table.requires_grad_()
+            F.embedding(at.to(table.device), table, **options).backward(g)
+            results.append(table.grad)
+        assert results[0] is not None and results[1] is not None and results[1].dtype == dtype
+        expected = results[0].to(dtype)
+        torch.testing.assert_close(results[1].cpu(), expected, rtol=tolerance_of(dtype), atol=1e-3)
+        assert (results[1].cpu() == expected).double().mean() > 0.99
+
+
+def test_embedding_backward_names_what_is_out_of_range(device: str) -> None:
+    grad, index = make((3, 8), torch.bfloat16).to(device), torch.tensor([1, 99, 2]).to(device)
+    with pytest.raises(IndexError, match="out of range"):
+        torch.ops.aten.embedding_dense_backward(grad, index, 50, -1, False).cpu()
+    good = torch.ops.aten.embedding_dense_backward(grad, index, 100, -1, False)
+    assert torch.equal(good[99].cpu(), grad[1].cpu())
 
 
 def test_embedding_max_norm_and_bag(device: str) -> None:

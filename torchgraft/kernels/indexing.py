@@ -221,6 +221,37 @@ def embedding_backward_kernel(grad: str, index: str, out: str, scaled: bool, for
 
 
 @functools.cache
+def first_places_kernel(index: str, form: str) -> Kernel:
+    """For each index the place where the same occurs first; -1 for `padding` and for those out of range."""
+    walk = Walk(form)
+    body = walk.each(
+        f"""\
+    const long k = load_{index}(index, i);
+    const int counts = k != padding && k >= 0 && k < limit, before = counts ? (int)i : 0;
+    if (!counts && k != padding) tg_report(errors, code, k);
+    int first = counts ? (int)i : -1;
+    VECTORIZE
+    for (int q = 0; q < before; ++q) first = load_{index}(index, q) == k && q < first ? q : first;
+    places[i] = first;""",
+        vectorize=False,
+    )
+    params = f"i32* places; const {index}* index; i32* errors; i32 code; i64 limit, padding"
+    return walk.kernel("first_places", parameters(params), body)
+
+
+@functools.cache
+def put_rows_kernel(index: str, out: str, form: str) -> Kernel:
+    """Sets rows of a table: each to the sums at the place where its index occurs first."""
+    walk = Walk(form, 2)
+    row = f"""\
+    if (places[i0] != (int)i0) continue;
+    const long to = load_{index}(index, i0) * n1, from = i0 * n1;"""
+    put = f"const long c = i1 + j; store_{out}(out, to + c, total[from + c]);"
+    params = parameters(f"{out}* out; const f32* total; const i32* places; const {index}* index")
+    return walk.kernel("put_rows", params, walk.each(put, row))
+
+
+@functools.cache
 def count_kernel(index: str) -> Kernel:
     """How often each index occurs; one work-item. The counts are zero before."""
     body = f"""\

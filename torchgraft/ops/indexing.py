@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,9 +36,12 @@ from torchgraft.ops.moves import (
 )
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, other_out, planner
 from torchgraft.plans.refusals import check_filling, refuse_dtype
+from torchgraft.plans.steps import ErrorReport
 
 aten = torch.ops.aten
 
+# For each of so many indices all before it are looked at, whether they are the same.
+_FEW_INDICES = 8192
 # Rows of larger tables stay whole: most of the work is to zero them.
 _SMALL_TABLE = 1 << 18
 
@@ -87,43 +91,93 @@ def _embedding_backward(
     padding_idx: int,
     scale_grad_by_freq: bool,
 ) -> None:
-    width, n = out.size(1), indices.numel()
+    n = indices.numel()
     if out.numel() == 0:
         return
-    index, grad = element_type(flat_index(indices).dtype).name, element_type(grad_output.dtype)
+    grad, wide = element_type(grad_output.dtype), element_type(out.dtype).accumulate
     if not grad.is_float:
         raise Unsupported(f"gradients of {grad_output.dtype}")
+    sums = _Sums(p, grad_output, scale_grad_by_freq, p.error(RANGE_OF_SELF))
     # Sums of many halves are kept in float32.
-    wide = element_type(out.dtype).accumulate
-    total = out if element_type(out.dtype).name == wide else p.empty(out.shape, torch.float32)
-    counts = None
-    if scale_grad_by_freq:
-        counts = p.empty((num_weights,), torch.int32)
-        p.fill(counts, 0)
-        p.launch(kernels.count_kernel(index), (1,), counts=counts, index=indices, n=n, limit=num_weights)
-    parted = out.numel() <= _SMALL_TABLE and width >= 2 * ROW_PART
-    grid = p.walk(width, n + num_weights, ROW_PART if parted else width, FEW)
-    parts = GROUPS if parted else 2 * p.device.compute_units
-    if p.form == "cpu" and n * width + out.numel() <= SMALL:
-        parts = 1
-    share = ceil_div(num_weights, min(num_weights, ceil_div(parts, grid.groups[0])))
-    report = p.error(RANGE_OF_SELF)
-    p.launch(
-        kernels.embedding_backward_kernel(grad.name, index, wide, scale_grad_by_freq, p.form),
-        grid.by(ceil_div(num_weights, share)),
-        out=total,
-        grad=grad_output,
-        index=indices,
-        **({} if counts is None else {"counts": counts}),
-        errors=report.words,
-        code=report.code,
-        count=n,
-        limit=num_weights,
-        padding=padding_idx,
-        share=share,
-    )
-    if total is not out:
+    if element_type(out.dtype).name == wide:
+        sums.plan(out, indices, padding_idx)
+    elif 2 * n > num_weights or n > _FEW_INDICES:
+        total = p.empty(out.shape, torch.float32)
+        sums.plan(total, indices, padding_idx)
         p.copy(out, total)
+    else:  # of the rows that occur alone: a table may be large
+        _plan_rows_that_occur(p, out, sums, indices, padding_idx)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums of rows of gradients."""
+
+    p: PlanBuilder
+    grad_output: torch.Tensor
+    by_frequency: bool
+    report: ErrorReport
+
+    def plan(self, total: torch.Tensor, indices: torch.Tensor, padding: int) -> None:
+        """Adds the launches for the sums by index, those of `padding` left out; `total` is set to zero first."""
+        p, (rows, width), n = self.p, total.shape, indices.numel()
+        index = element_type(flat_index(indices).dtype).name
+        counts = None
+        if self.by_frequency:
+            counts = p.empty((rows,), torch.int32)
+            p.fill(counts, 0)
+            p.launch(kernels.count_kernel(index), (1,), counts=counts, index=indices, n=n, limit=rows)
+        parted = total.numel() <= _SMALL_TABLE and width >= 2 * ROW_PART
+        grid = p.walk(width, n + rows, ROW_PART if parted else width, FEW)
+        parts = GROUPS if parted else 2 * p.device.compute_units
+        if p.form == "cpu" and n * width + total.numel() <= SMALL:
+            parts = 1
+        share = ceil_div(rows, min(rows, ceil_div(parts, grid.groups[0])))
+        grad, wide = element_type(self.grad_output.dtype).name, element_type(total.dtype).name
+        p.launch(
+            kernels.embedding_backward_kernel(grad, index, wide, self.by_frequency, p.form),
+            grid.by(ceil_div(rows, share)),
+            out=total,
+            grad=self.grad_output,
+            index=indices,
+            **({} if counts is None else {"counts": counts}),
+            errors=self.report.words,
+            code=self.report.code,
+            count=n,
+            limit=rows,
+            padding=padding,
+            share=share,
+        )
+
+
+def _plan_rows_that_occur(
+    p: PlanBuilder, out: torch.Tensor, sums: _Sums, indices: torch.Tensor, padding_idx: int
+) -> None:
+    """Sums at the places where each index occurs first, which then become rows of the table."""
+    n, index = indices.numel(), element_type(flat_index(indices).dtype).name
+    p.fill(out, 0)
+    if n == 0:
+        return
+    places, total = p.empty((n,), torch.int32), p.empty((n, out.size(1)), torch.float32)
+    p.launch(
+        kernels.first_places_kernel(index, p.form),
+        p.walk(n, cost=ceil_div(n, 2), multiple=1),
+        places=places,
+        index=indices,
+        errors=sums.report.words,
+        code=sums.report.code,
+        limit=out.size(0),
+        padding=padding_idx,
+    )
+    sums.plan(total, places, -1)
+    p.launch(
+        kernels.put_rows_kernel(index, element_type(out.dtype).name, p.form),
+        p.walk(total.shape),
+        out=out,
+        total=total,
+        places=places,
+        index=indices,
+    )
 
 
 @planner("gather", apart=("self", "index"))
