@@ -195,7 +195,8 @@ class TestInvariants:
                 "float tmp5 = ((tmp0) + (tmp4));",
                 "store_f32(out_ptr0, q0 + 8*q1, tmp5);",
             ],
-            ["q1", "q0"],
+            ["q1"],
+            ["q0"],
         )
         assert [line.split()[1] for line in found.once] == ["tmp2", "tmp3"]
         assert [line.split()[1] for line in found.row] == ["tmp1", "tmp4"]
@@ -215,7 +216,7 @@ class TestInvariants:
             "long tmp5 = tg_div_floor_i64((tmp2), (tmp2));",
             "float tmp6 = ((tmp0) + (tmp3));",
         ]
-        found = by_loop(lines, ["q1", "q0"])
+        found = by_loop(lines, ["q1"], ["q0"])
         assert found.once == ["long tmp2 = load_i64(in_ptr1, 0);"]
         assert found.row == []
         assert [line for line in lines if line not in found.once] == found.each
@@ -230,6 +231,18 @@ class TestInvariants:
             return image * padded + chosen[:, None] * numbers[:, None].exp() + scale[0].pow(1.5)
 
         same(device, work, [[torch.randn(12, 50), torch.rand(9) + 0.5, torch.randn(12) * 2]])
+
+    def test_values_of_rows_in_reductions(self, device: str, form: str) -> None:
+        """Of a loop around the innermost one, within a row; masked and looked up too."""
+
+        def work(x: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+            image, mean, variance, numbers = x
+            scale = (variance + 1e-5).rsqrt() * mean[numbers.abs().long().clamp(max=5)]
+            normed = (image - mean[:, None]) * scale[:, None]
+            padded = torch.constant_pad_nd(normed.exp(), (0, 0, 1, 1), 0.5)
+            return normed.flatten(1).softmax(-1), padded.sum((1, 2)), padded.var((0, 2)), normed.argmax()
+
+        same(device, work, [[torch.randn(8, 6, 100), torch.randn(6), torch.rand(6) + 0.5, torch.randn(6) * 3]])
 
     @pytest.mark.parametrize("numbers", [[3, 5], [3, 0]])
     def test_a_number_that_may_be_zero(self, device: str, form: str, numbers: list[int]) -> None:

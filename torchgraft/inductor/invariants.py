@@ -10,12 +10,16 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from torch._inductor.utils import DeferredLineBase, LineContext
+
 __all__ = ["Statements", "by_loop"]
+
+Line = str | DeferredLineBase | LineContext
 
 _DECLARATION = re.compile(r"(?:const )?(?P<type>\w+) (?P<name>\w+) = (?P<value>[^{}&]*);")
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 # Names whose value may change after their declaration.
-_CHANGED = re.compile(r"\b(\w+) [-+*/|&^]?= |&(\w+)")
+_CHANGED = re.compile(r"\b(\w+)(?:\[[^\]]*\])? [-+*/|&^]?= |&(\w+)")
 # A division of integers may be one by zero, which is looked for before it.
 _MAY_FAIL = re.compile(r"[/%]|\b(?!load_)\w+\(")
 
@@ -30,28 +34,28 @@ class Statements:
         each: for each element.
     """
 
-    once: list[str] = field(default_factory=list)
-    row: list[str] = field(default_factory=list)
-    each: list[str] = field(default_factory=list)
+    once: list[Line] = field(default_factory=list)
+    row: list[Line] = field(default_factory=list)
+    each: list[Line] = field(default_factory=list)
 
 
-def by_loop(lines: Iterable[str], variables: Sequence[str]) -> Statements:
+def by_loop(lines: Iterable[Line], outer: Sequence[str], inner: Sequence[str]) -> Statements:
     """Sorts statements.
 
     Args:
-        lines: the statements, a line each; those between braces stay where they are.
-        variables: of the loops, the innermost one's last.
+        lines: the statements, a line each; those between braces, and what is no text yet, stay where they are.
+        outer, inner: variables of the outer loops, and of the innermost one.
     """
     statements = Statements()
     places = (statements.once, statements.row, statements.each)
     lines = list(lines)
-    levels = dict.fromkeys(variables[:-1], 1) | dict.fromkeys(variables[-1:], 2)
+    levels = dict.fromkeys(outer, 1) | dict.fromkeys(inner, 2)
     loops = set(levels)
     levels |= dict.fromkeys(_changed(lines), 2)
     depth = 0
     for line in lines:
-        found = _DECLARATION.fullmatch(line.strip()) if depth == 0 else None
-        depth += line.count("{") - line.count("}")
+        found = _DECLARATION.fullmatch(line.strip()) if isinstance(line, str) and depth == 0 else None
+        depth += line.count("{") - line.count("}") if isinstance(line, str) else 0
         if found is None:
             statements.each.append(line)
             continue
@@ -64,8 +68,8 @@ def by_loop(lines: Iterable[str], variables: Sequence[str]) -> Statements:
     return statements
 
 
-def _changed(lines: Iterable[str]) -> set[str]:
-    others = (line for line in lines if not _DECLARATION.fullmatch(line.strip()))
+def _changed(lines: Iterable[Line]) -> set[str]:
+    others = (line for line in lines if isinstance(line, str) and not _DECLARATION.fullmatch(line.strip()))
     return {name for line in others for pair in _CHANGED.findall(line) for name in pair if name}
 
 

@@ -436,10 +436,23 @@ class GeneratedKernel(SIMDKernel):
         *outer, inner = self._reduced
         if self.team is not None and outer and _hint(inner.size) < self.team.group:
             outer, inner, statements = [], *self._as_one(statements)
-        text = self._along(inner, statements)
+        if self.team is not None or self._columns:
+            text = self._along(inner, statements)
+        else:
+            text = self._along_without_invariants(inner, statements)
         for loop in reversed(outer):
             text = _block(f"{self._for(loop)} {{", text)
         return _block("{", "int tg_steps = 0, tg_runs = 0;", text) if self._aside else text
+
+    def _along_without_invariants(self, loop: Loop, statements: IndentedBuffer) -> IndentedBuffer:
+        """The innermost loop, with what is the same for all of its elements before it."""
+        found = by_loop(statements._lines, [], [str(loop.variable), "tg_l"])
+        if not found.once:
+            return self._along(loop, statements)
+        before, each = IndentedBuffer(), IndentedBuffer()
+        before.writelines(found.once)
+        each.writelines(found.each)
+        return _block("{", before, self._along(loop, each))
 
     def _as_one(self, statements: IndentedBuffer) -> tuple[Loop, IndentedBuffer]:
         """All loops of a row as a single one: a team has nothing to share in an inner one that is short."""
@@ -535,12 +548,12 @@ class GeneratedKernel(SIMDKernel):
 
     def _elements(self, walk: Walk) -> str:
         """The loops over elements, with what is the same for several of them outside."""
-        statements = by_loop(self.body.getvalue().splitlines(), [str(loop.variable) for loop in self._walked])
+        variables = [str(loop.variable) for loop in self._walked]
+        statements = by_loop(self.body.getvalue().splitlines(), variables[:-1], variables[-1:])
         *outer, own = self._places or [""]
-        each = walk.each(
-            "\n".join((own, *statements.each)), row="\n".join((*outer, *statements.row)), vectorize=self.vectorized
-        )
-        return "\n".join((*statements.once, each))
+        each, row = (own, *statements.each), (*outer, *statements.row)
+        loops = walk.each("\n".join(map(str, each)), row="\n".join(map(str, row)), vectorize=self.vectorized)
+        return "\n".join((*map(str, statements.once), loops))
 
     @property
     def _places(self) -> list[str]:
