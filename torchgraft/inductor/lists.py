@@ -6,17 +6,16 @@ kernel by itself. Those whose text is the same but for the memory and the sizes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from torch._inductor.scheduler import ForeachKernelSchedulerNode
 
 from torchgraft.codegen.batch import list_kernel, most_tensors
 from torchgraft.codegen.kernel import Kernel, Parameter, Value, ceil_div
 from torchgraft.inductor.kernels import GeneratedKernel, Text
 
-__all__ = ["Member", "launches", "mixes_members", "of_list"]
+__all__ = ["Lists", "Member", "launches", "of_list"]
 
 
 @dataclass(frozen=True)
@@ -38,41 +37,55 @@ class Member:
     written: frozenset[str]
 
 
-def mixes_members(scheduler: Any, node1: Any, node2: Any) -> bool:
-    """Whether, with two nodes made one member of a list, something is written that another member uses.
+@dataclass(frozen=True)
+class _Uses:
+    """Buffers by name, and how many nodes use and write them."""
 
-    Inductor looks at the two alone, and not at the lists that they belong to. Of two lists it asks for each pair.
-    """
-    if node1.is_foreach() or node2.is_foreach():
-        return False
-    lists = {
-        id(each): each for node in (node1, node2) for each in [scheduler.name_to_fused_node[node.get_first_name()]]
-    }
-    others = [
-        member
-        for each in lists.values()
-        if isinstance(each, ForeachKernelSchedulerNode)
-        for member in each.snodes
-        if member is not node1 and member is not node2
-    ]
-    if not others:
-        return False
-    used, written = _memory(scheduler, [node1, node2])
-    used_by_others, written_by_others = _memory(scheduler, others)
-    return not (written.isdisjoint(used_by_others) and used.isdisjoint(written_by_others))
+    used: Counter[str]
+    written: Counter[str]
+
+    @staticmethod
+    def of(scheduler: Any, nodes: Iterable[Any]) -> _Uses:
+        real, used, written = scheduler.mutation_real_name, Counter[str](), Counter[str]()
+        for node in nodes:
+            accesses = node.read_writes
+            used.update({real.get(dep.name, dep.name) for dep in accesses.reads_and_writes()})
+            written.update({real.get(dep.name, dep.name) for dep in accesses.writes})
+        return _Uses(used, written)
 
 
-def _memory(scheduler: Any, nodes: Sequence[Any]) -> tuple[set[str], set[str]]:
-    """The buffers that nodes use, and those of them that they write."""
-    real = scheduler.mutation_real_name
-    accesses = [node.read_writes for node in nodes]
-    used = {real.get(dep.name, dep.name) for each in accesses for dep in each.reads_and_writes()}
-    written = {real.get(dep.name, dep.name) for each in accesses for dep in each.writes}
-    return used, written
+class Lists:
+    """What a scheduler's lists are asked before two nodes are fused."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._uses: dict[Any, _Uses] = {}  # of a list's members: of hundreds of tensors there are as many pairs
+
+    def mixes_members(self, node1: Any, node2: Any) -> bool:
+        """Whether, with two nodes made one member of a list, something is written that another member uses.
+
+        Inductor looks at the two alone, and not at the lists that they belong to. Of two lists it asks for each pair.
+        """
+        if node1.is_foreach() or node2.is_foreach():
+            return False
+        homes = [self._scheduler.name_to_fused_node[node.get_first_name()] for node in (node1, node2)]
+        members = [node for node, home in zip((node1, node2), homes, strict=True) if home.is_foreach()]
+        if not members:
+            return False
+        lists = [self._of(each) for each in {id(home): home for home in homes}.values() if each.is_foreach()]
+        own, pair = (_Uses.of(self._scheduler, nodes) for nodes in (members, (node1, node2)))
+        return any(sum(each.used[name] for each in lists) > own.used[name] for name in pair.written) or any(
+            sum(each.written[name] for each in lists) > own.written[name] for name in pair.used
+        )
+
+    def _of(self, node: Any) -> _Uses:
+        if node not in self._uses:
+            self._uses[node] = _Uses.of(self._scheduler, node.snodes)
+        return self._uses[node]
 
 
-def launches(members: Sequence[Member]) -> list[list[Member]]:
-    """The members that share a launch, for each launch, in the order of their first ones.
+def launches(members: Sequence[Member]) -> Iterator[tuple[int, list[Member]]]:
+    """The members that share a launch, for each launch, and for how many tensors its kernel is.
 
     Each has a launch of its own if one writes what another one reads or writes: of work-groups of a launch it is not
     known which come first.
@@ -80,12 +93,15 @@ def launches(members: Sequence[Member]) -> list[list[Member]]:
     users = [(k, name) for k, member in enumerate(members) for name in set(member.called)]
     written = {name: k for k, member in enumerate(members) for name in member.written}
     if any(written.get(name, k) != k for k, name in users):
-        return [[member] for member in members]
+        yield from ((1, [member]) for member in members)
+        return
     alike: dict[Any, list[Member]] = {}
     for k, member in enumerate(members):
         kernel = member.kernel
         alike.setdefault((member.text, kernel.cost) if _may_share(kernel) else k, []).append(member)
-    return [part for group in alike.values() for part in _parts(group)]
+    for group in alike.values():
+        parts = _parts(group)
+        yield from ((len(parts[0]), part) for part in parts)
 
 
 def _may_share(kernel: GeneratedKernel) -> bool:

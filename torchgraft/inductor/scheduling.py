@@ -19,7 +19,7 @@ from torch.utils._ordered_set import OrderedSet
 from torchgraft import _C, _backend, inductor
 from torchgraft.codegen.kernel import Kernel, Pointer
 from torchgraft.inductor.kernels import GeneratedKernel
-from torchgraft.inductor.lists import Member, launches, mixes_members, of_list
+from torchgraft.inductor.lists import Lists, Member, launches, of_list
 from torchgraft.inductor.splitting import Splitting, why_not_recorded
 
 __all__ = ["Scheduling", "Wrapper"]
@@ -33,6 +33,7 @@ class Scheduling(SIMDScheduling):
     def __init__(self, scheduler: Any) -> None:
         super().__init__(scheduler)
         self._splitting: Splitting | None = None
+        self._lists = Lists(scheduler)
         self._members: list[Member] | None = None  # of the list whose kernels are generated, if it is one
 
     def get_backend_features(self, device: torch.device) -> OrderedSet[BackendFeature]:
@@ -47,7 +48,7 @@ class Scheduling(SIMDScheduling):
         return self._splitting  # type: ignore[no-any-return]
 
     def can_fuse(self: Any, node1: Any, node2: Any) -> bool:
-        return not mixes_members(self.scheduler, node1, node2) and SIMDScheduling.can_fuse(self, node1, node2)
+        return not self._lists.mixes_members(node1, node2) and SIMDScheduling.can_fuse(self, node1, node2)
 
     can_fuse_vertical = can_fuse
     can_fuse_horizontal = can_fuse
@@ -70,11 +71,11 @@ class Scheduling(SIMDScheduling):
                 self.codegen_node(node)
         finally:
             self._members = None
-        for together in launches(members):
-            if len(together) == 1:
+        for tensors, together in launches(members):
+            if tensors == 1:
                 self._call(together[0])
             else:
-                self._call_list(together)
+                self._call_list(together, tensors)
         self.free_buffers_in_scheduler()
 
     def _generated(self: Any, kernel_features: Any) -> Member:
@@ -105,12 +106,12 @@ class Scheduling(SIMDScheduling):
             self.codegen_comment([node for node in schedule if hasattr(node, "get_name")], name)
             kernel.call_kernel(name)
 
-    def _call_list(self: Any, members: Sequence[Member]) -> None:
+    def _call_list(self: Any, members: Sequence[Member], tensors: int) -> None:
         first = members[0]
         schedule = [node for member in members for node in member.schedule]
-        made = of_list(first.text, _name_of(first.schedule), len(members))
+        made = of_list(first.text, _name_of(first.schedule), tensors)
         with V.set_kernel_handler(first.kernel):
-            name = self._defined(_written(made, first.kernel, len(members)), schedule)
+            name = self._defined(_written(made, first.kernel, tensors), schedule)
             self.codegen_comment([node for node in schedule if hasattr(node, "get_name")], name)
             given = [f"({''.join(f'{each}, ' for each in member.called)})" for member in members]
             given.append(f"sizes=({', '.join(member.kernel.sizes_given() for member in members)})")
