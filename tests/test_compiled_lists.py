@@ -123,6 +123,12 @@ class TestLists:
 
         same(device, work, [tensors([(32, 20)])])
 
+    def test_a_number_that_is_a_tensor(self, device: str) -> None:
+        """Of the CPU: it is given to the kernel by value."""
+        scale = torch.tensor(0.3)
+        shapes = [(k + 2, 5) for k in range(40)]
+        same(device, lambda x, y: torch._foreach_add(torch._foreach_mul(x, scale), y), [tensors(shapes) for _ in "xy"])
+
     def test_strides(self, device: str, form: str) -> None:
         def work(x: list[torch.Tensor], y: list[torch.Tensor]) -> list[torch.Tensor]:
             return torch._foreach_add([t.t() for t in x], [t[::2, 1:] for t in y])

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,7 @@ class GeneratedKernel(SIMDKernel):
         self._after = IndentedBuffer()
         self._numbers = itertools.count()
         self._accumulates = False
+        self._functions = 0  # that are called for each element
         self._aside: list[list[str]] = []  # statements that put aside what the loop accumulates, for each level
 
     # ---- indices ----
@@ -539,7 +540,9 @@ class GeneratedKernel(SIMDKernel):
         group = GROUP if self.team is None else self.team.group
         walk = Walk(self.form, self._rank, prefix="tg_", group=group, together=self.team is not None)
         if self.has_reduction:
-            body = walk.each("\n".join((*self._places, self.body.getvalue())), vectorize=False)
+            text = self.body.getvalue()
+            self._functions = _functions_in([text])
+            body = walk.each("\n".join((*self._places, text)), vectorize=False)
         else:
             body = self._elements(walk)
         if self.team is not None:
@@ -552,6 +555,7 @@ class GeneratedKernel(SIMDKernel):
         statements = by_loop(self.body.getvalue().splitlines(), variables[:-1], variables[-1:])
         *outer, own = self._places or [""]
         each, row = (own, *statements.each), (*outer, *statements.row)
+        self._functions = _functions_in(map(str, each))
         loops = walk.each("\n".join(map(str, each)), row="\n".join(map(str, row)), vectorize=self.vectorized)
         return "\n".join((*map(str, statements.once), loops))
 
@@ -584,8 +588,8 @@ class GeneratedKernel(SIMDKernel):
 
     @property
     def cost(self) -> int:
-        """Of an element of the walk relative to an addition."""
-        cost = 1 + 4 * len(re.findall(r"\btg_\w+_f\d\d\(", self.body.getvalue()))
+        """Of an element of the walk relative to an addition, once there is a text."""
+        cost = 1 + 4 * self._functions
         for loop in self._reduced:
             cost *= _hint(loop.size)
         return cost * (WIDTH if self._columns else 1)
@@ -624,6 +628,11 @@ class GeneratedKernel(SIMDKernel):
         wrapper = V.graph.wrapper_code
         sizes = [wrapper.codegen_python_sizevar(V.graph.sizevars.simplify(size)) for size in self.sizes]
         return f"({''.join(f'{size}, ' for size in sizes)})"
+
+
+def _functions_in(lines: Iterable[str]) -> int:
+    """How many calls of functions there are that cost more than an operation."""
+    return sum(len(re.findall(r"\btg_\w+_f\d\d\(", line)) for line in lines)
 
 
 def _block(head: str, *parts: str | IndentedBuffer) -> IndentedBuffer:
