@@ -29,6 +29,8 @@ from ranks import Rank, free_port, ranks
 TIMEOUT = 10.0
 CALLS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "messages", "batch")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8")
+# Threads that stay, and that half a short run may not have needed yet.
+_LATE = 2
 
 
 def resources() -> dict[str, int]:
@@ -150,9 +152,12 @@ def work(options: argparse.Namespace) -> None:
     print(f"rank {rank}: {sum(calls)} calls, {len(failures)} failures, from {early} to {late}", flush=True)
     for failure in failures[:5]:
         print(failure, flush=True)
-    # What caches keep is bounded, but a short run only fills them.
-    is_steady = options.seconds < 240 or grown["MB"] < 100
-    ok = not failures and grown["threads"] <= -len(threads) and grown["descriptors"] <= 0 and is_steady
+    # What caches keep is bounded, but a short run only fills them; and on a machine in a hurry it comes late to the
+    # calls that have a thread begin that stays.
+    is_short = options.seconds < 240
+    is_steady = is_short or grown["MB"] < 100
+    more = grown["threads"] + len(threads)
+    ok = not failures and more <= (_LATE if is_short else 0) and grown["descriptors"] <= 0 and is_steady
     os._exit(0 if ok else 1)
 
 
