@@ -29,8 +29,8 @@ from ranks import Rank, free_port, ranks
 TIMEOUT = 10.0
 CALLS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "messages", "batch")
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int8", "uint8")
-# Threads that stay, and that half a short run may not have needed yet.
-_LATE = 2
+# Calls of a rank at least, however long they take: by half of them all threads that stay have begun.
+LEAST = 800
 
 
 def resources() -> dict[str, int]:
@@ -131,7 +131,7 @@ def work(options: argparse.Namespace) -> None:
                 for _ in range(10):
                     call(generator, groups[number], options.device if generator.random() < 0.9 else "cpu")
                     calls[number] += 1
-                flag[0] = int(time.monotonic() > until)
+                flag[0] = int(time.monotonic() > until and calls[number] >= LEAST // 2)
                 dist.broadcast(flag, 0, group=groups[number])
                 stop_at[number] = int(flag.item())
         except Exception as error:
@@ -143,6 +143,8 @@ def work(options: argparse.Namespace) -> None:
         thread.start()
     for thread in threads:  # which end early if a call fails
         thread.join(options.seconds / 2 / len(threads))
+    while sum(calls) < LEAST // 2 and not failures:
+        time.sleep(0.05)
     early = resources()
     for thread in threads:
         thread.join()
@@ -152,12 +154,9 @@ def work(options: argparse.Namespace) -> None:
     print(f"rank {rank}: {sum(calls)} calls, {len(failures)} failures, from {early} to {late}", flush=True)
     for failure in failures[:5]:
         print(failure, flush=True)
-    # What caches keep is bounded, but a short run only fills them; and on a machine in a hurry it comes late to the
-    # calls that have a thread begin that stays.
-    is_short = options.seconds < 240
-    is_steady = is_short or grown["MB"] < 100
-    more = grown["threads"] + len(threads)
-    ok = not failures and more <= (_LATE if is_short else 0) and grown["descriptors"] <= 0 and is_steady
+    # What caches keep is bounded, but a short run only fills them.
+    is_steady = options.seconds < 240 or grown["MB"] < 100
+    ok = not failures and grown["threads"] <= -len(threads) and grown["descriptors"] <= 0 and is_steady
     os._exit(0 if ok else 1)
 
 
