@@ -1,4 +1,4 @@
-"""Products, convolutions and attention in bfloat16 by a processor's tiles, against float64: layouts, edges, blocks."""
+"""Products, convolutions and attention in bfloat16 by a processor's tiles or vectors, against float64."""
 
 from __future__ import annotations
 
@@ -20,13 +20,35 @@ from torchgraft import _C, plans
 from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel
 from torchgraft.driver import Capability
-from torchgraft.kernels import attention, attention_tiles, bfloat16, boxes_bfloat16
+from torchgraft.kernels import attention, bfloat16, boxes_bfloat16
 from torchgraft.ops import convolution
 from torchgraft.plans import device as traits
 
 pytestmark = pytest.mark.no_fallback
 
 # The words as C, of which any processor is capable: so the copies are tested everywhere.
+VECTORS_IN_C = """
+#undef VECTORS_MULTIPLY_4
+#undef VECTORS_MULTIPLY_8
+#undef VECTORS_MULTIPLY_12
+#define VECTORS_MULTIPLY_4(...) vectors_multiply(4, __VA_ARGS__)
+#define VECTORS_MULTIPLY_8(...) vectors_multiply(8, __VA_ARGS__)
+#define VECTORS_MULTIPLY_12(...) vectors_multiply(12, __VA_ARGS__)
+TG_FUNCTION void vectors_multiply(int rows, void* sums, long sums_pitch, const void* a, long a_pitch, const void* b,
+                                  long next, long b_pitch, long steps, bool zero) {
+  for (int row = 0; row < rows; ++row)
+    for (int column = 0; column < 32; ++column) {
+      float* const at = (float*)((uchar*)sums + row * sums_pitch) + column;
+      float sum = zero ? 0 : *at;
+      for (long k = 0; k < steps; ++k) {
+        const uint x = ((const uint*)((const uchar*)a + row * a_pitch))[k];
+        const uint y = ((const uint*)((const uchar*)b + k * b_pitch + column / 16 * next))[column % 16];
+        sum += AS_float(x << 16) * AS_float(y << 16) + AS_float(x & 0xffff0000) * AS_float(y & 0xffff0000);
+      }
+      *at = sum;
+    }
+}
+"""
 TILES_IN_C = """
 #undef TILES_BEGIN
 #undef TILES_END
@@ -54,21 +76,23 @@ TG_FUNCTION void tile_multiply(uint* c, const uint* a, const uint* b) {
 """
 
 
-def in_c(kernel: Kernel) -> Kernel:
-    return replace(kernel, helpers=TILES_IN_C + kernel.helpers)
+INSTRUCTIONS = {"tiles": "tdpbf16ps", "vectors": "vdpbf16ps"}
+IN_C = {"tiles": TILES_IN_C, "vectors": VECTORS_IN_C}
+CAPABILITIES = {"tiles": Capability.BFLOAT16_TILES, "vectors": Capability.BFLOAT16_VECTORS}
 
 
-def record(monkeypatch: pytest.MonkeyPatch, asked: list[Kernel]) -> None:
-    """Adds attention's kernels that are of tiles to those asked for."""
-    make = attention._kernel
+def record(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, words: str, asked: list[Kernel]) -> None:
+    """Adds what a function makes of kernels of pairs to those asked for, with `words` in front."""
+    make = getattr(module, name)
 
-    def kernel(v: attention.Variant, *arguments: Any) -> Kernel:
-        made = make(v, *arguments)
-        if v.tiles:
-            asked.append(made)
-        return made
+    def kernel(first: Any, *arguments: Any) -> Kernel:
+        made: Kernel = make(first, *arguments)
+        if isinstance(first, attention.Variant) and first.pairs is None:
+            return made
+        asked.append(replace(made, helpers=words + made.helpers))
+        return asked[-1]
 
-    monkeypatch.setattr(attention, "_kernel", kernel)
+    monkeypatch.setattr(module, name, kernel)
 
 
 def forget() -> None:
@@ -78,37 +102,26 @@ def forget() -> None:
     plans.clear()
 
 
-@pytest.fixture(params=["of the processor", "in C"])
+@pytest.fixture(params=["tiles of the processor", "tiles in C", "vectors of the processor", "vectors in C"])
 def made(request: pytest.FixtureRequest, device: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Kernel]]:
-    """The kernels that were asked for, on a device that has tiles."""
+    """The kernels that were asked for, on a device that has tiles, or vectors."""
     index = torch.device(device).index or 0
     known = traits.device_traits(index)
     if traits.kernel_form(index) != "cpu" or not known.has_compiler:
-        pytest.skip("tiles are for the CPU form")
-    if request.param == "of the processor" and not known.bfloat16_tiles:
-        pytest.skip("the processor has no tiles, or the driver does not offer them")
-    make, asked = bfloat16.block_kernel, []
-
-    def block_kernel(*arguments: Any) -> Kernel:
-        kernel = make(*arguments)
-        asked.append(kernel if request.param == "of the processor" else in_c(kernel))
-        return asked[-1]
-
-    monkeypatch.setattr(bfloat16, "block_kernel", block_kernel)
-    make_boxes = boxes_bfloat16.box_kernel
-
-    def box_kernel(*arguments: Any) -> Kernel:
-        kernel = make_boxes(*arguments)
-        asked.append(kernel if request.param == "of the processor" else in_c(kernel))
-        return asked[-1]
-
-    monkeypatch.setattr(boxes_bfloat16, "box_kernel", box_kernel)
-    if request.param == "in C":  # where the processor has narrower vectors, the compiler takes those of 16 lanes apart
-        monkeypatch.setattr(traits, "simd_width", lambda _: 16)
-        monkeypatch.setattr(attention_tiles, "HELPERS", TILES_IN_C + attention_tiles.HELPERS)
-    record(monkeypatch, asked)
+        pytest.skip("pairs are for the CPU form")
+    way, _, where = request.param.partition(" ")
     properties = _C.device_properties(index)
-    offered = {**properties, "capabilities": int(properties["capabilities"]) | Capability.BFLOAT16_TILES}
+    capabilities = int(properties["capabilities"])
+    if where == "in C":  # where the processor has narrower vectors, the compiler takes those of 16 lanes apart
+        monkeypatch.setattr(traits, "simd_width", lambda _: 16)
+    elif not capabilities & CAPABILITIES[way]:
+        pytest.skip(f"the processor has no {way} of bfloat16, or the driver does not offer them")
+    words = IN_C[way] if where == "in C" else ""
+    asked: list[Kernel] = []
+    for module, name in ((bfloat16, "block_kernel"), (boxes_bfloat16, "box_kernel"), (attention, "_kernel")):
+        record(monkeypatch, module, name, words, asked)
+    others = Capability.BFLOAT16_TILES | Capability.BFLOAT16_VECTORS
+    offered = {**properties, "capabilities": capabilities & ~int(others) | CAPABILITIES[way]}
     monkeypatch.setattr(traits, "_C", SimpleNamespace(device_properties=lambda _: offered))
     forget()
     yield asked
@@ -304,20 +317,22 @@ def test_attention_with_values_without_bounds(made: list[Kernel], device: str) -
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are of x86-64")
 @pytest.mark.parametrize("unit_b", ["k", "outer"])
 @pytest.mark.parametrize("unit_a", ["k", "outer"])
-def test_as_cxx(unit_a: Any, unit_b: Any) -> None:
+@pytest.mark.parametrize("way", INSTRUCTIONS)
+def test_as_cxx(way: Any, unit_a: Any, unit_b: Any) -> None:
     """A C++ compiler takes the text and the instructions, too."""
-    compile_as_cxx(bfloat16.block_kernel("bf16", unit_a, unit_b, "row"))
+    compile_as_cxx(way, bfloat16.block_kernel(way, "bf16", unit_a, unit_b, "row"))
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are of x86-64")
 @pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_convolution_as_cxx(direction: Any) -> None:
-    compile_as_cxx(boxes_bfloat16.box_kernel(direction, True))
+@pytest.mark.parametrize("way", INSTRUCTIONS)
+def test_convolution_as_cxx(way: Any, direction: Any) -> None:
+    compile_as_cxx(way, boxes_bfloat16.box_kernel(way, direction, True))
 
 
-def compile_as_cxx(kernel: Kernel) -> None:
+def compile_as_cxx(way: str, kernel: Kernel) -> None:
     text = dialect("c++").render(kernel, base_offset=False)
-    assert "tdpbf16ps" in text and "ldtilecfg" in text
+    assert INSTRUCTIONS[way] in text
     command = ["g++", "-std=c++20", "-w", "-x", "c++", "-c", "-", "-o", os.devnull]
     result = subprocess.run(command, input=text, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
@@ -366,13 +381,14 @@ def test_convolution(
     how: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(convolution, "_LEAST_CHANNELS_OF_TILES", 1)  # also where they do not pay
+    monkeypatch.setattr(convolution, "_LEAST_CHANNELS_OF_PAIRS", 1)  # also where they do not pay
     plans.clear()
     bias = numbers(filters[1] if "transposed" in how else filters[0])
     convolve(device, numbers(*image), numbers(*filters), bias, **how)
     convolve(device, numbers(*image), numbers(*filters), **how)
-    names = {"matmul_bfloat16", "convolution_tiles_forward", "convolution_tiles_backward"}
-    assert {kernel.name for kernel in made} == names
+    way = made[0].name.split("_")[2]
+    of_images = {f"convolution_bfloat16_{way}_{direction}" for direction in ("forward", "backward")}
+    assert {kernel.name for kernel in made} == {f"matmul_bfloat16_{way}", *of_images}
 
 
 @pytest.mark.parametrize("channels", [16, 17, 13])

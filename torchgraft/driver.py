@@ -65,6 +65,7 @@ class Capability(enum.IntFlag):
     BASE_OFFSET_POINTERS = 1 << 6  #: kernels take an allocation and an offset for each pointer
     SUBGROUPS = 1 << 7
     BFLOAT16_TILES = 1 << 8  #: kernels may use the kernel language's words for tiles of bfloat16
+    BFLOAT16_VECTORS = 1 << 9  #: kernels may use the kernel language's words for vectors of bfloat16
 
 
 class CopyKind(enum.IntEnum):

@@ -186,6 +186,7 @@ std::string features(const Device& device) {
   add((capabilities & TG_CAP_ATOMIC_INT64) != 0, "int64 atomics");
   add((capabilities & TG_CAP_SUBGROUPS) != 0, "subgroups");
   add((capabilities & TG_CAP_BFLOAT16_TILES) != 0, "tiles of bfloat16");
+  add((capabilities & TG_CAP_BFLOAT16_VECTORS) != 0, "vectors of bfloat16");
   add((svm & CL_DEVICE_SVM_COARSE_GRAIN_BUFFER) != 0, "SVM");
   add((svm & CL_DEVICE_SVM_FINE_GRAIN_BUFFER) != 0, "fine-grained SVM");
   add((svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0, "system SVM");
@@ -292,9 +293,10 @@ void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_c
   }
 }
 
-// PoCL's CPU device is the host, and its compiler takes assembly within OpenCL C; LLVM knows instructions for tiles
-// since version 11. The platform's version names its own: "OpenCL 3.0 PoCL 3.1 Linux, LLVM 15.0.6, SLEEF".
-bool assembles_tiles(const std::string& version) {
+// PoCL's CPU device is the host, and its compiler takes assembly within OpenCL C; LLVM knows instructions for bfloat16
+// since versions 9 (vectors) and 11 (tiles). The platform's version names its own: "OpenCL 3.0 PoCL 3.1 Linux, LLVM
+// 15.0.6, SLEEF".
+bool assembles_bfloat16(const std::string& version) {
   const std::string name = "LLVM ";
   const size_t at = version.find(name);
   return at != std::string::npos && std::atoi(version.c_str() + at + name.size()) >= 11;
@@ -376,8 +378,10 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
   if (has("cl_khr_fp16")) p.capabilities |= TG_CAP_FLOAT16;
   if (has("cl_khr_int64_base_atomics")) p.capabilities |= TG_CAP_ATOMIC_INT64;
   if (has("cl_khr_subgroups") || has("cl_intel_subgroups")) p.capabilities |= TG_CAP_SUBGROUPS;
-  if (is_cpu && is_pocl(*this) && assembles_tiles(platform_text(platform, CL_PLATFORM_VERSION)) && may_use_tiles())
-    p.capabilities |= TG_CAP_BFLOAT16_TILES;
+  if (is_cpu && is_pocl(*this) && assembles_bfloat16(platform_text(platform, CL_PLATFORM_VERSION))) {
+    if (may_use_tiles()) p.capabilities |= TG_CAP_BFLOAT16_TILES;
+    if (may_use_pairs()) p.capabilities |= TG_CAP_BFLOAT16_VECTORS;
+  }
 }
 
 cl_context create_context(const Api& api, cl_platform_id platform, cl_device_id id, cl_int& status) {

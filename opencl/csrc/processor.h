@@ -7,4 +7,7 @@ namespace ocl {
 // for the room to save it: this does.
 bool may_use_tiles();
 
+// Whether kernels may multiply vectors of pairs of bfloat16, of 512 bits.
+bool may_use_pairs();
+
 }  // namespace ocl

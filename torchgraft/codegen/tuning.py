@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from torchgraft.codegen.vectors import vector_lanes
+from torchgraft.codegen.x86 import Way
 
 #: Bytes of local memory that every device has: the least that OpenCL promises.
 LOCAL_BYTES = 32768
@@ -125,14 +126,14 @@ class Target:
         units: the device's compute units.
         simd_width: float32 elements of its vector registers.
         tuning: the sizes to make it with.
-        bfloat16_tiles: whether kernels may use the words for tiles of bfloat16.
+        bfloat16: whose words kernels may use to multiply bfloat16, if any.
     """
 
     form: str
     units: int
     simd_width: int
     tuning: Tuning
-    bfloat16_tiles: bool = False
+    bfloat16: Way | None = None
 
 
 # By float32 elements of a vector register: there are 32 registers of 64 bytes, of which 16 hold sums (24 in products);

@@ -1,13 +1,18 @@
 """Words for instructions of x86-64 processors that no kernel language has a function for.
 
 They are written in the assembly that g++ and clang take within C, so that a compiler which does not know the processor
-makes them all the same: whether a device has them is its driver's to say (TG_CAP_BFLOAT16_TILES in driver.h), and
-kernels use them only where it does.
+makes them all the same: whether a device has them is its driver's to say (TG_CAP_BFLOAT16_TILES and
+TG_CAP_BFLOAT16_VECTORS in driver.h), and kernels use them only where it does.
 
-Source: the architecture's Software Developer's Manual, volume 1, on AMX.
+Source: the architecture's Software Developer's Manual, volume 1, on AMX, and volume 2, on VDPBF16PS.
 """
 
 from __future__ import annotations
+
+from typing import Literal
+
+Way = Literal["tiles", "vectors"]
+"""By which instructions pairs of bfloat16 are multiplied."""
 
 # Of the eight tiles each has 16 rows of 64 bytes. LDTILECFG reads the palette from byte 0, the bytes of the tiles' rows
 # from byte 16 (two each) and their rows from byte 48 (one each).
@@ -20,12 +25,71 @@ _TILES_BEGIN = """\
   } while (0)"""
 
 
+# Registers of a block's sums, of which a row has two; of two vectors of B; and of a pair of A in all lanes.
+_MOST_ROWS = 12
+_LOW, _HIGH, _EACH = 24, 25, 26
+VECTOR_ROWS = (4, 8, _MOST_ROWS)
+"""Rows of the blocks that there are words for, of which a block of 12 keeps the processor busiest."""
+
+# A compiler that does not know the upper sixteen registers does not use them, and takes no word of them.
+_UPPER_REGISTERS = f"""\
+#ifdef __AVX512F__
+#define UPPER_REGISTERS {"".join(f', "xmm{r}"' for r in range(16, 32))}
+#else
+#define UPPER_REGISTERS
+#endif"""
+
+
+def _vector_multiply(rows: int) -> str:
+    """The word for a block of so many rows. Three rows share a base, since an address has one register and twice
+    another; sums are walked to at the beginning, and back at the end.
+    """
+    bases = range(0, rows, 3)
+    code = ["testl %[z], %[z]", "jnz 1f"]
+    for i in range(rows):
+        code += [f"vmovups (%[s]), %%zmm{2 * i}", f"vmovups 64(%[s]), %%zmm{2 * i + 1}", "add %[sp], %[s]"]
+    code += ["jmp 2f", "1:"]
+    code += [f"vpxord %%zmm{r}, %%zmm{r}, %%zmm{r}" for r in range(2 * rows)] + ["add %[sp], %[s]"] * rows
+    code += ["2:", f"vmovups (%[at]), %%zmm{_LOW}", f"vmovups (%[at],%[np]), %%zmm{_HIGH}"]
+    for i in range(rows):
+        place = f"(%[a{i // 3 * 3}]{('', ',%[ap]', ',%[ap],2')[i % 3]})"
+        code += [f"vpbroadcastd {place}, %%zmm{_EACH}"]
+        code += [f"vdpbf16ps %%zmm{b}, %%zmm{_EACH}, %%zmm{2 * i + j}" for j, b in enumerate((_LOW, _HIGH))]
+    code += [f"add $4, %[a{i}]" for i in bases] + ["add %[bp], %[at]", "dec %[k]", "jnz 2b"]
+    for i in reversed(range(rows)):
+        code += ["sub %[sp], %[s]", f"vmovups %%zmm{2 * i}, (%[s])", f"vmovups %%zmm{2 * i + 1}, 64(%[s])"]
+    code += ["vzeroupper"]
+    # An input of an equal number must not share a register with what is moved on.
+    moved = ", ".join(f'[a{i}] "+&r"(tg_a{i})' for i in bases)
+    # All of them, since `vzeroupper` makes their upper halves zero.
+    lower = ", ".join(f'"xmm{r}"' for r in range(16))
+    lines = [
+        f"#define VECTORS_MULTIPLY_{rows}(sums, sums_pitch, a, a_pitch, b, next, b_pitch, steps, zero)",
+        "  do {",
+        "    const long tg_sp = (sums_pitch), tg_ap = (a_pitch), tg_np = (next), tg_bp = (b_pitch);",
+        "    const uint tg_zero = (zero);",
+        "    uchar* tg_s = (uchar*)(sums);",
+        "    const uchar* tg_b = (const uchar*)(b);",
+        *(f"    const uchar* tg_a{i} = (const uchar*)(a) + {i} * tg_ap;" for i in bases),
+        "    long tg_k = (steps);",
+        "    __asm__ volatile(",
+        *(f'      "{line}\\n"' for line in code),
+        f'      : {moved}, [at] "+&r"(tg_b), [s] "+&r"(tg_s), [k] "+&r"(tg_k)',
+        '      : [ap] "r"(tg_ap), [bp] "r"(tg_bp), [np] "r"(tg_np), [sp] "r"(tg_sp), [z] "r"(tg_zero)',
+        f'      : "memory", "cc", {lower} UPPER_REGISTERS);',
+        "  } while (0)",
+    ]
+    return " \\\n".join(lines)
+
+
 def bfloat16_words() -> dict[str, str]:
-    """The words for tiles of bfloat16, which docs/kernel-language.md describes: name -> text."""
+    """The words for tiles and vectors of bfloat16, which docs/kernel-language.md describes: name -> text."""
     words = {
         "uint16h": "typedef uint16 uint16h __attribute__((aligned(2), may_alias));",
         "TO_PAIRS": "#define TO_PAIRS(low, high) (CONVERT_uint16(low) | CONVERT_uint16(high) << 16)",
         "TILES_BEGIN": _TILES_BEGIN,
+        "UPPER_REGISTERS": _UPPER_REGISTERS,
+        **{f"VECTORS_MULTIPLY_{rows}": _vector_multiply(rows) for rows in VECTOR_ROWS},
     }
     for name, instruction in {
         "TILES_END()": '"tilerelease"',

@@ -24,7 +24,9 @@ from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.tuning import Attention
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers, vector_lanes
-from torchgraft.kernels import attention_tiles
+from torchgraft.codegen.x86 import Way
+from torchgraft.kernels import attention_pairs
+from torchgraft.kernels.pairs import tiles_begin, tiles_end
 
 FEW = 4
 """Queries that go without the lanes of queries."""
@@ -43,7 +45,8 @@ class Variant:
         bias_gradient: the gradient of the scores is written out.
         simd_width: float32 elements of the device's vector registers.
         tuning: sizes of blocks.
-        tiles: products are a processor's (`attention_tiles`); of the CPU form, with the lanes of queries.
+        pairs: by which instructions products are of pairs of bfloat16 (`attention_pairs`); of the CPU form, with the
+            lanes of queries.
     """
 
     storage: str
@@ -55,7 +58,7 @@ class Variant:
     bias_gradient: bool = False
     simd_width: int = 16
     tuning: Attention = field(default_factory=Attention)
-    tiles: bool = False
+    pairs: Way | None = None
 
     @property
     def block(self) -> int:
@@ -121,9 +124,9 @@ class Variant:
 
 def _pack(v: Variant, to: str, base: str, row: str, count: str, size: int, factor: str = "") -> str:
     """The rows of a block of queries (or keys) as columns of `to`: element d of all lanes in two vectors; lanes
-    without a row are 0. With tiles the factor is left to the scores.
+    without a row are 0. With pairs the factor is left to the scores.
     """
-    if v.tiles:
+    if v.pairs:
         factor = ""
     value = f"load_{v.storage}({base}, (long)(r < {count} ? r : 0) * {row} + d)"
     return f"""\
@@ -146,8 +149,8 @@ def _unpack(v: Variant, to: str, by: str, row: str, count: str, size: int, facto
 
 def _rows(v: Variant, name: str, base: str, row: str, size: int) -> str:
     """Names the rows of a block: `name`_m and their stride `name`_s, in private memory if they have to be converted."""
-    if v.tiles:
-        return attention_tiles.rows(name, base, row, size, v.block)
+    if v.pairs:
+        return attention_pairs.rows(name, base, row, size, v.block)
     if not v.converted:
         return f"    {v.pointer} {name}_m = {base};\n    const long {name}_s = {row};"
     return f"""\
@@ -165,15 +168,15 @@ def _accumulators(count: int) -> list[tuple[str, str]]:
 
 def _columns(v: Variant, name: str, size: int) -> str:
     """Makes of what `_pack` has packed what `_scores` takes."""
-    return attention_tiles.columns(name, size) if v.tiles else ""
+    return attention_pairs.columns(name, size) if v.pairs else ""
 
 
 def _scores(v: Variant, out: str, rows: str, columns: str, size: int, scaled: bool = False) -> str:
     """out[r] = sum over d of rows[r][d] * columns[d], for n rows; up to 7 rows behind them are overwritten (with
-    tiles up to 31, within a block). `scaled` where `_pack` was given the scale.
+    pairs up to 31, within a block). `scaled` where `_pack` was given the scale.
     """
-    if v.tiles:
-        return attention_tiles.scores(out, rows, columns, size, scaled)
+    if v.pairs:
+        return attention_pairs.scores(v.pairs, out, rows, columns, size, scaled)
     pairs = _accumulators(v.together)
     kind = f"const {v.scalar}*" if v.converted else v.pointer
     pointers = "\n".join(
@@ -198,8 +201,8 @@ def _scores(v: Variant, out: str, rows: str, columns: str, size: int, scaled: bo
 
 def _gathered(v: Variant, sums: str, weights: str, rows: str, size: int, factor: bool = False) -> str:
     """sums[c] = sums[c] * (alpha, beta) + the sum over n rows of weights[r] * rows[r][c]."""
-    if v.tiles:
-        return attention_tiles.gathered(sums, weights, rows, size, v.block, factor)
+    if v.pairs:
+        return attention_pairs.gathered(v.pairs, sums, weights, rows, size, v.block, factor)
     kind = f"const {v.scalar}*" if v.converted else v.pointer
 
     def tile(first: str, count: int) -> str:
@@ -1040,8 +1043,9 @@ def _sizes(v: Variant) -> str:
 def _kernel(v: Variant, name: str, declarations: str, body: str, form: str) -> Kernel:
     local = (v.group,) if form == "gpu" else (1,)
     helpers = shuffle_helpers(v.width, f"uint{v.width}") if v.bias == "b8" and form != "gpu" else ""
-    if v.tiles:
-        helpers, body = attention_tiles.HELPERS, f"  TILES_BEGIN;\n{body}\n  TILES_END();"
+    if v.pairs:
+        helpers = attention_pairs.HELPERS
+        body = f"  {tiles_begin(v.pairs)}\n{body}\n  {tiles_end(v.pairs)}"
     return Kernel(v.tag(name), parameters(f"{declarations}; {_sizes(v)}"), body, helpers=helpers, local=local)
 
 

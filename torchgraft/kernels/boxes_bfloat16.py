@@ -1,7 +1,7 @@
 """Convolution of bfloat16 by the processor's own instructions: images from images, for CPUs that have some.
 
 As in `kernels.boxes` a work-item owns a box of the target and copies the part of the source that the box needs; but two
-channels at a time, as the pairs that the instructions take (`kernels.bfloat16`). A tile of 16 pairs of channels and 16
+channels at a time, as the pairs that the instructions take (`kernels.pairs`). A block of 16 pairs of channels and 32
 pixels lies in the copy as it is, for each tap of a filter at another place. Filters come with their channels last.
 """
 
@@ -14,6 +14,7 @@ from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch
 from torchgraft.codegen.tuning import Target
+from torchgraft.codegen.x86 import Way
 from torchgraft.kernels.boxes import (
     OFFSET,
     Box,
@@ -29,11 +30,11 @@ from torchgraft.kernels.boxes import (
     sum_elements,
 )
 from torchgraft.kernels.geometry import Direction, Geometry
+from torchgraft.kernels.pairs import LANES, ROWS, Block, tiles_begin, tiles_end
 from torchgraft.kernels.products import Tile, plain_loops
 
-_LANES = 16
-_TILE = Tile(rows=32, vectors=2, depth=0, max_rows=256, max_columns=0)
-"""What a block is made of: 32 x 32 sums in four tiles, over 16 pairs of channels."""
+_TILE = Tile(rows=ROWS, vectors=2, depth=0, max_rows=256, max_columns=0)
+"""What a block is made of: 32 x 32 sums, over 16 pairs of channels."""
 _PAIRS = 16
 # Pairs of channels of a slice at most, elements of filters that are copied at once, and taps.
 _SLICE, _FILTERS, _TAPS = 2 * _PAIRS, 1 << 17, 128
@@ -46,7 +47,7 @@ def _fill() -> str:
         return f"TO_PAIRS(*(GLOBAL const ushort16u*)({place}), *(GLOBAL const ushort16u*)({place} + next))"
 
     def every_second(place: str) -> str:
-        first, second = (f"*(GLOBAL const ushort16u*)({place} + {offset})" for offset in (0, _LANES))
+        first, second = (f"*(GLOBAL const ushort16u*)({place} + {offset})" for offset in (0, LANES))
         return f"EVEN_ushort16({first}, {second})"
 
     halves = f"TO_PAIRS({every_second('from + 2 * i')}, {every_second('from + next + 2 * i')})"
@@ -58,7 +59,7 @@ for (int pair = 0; pair < count; ++pair) {{
   const long next = is_whole ? (long)source_z * source_y * source_x : 0;
   const uint mask = is_whole ? 0xffffffff : 0xffff;
   if (channel >= channels) {{
-    for (int i = 0; i < channel_size; i += {_LANES}) *(uint16*)(row + i) = SPLAT_uint16(0);
+    for (int i = 0; i < channel_size; i += {LANES}) *(uint16*)(row + i) = SPLAT_uint16(0);
     continue;
   }}
   for (int pz = 0; pz < parts_z; ++pz)
@@ -74,7 +75,7 @@ for (int pair = 0; pair < count; ++pair) {{
             for (int ry = 0; ry < high_rows; ++ry, row += pitch) {{
               const int y = (at_y + low_y + ry) * step_y + REMAINDER_y(py);
               if ((uint)z >= (uint)source_z || (uint)y >= (uint)source_y) {{
-                for (int i = 0; i < pitch; i += {_LANES}) *(uint16h*)(row + i) = SPLAT_uint16(0);
+                for (int i = 0; i < pitch; i += {LANES}) *(uint16h*)(row + i) = SPLAT_uint16(0);
                 continue;
               }}
               // Whole vectors are copied while that stays inside the source; what they write too much is overwritten
@@ -84,10 +85,10 @@ for (int pair = 0; pair < count; ++pair) {{
               for (int i = 0; i < begin; ++i) row[i] = 0;
               int i = begin;
               if (step_x == 1) {{
-                for (; i < end && at + next + i + {_LANES} <= source_end; i += {_LANES})
+                for (; i < end && at + next + i + {LANES} <= source_end; i += {LANES})
                   *(uint16h*)(row + i) = {wide("from + i")} & SPLAT_uint16(mask);
               }} else if (step_x == 2) {{
-                for (; i < end && at + next + 2 * i + {2 * _LANES} <= source_end; i += {_LANES})
+                for (; i < end && at + next + 2 * i + {2 * LANES} <= source_end; i += {LANES})
                   *(uint16h*)(row + i) = {halves} & SPLAT_uint16(mask);
               }}
               for (; i < end; ++i)
@@ -98,7 +99,7 @@ for (int pair = 0; pair < count; ++pair) {{
         }}
       }}
   // Zeros after the last row, and anything where vectors overhang.
-  const int gap = pair + 1 < count ? channel_size - channel_used : pitch + {_LANES * _TILE.vectors};
+  const int gap = pair + 1 < count ? channel_size - channel_used : pitch + {LANES * _TILE.vectors};
   for (int i = 0; i < gap; ++i) row[i] = 0;
 }}"""
 
@@ -118,53 +119,31 @@ for (int i = 0; i < (held_end - held_m + 15) / 16 * 16; ++i)
   }"""
 
 
-def _multiply() -> str:
-    """Adds the product of the filters of row `m` and the columns at vector `n` to their sums: tiles 0 to 3 are sums, 4
-    and 5 the filters', 6 and 7 the columns'."""
-    places = [f"sums + {16 * i} * sum_pitch + n + {j}" for i in (0, 1) for j in (0, 1)]
-    zero, load, store = (
-        [text.format(t=t, place=place) for t, place in enumerate(places)]
-        for text in (
-            "TILE_ZERO({t});",
-            "TILE_LOAD({t}, {place}, 64 * sum_pitch);",
-            "TILE_STORE({t}, {place}, 64 * sum_pitch);",
-        )
+def _multiply(way: Way) -> str:
+    """Adds the product of the filters of row `m` and the columns at vector `n` to their sums."""
+    block = Block(way, "sums + n", "64 * sum_pitch", "rows - m", "c0 == 0")
+    add = block.add(
+        "filters + (m - held_m) * filter_pitch + t * 2 * count",
+        "2 * filter_pitch",
+        "copy + start[n] + offset[t]",
+        "4 * (start[n + 1] - start[n])",
+        "4 * channel_size",
+        "2 * count",
+        "t == 0",
     )
     return f"""
-{{
-  const bool both = rows - m > 16;
-  const ushort* a = filters + (m - held_m) * filter_pitch;
-  if (c0 == 0) {{ {" ".join(zero)} }}
-  else {{
-    {" ".join(load[:2])}
-    if (both) {{ {" ".join(load[2:])} }}
-  }}
-  const int beside = start[n + 1] - start[n];
-  for (int t = 0; t < meeting; ++t) {{
-    const uint* b = copy + start[n] + offset[t];
-    for (int k = 0; k < count; k += {_PAIRS}, a += {2 * _PAIRS}, b += {_PAIRS} * channel_size) {{
-      TILE_LOAD(4, a, 2 * filter_pitch); TILE_LOAD(6, b, 4 * channel_size);
-      TILE_MULTIPLY(0, 4, 6);
-      TILE_LOAD(7, b + beside, 4 * channel_size);
-      TILE_MULTIPLY(1, 4, 7);
-      if (both) {{
-        TILE_LOAD(5, a + 16 * filter_pitch, 2 * filter_pitch);
-        TILE_MULTIPLY(2, 5, 6); TILE_MULTIPLY(3, 5, 7);
-      }}
-    }}
-  }}
-  {" ".join(store[:2])}
-  if (both) {{ {" ".join(store[2:])} }}
-}}"""
+{block.begin()}
+for (int t = 0; t < meeting; ++t) {{ {add} }}
+{block.end()}"""
 
 
 @cache
-def box_kernel(direction: Direction, bias: bool) -> Kernel:
+def box_kernel(way: Way, direction: Direction, bias: bool) -> Kernel:
     """As `boxes.box_kernel`, for one group of channels. F is [channels of the target, taps, channels of the source];
     a `slice` is of pairs of channels. Launch with `box_launch`."""
-    math = arithmetic("bf16", _LANES)
+    math = arithmetic("bf16", LANES)
     body = f"""
-{box_head(direction, _LANES, _TILE.vectors)}
+{box_head(direction, LANES, _TILE.vectors)}
 GLOBAL const ushort* const A = F + (long)m0 * taps * channels;
 
 // Of the taps that meet pixels: where they lie in the copy, relative to a column's vector.
@@ -181,10 +160,10 @@ int offset[{_TAPS}], tap_number[{_TAPS}], meeting = 0;
 }}
 
 uint copy[{copy_elements(math)}] ALIGN(64);
-float16 all_sums[{sum_elements(math) // _LANES}];
+float16 all_sums[{sum_elements(math) // LANES}];
 ushort filters[{_FILTERS + 64 * _TILE.max_rows}] ALIGN(64);
 const int pairs = (channels + 1) / 2;
-TILES_BEGIN;
+{tiles_begin(way)}
 for (int c0 = 0; c0 == 0 || c0 < pairs; c0 += slice) {{
   const int count = min(slice, (pairs - c0 + {_PAIRS - 1}) / {_PAIRS} * {_PAIRS});
   // Rows of filters do not all fall into the same set of the cache.
@@ -198,7 +177,7 @@ for (int c0 = 0; c0 == 0 || c0 < pairs; c0 += slice) {{
     for (int n = 0; n < columns; n += {_TILE.vectors})
       for (int m = held_m; m < held_end; m += {_TILE.rows}) {{
         float16* const sums = held_sums + (m - held_m) * sum_pitch;
-        {_multiply()}
+        {_multiply(way)}
       }}
     if (!last) continue;
     for (int m = held_m; m < held_end; m += {_TILE.rows}) {{
@@ -207,8 +186,9 @@ for (int c0 = 0; c0 == 0 || c0 < pairs; c0 += slice) {{
     }}
   }}
 }}
-TILES_END();"""
-    return Kernel(f"convolution_tiles_{direction}", box_parameters("bf16", bias), plain_loops(body), local=(1, 1, 1))
+{tiles_end(way)}"""
+    name = f"convolution_bfloat16_{way}_{direction}"
+    return Kernel(name, box_parameters("bf16", bias), plain_loops(body), local=(1, 1, 1))
 
 
 def _plan(g: Geometry, forward: bool) -> BoxPlan | None:
@@ -224,7 +204,7 @@ def _plan(g: Geometry, forward: bool) -> BoxPlan | None:
     if taps > _TAPS or taps * 2 * slice_ * _TILE.rows > _FILTERS:
         return None
     parts = 1 if forward else prod(g.stride)
-    return BoxPlan(arithmetic("bf16", _LANES), False, _TILE, axes, full, m, pairs, taps, slice_, parts)
+    return BoxPlan(arithmetic("bf16", LANES), False, _TILE, axes, full, m, pairs, taps, slice_, parts)
 
 
 def box_launch(
@@ -237,7 +217,7 @@ def box_launch(
     """
     forward = direction == "forward"
     plan = _plan(g, forward)
-    if plan is None:
+    if plan is None or on.bfloat16 is None:
         return None
     most = max(1, _FILTERS // (plan.taps * 2 * plan.slice) // _TILE.rows) * _TILE.rows
     rows = min(_TILE.max_rows, most, ceil_div(plan.m, _TILE.rows) * _TILE.rows)
@@ -245,5 +225,5 @@ def box_launch(
     if box is None:
         return None
     box, rows = shared_box(plan, box, rows, on.units)
-    kernel = box_kernel(direction, bias is not None)
+    kernel = box_kernel(on.bfloat16, direction, bias is not None)
     return launch_boxes(kernel, plan, box, rows, g, forward, target, source, weight, bias)

@@ -28,6 +28,7 @@ from torchgraft.codegen.kernel import Kernel, Launch, parameters
 from torchgraft.codegen.tuning import Blocks, Target, Tiles
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
+from torchgraft.codegen.x86 import Way
 from torchgraft.kernels import bfloat16
 from torchgraft.kernels.products import (
     Addend,
@@ -944,12 +945,13 @@ def matmul_launches(
     more: dict[str, int] = {}
     wanted, least = 2 * units, _LEAST_PART
     few = 1 if m == 1 else 4
-    tiled = storage == "bf16" and on.bfloat16_tiles and "none" not in (unit_a, unit_b) and k >= bfloat16.LEAST_DEPTH
+    suits = storage == "bf16" and "none" not in (unit_a, unit_b) and k >= bfloat16.LEAST_DEPTH
+    paired = on.bfloat16 if suits else None
     if on.form != "cpu":
         groups: tuple[int, ...] = tile_groups(tiles, m, n, 1)[:2]
         kernel = partial(_tile, storage, unit_a, unit_b, tiles)
         wanted = 4 * units
-    elif unit_b == "k" and a.column == 1 and _pays_dot(math, m, k) and not (tiled and m > 4):
+    elif unit_b == "k" and a.column == 1 and _pays_dot(math, m, k) and not (paired and m > 4):
         columns = max(8, min(64, -(-n // (4 * units) // 8 * 8)))
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
         kernel = partial(_dot, storage, few, simd_width)
@@ -960,11 +962,11 @@ def matmul_launches(
         kernel = partial(_axpy, storage, few, simd_width)
     elif not math.is_complex and k <= _SMALL_DEPTH and n <= 2 * math.width:
         return [_small_launch(storage, (batch, m, n, k), c, a, b, d, alpha, beta, addend, units, simd_width)]
-    elif tiled:
+    elif paired:
         rows, columns = block_shape(math, bfloat16.TILE, m, n, k, batch, units, 1_000_000)
         more = {"block_rows": rows, "block_columns": columns}
         groups = (ceil_div(n, columns), ceil_div(m, rows))
-        kernel = partial(_bfloat16_block, unit_a, unit_b)
+        kernel = partial(_bfloat16_block, paired, unit_a, unit_b)
     else:
         if math.is_complex:
             unit_a = unit_b = "none"
@@ -1079,5 +1081,5 @@ def _block(
     return block_kernel(storage, result, unit_a, unit_b, addend, blocks, narrow, in_place, simd_width)
 
 
-def _bfloat16_block(unit_a: Unit, unit_b: Unit, result: str, addend: Addend) -> Kernel:
-    return bfloat16.block_kernel(result, unit_a, unit_b, addend)
+def _bfloat16_block(way: Way, unit_a: Unit, unit_b: Unit, result: str, addend: Addend) -> Kernel:
+    return bfloat16.block_kernel(way, result, unit_a, unit_b, addend)

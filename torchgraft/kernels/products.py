@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -32,7 +33,7 @@ def plain_loops(body: str) -> str:
     """The body with its loops marked to be left as they are: they are in vectors already, and what the compiler makes
     of their ends takes it longer than all the rest.
     """
-    return body.replace("for (", "PLAIN for (")
+    return re.sub(r"(?<!PLAIN )for \(", "PLAIN for (", body)
 
 
 def operands(math: Arithmetic, result: str, addend: Addend, *sizes: str) -> tuple[Parameter, ...]:

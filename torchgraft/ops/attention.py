@@ -11,8 +11,9 @@ import torch
 
 from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import attention as kernels
-from torchgraft.kernels import attention_tiles
+from torchgraft.kernels import attention_pairs
 from torchgraft.kernels.attention import Variant
+from torchgraft.kernels.pairs import LANES
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, decomposition, planner
 
 aten = torch.ops.aten
@@ -82,6 +83,9 @@ class _Call:
         _, key_heads, self.keys, value_head = self.value.shape
         self.statistics = _statistics_dtype(query)
         self.dropout = dropout
+        suits = query.dtype == torch.bfloat16 and self.queries > kernels.FEW
+        suits = suits and p.form == "cpu" and attention_pairs.is_possible(head, value_head)
+        pairs = p.device.bfloat16 if suits else None
         self.variant = Variant(
             element_type(query.dtype).name,
             head,
@@ -90,13 +94,9 @@ class _Call:
             causal,
             dropout != 0,
             bias_gradient,
-            p.device.simd_width,
+            p.device.simd_width if pairs is None else LANES,
             p.device.tuning.attention,
-            tiles=p.form == "cpu"
-            and p.device.bfloat16_tiles
-            and query.dtype == torch.bfloat16
-            and self.queries > kernels.FEW
-            and attention_tiles.is_possible(head, value_head),
+            pairs=pairs,
         )
         if max(head, value_head) > LARGEST_HEAD:
             raise Unsupported(f"heads of more than {LARGEST_HEAD} elements")

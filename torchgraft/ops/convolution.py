@@ -92,25 +92,25 @@ def _is_product(p: PlanBuilder, g: Geometry) -> bool:
     return p.form == "cpu" and single and large
 
 
-# ---- By a processor's tiles of bfloat16. ----
+# ---- By a processor's own instructions for pairs of bfloat16. ----
 
-# What is copied of an image must be worth it: fewer channels fill less than half a tile.
-_LEAST_CHANNELS_OF_TILES = 12
+# What is copied of an image must be worth it: fewer channels fill less than half of a block.
+_LEAST_CHANNELS_OF_PAIRS = 12
 # The patches of all images are in memory for the weight's gradient.
 _PATCHES_BYTES = 64 << 20
 
 
-def _suits_tiles(p: PlanBuilder, g: Geometry, storage: str, channels: int) -> bool:
+def _suits_pairs(p: PlanBuilder, g: Geometry, storage: str, channels: int) -> bool:
     return (
         storage == "bf16"
-        and p.device.bfloat16_tiles
+        and p.device.bfloat16 is not None
         and g.groups == 1
         and g.batch > 0
-        and channels >= _LEAST_CHANNELS_OF_TILES
+        and channels >= _LEAST_CHANNELS_OF_PAIRS
     )
 
 
-def _plan_images_by_tiles(
+def _plan_images_by_pairs(
     p: PlanBuilder,
     g: Geometry,
     direction: Direction,
@@ -128,7 +128,7 @@ def _plan_images_by_tiles(
     return launch is not None
 
 
-def _plan_weight_by_tiles(
+def _plan_weight_by_pairs(
     p: PlanBuilder, g: Geometry, out: torch.Tensor, image: torch.Tensor, result: torch.Tensor
 ) -> None:
     """One product, whose sums go over the pixels of all images."""
@@ -152,8 +152,8 @@ def _plan_images(
     """Plans images made of images, as `convolution_launch` has them."""
     storage = _storage(out)
     if not _is_product(p, g):
-        suits = _suits_tiles(p, g, storage, source.shape[1])
-        if suits and _plan_images_by_tiles(p, g, direction, out, source, weight, bias):
+        suits = _suits_pairs(p, g, storage, source.shape[1])
+        if suits and _plan_images_by_pairs(p, g, direction, out, source, weight, bias):
             return
         launch = convolution_launch(storage, g, direction, out, source, weight, bias, on=p.target)
         p.launch(launch.kernel, launch.groups, **launch.arguments)
@@ -226,9 +226,9 @@ def _convolution_backward(
     if grad_input is not None:
         _plan_images(p, g, "forward" if transposed else "backward", grad_input, grad_output, weight)
     patches_bytes = 2 * g.image_channels * math.prod(g.taps) * g.batch * math.prod(g.result)
-    by_tiles = patches_bytes <= _PATCHES_BYTES and _suits_tiles(p, g, storage, g.image_channels)
-    if grad_weight is not None and by_tiles:
-        _plan_weight_by_tiles(p, g, grad_weight, image, result)
+    by_pairs = patches_bytes <= _PATCHES_BYTES and _suits_pairs(p, g, storage, g.image_channels)
+    if grad_weight is not None and by_pairs:
+        _plan_weight_by_pairs(p, g, grad_weight, image, result)
     elif grad_weight is not None:
 
         def temporary(count: int, element: str) -> torch.Tensor:

@@ -11,6 +11,8 @@ from torchgraft.codegen import tuned
 from torchgraft.codegen.compiler import simd_width
 from torchgraft.codegen.tuning import Target, Tuning, default_tuning
 from torchgraft.codegen.vectors import vector_lanes
+from torchgraft.codegen.x86 import Way
+from torchgraft.kernels.pairs import LANES
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,12 @@ class DeviceTraits:
     float64: bool
     has_compiler: bool
     long_atomics: bool  # of 64 bits
-    bfloat16_tiles: bool  # kernels may use the words for them, and have vectors of 16 lanes
+    bfloat16: Way | None  # whose words kernels may use to multiply bfloat16, if any
     tuning: Tuning  # the sizes to make its kernels with
 
     def target(self, form: str) -> Target:
         """What kernels of a form are made for on the device."""
-        return Target(form, self.compute_units, self.simd_width, self.tuning, self.bfloat16_tiles)
+        return Target(form, self.compute_units, self.simd_width, self.tuning, self.bfloat16)
 
 
 @functools.cache
@@ -51,9 +53,16 @@ def device_traits(index: int) -> DeviceTraits:
         float64=bool(capabilities & 1 << 2),
         has_compiler=bool(capabilities & 1 << 1),
         long_atomics=bool(capabilities & 1 << 4),
-        bfloat16_tiles=bool(capabilities & 1 << 8) and vector_lanes(simd_width(index)) == 16,
+        bfloat16=_bfloat16(capabilities, simd_width(index)),
         tuning=_forced.get(index) or tuned.read(described(index)) or default_tuning(simd_width(index)),
     )
+
+
+def _bfloat16(capabilities: int, simd_width: int) -> Way | None:
+    """Tiles, where a device has both. The copies for them are worth it with whole vectors only."""
+    if capabilities & 1 << 8 and vector_lanes(simd_width) == LANES:
+        return "tiles"
+    return "vectors" if capabilities & 1 << 9 else None
 
 
 def described(index: int) -> dict[str, object]:
