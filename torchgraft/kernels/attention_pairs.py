@@ -65,7 +65,7 @@ def scores(way: Way, out: str, rows: str, columns: str, size: int, scaled: bool)
     wide = _wide(size)
     scale = f"PLAIN for (int i = 0; i < 2 * n; ++i) {out}[i] *= scale;" if scaled else ""
     block = Block(way, f"{out} + 2 * r", "128", STEP, "1")
-    add = block.add(f"{rows}_m + r * {wide}", f"{2 * wide}", f"{columns}_p", "64", "128", f"{wide}")
+    add = block.add(f"{rows}_m + r * {wide}", f"{2 * wide}", f"{columns}_p", "64", "128", f"{size}")
     return f"""\
     PLAIN for (int r = 0; r < n; r += {STEP}) {{
       {block.begin()}
@@ -110,6 +110,5 @@ def gathered(way: Way, sums: str, weights: str, rows: str, size: int, block: int
 def _gathered_columns(way: Way, sums: str, c: int, count: int, pitch: int) -> str:
     """Those of the columns from number c on."""
     block = Block(way, f"{sums} + {2 * c}", "128", count, "0")
-    steps = f"(n + {STEP - 1}) / {STEP} * {STEP}"
-    add = block.add(f"turned + {c * pitch}", f"{2 * pitch}", "pairs", "64", "128", steps)
+    add = block.add(f"turned + {c * pitch}", f"{2 * pitch}", "pairs", "64", "128", "n")
     return f"{block.begin()}\n{add}\n{block.end()}"

@@ -138,9 +138,7 @@ def _block_loop(way: Way, fill_panels: str, fill_rows: str, finish: str) -> str:
     """The loops about their pieces; `K`, `rows` and `columns` must be in scope."""
     vector = 64 * TILE.vectors
     block = Block(way, "sums", f"{vector}", "rows - m", "kb == 0")
-    add = block.add(
-        f"a_rows + m * {_PITCH}", f"{2 * _PITCH}", _PANEL, "64", f"{vector}", f"(kc + {STEP - 1}) / {STEP} * {STEP}"
-    )
+    add = block.add(f"a_rows + m * {_PITCH}", f"{2 * _PITCH}", _PANEL, "64", f"{vector}", "kc")
     return f"""
 uint16 panels[{TILE.max_columns // LANES // TILE.vectors * _PANEL_PITCH}];
 ushort a_rows[{TILE.max_rows * _PITCH}] ALIGN(64);

@@ -128,7 +128,7 @@ def _multiply(way: Way) -> str:
         "copy + start[n] + offset[t]",
         "4 * (start[n + 1] - start[n])",
         "4 * channel_size",
-        "2 * count",
+        "2 * min(count, pairs - c0)",
         "t == 0",
     )
     return f"""

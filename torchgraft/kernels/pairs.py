@@ -14,7 +14,7 @@ from torchgraft.codegen.x86 import VECTOR_ROWS, Way
 LANES = 16
 """Pairs of a vector, rows of a tile."""
 STEP = 2 * LANES
-"""Elements along k of a tile: steps are whole multiples of it, and what is not there is zero."""
+"""Elements along k that a tile has: copies have whole multiples of it, and what is not there is zero."""
 ROWS = 2 * LANES
 """Rows of a block."""
 
@@ -64,7 +64,7 @@ class Block:
         Args:
             a: where the rows of A begin, and the bytes from a row to the next.
             b: where the columns of B begin, the bytes to the second half of them, and from a row to the next.
-            steps: elements along k, a multiple of 32.
+            steps: elements along k; those up to a multiple of 32 are there, too, and zero.
             first: a text, whether these are the first since `begin`.
         """
         arguments = (a, a_pitch, b, beside, b_pitch, steps)
@@ -118,7 +118,7 @@ class Block:
                 f"(const uchar*)({a}) + {done} * ({a_pitch})",
                 a_pitch,
                 *(b, beside, b_pitch),
-                f"({steps}) / 2",
+                f"(({steps}) + 1) / 2",
                 zero,
             )
             return f"VECTORS_MULTIPLY_{rows}({', '.join(arguments)});"
