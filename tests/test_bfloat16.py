@@ -368,6 +368,7 @@ CONVOLUTIONS = [
     ((2, 12, 8, 9), (12, 10, 3, 3), {"padding": 1, "transposed": True}),
     ((2, 33, 4, 3), (12, 33, 7, 7), {"padding": 3}),
     ((5, 70, 20, 18), (100, 70, 3, 3), {"padding": 1}),
+    ((2, 17, 6, 5), (17, 40, 1, 2), {"stride": 3, "transposed": True}),  # pixels that no tap meets
     ((2, 130, 9, 40), (40, 130, 3, 3), {"padding": (1, 0), "stride": 2}),
 ]
 

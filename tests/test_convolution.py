@@ -10,6 +10,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from torchgraft import plans
+from torchgraft.ops import convolution as ops
+from torchgraft.plans.device import kernel_form
+
 pytestmark = pytest.mark.no_fallback
 
 TOLERANCE = {torch.float32: 5e-6, torch.float64: 1e-13, torch.float16: 3e-3, torch.bfloat16: 2e-2}
@@ -99,6 +103,43 @@ def test_random_shapes(device: str, dims: int, transposed: bool, dtype: torch.dt
 def test_sizes(device: str, image: tuple[int, ...], weight: tuple[int, ...], stride: int, padding: int) -> None:
     convolution = CONVOLUTIONS[False][len(image) - 3]
     _compare(device, torch.float32, convolution, [image, weight, weight[:1]], stride=stride, padding=padding)
+
+
+PATCHES = [  # image, results, taps
+    ((2, 3, 64, 64), 24, (8, 8)),
+    ((3, 2, 50, 47), 9, (7, 8)),  # pixels of the image's edges are in no patch
+    ((2, 5, 24, 14), 200, (2, 2)),  # lines of few elements, and filters enough to pay for them
+    ((1, 4, 21, 18), 193, (3, 1)),
+    ((5, 3, 400), 8, (10,)),
+    ((2, 3, 8, 12, 32), 10, (2, 3, 8)),
+    ((2, 3, 6, 8, 10), 192, (1, 2, 2)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
+@pytest.mark.parametrize("sizes", PATCHES, ids=str)
+def test_filters_beside_each_other(
+    device: str, sizes: tuple[Any, ...], transposed: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, results, taps = sizes
+    planned = set()
+    for name in ("_plan_from_patches", "_plan_to_patches", "_plan_weight_of_patches"):
+        plan = getattr(ops, name)
+        monkeypatch.setattr(ops, name, lambda *a, name=name, plan=plan: planned.add(name) or plan(*a))
+    plans.clear()
+    source = image
+    if transposed:
+        source = (image[0], results, *(n // k for n, k in zip(image[2:], taps, strict=True)))
+    shapes: list[tuple[int, ...]] = [source, (results, image[1], *taps), (image[1] if transposed else results,)]
+    _compare(device, dtype, CONVOLUTIONS[transposed][len(taps) - 1], shapes, stride=taps)
+    _compare(device, dtype, CONVOLUTIONS[transposed][len(taps) - 1], shapes[:2], stride=taps)
+    wanted = {"_plan_from_patches"}
+    if transposed or all(n % k == 0 for n, k in zip(image[2:], taps, strict=True)):
+        wanted.add("_plan_to_patches")
+    if taps[-1] >= 8:
+        wanted.add("_plan_weight_of_patches")
+    assert planned == (wanted if kernel_form(torch.device(device).index or 0) == "cpu" else set())
 
 
 BOXES = [  # image, results, taps, stride, padding, dilation

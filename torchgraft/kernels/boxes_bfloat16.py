@@ -132,7 +132,7 @@ def _multiply(way: Way) -> str:
         "t == 0",
     )
     return f"""
-{block.begin()}
+{block.begin("meeting > 0")}
 for (int t = 0; t < meeting; ++t) {{ {add} }}
 {block.end()}"""
 

@@ -48,10 +48,10 @@ class Block:
     rows: int | str
     zero: str
 
-    def begin(self) -> str:
-        """Before the first products."""
+    def begin(self, some: str = "1") -> str:
+        """Before the first products; `some` is a text, whether there will be any."""
         if self.way == "vectors":
-            return ""
+            return "" if some == "1" else self._zeros(f"!({some}) && ({self.zero})")
         load = self._of_tiles("TILE_LOAD({t}, {place}, {pitch});")
         if self.zero == "0":
             return load
@@ -73,6 +73,14 @@ class Block:
     def end(self) -> str:
         """After the last products."""
         return self._of_tiles("TILE_STORE({t}, {place}, {pitch});") if self.way == "tiles" else ""
+
+    def _zeros(self, when: str) -> str:
+        """What vectors leave undone without products."""
+        place = f"((float16*)((uchar*)({self.sums}) + i * ({self.sums_pitch})))"
+        return f"""
+if ({when}) {{
+  PLAIN for (int i = 0; i < min({ROWS}, {self.rows}); ++i) {place}[0] = {place}[1] = SPLAT_float16(0);
+}}"""
 
     def _of_tiles(self, text: str) -> str:
         """The text for each tile of sums."""

@@ -92,6 +92,92 @@ def _is_product(p: PlanBuilder, g: Geometry) -> bool:
     return p.form == "cpu" and single and large
 
 
+# ---- Filters that lie beside each other, as in a vision transformer: each element of an image is in one patch. ----
+
+# Patches whose lines are so long are copied one after the other; others go by their elements, which takes longer: to
+# read them pays for the products of so many filters, and not for a weight's gradient.
+_LONG_LINE, _MANY_FILTERS = 8, 192
+
+
+def _has_patches(p: PlanBuilder, g: Geometry) -> bool:
+    """Whether a convolution may be a copy of patches and a product."""
+    beside = g.stride == g.taps and g.padding == (0, 0, 0) and g.dilation == (1, 1, 1) and g.groups == 1
+    large = g.result_channels >= _LEAST_CHANNELS and math.prod(g.result) >= _LEAST_PIXELS and math.prod(g.taps) > 1
+    return p.form == "cpu" and g.batch > 0 and beside and large
+
+
+def _images_have_patches(p: PlanBuilder, g: Geometry, forward: bool) -> bool:
+    if not _has_patches(p, g):
+        return False
+    if forward:
+        return _has_lines(g) or g.result_channels >= _MANY_FILTERS
+    return all(size == n * taps for size, n, taps in zip(g.image, g.result, g.taps, strict=True))
+
+
+def _has_lines(g: Geometry) -> bool:
+    return g.taps[2] >= _LONG_LINE
+
+
+def _patches(g: Geometry, image: torch.Tensor) -> torch.Tensor:
+    """The image as [batch, channels, taps..., pixels of the result...]."""
+    x = image.view(*image.shape[:2], *g.image)
+    for axis, (pixels, taps) in enumerate(zip(g.result, g.taps, strict=True)):
+        x = x.narrow(2 + 2 * axis, 0, pixels * taps).unflatten(2 + 2 * axis, (pixels, taps))
+    return x.permute(0, 1, 3, 5, 7, 2, 4, 6)
+
+
+def _lines(g: Geometry, image: torch.Tensor) -> torch.Tensor:
+    """The image as [batch, pixels of the result..., channels, taps...]."""
+    return _patches(g, image).permute(0, 5, 6, 7, 1, 2, 3, 4)
+
+
+def _plan_from_patches(
+    p: PlanBuilder,
+    g: Geometry,
+    out: torch.Tensor,
+    image: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> None:
+    """The forward convolution."""
+    if _has_lines(g):
+        patches = p.contiguous(_lines(g, image)).flatten(4).flatten(1, 3).mT
+    else:
+        patches = p.contiguous(_patches(g, image)).flatten(5).flatten(1, 4)
+    filters = weight.flatten(1)
+    addend = None if bias is None else bias.view(-1, 1)
+    plan_product(p, out.flatten(2), filters.expand(g.batch, *filters.shape), patches, addend)
+
+
+def _plan_to_patches(
+    p: PlanBuilder,
+    g: Geometry,
+    out: torch.Tensor,
+    result: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> None:
+    """The image's gradient, and the transposed convolution."""
+    target = _lines(g, out) if _has_lines(g) else _patches(g, out)
+    made = p.empty(target.shape, out.dtype)
+    product = made.flatten(4).flatten(1, 3).mT if _has_lines(g) else made.flatten(5).flatten(1, 4)
+    filters = weight.flatten(1).t()
+    addend = None
+    if bias is not None:
+        addend = p.contiguous(bias.view(-1, 1).expand(-1, math.prod(g.taps))).view(-1, 1)
+    plan_product(p, product, filters.expand(g.batch, *filters.shape), result.flatten(2), addend)
+    p.copy(target, made)
+
+
+def _plan_weight_of_patches(
+    p: PlanBuilder, g: Geometry, out: torch.Tensor, image: torch.Tensor, result: torch.Tensor
+) -> None:
+    """One product, whose sums go over the pixels of all images."""
+    patches = p.contiguous(_lines(g, image)).flatten(4).flatten(0, 3)
+    together = p.contiguous(result.flatten(2).transpose(0, 1)).flatten(1)
+    plan_product(p, out.flatten(1), together, patches)
+
+
 # ---- By a processor's own instructions for pairs of bfloat16. ----
 
 # What is copied of an image must be worth it: fewer channels fill less than half of a block.
@@ -151,6 +237,11 @@ def _plan_images(
 ) -> None:
     """Plans images made of images, as `convolution_launch` has them."""
     storage = _storage(out)
+    forward = direction == "forward"
+    if _images_have_patches(p, g, forward):
+        plan = _plan_from_patches if forward else _plan_to_patches
+        plan(p, g, out, source, weight, bias)
+        return
     if not _is_product(p, g):
         suits = _suits_pairs(p, g, storage, source.shape[1])
         if suits and _plan_images_by_pairs(p, g, direction, out, source, weight, bias):
@@ -158,7 +249,7 @@ def _plan_images(
         launch = convolution_launch(storage, g, direction, out, source, weight, bias, on=p.target)
         p.launch(launch.kernel, launch.groups, **launch.arguments)
         return
-    filters = weight.view(weight.shape[:2]) if direction == "forward" else weight.view(weight.shape[:2]).t()
+    filters = weight.view(weight.shape[:2]) if forward else weight.view(weight.shape[:2]).t()
     target, image = (x.view(*x.shape[:2], -1) for x in (out, source))
     addend = None if bias is None else bias.view(-1, 1)
     plan_product(p, target, filters.expand(g.batch, *filters.shape), image, addend)
@@ -227,7 +318,9 @@ def _convolution_backward(
         _plan_images(p, g, "forward" if transposed else "backward", grad_input, grad_output, weight)
     patches_bytes = 2 * g.image_channels * math.prod(g.taps) * g.batch * math.prod(g.result)
     by_pairs = patches_bytes <= _PATCHES_BYTES and _suits_pairs(p, g, storage, g.image_channels)
-    if grad_weight is not None and by_pairs:
+    if grad_weight is not None and _has_patches(p, g) and _has_lines(g):
+        _plan_weight_of_patches(p, g, grad_weight, image, result)
+    elif grad_weight is not None and by_pairs:
         _plan_weight_by_pairs(p, g, grad_weight, image, result)
     elif grad_weight is not None:
 
