@@ -380,7 +380,7 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
   if (has("cl_khr_subgroups") || has("cl_intel_subgroups")) p.capabilities |= TG_CAP_SUBGROUPS;
   if (is_cpu && is_pocl(*this) && assembles_bfloat16(platform_text(platform, CL_PLATFORM_VERSION))) {
     if (may_use_tiles()) p.capabilities |= TG_CAP_BFLOAT16_TILES;
-    if (may_use_pairs()) p.capabilities |= TG_CAP_BFLOAT16_VECTORS;
+    if (may_use_vectors()) p.capabilities |= TG_CAP_BFLOAT16_VECTORS;
   }
 }
 

@@ -20,16 +20,16 @@ bool may_use_tiles() {
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-bool may_use_pairs() {
+bool may_use_vectors() {
   constexpr unsigned kFeatures = 7, kBfloat16 = 1u << 5;
   unsigned a = 0, b = 0, c = 0, d = 0;
-  // Linux saves the registers, too: what else the compiler's library asks about.
+  // Whether Linux saves such registers the compiler's library has asked, too.
   return __builtin_cpu_supports("avx512f") != 0 && __get_cpuid_count(kFeatures, 1, &a, &b, &c, &d) != 0 &&
          (a & kBfloat16) != 0;
 }
 #else
 bool may_use_tiles() { return false; }
-bool may_use_pairs() { return false; }
+bool may_use_vectors() { return false; }
 #endif
 
 }  // namespace ocl

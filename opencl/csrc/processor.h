@@ -8,6 +8,6 @@ namespace ocl {
 bool may_use_tiles();
 
 // Whether kernels may multiply vectors of pairs of bfloat16, of 512 bits.
-bool may_use_pairs();
+bool may_use_vectors();
 
 }  // namespace ocl

@@ -25,11 +25,10 @@ _TILES_BEGIN = """\
   } while (0)"""
 
 
-# Registers of a block's sums, of which a row has two; of two vectors of B; and of a pair of A in all lanes.
-_MOST_ROWS = 12
+VECTOR_ROWS = (4, 8, 12)
+"""Rows of the blocks that there are words for: a row has two registers of sums, and 12 keep the processor busiest."""
+# The registers for two vectors of B, and for a pair of A in all lanes.
 _LOW, _HIGH, _EACH = 24, 25, 26
-VECTOR_ROWS = (4, 8, _MOST_ROWS)
-"""Rows of the blocks that there are words for, of which a block of 12 keeps the processor busiest."""
 
 # A compiler that does not know the upper sixteen registers does not use them, and takes no word of them.
 _UPPER_REGISTERS = f"""\
