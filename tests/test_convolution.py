@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -140,6 +141,42 @@ def test_filters_beside_each_other(
     if taps[-1] >= 8:
         wanted.add("_plan_weight_of_patches")
     assert planned == (wanted if kernel_form(torch.device(device).index or 0) == "cpu" else set())
+
+
+SMALL = [  # image, results, taps, how
+    ((3, 17, 7, 7), 9, (3, 3), {"padding": 1}),
+    ((1, 8, 5, 6), 33, (3, 2), {"padding": (1, 0)}),
+    ((4, 20, 14, 13), 11, (3, 3), {"padding": 1, "stride": 2}),
+    ((2, 9, 9, 20), 10, (1, 5), {"padding": (0, 4), "dilation": (1, 2), "stride": (3, 1)}),
+    ((5, 3, 90), 5, (3,), {"padding": 1}),
+    ((2, 12, 3, 4, 5), 8, (2, 2, 3), {"padding": (0, 1, 1)}),
+    ((2, 33, 2, 2), 40, (3, 3), {"padding": 1}),  # taps that meet nothing but zeros
+    ((6, 7, 12, 12), 5, (2, 2), {"stride": 3}),  # pixels that no tap meets
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
+@pytest.mark.parametrize("sizes", SMALL, ids=str)
+def test_small_images(
+    device: str, sizes: tuple[Any, ...], transposed: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, results, taps, how = sizes
+    monkeypatch.setattr(ops, "_MANY_CHANNELS", 1)
+    monkeypatch.setattr(ops, "_TINY_RESULT", 100)  # also where they do not pay
+    planned = []
+    plan = ops._plan_small_images
+    monkeypatch.setattr(ops, "_plan_small_images", lambda *a: planned.append(a[2]) or plan(*a))
+    plans.clear()
+    pair = (image[1], results) if transposed else (results, image[1])
+    for count in (3, 2):
+        shapes = [image, (*pair, *taps), (results,)][:count]
+        _compare(device, dtype, CONVOLUTIONS[transposed][len(taps) - 1], shapes, **how)
+    wanted = {"forward", "backward"}
+    if transposed and math.prod(image[2:]) > 100:  # what the gradient gives is the image, which is not small
+        wanted.remove("forward")
+    assert set(planned) == (wanted if kernel_form(torch.device(device).index or 0) == "cpu" else set())
+    plans.clear()
 
 
 BOXES = [  # image, results, taps, stride, padding, dilation

@@ -1,78 +1,150 @@
-"""The patches of images as a matrix in memory, for CPUs that multiply small matrices of bfloat16 by instructions.
+"""The patches of images as a matrix in memory, and images from the sums of such patches, on CPUs.
 
-Those are so quick that a weight's gradient by a kernel which copies what it needs of an image in float32
-(`kernels.boxes`) takes twice as long as a copy of all patches and a product of matrices (`kernels.bfloat16`).
+A kernel that copies what it needs of an image (`kernels.boxes`) is quicker where images are large. But small images do
+not fill its vectors; and where a CPU multiplies small matrices of bfloat16 by instructions (`kernels.bfloat16`), a
+weight's gradient is so quick a product that to copy in float32 takes twice as long as to copy all patches.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from math import prod
 
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
+from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.kernels.geometry import GEOMETRY, Geometry, geometry_arguments
 from torchgraft.kernels.products import plain_loops
 
-_LANES = 16
+# What is copied, by an element's bytes: as integers.
+_WORDS = {2: ("i16", "short", 16), 4: ("i32", "int", 16), 8: ("i64", "long", 8)}
+
+LARGEST_IMAGE = 2048
+"""Pixels of an image that patches are summed to: they are in private memory."""
 
 
-def _copy_line() -> str:
-    """Pixels `low` to `high` of a line of patches, whose first would lie at from[at], and zeros around them.
+# What a tap has to do with a line of the result: its pixels from number `low` to `high` meet pixels of the image, the
+# first would at `at`, relative to the image's beginning. `line` is its first pixel.
+_LINES = """
+const int dx = kx * dilation_x - padding_x;
+const int first = dx >= 0 ? 0 : min(target_x, (-dx + stride_x - 1) / stride_x);
+const int last = source_x > dx ? min(target_x, (source_x - dx - 1) / stride_x + 1) : 0;
+long line = 0;
+for (int tz = 0; tz < target_z; ++tz)
+  for (int ty = 0; ty < target_y; ++ty, line += target_x) {{
+    const int z = tz * stride_z + kz * dilation_z - padding_z, y = ty * stride_y + ky * dilation_y - padding_y;
+    const bool inside = (uint)z < (uint)source_z && (uint)y < (uint)source_y;
+    const int low = inside ? first : target_x, high = inside ? last : 0;
+    const long at = ((long)z * source_y + y) * source_x + dx;
+    {each}
+  }}"""
+_SIZES = """
+const int taps = taps_z * taps_y * taps_x;
+const long source_pixels = (long)source_z * source_y * source_x, pixels = (long)target_z * target_y * target_x;"""
 
-    Whole vectors reach beyond a line, as far as the image's patches and all images do: what is written there is
-    overwritten by the next line.
+
+def _lanes(element: str, lanes: int) -> str:
+    return f"MAKE_{element}{lanes}({', '.join(str(lane) for lane in range(lanes))})"
+
+
+def _copy_line(word: str, element: str, lanes: int) -> str:
+    """The pixels of a line of patches, and zeros where they meet none. Whole vectors reach beyond the line: what is
+    written there is overwritten by the next one, or by the next image.
     """
-    lanes = ", ".join(str(lane) for lane in range(_LANES))
-    whole = f"load_i16x{_LANES}(from, at + i)"
+    vector = f"{element}{lanes}"
+    load, store, zero = f"load_{word}x{lanes}", f"store_{word}x{lanes}", f"SPLAT_{vector}(0)"
+    whole = f"{load}(elements, from + i)"
     return f"""
+const long from = plane + at;
 int i = 0;
 if (stride_x == 1) {{
-  for (; i < target_x && line + i + {_LANES} <= pixels; i += {_LANES}) {{
-    if (high <= i || low >= i + {_LANES}) {{ store_i16x{_LANES}(to, line + i, SPLAT_short16(0)); continue; }}
-    if (at + i < 0 || at + i + {_LANES} > source_end) break;
-    if (low <= i && high >= i + {_LANES}) {{ store_i16x{_LANES}(to, line + i, {whole}); continue; }}
-    const short16 lane = MAKE_short16({lanes}), first = SPLAT_short16((short)max(low - i, 0));
-    const short16 end = SPLAT_short16((short)min(high - i, {_LANES}));
-    store_i16x{_LANES}(to, line + i, SELECT((lane >= first) & (lane < end), {whole}, SPLAT_short16(0)));
+  for (; i < target_x && line + i + {lanes} <= room; i += {lanes}) {{
+    if (high <= i || low >= i + {lanes}) {{ {store}(patches, line + i, {zero}); continue; }}
+    if (from + i < 0 || from + i + {lanes} > source_end) break;
+    if (low <= i && high >= i + {lanes}) {{ {store}(patches, line + i, {whole}); continue; }}
+    const {vector} lane = {_lanes(element, lanes)}, begin = SPLAT_{vector}(({element})max(low - i, 0));
+    const {vector} end = SPLAT_{vector}(({element})min(high - i, {lanes}));
+    {store}(patches, line + i, SELECT((lane >= begin) & (lane < end), {whole}, {zero}));
   }}
 }}
-for (; i < target_x; ++i) to[line + i] = i >= low && i < high ? from[at + (long)i * stride_x] : 0;"""
+for (; i < target_x; ++i) patches[line + i] = i >= low && i < high ? elements[from + (long)i * stride_x] : 0;"""
 
 
 @cache
-def patches_kernel() -> Kernel:
+def patches_kernel(storage: str) -> Kernel:
     """P[channel, tap, image, pixel]: what the tap of the filter reads of the channel for the pixel of the result. A
-    group has a channel of an image.
+    group has a tap of a channel.
 
     Parameters: P, S, `channels`, `images`, and the geometry's.
     """
-    body = f"""
-const long image = GROUP_ID(0) / channels, channel = GROUP_ID(0) % channels;
-const long source_pixels = (long)source_z * source_y * source_x, source_end = images * channels * source_pixels;
-const long pixels = (long)target_z * target_y * target_x, plane = (image * channels + channel) * source_pixels;
-GLOBAL const short* const from = (GLOBAL const short*)S;
-GLOBAL short* to = (GLOBAL short*)P + (channel * taps_z * taps_y * taps_x * images + image) * pixels;
-for (int kz = 0; kz < taps_z; ++kz)
-  for (int ky = 0; ky < taps_y; ++ky)
-    for (int kx = 0; kx < taps_x; ++kx, to += images * pixels) {{
-      const int dx = kx * dilation_x - padding_x;
-      const int first = dx >= 0 ? 0 : min(target_x, (-dx + stride_x - 1) / stride_x);
-      const int last = source_x > dx ? min(target_x, (source_x - dx - 1) / stride_x + 1) : 0;
-      long line = 0;
-      for (int tz = 0; tz < target_z; ++tz)
-        for (int ty = 0; ty < target_y; ++ty, line += target_x) {{
-          const int z = tz * stride_z + kz * dilation_z - padding_z, y = ty * stride_y + ky * dilation_y - padding_y;
-          const bool inside = (uint)z < (uint)source_z && (uint)y < (uint)source_y;
-          const int low = inside ? first : target_x, high = inside ? last : 0;
-          const long at = plane + ((long)z * source_y + y) * source_x + dx;
-          {_copy_line()}
-        }}
-    }}"""
-    params = parameters(f"bf16* P; const bf16* S; i32 channels, images; {GEOMETRY}")
-    return Kernel("patches", params, plain_loops(body), local=(1,))
+    word, element, lanes = _WORDS[BY_NAME[storage].size]
+    body = f"""{_SIZES}
+const long channel = GROUP_ID(0) / taps;
+const int tap = GROUP_ID(0) % taps, kz = tap / (taps_y * taps_x), ky = tap / taps_x % taps_y, kx = tap % taps_x;
+const long source_end = images * channels * source_pixels;
+GLOBAL const {element}* const elements = (GLOBAL const {element}*)S;
+GLOBAL {element}* patches = (GLOBAL {element}*)P + GROUP_ID(0) * images * pixels;
+for (int image = 0; image < images; ++image, patches += pixels) {{
+  const long plane = (image * channels + channel) * source_pixels, room = (images - image) * pixels;
+  {_LINES.format(each=_copy_line(word, element, lanes))}
+}}"""
+    params = parameters(f"{storage}* P; const {storage}* S; i64 channels, images; {GEOMETRY}")
+    return Kernel(f"patches_{storage}", params, plain_loops(body), local=(1,))
 
 
-def patches_launch(g: Geometry, patches: object, image: object) -> Launch:
+def patches_launch(storage: str, g: Geometry, patches: object, image: object) -> Launch:
     """Fills `patches`: [channels of the image, taps, images, pixels of the result]."""
     arguments = {"P": patches, "S": image, "channels": g.image_channels, "images": g.batch}
     arguments |= geometry_arguments(g, g.image, g.result)
-    return Launch(patches_kernel(), (g.image_channels * g.batch,), arguments)
+    return Launch(patches_kernel(storage), (g.image_channels * prod(g.taps),), arguments)
+
+
+def _add_line(storage: str, element: str, lanes: int, number: str) -> str:
+    """Adds a line of patches to the image. Whole vectors reach beyond what meets pixels: zeros are added there."""
+    vector, mask = f"{element}{lanes}", f"{number}{lanes}"
+    inside = f"{_lanes(number, lanes)} < SPLAT_{mask}(high - i)"
+    added = f"SELECT({inside}, load_{storage}x{lanes}(P, patch + line + i), SPLAT_{vector}(0))"
+    return f"""
+{element}* const to = sums + {lanes} + at;
+int i = low;
+if (stride_x == 1) {{
+  for (; i < high && patch + line + i + {lanes} <= patches; i += {lanes}) *({vector}u*)(to + i) += {added};
+}}
+for (; i < high; ++i) to[(long)i * stride_x] += P[patch + line + i];"""
+
+
+@cache
+def patch_sums_kernel(storage: str, bias: bool) -> Kernel:
+    """The opposite of `patches_kernel`: T[image, channel, pixel] is the sum of all that a tap reads of the pixel, and
+    of the channel's bias; of float32 and float64. An image has at most `LARGEST_IMAGE` pixels. A group has a channel
+    of an image.
+
+    Parameters: T, P, `channels`, `images`, the geometry's; with a bias also B.
+    """
+    element, lanes = value_ctype(storage), 64 // BY_NAME[storage].size
+    _, number, _ = _WORDS[BY_NAME[storage].size]
+    body = f"""{_SIZES}
+const long image = GROUP_ID(0) / channels, channel = GROUP_ID(0) % channels;
+const long plane = (image * channels + channel) * source_pixels, patches = channels * taps * images * pixels;
+{element} sums[{LARGEST_IMAGE + 2 * lanes}];
+for (int i = 0; i < source_pixels; i += {lanes})
+  *({element}{lanes}u*)(sums + {lanes} + i) = SPLAT_{element}{lanes}({"B[channel]" if bias else "0"});
+for (int tap = 0; tap < taps; ++tap) {{
+  const int kz = tap / (taps_y * taps_x), ky = tap / taps_x % taps_y, kx = tap % taps_x;
+  const long patch = ((channel * taps + tap) * images + image) * pixels;
+  {_LINES.format(each=_add_line(storage, element, lanes, number))}
+}}
+int i = 0;
+for (; i + {lanes} <= source_pixels; i += {lanes})
+  store_{storage}x{lanes}(T, plane + i, *({element}{lanes}u*)(sums + {lanes} + i));
+for (; i < source_pixels; ++i) T[plane + i] = sums[{lanes} + i];"""
+    more = f"; const {storage}* B" if bias else ""
+    params = parameters(f"{storage}* T; const {storage}* P; i64 channels, images; {GEOMETRY}{more}")
+    return Kernel(f"patch_sums_{storage}", params, plain_loops(body), local=(1,))
+
+
+def patch_sums_launch(storage: str, g: Geometry, image: object, patches: object, bias: object | None) -> Launch:
+    """Fills the image from patches as `patches_launch` makes them."""
+    arguments = {"T": image, "P": patches, "channels": g.image_channels, "images": g.batch}
+    arguments |= geometry_arguments(g, g.image, g.result) | ({} if bias is None else {"B": bias})
+    kernel = patch_sums_kernel(storage, bias is not None)
+    return Launch(kernel, (g.image_channels * g.batch,), arguments)

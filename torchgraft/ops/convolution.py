@@ -12,7 +12,7 @@ from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels import boxes_bfloat16
 from torchgraft.kernels.convolution import convolution_launch, weight_launches
 from torchgraft.kernels.geometry import Direction, Geometry, Triple
-from torchgraft.kernels.patches import patches_launch
+from torchgraft.kernels.patches import LARGEST_IMAGE, patch_sums_launch, patches_launch
 from torchgraft.ops.matmul import plan_product
 from torchgraft.plans import PlanBuilder, Unsupported, planner
 
@@ -174,16 +174,69 @@ def _plan_weight_of_patches(
 ) -> None:
     """One product, whose sums go over the pixels of all images."""
     patches = p.contiguous(_lines(g, image)).flatten(4).flatten(0, 3)
-    together = p.contiguous(result.flatten(2).transpose(0, 1)).flatten(1)
-    plan_product(p, out.flatten(1), together, patches)
+    plan_product(p, out.flatten(1), _of_all_images(p, result), patches)
+
+
+# ---- Small images, which do not fill vectors of their own: a product with the patches of all of them. ----
+
+# Pixels of a result at most: read with a stride of one, with another, and where the image is made of the result. To
+# copy the patches of less channels takes as long as it saves. Bytes of all patches.
+_TINY_RESULT, _SMALL_RESULT, _SMALL_SOURCE, _MANY_CHANNELS = 9, 100, 256, 96
+_PATCHES_BYTES = 64 << 20
+
+
+def _patches_bytes(g: Geometry, storage: str) -> int:
+    return BY_NAME[storage].size * g.image_channels * math.prod(g.taps) * g.batch * math.prod(g.result)
+
+
+def _is_small(p: PlanBuilder, g: Geometry, storage: str, forward: bool) -> bool:
+    most = _SMALL_SOURCE if not forward else _TINY_RESULT if math.prod(g.stride) == 1 else _SMALL_RESULT
+    small = math.prod(g.result) <= most and math.prod(g.image) <= LARGEST_IMAGE
+    fits = 0 < _patches_bytes(g, storage) <= _PATCHES_BYTES
+    many = min(g.image_channels, g.result_channels) >= _MANY_CHANNELS and math.prod(g.taps) > 1
+    return p.form == "cpu" and storage in ("f32", "f64") and g.groups == 1 and small and fits and many
+
+
+def _of_all_images(p: PlanBuilder, images: torch.Tensor) -> torch.Tensor:
+    """[channels, pixels of all images]"""
+    return p.contiguous(images.flatten(2).transpose(0, 1)).flatten(1)
+
+
+def _plan_all_patches(p: PlanBuilder, g: Geometry, image: torch.Tensor) -> torch.Tensor:
+    """[channels and taps, pixels of all results]"""
+    patches = p.empty((g.image_channels * math.prod(g.taps), g.batch * math.prod(g.result)), image.dtype)
+    launch = patches_launch(_storage(image), g, patches, image)
+    p.launch(launch.kernel, launch.groups, **launch.arguments)
+    return patches
+
+
+def _plan_small_images(
+    p: PlanBuilder,
+    g: Geometry,
+    direction: Direction,
+    out: torch.Tensor,
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> None:
+    filters = weight.flatten(1)
+    if direction == "forward":
+        made = out.flatten(2) if g.batch == 1 else p.empty((g.result_channels, g.batch, math.prod(g.result)), out.dtype)
+        target = made.view(g.result_channels, -1)
+        plan_product(p, target, filters, _plan_all_patches(p, g, source), None if bias is None else bias.view(-1, 1))
+        if g.batch > 1:
+            p.copy(out.flatten(2), made.transpose(0, 1))
+        return
+    patches = p.empty((filters.shape[1], g.batch * math.prod(g.result)), out.dtype)
+    plan_product(p, patches, filters.t(), _of_all_images(p, source))
+    launch = patch_sums_launch(_storage(out), g, out, patches, bias)
+    p.launch(launch.kernel, launch.groups, **launch.arguments)
 
 
 # ---- By a processor's own instructions for pairs of bfloat16. ----
 
 # What is copied of an image must be worth it: fewer channels fill less than half of a block.
 _LEAST_CHANNELS_OF_PAIRS = 12
-# The patches of all images are in memory for the weight's gradient.
-_PATCHES_BYTES = 64 << 20
 
 
 def _suits_pairs(p: PlanBuilder, g: Geometry, storage: str, channels: int) -> bool:
@@ -218,12 +271,7 @@ def _plan_weight_by_pairs(
     p: PlanBuilder, g: Geometry, out: torch.Tensor, image: torch.Tensor, result: torch.Tensor
 ) -> None:
     """One product, whose sums go over the pixels of all images."""
-    pixels = math.prod(g.result)
-    patches = p.empty((g.image_channels * math.prod(g.taps), g.batch, pixels), out.dtype)
-    launch = patches_launch(g, patches, image)
-    p.launch(launch.kernel, launch.groups, **launch.arguments)
-    together = p.contiguous(result.view(*result.shape[:2], pixels).transpose(0, 1))
-    plan_product(p, out.view(out.shape[0], -1), together.view(out.shape[0], -1), patches.flatten(1).t())
+    plan_product(p, out.flatten(1), _of_all_images(p, result), _plan_all_patches(p, g, image).t())
 
 
 def _plan_images(
@@ -241,6 +289,9 @@ def _plan_images(
     if _images_have_patches(p, g, forward):
         plan = _plan_from_patches if forward else _plan_to_patches
         plan(p, g, out, source, weight, bias)
+        return
+    if not _is_product(p, g) and _is_small(p, g, storage, forward):
+        _plan_small_images(p, g, direction, out, source, weight, bias)
         return
     if not _is_product(p, g):
         suits = _suits_pairs(p, g, storage, source.shape[1])
@@ -316,8 +367,8 @@ def _convolution_backward(
     storage = _storage(grad_output)
     if grad_input is not None:
         _plan_images(p, g, "forward" if transposed else "backward", grad_input, grad_output, weight)
-    patches_bytes = 2 * g.image_channels * math.prod(g.taps) * g.batch * math.prod(g.result)
-    by_pairs = patches_bytes <= _PATCHES_BYTES and _suits_pairs(p, g, storage, g.image_channels)
+    few = _patches_bytes(g, storage) <= _PATCHES_BYTES
+    by_pairs = few and _suits_pairs(p, g, storage, g.image_channels)
     if grad_weight is not None and _has_patches(p, g) and _has_lines(g):
         _plan_weight_of_patches(p, g, grad_weight, image, result)
     elif grad_weight is not None and by_pairs:
