@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from torchgraft import plans
 from torchgraft.ops import convolution as ops
-from torchgraft.plans.device import kernel_form
+from torchgraft.plans.device import device_traits, kernel_form
 
 pytestmark = pytest.mark.no_fallback
 
@@ -155,15 +155,18 @@ SMALL = [  # image, results, taps, how
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
 @pytest.mark.parametrize("sizes", SMALL, ids=str)
 def test_small_images(
     device: str, sizes: tuple[Any, ...], transposed: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image, results, taps, how = sizes
-    monkeypatch.setattr(ops, "_MANY_CHANNELS", 1)
-    monkeypatch.setattr(ops, "_TINY_RESULT", 100)  # also where they do not pay
+    limits = ops._Small(100, 100, 256, 1)  # also where they do not pay
+    monkeypatch.setattr(ops, "_SMALL", limits)
+    monkeypatch.setattr(ops, "_SMALL_PAIRS", limits)
+    if dtype == torch.bfloat16 and device_traits(torch.device(device).index or 0).bfloat16 is None:
+        pytest.skip("bfloat16 goes so where the processor multiplies it")
     planned = []
     plan = ops._plan_small_images
     monkeypatch.setattr(ops, "_plan_small_images", lambda *a: planned.append(a[2]) or plan(*a))

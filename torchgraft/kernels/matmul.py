@@ -920,16 +920,19 @@ def matmul_launches(
     beta: object,
     temporary: Callable[[int, str], object],
     on: Target,
+    result: str = "",
 ) -> list[Launch]:
     """The launches for C = alpha * A @ B + beta * D.
 
     Args:
         storage: the element type of all four.
+        result: that of C, if it is another one; there is no D then.
         sizes: batches, rows (M), columns (N) and length of the sums (K); only K may be 0.
         d: strides of 0 broadcast it.
         alpha, beta: numbers or whatever the launcher takes for one.
         temporary: makes a place for a number of elements of a type.
     """
+    result = result or storage
     batch, m, n, k = sizes
     units, simd_width, tiles, blocks = on.units, on.simd_width, on.tuning.tiles, on.tuning.blocks
     math = arithmetic(storage, simd_width)
@@ -961,7 +964,7 @@ def matmul_launches(
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
         kernel = partial(_axpy, storage, few, simd_width)
     elif not math.is_complex and k <= _SMALL_DEPTH and n <= 2 * math.width:
-        return [_small_launch(storage, (batch, m, n, k), c, a, b, d, alpha, beta, addend, units, simd_width)]
+        return [_small_launch(storage, result, (batch, m, n, k), c, a, b, d, alpha, beta, addend, units, simd_width)]
     elif paired:
         rows, columns = block_shape(math, bfloat16.TILE, m, n, k, batch, units, 1_000_000)
         more = {"block_rows": rows, "block_columns": columns}
@@ -991,7 +994,7 @@ def matmul_launches(
     if parts == 1:
         operands = {"C": c, "A": a, "B": b, **({"D": d} if d else {})}
         arguments = {**_matrices(operands), **sized, "each_K": k, "last_K": k, **sums}
-        return [Launch(kernel(storage, addend), (*groups, batch), arguments)]
+        return [Launch(kernel(result, addend), (*groups, batch), arguments)]
     # Too few blocks, of long sums: every group sums a part.
     each = ceil_div(k, parts)
     parts = ceil_div(k, each)
@@ -1014,12 +1017,13 @@ def matmul_launches(
     }
     if d:
         whole |= {"D": d.pointer, "d_rs": d.row, "d_cs": d.column}
-    fold = fold_kernel(storage, "any" if d else "none")
+    fold = fold_kernel(result, "any" if d else "none")
     return [product, Launch(fold, (ceil_div(m * n, 64),), {**whole, **sums})]
 
 
 def _small_launch(
     storage: str,
+    result: str,
     sizes: tuple[int, int, int, int],
     c: Matrix,
     a: Matrix,
@@ -1042,7 +1046,7 @@ def _small_launch(
     operands = {"C": c, "A": a, "B": b, **({"D": d} if d else {})}
     more = {"block_rows": block_rows, "share": share, "batches": batch}
     arguments = {**_matrices(operands), "M": m, "N": n, **more, "each_K": k, "last_K": k, "alpha": alpha}
-    kernel = small_kernel(storage, storage, rows, vectors, addend, simd_width)
+    kernel = small_kernel(storage, result, rows, vectors, addend, simd_width)
     return Launch(kernel, (ceil_div(blocks, share),), {**arguments, **({"beta": beta} if d else {})})
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from functools import cache
 from math import prod
 
+from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
-from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels.geometry import GEOMETRY, Geometry, geometry_arguments
 from torchgraft.kernels.products import plain_loops
 
@@ -115,30 +116,31 @@ for (; i < high; ++i) to[(long)i * stride_x] += P[patch + line + i];"""
 @cache
 def patch_sums_kernel(storage: str, bias: bool) -> Kernel:
     """The opposite of `patches_kernel`: T[image, channel, pixel] is the sum of all that a tap reads of the pixel, and
-    of the channel's bias; of float32 and float64. An image has at most `LARGEST_IMAGE` pixels. A group has a channel
-    of an image.
+    of the channel's bias. P is of float32 or float64, as T's elements are computed with. An image has at most
+    `LARGEST_IMAGE` pixels. A group has a channel of an image.
 
     Parameters: T, P, `channels`, `images`, the geometry's; with a bias also B.
     """
-    element, lanes = value_ctype(storage), 64 // BY_NAME[storage].size
-    _, number, _ = _WORDS[BY_NAME[storage].size]
+    math = arithmetic(storage, 16)
+    element, lanes, value = math.scalar, math.width, math.value
+    _, number, _ = _WORDS[BY_NAME[value].size]
     body = f"""{_SIZES}
 const long image = GROUP_ID(0) / channels, channel = GROUP_ID(0) % channels;
 const long plane = (image * channels + channel) * source_pixels, patches = channels * taps * images * pixels;
 {element} sums[{LARGEST_IMAGE + 2 * lanes}];
 for (int i = 0; i < source_pixels; i += {lanes})
-  *({element}{lanes}u*)(sums + {lanes} + i) = SPLAT_{element}{lanes}({"B[channel]" if bias else "0"});
+  *({element}{lanes}u*)(sums + {lanes} + i) = SPLAT_{element}{lanes}({math.load("B", "channel") if bias else "0"});
 for (int tap = 0; tap < taps; ++tap) {{
   const int kz = tap / (taps_y * taps_x), ky = tap / taps_x % taps_y, kx = tap % taps_x;
   const long patch = ((channel * taps + tap) * images + image) * pixels;
-  {_LINES.format(each=_add_line(storage, element, lanes, number))}
+  {_LINES.format(each=_add_line(value, element, lanes, number))}
 }}
 int i = 0;
 for (; i + {lanes} <= source_pixels; i += {lanes})
-  store_{storage}x{lanes}(T, plane + i, *({element}{lanes}u*)(sums + {lanes} + i));
-for (; i < source_pixels; ++i) T[plane + i] = sums[{lanes} + i];"""
+  {math.store_vector("T", "plane + i", f"*({element}{lanes}u*)(sums + {lanes} + i)")};
+for (; i < source_pixels; ++i) {math.store("T", "plane + i", f"sums[{lanes} + i]")};"""
     more = f"; const {storage}* B" if bias else ""
-    params = parameters(f"{storage}* T; const {storage}* P; i64 channels, images; {GEOMETRY}{more}")
+    params = parameters(f"{storage}* T; const {value}* P; i64 channels, images; {GEOMETRY}{more}")
     return Kernel(f"patch_sums_{storage}", params, plain_loops(body), local=(1,))
 
 

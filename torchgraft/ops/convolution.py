@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -179,10 +180,23 @@ def _plan_weight_of_patches(
 
 # ---- Small images, which do not fill vectors of their own: a product with the patches of all of them. ----
 
-# Pixels of a result at most: read with a stride of one, with another, and where the image is made of the result. To
-# copy the patches of less channels takes as long as it saves. Bytes of all patches.
-_TINY_RESULT, _SMALL_RESULT, _SMALL_SOURCE, _MANY_CHANNELS = 9, 100, 256, 96
 _PATCHES_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class _Small:
+    """What pays: pixels of a result at most, read with a stride of one and with another, and of a result whose image is
+    made; and channels at least, since to copy the patches of few takes as long as it saves.
+    """
+
+    read: int
+    strided: int
+    made: int
+    channels: int
+
+
+_SMALL = _Small(read=9, strided=100, made=256, channels=96)
+_SMALL_PAIRS = _Small(read=100, strided=256, made=64, channels=128)
 
 
 def _patches_bytes(g: Geometry, storage: str) -> int:
@@ -190,11 +204,13 @@ def _patches_bytes(g: Geometry, storage: str) -> int:
 
 
 def _is_small(p: PlanBuilder, g: Geometry, storage: str, forward: bool) -> bool:
-    most = _SMALL_SOURCE if not forward else _TINY_RESULT if math.prod(g.stride) == 1 else _SMALL_RESULT
+    by_pairs = storage == "bf16" and p.device.bfloat16 is not None
+    limits = _SMALL_PAIRS if by_pairs else _SMALL
+    most = limits.made if not forward else limits.read if math.prod(g.stride) == 1 else limits.strided
     small = math.prod(g.result) <= most and math.prod(g.image) <= LARGEST_IMAGE
     fits = 0 < _patches_bytes(g, storage) <= _PATCHES_BYTES
-    many = min(g.image_channels, g.result_channels) >= _MANY_CHANNELS and math.prod(g.taps) > 1
-    return p.form == "cpu" and storage in ("f32", "f64") and g.groups == 1 and small and fits and many
+    many = min(g.image_channels, g.result_channels) >= limits.channels and math.prod(g.taps) > 1
+    return p.form == "cpu" and (by_pairs or storage in ("f32", "f64")) and g.groups == 1 and small and fits and many
 
 
 def _of_all_images(p: PlanBuilder, images: torch.Tensor) -> torch.Tensor:
@@ -227,7 +243,9 @@ def _plan_small_images(
         if g.batch > 1:
             p.copy(out.flatten(2), made.transpose(0, 1))
         return
-    patches = p.empty((filters.shape[1], g.batch * math.prod(g.result)), out.dtype)
+    # Of bfloat16 the patches are float32: their sums are rounded once.
+    dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
+    patches = p.empty((filters.shape[1], g.batch * math.prod(g.result)), dtype)
     plan_product(p, patches, filters.t(), _of_all_images(p, source))
     launch = patch_sums_launch(_storage(out), g, out, patches, bias)
     p.launch(launch.kernel, launch.groups, **launch.arguments)

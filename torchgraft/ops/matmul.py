@@ -32,12 +32,14 @@ def plan_product(
     beta: Number = 1,
     alpha: Number = 1,
 ) -> None:
-    """Plans `out = alpha * a @ b + beta * addend` for matrices or batches of matrices, whatever their strides."""
+    """Plans `out = alpha * a @ b + beta * addend` for matrices or batches of matrices, whatever their strides. Without
+    an addend `out` may have the wider dtype that sums are of.
+    """
     if a.dtype != b.dtype:  # torch's meta kernel lets it through
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {a.dtype} != {b.dtype}")
     if out.numel() == 0:
         return
-    storage = element_type(out.dtype).name
+    storage = element_type(a.dtype).name
     if storage == "b8":
         raise Unsupported("torch has no matrix product of bool")
     # The kernels read memory: what is conjugated only by a flag has to be written out first.
@@ -64,6 +66,7 @@ def plan_product(
         beta,
         temporary,
         p.target,
+        element_type(out.dtype).name,
     )
     for launch in launches:
         p.launch(launch.kernel, launch.groups, **launch.arguments)
