@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from torchgraft import plans
 from torchgraft.ops import convolution as ops
+from torchgraft.ops import convolution_patches
 from torchgraft.plans.device import device_traits, kernel_form
 
 pytestmark = pytest.mark.no_fallback
@@ -106,6 +107,16 @@ def test_sizes(device: str, image: tuple[int, ...], weight: tuple[int, ...], str
     _compare(device, torch.float32, convolution, [image, weight, weight[:1]], stride=stride, padding=padding)
 
 
+def recorded(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The names of the functions that plan by patches and are called from now on."""
+    called: set[str] = set()
+    names = ["_plan_from_patches", "_plan_to_patches", "_plan_from_all_patches", "_plan_to_all_patches"]
+    for module, name in [*((convolution_patches, name) for name in names), (ops, "plan_weight_of_lines")]:
+        plan = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, name=name, plan=plan: called.add(name) or plan(*a))
+    return called
+
+
 PATCHES = [  # image, results, taps
     ((2, 3, 64, 64), 24, (8, 8)),
     ((3, 2, 50, 47), 9, (7, 8)),  # pixels of the image's edges are in no patch
@@ -124,10 +135,7 @@ def test_filters_beside_each_other(
     device: str, sizes: tuple[Any, ...], transposed: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image, results, taps = sizes
-    planned = set()
-    for name in ("_plan_from_patches", "_plan_to_patches", "_plan_weight_of_patches"):
-        plan = getattr(ops, name)
-        monkeypatch.setattr(ops, name, lambda *a, name=name, plan=plan: planned.add(name) or plan(*a))
+    planned = recorded(monkeypatch)
     plans.clear()
     source = image
     if transposed:
@@ -139,7 +147,7 @@ def test_filters_beside_each_other(
     if transposed or all(n % k == 0 for n, k in zip(image[2:], taps, strict=True)):
         wanted.add("_plan_to_patches")
     if taps[-1] >= 8:
-        wanted.add("_plan_weight_of_patches")
+        wanted.add("plan_weight_of_lines")
     assert planned == (wanted if kernel_form(torch.device(device).index or 0) == "cpu" else set())
 
 
@@ -162,23 +170,21 @@ def test_small_images(
     device: str, sizes: tuple[Any, ...], transposed: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image, results, taps, how = sizes
-    limits = ops._Small(100, 100, 256, 1)  # also where they do not pay
-    monkeypatch.setattr(ops, "_SMALL", limits)
-    monkeypatch.setattr(ops, "_SMALL_PAIRS", limits)
+    limits = convolution_patches._Small(100, 100, 256, 1)  # also where they do not pay
+    monkeypatch.setattr(convolution_patches, "_SMALL", limits)
+    monkeypatch.setattr(convolution_patches, "_SMALL_PAIRS", limits)
     if dtype == torch.bfloat16 and device_traits(torch.device(device).index or 0).bfloat16 is None:
         pytest.skip("bfloat16 goes so where the processor multiplies it")
-    planned = []
-    plan = ops._plan_small_images
-    monkeypatch.setattr(ops, "_plan_small_images", lambda *a: planned.append(a[2]) or plan(*a))
+    planned = recorded(monkeypatch)
     plans.clear()
     pair = (image[1], results) if transposed else (results, image[1])
     for count in (3, 2):
         shapes = [image, (*pair, *taps), (results,)][:count]
         _compare(device, dtype, CONVOLUTIONS[transposed][len(taps) - 1], shapes, **how)
-    wanted = {"forward", "backward"}
+    wanted = {"_plan_from_all_patches", "_plan_to_all_patches"}
     if transposed and math.prod(image[2:]) > 100:  # what the gradient gives is the image, which is not small
-        wanted.remove("forward")
-    assert set(planned) == (wanted if kernel_form(torch.device(device).index or 0) == "cpu" else set())
+        wanted.remove("_plan_from_all_patches")
+    assert planned == (wanted if kernel_form(torch.device(device).index or 0) == "cpu" else set())
     plans.clear()
 
 
