@@ -232,9 +232,8 @@ def strided_kernel(loop: Loop, form: str, rank: int, index: str, inner: tuple[st
     t = value_ctype(index)
     starts = "\n".join(f"    {t} {n}_at = {walk.offset(f'{n}_s', s)};" for n, s in step.items())
     along = {"0": "{n}_at", "1": "{n}_at + tg_j", "-1": "{n}_at - tg_j", "s": "{n}_at + tg_j * {s}"}
-    # Sums of 64 bits do not overflow for all that a compiler knows: with those of 32 it gathers, instead of reading
-    # whole vectors.
-    far = "(long){n}_at + (long)tg_j * {s}" if form == "cpu" else along["s"]
+    # A sum that may overflow for all that a compiler knows has it gather, instead of reading whole vectors.
+    far = "UNWRAPPED({n}_at) + UNWRAPPED(tg_j) * {s}" if form == "cpu" else along["s"]
     at = {o.name: along.get(s, far).format(n=o.name, s=step[o.name]) for o, s in zip(loop.operands, inner, strict=True)}
     body = walk.each(element(loop, at, "      "), starts)
     return walk.kernel(loop.name, loop_parameters(loop, rank, index), _reporting(loop, body))

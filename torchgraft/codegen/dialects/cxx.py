@@ -322,6 +322,7 @@ typedef unsigned long ulong;
 #define WIDE
 #define PREFETCH(p) __builtin_prefetch(p)
 #define PREFETCH_TO_WRITE(p) __builtin_prefetch(p, 1)
+#define UNWRAPPED(i) ((long)(i))
 #define ALIGN(n) __attribute__((aligned(n)))
 """
     definitions: ClassVar[dict[str, str]] = _definitions()

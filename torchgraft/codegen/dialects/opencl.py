@@ -153,6 +153,9 @@ class OpenCL(Dialect):
         "#else\n#define PREFETCH(p) ((void)0)\n#endif",
         "PREFETCH_TO_WRITE": f"{_ON_CPU}#define PREFETCH_TO_WRITE(p) __builtin_prefetch((const void*)(size_t)(p), 1)\n"
         "#else\n#define PREFETCH_TO_WRITE(p) ((void)0)\n#endif",
+        # A compiler that goes by way of a virtual machine (intel-opencl-rt 2026.2) crashes where it can tell that every
+        # other float32 is read to become an int64.
+        "UNWRAPPED": f"{_ON_CPU}#define UNWRAPPED(i) ((long)(i))\n#else\n#define UNWRAPPED(i) (i)\n#endif",
         "ALIGN": "#define ALIGN(n) __attribute__((aligned(n)))",
         "PLAIN": '#define PLAIN _Pragma("clang loop vectorize(disable) unroll(disable)")',
         "UNROLL": '#define UNROLL _Pragma("unroll")',
