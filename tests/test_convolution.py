@@ -248,6 +248,14 @@ STRIDED_PLANES = [  # images, channels, results of each, height, width, taps, pa
     (1, 3, 1, 5, 70, (1, 5), (0, 7), (1, 3), (2, 2)),  # a tap between the remainders
     (1, 2, 1, 30, 3, (3, 3), (2, 2), 1, 3),  # fewer columns than a vector
     (2, 2, 1, 11, 11, (3, 3), (1, 1), 1, 5),  # further apart than planes are copied for
+    (2, 2, 1, 15, 29, (3, 3), (1, 1), 1, 2),  # an odd number of columns, in vectors
+    (1, 2, 1, 32, 64, (4, 4), (1, 2), 1, 2),
+    (2, 2, 1, 7, 7, (3, 3), (1, 1), 1, 2),
+    (1, 1, 1, 33, 100, (7, 7), (3, 3), 1, (2, 1)),
+    (1, 1, 1, 20, 50, (3, 3), (0, 0), 1, (1, 2)),
+    (1, 2, 1, 300, 120, (3, 3), (1, 1), 1, 2),  # bands of rows
+    (1, 2, 1, 9, 19, (1, 1), (0, 0), 1, 2),  # pixels that no tap meets
+    (1, 2, 1, 9, 19, (3, 3), (5, 6), 1, 2),  # more padding than the filter reaches
 ]
 
 
@@ -261,13 +269,23 @@ def test_depthwise_with_strides(device: str, sizes: tuple[Any, ...], dtype: torc
     _compare(device, dtype, F.conv2d, shapes, **how)
 
 
-def test_what_is_infinite_goes_where_it_belongs(device: str) -> None:
+@pytest.mark.parametrize("stride", [1, 2, (2, 1)], ids=str)
+@pytest.mark.parametrize("results", [1, 2])
+def test_transposed_depthwise(device: str, results: int, stride: int | tuple[int, int]) -> None:
+    for height, width in ((7, 9), (20, 35)):
+        shapes = [(2, 3, height, width), (3, results, 3, 4), (3 * results,)]
+        how = {"padding": (1, 2), "stride": stride, "groups": 3}
+        _compare(device, torch.float32, F.conv_transpose2d, shapes, **how)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_what_is_infinite_goes_where_it_belongs(device: str, stride: int) -> None:
     x, w = torch.randn(2, 3, 14, 14), torch.randn(3, 1, 5, 5)
     x[0, 0, 0, 13], x[1, 2, 5, 12] = float("inf"), float("nan")
     there = w.to(device).requires_grad_()
     here = w.clone().requires_grad_()
-    got = F.conv2d(x.to(device), there, padding=2, groups=3)
-    expected = F.conv2d(x, here, padding=2, groups=3)
+    got = F.conv2d(x.to(device), there, stride=stride, padding=2, groups=3)
+    expected = F.conv2d(x, here, stride=stride, padding=2, groups=3)
     torch.testing.assert_close(got.cpu(), expected, equal_nan=True)
     got.sum().backward()
     expected.sum().backward()

@@ -74,13 +74,18 @@ def others() -> Iterator[Case]:
         "1x1 37-53 19x19 n4": Convolution(4, 37, (19, 19), 53, 1),
         "grouped 3x3 64 by 4 28x28 n8": Convolution(8, 64, (28, 28), 64, 3, groups=4),
         "depthwise 5x5 96 14x14 n8": Convolution(8, 96, (14, 14), 96, 5, groups=96),
+        "depthwise 3x3 stride 2 64 28x28 n8": Convolution(8, 64, (28, 28), 64, 3, 2, groups=64),
         "1-d 3 64-128 1000 n8": Convolution(8, 64, (1000,), 128, 3),
         "3-d 3 8-16 16x16x16 n2": Convolution(2, 8, (16, 16, 16), 16, 3),
         "transposed 4x4 stride 2 64-32 16x16 n8": Convolution(8, 64, (16, 16), 32, 4, 2, transposed=True, padding=1),
+        "3x3 256 7x7 n4": Convolution(4, 256, (7, 7), 256, 3),
+        "3x3 stride 2 128-256 15x15 n5": Convolution(5, 128, (15, 15), 256, 3, 2),
+        "4x4 stride 4 3-96 112x112 n4": Convolution(4, 3, (112, 112), 96, 4, 4, padding=0),
     }.items():
         yield convolution.case(name)
         yield convolution.case(name, gradients=True)
     for name, convolution in {
+        "depthwise 7x7 192 14x14 n8": Convolution(8, 192, (14, 14), 192, 7, groups=192),
         "3x3 512 7x7 n1": Convolution(1, 512, (7, 7), 512, 3),
         "3x3 1-10 28x28 n64": Convolution(64, 1, (28, 28), 10, 3),
         "5x5 16-32 28x28 n32": Convolution(32, 16, (28, 28), 32, 5),
@@ -90,5 +95,6 @@ def others() -> Iterator[Case]:
         "1-d 25 1-16 16000 n4": Convolution(4, 1, (16000,), 16, 25),
         "3x3 24-40 31x31 n7 float64": Convolution(7, 24, (31, 31), 40, 3, dtype=torch.float64),
         "3x3 24-40 31x31 n7 bfloat16": Convolution(7, 24, (31, 31), 40, 3, dtype=half),
+        "3x3 256 7x7 n4 bfloat16": Convolution(4, 256, (7, 7), 256, 3, dtype=half),
     }.items():
         yield convolution.case(name)

@@ -69,10 +69,10 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Planes:
-    """Depthwise convolutions in the CPU form: rows of the target at once, and elements of the image that are copied
-    with their surroundings."""
+    """Depthwise convolutions in the CPU form: rows of the target at once at most, and elements of the image that are
+    copied with their surroundings."""
 
-    rows: int = 4
+    rows: int = 8
     band: int = 8192
 
 
@@ -162,7 +162,7 @@ CANDIDATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
         "wider": (1, 2),
     },
     "tiles": {"side": (32, 64, 128), "item": (2, 4, 8), "depth": (8, 16, 32)},
-    "planes": {"rows": (2, 4, 6), "band": (4096, 8192, 16384)},
+    "planes": {"rows": (4, 6, 8), "band": (4096, 8192, 16384)},
     "attention": {"keys": (64, 128), "gpu_group": (32, 64, 128), "gpu_keys": (8, 16, 32)},
     "dealing": {
         "single": (8192, 16384, 32768, 65536),

@@ -1,4 +1,4 @@
-"""Depthwise convolution of planes for CPUs: forward, and both gradients; that of the image with a stride of one.
+"""Depthwise convolution of planes for CPUs: forward, and both gradients; that of the image with strides of one or two.
 
 Each channel has a filter of its own, so that there is nothing to multiply matrices for, and the memory's speed would be
 the limit if the borders did not have to be looked after in each vector. A work-item copies a band of a plane's rows
@@ -7,6 +7,8 @@ that are a stride apart are neighbours in the copy: a row of it has a part for e
 
 * `plane_kernel` keeps the sums of some rows of the target at once: each row of the source is read once for all of them.
   Going backward the filter is turned round and the padding is what a whole overlap leaves of it.
+* `plane_phases_kernel` goes backward with strides: pixels of the image that are a stride apart, a phase, meet the same
+  taps, so that each phase is a plane of its own until it is stored.
 * `plane_weight_kernel` keeps the sums of all taps.
 """
 
@@ -14,17 +16,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from math import prod
 
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
 from torchgraft.codegen.tuning import Planes, Target
+from torchgraft.codegen.vectors import WIDTHS
 from torchgraft.kernels.geometry import Direction, Geometry
 
 _MOST_TAPS, _MOST_STRIDE = 49, 4
 
 
+# Any row, a column at a time at its borders.
 _FILL = """
 const int part = pitch / {step};
 for (int r = 0; r < {high}; ++r)
@@ -44,19 +49,88 @@ for (int r = 0; r < {high}; ++r)
     for (int i = max(begin, end); i < part; ++i) to[i] = 0;
   }}"""
 
+# Rows that lie in the band as a whole, in vectors that move back rather than stick out. Those of zeros do stick out,
+# into what is written next.
+_FILL_VECTORS = """
+const int part = pitch / {step};
+for (int r = 0; r < {high}; ++r) {{
+  {scalar}* const to = band + r * pitch;
+  const int y = {first} + r;
+  {zeros}
+  if ((uint)y < (uint)source_y) {{
+    const long at = source_at + (long)y * source_x;
+    {copies}
+  }}
+}}"""
+_ZEROS = "for (int i = {first}; i < {end}; i += {width}) *({vector}u*)(to + i) = {zero};"
+_COPIES = """
+for (int x = 0; x < source_x; x += {width}) {{
+  const int from = min(x, source_x - {width});
+  *({vector}u*)(to + left + from) = {value};
+}}"""
+_COPIES_OF_TWO = """
+{scalar}* const even = to + left % 2 * part + left / 2;
+{scalar}* const odd = to + (left + 1) % 2 * part + (left + 1) / 2;
+const int pairs = source_x / 2;
+for (int x = 0; x < pairs; x += {width}) {{
+  const int from = min(x, pairs - {width});
+  const {vector} a = {value}, b = {next};
+  *({vector}u*)(even + from) = EVEN_{vector}(a, b);
+  *({vector}u*)(odd + from) = ODD_{vector}(a, b);
+}}
+if (source_x % 2 != 0) even[pairs] = {last};"""
 
-def _fill(math: Arithmetic, high: str, first: str, step: int) -> str:
+
+def _fill(math: Arithmetic, high: str, first: str, step: int, width: int) -> str:
     """Copies rows of the plane at `source_at`, from row `first` on, into `band`. `left` columns of zeros go first; if
     less than none, columns of the plane are left out. Of columns that are `step` apart there is a part for each
-    remainder."""
-    return _FILL.format(high=high, first=first, step=step, scalar=math.scalar, value=math.load("S", f"at + i * {step}"))
+    remainder.
+
+    Copies so many columns at a time as `_fill_width` allows.
+    """
+    scalar, vector = math.scalar, f"{math.scalar}{width}"
+    if not width:
+        return _FILL.format(high=high, first=first, step=step, scalar=scalar, value=math.load("S", f"at + i * {step}"))
+
+    def zeros(first: str, end: str) -> str:
+        return _ZEROS.format(first=first, end=end, width=width, vector=vector, zero=f"SPLAT_{vector}(0)")
+
+    def value(index: str) -> str:
+        return math.load_vector("S", index, width)
+
+    if step == 1:
+        outside = f"if ((uint)y >= (uint)source_y) {zeros('0', 'pitch')}"
+        borders = f"else {{\n{zeros('0', 'left')}\n{zeros('left + source_x', 'pitch')}\n}}"
+        copies = _COPIES.format(width=width, vector=vector, value=value("at + from"))
+        return _FILL_VECTORS.format(
+            high=high, first=first, step=step, scalar=scalar, zeros=f"{outside}\n{borders}", copies=copies
+        )
+    copies = _COPIES_OF_TWO.format(
+        width=width,
+        scalar=scalar,
+        vector=vector,
+        value=value("at + 2 * from"),
+        next=value(f"at + 2 * from + {width}"),
+        last=math.load("S", "at + source_x - 1"),
+    )
+    return _FILL_VECTORS.format(
+        high=high, first=first, step=step, scalar=scalar, zeros=zeros("0", "pitch"), copies=copies
+    )
+
+
+def _fill_width(math: Arithmetic, source_x: int, left: int, pitch: int, step: int) -> int:
+    """How many columns are copied at a time; 0 is one, as where part of a row is outside of the band."""
+    if step > 2 or left < 0 or left + source_x > pitch:
+        return 0
+    return next((width for width in reversed(WIDTHS) if width <= min(math.width, source_x // step)), 0)
 
 
 def _sums(math: Arithmetic, rows: int, taps: tuple[int, int], strides: tuple[int, int]) -> str:
-    """Each vector of the band goes into the sums of all rows that it meets."""
+    """Each vector of the band goes into the sums of all rows that it meets; columns one after the other, so that the
+    filter's column stays in registers."""
     lines, (taps_y, taps_x), (down, step) = [], taps, strides
-    for i in range((rows - 1) * down + taps_y):
-        for kx in range(taps_x):
+    for kx in range(taps_x):
+        for i in range((rows - 1) * down + taps_y):
             value = f"*(const {math.vector}u*)(p + {i} * pitch + {_column(f'{kx} * dilation_x', step)})"
             lines.append(f"{{ const {math.vector} value = {value};")
             for r in (r for r in range(rows) if 0 <= i - r * down < taps_y):
@@ -71,46 +145,57 @@ def _column(column: str, step: int) -> str:
     return column if step == 1 else f"({column}) % {step} * part + ({column}) / {step}"
 
 
+def _arithmetic(storage: str, width: int) -> Arithmetic:
+    """With vectors of so many elements."""
+    return arithmetic(storage, width * arithmetic(storage).size // 4)
+
+
+def _width(storage: str, simd_width: int, columns: int) -> int:
+    """Elements of the vectors that compute the fewest columns too many. One of 16 bytes takes as long as one of 32."""
+    math = arithmetic(storage, simd_width)
+    widths, least = [w for w in reversed(WIDTHS) if w <= math.width], 32 // math.size
+    return min(widths, key=lambda w: ceil_div(columns, w) * max(w, least))
+
+
+def _rows(most: int, rows: int) -> int:
+    """Rows at once, of so many, with which the fewest too many are computed."""
+    return min(range(min(most, rows), most // 2, -1), key=lambda r: ceil_div(rows, r) * r, default=min(most, rows))
+
+
 @cache
 def plane_kernel(
     storage: str,
     bias: bool,
     at_once: int,
+    width: int,
     taps: tuple[int, int],
     strides: tuple[int, int],
     planes: Planes,
-    simd_width: int,
+    fill_width: int,
 ) -> Kernel:
-    """A band of rows of M targets for each source plane: group 0 is (image, plane), group 1 the band. Launch with
-    `plane_launch`."""
-    math = arithmetic(storage, simd_width)
-    width, count, (down, step) = math.width, prod(taps), strides
+    """A band of rows of M targets for each source plane, `at_once` in vectors of `width`: group 0 is (image, plane),
+    group 1 the band. Launch with `plane_launch`."""
+    math, count, (down, step) = _arithmetic(storage, width), prod(taps), strides
     first = math.splat(math.load("E", "channel") if bias else "0")
     stores = "\n".join(
         f"""if (r + {r} < rows) {{
   {math.pointer} t = target + (long)(r + {r}) * target_x;
-  if (x + {width} <= target_x) {{ {math.store_vector("t", "x", f"sum{r}")}; }}
+  // A row narrower than a vector sticks out into the next ones, which are written after it; the last cannot.
+  if ((rows - r - {r}) * target_x >= x + {width}) {{ {math.store_vector("t", "x", f"sum{r}")}; }}
   else for (int l = 0; x + l < target_x; ++l) {math.store("t", "x + l", f"((const {math.scalar}*)&sum{r})[l]")};
 }}"""
         for r in range(at_once)
     )
     body = f"""
-const int plane = GROUP_ID(0), group = plane % groups;
-const int row = GROUP_ID(1) * band_rows, rows = min(band_rows, target_y - row);
+{_head(math, planes)}
 const int high = ((rows + {at_once - 1}) / {at_once} * {at_once} - 1) * {down} + {taps[0]};
-{math.scalar} band[{planes.band}];
-const long source_at = (long)plane * source_y * source_x;
-{_fill(math, "high", f"row * {down} - top", step)}
+{_fill(math, "high", f"row * {down} - top", step, fill_width)}
 for (int m = 0; m < M; ++m) {{
-  const int channel = group * M + m;
-  {math.scalar} w[{count}];
-  for (int k = 0; k < {count}; ++k)
-    w[k] = {math.load("F", f"(long)channel * {count} + (turned ? {count - 1} - k : k)")};
-  {math.pointer} target = T + (((long)plane * M + m) * target_y + row) * target_x;
+  {_filter(math, count, f"(turned ? {count - 1} - k : k)")}
   for (int r = 0; r < rows; r += {at_once})
     for (int start = 0; start < target_x; start += {width}) {{
       // The last vector moves back over the one before it rather than stick out.
-      const int x = start + {width} > target_x ? max(0, target_x - {width}) : start;
+      const int x = max(0, min(start, target_x - {width}));
       const {math.scalar}* p = band + r * {down} * pitch + x;
       {math.vector} {", ".join(f"sum{r} = {first}" for r in range(at_once))};
       {_sums(math, at_once, taps, strides)}
@@ -118,20 +203,135 @@ for (int m = 0; m < M; ++m) {{
     }}
 }}"""
     params = parameters(
-        f"{storage}* T; const {storage}* S, F{', E' if bias else ''}; "
-        "i32 groups, M, source_y, source_x, target_y, target_x, top, left, pitch, dilation_x, band_rows, turned"
+        f"{storage}* T; const {storage}* S, F{', E' if bias else ''}; {_PARAMETERS}, dilation_x, turned"
     )
     return Kernel("convolution_planes", params, body, local=(1, 1))
 
 
+_PARAMETERS = "i32 groups, M, source_y, source_x, target_y, target_x, top, left, pitch, band_rows"
+
+
+def _head(math: Arithmetic, planes: Planes) -> str:
+    """Which rows of which plane's targets a group computes."""
+    return f"""
+const int plane = GROUP_ID(0), group = plane % groups;
+const int row = GROUP_ID(1) * band_rows, rows = min(band_rows, target_y - row);
+{math.scalar} band[{planes.band}];
+const long source_at = (long)plane * source_y * source_x;"""
+
+
+def _filter(math: Arithmetic, taps: int, tap: str = "k") -> str:
+    """The filter `w` of target m, and the place of its rows."""
+    return f"""
+const int channel = group * M + m;
+{math.scalar} w[{taps}];
+for (int k = 0; k < {taps}; ++k) w[k] = {math.load("F", f"(long)channel * {taps} + {tap}")};
+{math.pointer} target = T + (((long)plane * M + m) * target_y + row) * target_x;"""
+
+
+@dataclass(frozen=True)
+class _Phases:
+    """Along an axis of a backward convolution with a stride: pixel `stride * u + phase` of the target meets taps that
+    are `stride` apart. Source pixels are counted from the first that any target meets, as `origin` says.
+
+    `uneven` is the padding's remainder.
+    """
+
+    taps: int
+    stride: int
+    uneven: int
+
+    @property
+    def most(self) -> int:
+        """How many taps a phase has at most."""
+        return ceil_div(self.taps, self.stride)
+
+    def pairs(self, phase: int) -> list[tuple[int, int]]:
+        """(tap, source pixel beyond u) for each of the phase's taps."""
+        ahead, first = divmod(phase + self.uneven, self.stride)
+        return [(tap, ahead + self.most - 1 - j) for j, tap in enumerate(range(first, self.taps, self.stride))]
+
+    def origin(self, padding: int) -> int:
+        """The first source pixel that target pixel 0 may meet, of all phases; before the source if less than 0."""
+        return padding // self.stride - self.most + 1
+
+
+@cache
+def plane_phases_kernel(
+    storage: str, bias: bool, at_once: int, width: int, axes: tuple[_Phases, _Phases], planes: Planes, fill_width: int
+) -> Kernel:
+    """As `plane_kernel`, backward with strides: `at_once` rows of the source meet as many times the stride of the
+    target, whose columns of two phases are put side by side."""
+    math, (y, x) = _arithmetic(storage, width), axes
+    step, count = x.stride, y.taps * x.taps
+    first = math.splat(math.load("E", "channel") if bias else "0")
+    sums = [f"sum{r}_{a}_{b}" for r in range(at_once) for a in range(y.stride) for b in range(step)]
+    uses: dict[tuple[int, int], list[str]] = {}
+    for r, a, b in product(range(at_once), range(y.stride), range(step)):
+        for (ky, i), (kx, j) in product(y.pairs(a), x.pairs(b)):
+            name = f"sum{r}_{a}_{b}"
+            update = f"{name} = {math.multiply_add(math.splat(f'w[{ky * x.taps + kx}]'), 'value', name)};"
+            uses.setdefault((j, r + i), []).append(update)
+    updates = "\n".join(
+        f"{{ const {math.vector} value = *(const {math.vector}u*)(p + {i} * pitch + {j}); {' '.join(lines)} }}"
+        for (j, i), lines in sorted(uses.items())
+    )
+    stores = "\n".join(
+        _phases_store(math, f"(r + {r}) * {y.stride} + {a}", [f"sum{r}_{a}_{b}" for b in range(step)])
+        for r in range(at_once)
+        for a in range(y.stride)
+    )
+    body = f"""
+{_head(math, planes)}
+const int pairs = (rows + {y.stride - 1}) / {y.stride}, last = (target_x - 1) / {step} / {width} * {width};
+const int high = (pairs + {at_once - 1}) / {at_once} * {at_once} + {y.most};
+{_fill(math, "high", f"row / {y.stride} - top", 1, fill_width)}
+for (int m = 0; m < M; ++m) {{
+  {_filter(math, count)}
+  for (int r = 0; r < pairs; r += {at_once})
+    for (int u = last; u >= 0; u -= {width}) {{
+      const int x = u * {step};
+      const {math.scalar}* p = band + r * pitch + u;
+      {math.vector} {", ".join(f"{name} = {first}" for name in sums)};
+      {updates}
+      {stores}
+    }}
+}}"""
+    params = parameters(f"{storage}* T; const {storage}* S, F{', E' if bias else ''}; {_PARAMETERS}")
+    return Kernel("convolution_plane_phases", params, body, local=(1, 1))
+
+
+def _phases_store(math: Arithmetic, row: str, sums: list[str]) -> str:
+    """Vectors stick out into rows, or the begin of the next one, which are written after them."""
+    step, width = len(sums), math.width
+    vectors = [f"{zip_}_{math.vector}({', '.join(sums)})" for zip_ in ("ZIP_LOW", "ZIP_HIGH")] if step == 2 else sums
+    stores = " ".join(f"{math.store_vector('t', f'x + {i * width}', v)};" for i, v in enumerate(vectors))
+    lanes = f"{{ {', '.join(sums)} }}"
+    lane = f"((const {math.scalar}*)&lanes[l % {step}])[l / {step}]"
+    return f"""if ({row} < rows) {{
+  {math.pointer} t = target + (long)({row}) * target_x;
+  if ((rows - ({row})) * target_x >= x + {step * width}) {{ {stores} }}
+  else {{
+    const {math.vector} lanes[{step}] = {lanes};
+    for (int l = 0; l < {step * width} && x + l < target_x; ++l) {math.store("t", "x + l", lane)};
+  }}
+}}"""
+
+
 @cache
 def plane_weight_kernel(
-    storage: str, result: str, taps_y: int, taps_x: int, strides: tuple[int, int], planes: Planes, simd_width: int
+    storage: str,
+    result: str,
+    width: int,
+    taps_y: int,
+    taps_x: int,
+    strides: tuple[int, int],
+    planes: Planes,
+    fill_width: int,
 ) -> Kernel:
     """The weight's gradient: group 0 is the channel, group 1 a part of the images. Launch with
     `plane_weight_launch`."""
-    math = arithmetic(storage, simd_width)
-    width, taps, (down, step) = math.width, taps_y * taps_x, strides
+    math, taps, (down, step) = _arithmetic(storage, width), taps_y * taps_x, strides
     mask = f"CONVERT_long{width}(inside)" if math.size == 8 else "inside"
 
     def updates(masked: bool) -> str:
@@ -160,7 +360,7 @@ for (int image = from; image < to; ++image) {{
   const long source_at = ((long)image * groups + group) * source_y * source_x;
   for (int row = 0; row < target_y; row += band_rows) {{
     const int rows = min(band_rows, target_y - row), high = (rows - 1) * {down} + {taps_y - 1} * dilation_y + 1;
-    {_fill(math, "high", f"row * {down} - top", step)}
+    {_fill(math, "high", f"row * {down} - top", step, fill_width)}
     {math.const_pointer} grad = R + (((long)image * groups * M + channel) * target_y + row) * target_x;
     for (int r = 0; r < rows; ++r, grad += target_x) {{
       int x = 0;
@@ -170,11 +370,19 @@ for (int image = from; image < to; ++image) {{
         {updates(masked=False)}
       }}
       if (x < target_x) {{  // what other lanes would read may be infinite, which zero times makes no zero
-        const {math.scalar}* p = band + r * {down} * pitch + x;
-        {math.scalar} own[{width}];
-        for (int l = 0; l < {width}; ++l) own[l] = x + l < target_x ? {math.load("grad", "x + l")} : 0;
-        const {math.vector} value = *(const {math.vector}u*)own, none = {math.splat("0")};
-        const int{width} inside = x + MAKE_int{width}({", ".join(map(str, range(width)))}) < target_x;
+        const int from = max(0, min(x, target_x - {width}));
+        const {math.scalar}* p = band + r * {down} * pitch + from;
+        const int{width} column = from + MAKE_int{width}({", ".join(map(str, range(width)))});
+        const int{width} inside = (column >= x) & (column < target_x);
+        const {math.vector} none = {math.splat("0")};
+        {math.vector} value;
+        if (target_x >= {width}) value = {math.load_vector("grad", "from")};
+        else {{
+          {math.scalar} own[{width}];
+          for (int l = 0; l < {width}; ++l) own[l] = l < target_x ? {math.load("grad", "l")} : 0;
+          value = *(const {math.vector}u*)own;
+        }}
+        value = SELECT({mask}, value, none);
         {updates(masked=True)}
       }}
     }}
@@ -208,8 +416,8 @@ class _Planes:
         return self.strides[1] * (columns + self.reach[1] // self.strides[1])
 
     def most_rows(self, band: int, pitch: int) -> int:
-        """Rows of the target for which a copy of so many elements has what they need."""
-        return (band // pitch - self.reach[0] - 1) // self.strides[0] + 1
+        """Rows of the target for which a copy of so many elements has what they need, and a vector more."""
+        return ((band - WIDTHS[-1]) // pitch - self.reach[0] - 1) // self.strides[0] + 1
 
 
 def _planes(g: Geometry) -> _Planes | None:
@@ -218,12 +426,6 @@ def _planes(g: Geometry) -> _Planes | None:
     if not flat or g.stride[0] != 1 or max(g.stride) > _MOST_STRIDE or g.taps[1] * g.taps[2] > _MOST_TAPS:
         return None
     return _Planes(g.taps[1:], g.dilation[1:], g.padding[1:], g.stride[1:])
-
-
-def _lanes(simd_width: int, size: int, taps: int, target_x: int) -> int:
-    """The register's width in float32 to compute with: a half for narrow targets, and where the sums of wide vectors
-    would not fit into the registers."""
-    return min(simd_width, 8) if taps > 9 or target_x * size <= 32 else simd_width
 
 
 def plane_launch(
@@ -238,39 +440,93 @@ def plane_launch(
 ) -> Launch | None:
     """As `convolution.convolution_launch`; nothing if it is no such convolution."""
     planes, forward = _planes(g), direction == "forward"
-    (channels, count) = (g.image_channels, g.result_channels) if forward else (g.result_channels, g.image_channels)
+    channels = g.image_channels if forward else g.result_channels
     if planes is None or channels != g.groups or (planes.dilation[0] != 1 and planes.taps[0] != 1):
         return None
-    if not forward and planes.strides != (1, 1):
-        return None
+    arguments = {"T": target, "S": source, "F": weight, **({"E": bias} if bias is not None else {})}
+    if forward or planes.strides == (1, 1):
+        return _direct_launch(storage, g, planes, forward, arguments, on)
+    return _phases_launch(storage, g, planes, arguments, on)
+
+
+def _bands(g: Geometry, rows: int, most_rows: int, at_once: int, on: Target) -> int:
+    """Into how many rows each the rows of a target are divided: fewer than so many, and enough bands for the device's
+    units."""
+    bands = ceil_div(4 * on.units, g.batch * g.groups)
+    return min(most_rows // at_once * at_once, ceil_div(ceil_div(rows, bands), at_once) * at_once)
+
+
+def _direct_launch(
+    storage: str, g: Geometry, planes: _Planes, forward: bool, arguments: dict[str, object], on: Target
+) -> Launch | None:
     (_, source_y, source_x), (_, target_y, target_x) = (g.image, g.result) if forward else (g.result, g.image)
-    simd_width = _lanes(on.simd_width, arithmetic(storage).size, prod(planes.taps), target_x)
-    at_once = min(on.tuning.planes.rows, target_y)
-    pitch = planes.pitch(max(target_x, arithmetic(storage, simd_width).width))
-    band_rows = planes.most_rows(on.tuning.planes.band, pitch) // at_once * at_once
+    at_once, width = _rows(on.tuning.planes.rows, target_y), _width(storage, on.simd_width, target_x)
+    pitch = planes.pitch(max(target_x, width))
+    band_rows = _bands(g, target_y, planes.most_rows(on.tuning.planes.band, pitch), at_once, on)
     if band_rows < at_once:
         return None
-    bands = ceil_div(4 * on.units, g.batch * g.groups)
-    band_rows = min(band_rows, ceil_div(ceil_div(target_y, bands), at_once) * at_once)
     top, left = (
         padding if forward else reach - padding for padding, reach in zip(planes.padding, planes.reach, strict=True)
     )
-    arguments = {"T": target, "S": source, "F": weight, **({"E": bias} if bias is not None else {})}
-    sizes = {"source_y": source_y, "source_x": source_x, "target_y": target_y, "target_x": target_x}
+    fill_width = _fill_width(_arithmetic(storage, width), source_x, left, pitch, planes.strides[1])
     return Launch(
-        plane_kernel(storage, bias is not None, at_once, planes.taps, planes.strides, on.tuning.planes, simd_width),
+        plane_kernel(
+            storage, "E" in arguments, at_once, width, planes.taps, planes.strides, on.tuning.planes, fill_width
+        ),
         (g.batch * g.groups, ceil_div(target_y, band_rows)),
         {
             **arguments,
-            **sizes,
             "groups": g.groups,
-            "M": count // g.groups,
+            "M": (g.result_channels if forward else g.image_channels) // g.groups,
+            "source_y": source_y,
+            "source_x": source_x,
+            "target_y": target_y,
+            "target_x": target_x,
             "top": top,
             "left": left,
             "pitch": pitch,
-            "dilation_x": planes.dilation[1],
             "band_rows": band_rows,
+            "dilation_x": planes.dilation[1],
             "turned": int(not forward),
+        },
+    )
+
+
+def _phases_launch(
+    storage: str, g: Geometry, planes: _Planes, arguments: dict[str, object], on: Target
+) -> Launch | None:
+    if max(planes.strides) > 2 or planes.dilation != (1, 1):
+        return None
+    (_, source_y, source_x), (_, target_y, target_x) = g.result, g.image
+    y, x = (
+        _Phases(taps, stride, padding % stride)
+        for taps, stride, padding in zip(planes.taps, planes.strides, planes.padding, strict=True)
+    )
+    rows, columns = ceil_div(target_y, y.stride), ceil_div(target_x, x.stride)
+    width = _width(storage, on.simd_width, columns)
+    at_once = _rows(max(1, on.tuning.planes.rows // (y.stride * x.stride)), rows)
+    pitch = ceil_div(columns, width) * width + x.most
+    most_rows = (on.tuning.planes.band - WIDTHS[-1]) // pitch - y.most
+    band_rows = _bands(g, rows, most_rows, at_once, on)
+    if band_rows < at_once:
+        return None
+    top, left = (-axis.origin(padding) for axis, padding in zip((y, x), planes.padding, strict=True))
+    fill_width = _fill_width(_arithmetic(storage, width), source_x, left, pitch, 1)
+    return Launch(
+        plane_phases_kernel(storage, "E" in arguments, at_once, width, (y, x), on.tuning.planes, fill_width),
+        (g.batch * g.groups, ceil_div(rows, band_rows)),
+        {
+            **arguments,
+            "groups": g.groups,
+            "M": g.image_channels // g.groups,
+            "source_y": source_y,
+            "source_x": source_x,
+            "target_y": target_y,
+            "target_x": target_x,
+            "top": top,
+            "left": left,
+            "pitch": pitch,
+            "band_rows": band_rows * y.stride,
         },
     )
 
@@ -292,14 +548,16 @@ def plane_weight_launch(
         return None
     taps_y, taps_x = planes.taps
     (_, source_y, source_x), (_, target_y, target_x) = g.image, g.result
-    simd_width = _lanes(on.simd_width, arithmetic(storage).size, taps_y * taps_x, target_x)
-    width = arithmetic(storage, simd_width).width
+    # The sums of more wide vectors would not fit into the registers.
+    widest = arithmetic(storage, min(on.simd_width, 8) if taps_y * taps_x > 9 else on.simd_width).width
+    width = next((w for w in reversed(WIDTHS) if w <= min(widest, target_x)), WIDTHS[0])
     pitch = planes.pitch(ceil_div(target_x, width) * width)
     band_rows = min(target_y, planes.most_rows(on.tuning.planes.band, pitch))
     if band_rows < 1:
         return None
+    fill_width = _fill_width(_arithmetic(storage, width), source_x, planes.padding[1], pitch, planes.strides[1])
     return Launch(
-        plane_weight_kernel(storage, result, taps_y, taps_x, planes.strides, on.tuning.planes, simd_width),
+        plane_weight_kernel(storage, result, width, *planes.taps, planes.strides, on.tuning.planes, fill_width),
         (g.result_channels, ceil_div(g.batch, part_images)),
         {
             "T": target,
