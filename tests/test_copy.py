@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import in_threads
+from conftest import Script, in_threads
 
 SHAPES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dense": lambda x: x,
@@ -50,6 +50,33 @@ def test_onto_itself(device: str) -> None:
     tensor = torch.arange(6.0, device=device)
     assert tensor.copy_(tensor.detach()).tolist() == [0, 1, 2, 3, 4, 5]
     assert tensor.view(2, 3).copy_(tensor.detach().view(2, 3)).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_torchs_threads_stay_out_of_it(script: Script) -> None:
+    """They would keep their cores busy for a millisecond after a copy, and the kernel that follows waiting for one. The
+    device's own helpers are three at most.
+    """
+    script(
+        """
+        import os
+        import torch
+        torch.set_num_threads(16)
+        host = bytearray(8_000_003)
+        torch.zeros(3, device="ocl").cpu()  # the device has its workers
+        before = len(os.listdir("/proc/self/task"))
+        for count in (200_000, 1_000_001, 8_000_003):
+            expected = torch.frombuffer(host, dtype=torch.uint8, count=count)
+            there = expected.to("ocl")
+            there.fill_(7)
+            there = there.clone().zero_()
+            there.copy_(expected)
+            assert there.cpu().numpy().tobytes() == bytes(count)
+            there[:-1].view(torch.int16 if count % 2 else torch.uint8).fill_(3)
+            assert there[-2].item() == (0 if count % 2 else 3)
+        assert len(os.listdir("/proc/self/task")) - before < 15
+        """,
+        autoload=True,
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)

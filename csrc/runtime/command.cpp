@@ -13,7 +13,11 @@
 namespace torchgraft {
 namespace {
 
-// From this size on torch's threads share the work, which the caller's other CPU work has awake.
+// From this size on a copy or a fill of one thread takes longer than a command. A device on the host's own cores is
+// given one: torch's threads, with which they would share the work, keep a core busy for a millisecond after it, and
+// the kernel that follows would wait for that core.
+constexpr uint64_t kCommand = uint64_t{128} << 10;
+// From this size on torch's threads share the work.
 constexpr uint64_t kShared = uint64_t{512} << 10;
 // From this size on the driver knows better: stores that bypass the caches, threads of its own.
 constexpr uint64_t kLarge = uint64_t{32} << 20;
@@ -29,7 +33,11 @@ void fill_with(void* destination, const void* pattern, uint64_t bytes) {
   T value;
   std::memcpy(&value, pattern, sizeof value);
   if (bytes < kShared) {
-    std::fill_n(static_cast<T*>(destination), bytes / sizeof value, value);
+    // All but the first are copies of them, which the C library makes by the widest registers.
+    T* const to = static_cast<T*>(destination);
+    const size_t count = bytes / sizeof value, block = std::min(count, 1024 / sizeof value);
+    std::fill_n(to, block, value);
+    for (size_t i = block; i < count; i += block) std::memcpy(to + i, to, std::min(block, count - i) * sizeof value);
   } else {
     at::Tensor memory = tensor_over(destination, bytes, c10::CppTypeToScalarType<T>::value);
     at::native::fill_(memory, value);
@@ -60,8 +68,9 @@ bool captured_fill(const Device& device, tg_stream stream, void* destination, co
 }
 
 bool takes_host(const Device& device, tg_stream stream, uint64_t bytes, bool blocking) {
-  return device.has(TG_CAP_UNIFIED_MEMORY) && bytes < kLarge && !collecting() &&
-         (blocking || device.properties.kind == TG_DEVICE_CPU) &&
+  const bool own_cores = device.properties.kind != TG_DEVICE_CPU;
+  return device.has(TG_CAP_UNIFIED_MEMORY) && bytes < (own_cores ? kLarge : kCommand) && !collecting() &&
+         (blocking || !own_cores) &&
          device.driver->stream_query(device.driver->context, device.ordinal, stream) == TG_OK;
 }
 

@@ -2,9 +2,9 @@
 // that a profile misses none of them.
 //
 // Where the host may use the device's memory it copies and fills by itself when the stream has nothing left to do: a
-// command costs more than a small copy, and torch's threads are as fast with a larger one. If nobody waits for the
-// result it does so only for a device that has no other cores than the host's. While a profile is taken it leaves all
-// to the driver, whose commands are timed.
+// command costs more than a small copy; and torch's threads are as fast with a larger one, if they are not the device's
+// own cores. If nobody waits for the result it does so only for a device that has no other cores than the host's. While
+// a profile is taken it leaves all to the driver, whose commands are timed.
 #pragma once
 
 #include <string>

@@ -411,6 +411,17 @@ CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& ker
   return kernel.by_caller.refused ? Way::kWorkers : Way::kByPocl;
 }
 
+bool CallerDevice::share(tg_stream_& stream, ThreadTeam::Part part, const void* work, size_t count) {
+  if (timer != nullptr || !is_idle(stream)) return false;
+  const std::unique_lock alone(mutex_, std::try_to_lock);
+  if (!alone) return false;
+  std::lock_guard lock(stream.mutex);
+  if (stream.busy.load(std::memory_order_relaxed)) return false;  // another thread was quicker
+  team_.start();
+  team_.share(part, work, count, /*wake=*/true);
+  return true;
+}
+
 // With the stream and the mutex held.
 void CallerDevice::run_by_pocl(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global,
                                bool known) {

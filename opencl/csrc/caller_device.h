@@ -98,6 +98,8 @@ class CallerDevice {
 
   // Runs a launch if that pays and its stream is idle; otherwise does nothing and returns false.
   bool launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global);
+  // Has the team do other work of as many parts if the stream is idle; otherwise does nothing and returns false.
+  bool share(tg_stream_& stream, ThreadTeam::Part part, const void* work, size_t count);
   // Notes that the workers were given a launch, which is how kernels are found to be right.
   void note_workers(tg_kernel_& kernel, const tg_launch& launch);
   // Nanoseconds that a launch is expected to take here; nothing if several workers would have it done earlier, their

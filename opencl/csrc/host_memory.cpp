@@ -85,11 +85,14 @@ void host_fill(void* destination, const unsigned char* pattern, uint32_t pattern
   char* to = static_cast<char*>(destination);
   const bool uniform =
       std::all_of(pattern, pattern + pattern_bytes, [=](unsigned char byte) { return byte == pattern[0]; });
-  alignas(64) unsigned char block[64];
-  for (uint32_t i = 0; i < sizeof block; i += pattern_bytes) std::memcpy(block + i, pattern, pattern_bytes);
-  in_parallel(bytes, [=, first = pattern[0]](uint64_t begin, uint64_t end) {
+  // Copied as a whole by the widest registers that the C library finds.
+  alignas(64) unsigned char block[8192];
+  const uint64_t used = uniform ? 0 : std::min<uint64_t>(bytes, sizeof block);
+  std::memcpy(block, pattern, pattern_bytes);
+  for (uint64_t i = pattern_bytes; i < used; i *= 2) std::memcpy(block + i, block, i);
+  in_parallel(bytes, [=, &block](uint64_t begin, uint64_t end) {
     if (uniform) {
-      std::memset(to + begin, first, end - begin);
+      std::memset(to + begin, block[0], end - begin);
       return;
     }
     uint64_t i = begin;

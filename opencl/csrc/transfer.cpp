@@ -12,6 +12,9 @@ namespace {
 // Copies and fills up to this size in an idle stream are done by the calling thread, where memory is unified: it takes
 // less time than waking a worker.
 constexpr uint64_t kInline = uint64_t{128} << 10;
+// Those up to this size are shared with the threads that small launches are shared with, so much at a time: a worker of
+// the implementation would do them alone.
+constexpr uint64_t kShareable = uint64_t{32} << 20, kPart = uint64_t{256} << 10;
 
 struct CopyJob {
   void* destination;
@@ -36,6 +39,32 @@ void submit_native(tg_stream_& stream, NativeKernel run, Job job) {
   });
 }
 
+// Has `run` do pieces of the job, by (job, first byte, number of bytes). False if the stream is not idle, or nobody is
+// there to share it with.
+template <class Job, void (*run)(const Job&, uint64_t, uint64_t)>
+bool share(tg_stream_& stream, const Job& job) {
+  CallerDevice* const caller = stream.device->caller_device.get();
+  if (caller == nullptr || job.bytes >= kShareable) return false;
+  const auto part = [](const void* work, size_t begin, size_t end) {
+    const Job& job = *static_cast<const Job*>(work);
+    run(job, begin * kPart, std::min(job.bytes, end * kPart) - begin * kPart);
+  };
+  return caller->share(stream, part, &job, (job.bytes + kPart - 1) / kPart);
+}
+
+void copy_piece(const CopyJob& job, uint64_t begin, uint64_t bytes) {
+  std::memcpy(static_cast<char*>(job.destination) + begin, static_cast<const char*>(job.source) + begin, bytes);
+}
+
+void fill_piece(const FillJob& job, uint64_t begin, uint64_t bytes) {
+  host_fill(static_cast<char*>(job.destination) + begin, job.pattern, job.pattern_bytes, bytes);
+}
+
+bool overlaps(const CopyJob& job) {
+  const auto to = reinterpret_cast<uintptr_t>(job.destination), from = reinterpret_cast<uintptr_t>(job.source);
+  return to < from + job.bytes && from < to + job.bytes;
+}
+
 void copy_svm(tg_stream_& stream, void* destination, const void* source, uint64_t bytes) {
   submit(stream, "clEnqueueSVMMemcpy", [&](cl_command_queue queue, cl_event* event) {
     return stream.device->api->clEnqueueSVMMemcpy(queue, CL_FALSE, destination, source, bytes, 0, nullptr, event);
@@ -43,6 +72,9 @@ void copy_svm(tg_stream_& stream, void* destination, const void* source, uint64_
 }
 
 void copy_unified(tg_stream_& stream, void* destination, const void* source, uint64_t bytes, bool blocking) {
+  const CopyJob job{destination, source, bytes};
+  if (blocking) wait(stream);
+  if (bytes > kInline && !overlaps(job) && share<CopyJob, copy_piece>(stream, job)) return;
   if (blocking || (bytes <= kInline && is_idle(stream))) {
     wait(stream);
     host_copy(destination, source, bytes);
@@ -53,7 +85,7 @@ void copy_unified(tg_stream_& stream, void* destination, const void* source, uin
           const CopyJob& job = *static_cast<const CopyJob*>(argument);
           host_copy(job.destination, job.source, job.bytes);
         },
-        CopyJob{destination, source, bytes});
+        job);
   } else {
     copy_svm(stream, destination, source, bytes);
   }
@@ -132,9 +164,10 @@ void fill(tg_stream_& stream, void* destination, const void* pattern, uint32_t p
     host_fill(destination, static_cast<const unsigned char*>(pattern), pattern_bytes, bytes);
     return;
   }
+  FillJob job{destination, bytes, pattern_bytes, {}};
+  std::memcpy(job.pattern, pattern, pattern_bytes);
+  if (device.unified() && share<FillJob, fill_piece>(stream, job)) return;
   if (device.unified() && device.has_native_kernels) {
-    FillJob job{destination, bytes, pattern_bytes, {}};
-    std::memcpy(job.pattern, pattern, pattern_bytes);
     submit_native(
         stream,
         [](void* argument) {
