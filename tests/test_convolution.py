@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from torchgraft import plans
+from torchgraft.kernels import patches
 from torchgraft.ops import convolution as ops
 from torchgraft.ops import convolution_patches
 from torchgraft.plans.device import device_traits, kernel_form
@@ -165,12 +166,19 @@ SMALL = [  # image, results, taps, how
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
+@pytest.mark.parametrize("room", [patches.LARGEST_PLANES, 0], ids=["planes", "lines"])
 @pytest.mark.parametrize("sizes", SMALL, ids=str)
 def test_small_images(
-    device: str, sizes: tuple[Any, ...], transposed: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    device: str,
+    sizes: tuple[Any, ...],
+    room: int,
+    transposed: bool,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     image, results, taps, how = sizes
-    limits = convolution_patches._Small(100, 100, 256, 1)  # also where they do not pay
+    monkeypatch.setattr(patches, "LARGEST_PLANES", room)
+    limits = convolution_patches._Small(100, 100, 100, 256, 1)  # also where they do not pay
     monkeypatch.setattr(convolution_patches, "_SMALL", limits)
     monkeypatch.setattr(convolution_patches, "_SMALL_PAIRS", limits)
     if dtype == torch.bfloat16 and device_traits(torch.device(device).index or 0).bfloat16 is None:

@@ -3,6 +3,9 @@
 A kernel that copies what it needs of an image (`kernels.boxes`) is quicker where images are large. But small images do
 not fill its vectors; and where a CPU multiplies small matrices of bfloat16 by instructions (`kernels.bfloat16`), a
 weight's gradient is so quick a product that to copy in float32 takes twice as long as to copy all patches.
+
+* `plane_patches_kernel` and `plane_sums_kernel` have an image with its surroundings in private memory.
+* `patches_kernel` and `patch_sums_kernel` are for images that are too large for that.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from functools import cache
 from math import prod
 
+from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
 from torchgraft.codegen.types import BY_NAME
@@ -18,6 +22,9 @@ from torchgraft.kernels.products import plain_loops
 
 # What is copied, by an element's bytes: as integers.
 _WORDS = {2: ("i16", "short", 16), 4: ("i32", "int", 16), 8: ("i64", "long", 8)}
+
+LARGEST_PLANES = 4096
+"""Elements of an image and what surrounds it that patches are copied from in private memory."""
 
 LARGEST_IMAGE = 2048
 """Pixels of an image that patches are summed to: they are in private memory."""
@@ -92,10 +99,160 @@ for (int image = 0; image < images; ++image, patches += pixels) {{
     return Kernel(f"patches_{storage}", params, plain_loops(body), local=(1,))
 
 
+# A plane with what surrounds it, as taps see it: row py of it is row py - padding_y of the image. Columns that are a
+# stride apart lie beside each other: a row has a part for each remainder.
+_SURROUNDED = """
+#define EXTENT(a) max((target_##a - 1) * stride_##a + (taps_##a - 1) * dilation_##a + 1, source_##a + padding_##a)
+const int deep = EXTENT(z), high = EXTENT(y), part = (EXTENT(x) + stride_x - 1) / stride_x, pitch = part * stride_x;"""
+
+# For each tap of the filter: where what it reads of a plane begins.
+_TAPS = """
+for (int kz = 0, tap = 0; kz < taps_z; ++kz)
+  for (int ky = 0; ky < taps_y; ++ky)
+    for (int kx = 0; kx < taps_x; ++kx, ++tap) {{
+      const int column = kx * dilation_x, first = (kz * dilation_z * high + ky * dilation_y) * pitch +
+                                                  column % stride_x * part + column / stride_x;
+      {each}
+    }}"""
+# For each line of the result: its number of pixels before it, and where it lies from what the tap reads first.
+_TAP_LINES = """
+int line = 0;
+for (int tz = 0; tz < target_z; ++tz)
+  for (int ty = 0; ty < target_y; ++ty, line += target_x) {{
+    const int at = first + (tz * stride_z * high + ty * stride_y) * pitch;
+    {each}
+  }}"""
+
+
+def _surround(word: str, element: str, lanes: int) -> str:
+    """Copies the image at `plane` to `planes`. Vectors stick out into what is written after them."""
+    vector = f"{element}{lanes}"
+
+    def zeros(first: str) -> str:
+        return f"for (int i = {first}; i < pitch; i += {lanes}) *({vector}u*)(row + i) = SPLAT_{vector}(0);"
+
+    return f"""
+{element}* row = planes;
+for (int pz = 0; pz < deep; ++pz)
+  for (int py = 0; py < high; ++py, row += pitch) {{
+    const int z = pz - padding_z, y = py - padding_y;
+    if ((uint)z >= (uint)source_z || (uint)y >= (uint)source_y) {{ {zeros("0")} continue; }}
+    const long from = plane + ((long)z * source_y + y) * source_x;
+    if (stride_x == 1) {{
+      for (int i = 0; i < padding_x; i += {lanes}) *({vector}u*)(row + i) = SPLAT_{vector}(0);
+      int i = 0;
+      for (; i < source_x && from + i + {lanes} <= source_end; i += {lanes})
+        *({vector}u*)(row + padding_x + i) = load_{word}x{lanes}(elements, from + i);
+      for (; i < source_x; ++i) row[padding_x + i] = elements[from + i];
+      {zeros("padding_x + source_x")}
+    }} else {{
+      {zeros("0")}
+      for (int i = 0, remainder = padding_x % stride_x, at = padding_x / stride_x; i < source_x; ++i) {{
+        row[remainder * part + at] = elements[from + i];
+        if (++remainder == stride_x) {{ remainder = 0; ++at; }}
+      }}
+    }}
+  }}"""
+
+
+@cache
+def plane_patches_kernel(storage: str, lanes: int) -> Kernel:
+    """As `patches_kernel` for images that fit into private memory with what surrounds them, so that no line of a patch
+    has a border. A group has a channel."""
+    word, element, _ = _WORDS[BY_NAME[storage].size]
+    copy = f"""
+int i = 0;
+for (; i < target_x && line + i + {lanes} <= room; i += {lanes})
+  store_{word}x{lanes}(to, line + i, *(const {element}{lanes}u*)(planes + at + i));
+for (; i < target_x; ++i) to[line + i] = planes[at + i];"""
+    copies = f"""
+GLOBAL {element}* const to = (GLOBAL {element}*)P + ((channel * taps + tap) * images + image) * pixels;
+{_TAP_LINES.format(each=copy)}"""
+    body = f"""{_SIZES}{_SURROUNDED}
+const long channel = GROUP_ID(0), source_end = images * channels * source_pixels;
+GLOBAL const {element}* const elements = (GLOBAL const {element}*)S;
+{element} planes[{LARGEST_PLANES + 2 * 16}];
+for (int image = 0; image < images; ++image) {{
+  const long plane = (image * channels + channel) * source_pixels;
+  {{ {_surround(word, element, lanes)} }}
+  // What is written beyond a line's end is overwritten by the next line, or by the next image's.
+  const long room = (images - image) * pixels;
+  {_TAPS.format(each=copies)}
+}}"""
+    params = parameters(f"{storage}* P; const {storage}* S; i64 channels, images; {GEOMETRY}")
+    return Kernel(f"patches_of_planes_{storage}", params, plain_loops(body), local=(1,))
+
+
+@cache
+def plane_sums_kernel(storage: str, bias: bool, lanes: int) -> Kernel:
+    """As `patch_sums_kernel` for images that fit into private memory with what surrounds them. A group has a channel
+    of an image."""
+    math = arithmetic(storage, 16)
+    element, value = math.scalar, math.value
+    _, number, _ = _WORDS[BY_NAME[value].size]
+    vector, mask = f"{element}{lanes}", f"{number}{lanes}"
+    add = f"""
+for (int i = 0; i < target_x; i += {lanes}) {{
+  if (patch + line + i + {lanes} <= patches) {{
+    const {mask} inside = {_lanes(number, lanes)} < SPLAT_{mask}(target_x - i);
+    *({vector}u*)(planes + at + i) +=
+      SELECT(inside, load_{value}x{lanes}(P, patch + line + i), SPLAT_{vector}(0));
+  }} else
+    for (int l = i; l < target_x; ++l) planes[at + l] += P[patch + line + l];
+}}"""
+    sums = f"const long patch = ((channel * taps + tap) * images + image) * pixels; {_TAP_LINES.format(each=add)}"
+    store = arithmetic(storage, lanes * math.size // 4)
+    more = f"+ {math.load('B', 'channel')}" if bias else ""
+    body = f"""{_SIZES}{_SURROUNDED}
+const long image = GROUP_ID(0) / channels, channel = GROUP_ID(0) % channels;
+const long patches = channels * taps * images * pixels;
+{element} planes[{LARGEST_PLANES + 2 * 16}];
+for (int i = 0; i < deep * high * pitch; i += {lanes}) *({vector}u*)(planes + i) = SPLAT_{vector}(0);
+{_TAPS.format(each=sums)}
+long to = (image * channels + channel) * source_pixels;
+const long end = to + source_pixels;
+for (int z = 0; z < source_z; ++z)
+  for (int y = 0; y < source_y; ++y, to += source_x) {{
+    const {element}* const row = planes + ((z + padding_z) * high + y + padding_y) * pitch;
+    int i = 0;
+    // What is written beyond a row's end is overwritten by the next one.
+    if (stride_x == 1)
+      for (; i < source_x && to + i + {lanes} <= end; i += {lanes}) {{
+        const {vector} sum = *(const {vector}u*)(row + padding_x + i) {f"+ SPLAT_{vector}({more[2:]})" if bias else ""};
+        {store.store_vector("T", "to + i", "sum")};
+      }}
+    for (; i < source_x; ++i) {{
+      const int x = padding_x + i;
+      {math.store("T", "to + i", f"row[x % stride_x * part + x / stride_x] {more}")};
+    }}
+  }}"""
+    inputs = f"const {value}* P; i64 channels, images; {GEOMETRY}{f'; const {storage}* B' if bias else ''}"
+    return Kernel(f"plane_sums_{storage}", parameters(f"{storage}* T; {inputs}"), plain_loops(body), local=(1,))
+
+
+def _surrounded(g: Geometry) -> int:
+    """Elements of an image with what surrounds it, in rows of whole parts."""
+
+    def extent(axis: int) -> int:
+        reach = (g.result[axis] - 1) * g.stride[axis] + (g.taps[axis] - 1) * g.dilation[axis] + 1
+        return max(reach, g.image[axis] + g.padding[axis])
+
+    z, y, x = map(extent, range(3))
+    return z * y * ceil_div(x, g.stride[2]) * g.stride[2]
+
+
+def _line_lanes(g: Geometry, most: int) -> int:
+    """Elements of the vectors that lines of the result are moved in."""
+    return min(8, most) if g.result[2] <= 8 else most
+
+
 def patches_launch(storage: str, g: Geometry, patches: object, image: object) -> Launch:
     """Fills `patches`: [channels of the image, taps, images, pixels of the result]."""
     arguments = {"P": patches, "S": image, "channels": g.image_channels, "images": g.batch}
     arguments |= geometry_arguments(g, g.image, g.result)
+    if _surrounded(g) <= LARGEST_PLANES:
+        lanes = _line_lanes(g, _WORDS[BY_NAME[storage].size][2])
+        return Launch(plane_patches_kernel(storage, lanes), (g.image_channels,), arguments)
     return Launch(patches_kernel(storage), (g.image_channels * prod(g.taps),), arguments)
 
 
@@ -148,5 +305,8 @@ def patch_sums_launch(storage: str, g: Geometry, image: object, patches: object,
     """Fills the image from patches as `patches_launch` makes them."""
     arguments = {"T": image, "P": patches, "channels": g.image_channels, "images": g.batch}
     arguments |= geometry_arguments(g, g.image, g.result) | ({} if bias is None else {"B": bias})
-    kernel = patch_sums_kernel(storage, bias is not None)
+    if _surrounded(g) <= LARGEST_PLANES:
+        kernel = plane_sums_kernel(storage, bias is not None, _line_lanes(g, arithmetic(storage, 16).width))
+    else:
+        kernel = patch_sums_kernel(storage, bias is not None)
     return Launch(kernel, (g.image_channels * g.batch,), arguments)

@@ -132,22 +132,26 @@ def plan_weight_of_lines(
 # ---- Small images, which do not fill vectors of their own: a product with the patches of all of them. ----
 
 PATCHES_BYTES = 64 << 20
+# So many stay in caches.
+_KEPT_BYTES = 6 << 20
 
 
 @dataclass(frozen=True)
 class _Small:
-    """What pays: pixels of a result at most, read with a stride of one and with another, and of a result whose image is
-    made; and channels at least, since to copy the patches of few takes as long as it saves.
+    """What pays: pixels of a result at most, read with a stride of one, also where the patches stay in caches, and with
+    another stride, and of a result whose image is made; and channels at least, since to copy the patches of few takes
+    as long as it saves.
     """
 
     read: int
+    kept: int
     strided: int
     made: int
     channels: int
 
 
-_SMALL = _Small(read=9, strided=100, made=256, channels=96)
-_SMALL_PAIRS = _Small(read=100, strided=256, made=64, channels=128)
+_SMALL = _Small(read=100, kept=256, strided=100, made=256, channels=96)
+_SMALL_PAIRS = _Small(read=256, kept=256, strided=256, made=64, channels=96)
 
 
 def patches_bytes(g: Geometry, storage: str) -> int:
@@ -157,7 +161,12 @@ def patches_bytes(g: Geometry, storage: str) -> int:
 def _is_small(p: PlanBuilder, g: Geometry, storage: str, forward: bool) -> bool:
     by_pairs = storage == "bf16" and p.device.bfloat16 is not None
     limits = _SMALL_PAIRS if by_pairs else _SMALL
-    most = limits.made if not forward else limits.read if math.prod(g.stride) == 1 else limits.strided
+    if not forward:
+        most = limits.made
+    elif math.prod(g.stride) > 1:
+        most = limits.strided
+    else:
+        most = limits.kept if patches_bytes(g, storage) <= _KEPT_BYTES else limits.read
     small = math.prod(g.result) <= most and math.prod(g.image) <= LARGEST_IMAGE
     fits = 0 < patches_bytes(g, storage) <= PATCHES_BYTES
     many = min(g.image_channels, g.result_channels) >= limits.channels and math.prod(g.taps) > 1
