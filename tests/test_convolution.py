@@ -126,6 +126,9 @@ PATCHES = [  # image, results, taps
     ((5, 3, 400), 8, (10,)),
     ((2, 3, 8, 12, 32), 10, (2, 3, 8)),
     ((2, 3, 6, 8, 10), 192, (1, 2, 2)),
+    ((2, 3, 12, 76), 200, (4, 4)),
+    ((1, 2, 6, 70), 193, (3, 2)),
+    ((2, 2, 24, 6), 193, (2, 2)),  # lines shorter than any vector
 ]
 
 
@@ -206,6 +209,7 @@ BOXES = [  # image, results, taps, stride, padding, dilation
     ((2, 17, 26, 22), 33, 4, 4, 2, 2),  # pixels that several taps meet, and others that none meets
     ((2, 17, 21, 18), 20, 2, 3, 1, 1),
     ((2, 9, 20, 20), 140, 5, 2, 2, 1),
+    ((4, 16, 16, 16), 8, 4, 2, 1, 1),  # a weight that only its channels divide among cores
     ((2, 12, 3, 3), 12, 3, 1, 5, 1),  # nothing but zeros in many places
     ((1, 8, 30, 30), 8, 3, 1, 9, 9),
 ]

@@ -78,6 +78,7 @@ def others() -> Iterator[Case]:
         "1-d 3 64-128 1000 n8": Convolution(8, 64, (1000,), 128, 3),
         "3-d 3 8-16 16x16x16 n2": Convolution(2, 8, (16, 16, 16), 16, 3),
         "transposed 4x4 stride 2 64-32 16x16 n8": Convolution(8, 64, (16, 16), 32, 4, 2, transposed=True, padding=1),
+        "transposed 2x2 stride 2 64-32 32x32 n4": Convolution(4, 64, (32, 32), 32, 2, 2, transposed=True, padding=0),
         "3x3 256 7x7 n4": Convolution(4, 256, (7, 7), 256, 3),
         "3x3 stride 2 128-256 15x15 n5": Convolution(5, 128, (15, 15), 256, 3, 2),
         "4x4 stride 4 3-96 112x112 n4": Convolution(4, 3, (112, 112), 96, 4, 4, padding=0),

@@ -35,6 +35,8 @@ _COPY_BYTES = 1 << 18
 _SUM_BYTES = 1 << 18
 # Columns of a box at most.
 _MOST_COLUMNS = 2048
+# Multiplications worth some microseconds: less is not worth a core's waking up.
+_SHARED_WORK = 250_000
 # Channels of a slice at most: where there are few taps, longer lines rather than more of them.
 _MOST_CHANNELS = 128
 
@@ -635,8 +637,7 @@ def shared_box(plan: BoxPlan, box: Box, rows: int, units: int) -> tuple[Box, int
     """The box and its rows, so small that every one of `units` cores has some."""
     full, width = plan.full, plan.math.width * plan.tile.vectors
     work = plan.m * full.i * full.z * full.y * full.x * plan.channels * plan.taps * plan.parts
-    # A block worth less than some microseconds is not worth a core's waking up.
-    wanted = 1 if units == 1 else min(3 * units, 1 + work // 250_000)
+    wanted = 1 if units == 1 else min(3 * units, 1 + work // _SHARED_WORK)
     while _count(full, box) * ceil_div(plan.m, rows) * plan.parts < wanted:
         smaller = _shrunk(box, width)
         if smaller is not None and (plan.columns(box) * plan.math.width >= rows or rows <= 2 * plan.tile.rows):
@@ -805,7 +806,11 @@ def weight_boxes(storage: str, g: Geometry, on: Target) -> WeightBoxes | None:
     slice_ = ceil_div(channels, ceil_div(channels, min(most, channels)))
     boxes = _count(Box(g.batch, *g.result), chosen)
     blocks = ceil_div(n, columns) * ceil_div(channels, slice_) * g.groups
-    # Some for every core; but a part costs as much as its copy of the weight.
+    # Some for every core; but a part costs as much as its copy of the weight, and a slice as much as preparing the
+    # result for it.
     parts = 1 if on.units == 1 else max(1, min(ceil_div(3 * on.units, blocks), boxes // 8))
     parts = ceil_div(boxes, ceil_div(boxes, parts))
+    if blocks * parts < on.units and g.batch * prod(g.result) * n * channels * taps > _SHARED_WORK:
+        slices = ceil_div(channels, slice_) * ceil_div(on.units, blocks * parts)
+        slice_ = ceil_div(channels, min(slices, channels))
     return WeightBoxes(g, narrow, chosen, slice_, columns, boxes, parts)

@@ -6,6 +6,7 @@ weight's gradient is so quick a product that to copy in float32 takes twice as l
 
 * `plane_patches_kernel` and `plane_sums_kernel` have an image with its surroundings in private memory.
 * `patches_kernel` and `patch_sums_kernel` are for images that are too large for that.
+* `zip_kernel` puts patches that lie beside each other in a row of two or four columns each back into an image.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
 from torchgraft.codegen.types import BY_NAME
+from torchgraft.codegen.vectors import WIDTHS
 from torchgraft.kernels.geometry import GEOMETRY, Geometry, geometry_arguments
 from torchgraft.kernels.products import plain_loops
 
@@ -310,3 +312,50 @@ def patch_sums_launch(storage: str, g: Geometry, image: object, patches: object,
     else:
         kernel = patch_sums_kernel(storage, bias is not None)
     return Launch(kernel, (g.image_channels * g.batch,), arguments)
+
+
+def _zipped(vectors: list[str], vector: str) -> list[str]:
+    """The lanes of all vectors in turn, in as many vectors: a power of two."""
+    if len(vectors) == 1:
+        return vectors
+    pairs = zip(_zipped(vectors[::2], vector), _zipped(vectors[1::2], vector), strict=True)
+    return [f"{name}_{vector}({a}, {b})" for a, b in pairs for name in ("ZIP_LOW", "ZIP_HIGH")]
+
+
+@cache
+def zip_kernel(storage: str, together: int, lanes: int) -> Kernel:
+    """T[image, z, y, x] from P[image, tap, pixel] of patches that lie beside each other, of `together` columns. A group
+    has an image, or a channel of one, which have so many pixels in a line as vectors have lanes."""
+    word, element, _ = _WORDS[BY_NAME[storage].size]
+    vector = f"{element}{lanes}"
+    loads = " ".join(f"const {vector} v{k} = load_{word}x{lanes}(from, {k} * pixels + x);" for k in range(together))
+    stores = "\n".join(
+        f"store_{word}x{lanes}(to, x * {together} + {i * lanes}, {v});"
+        for i, v in enumerate(_zipped([f"v{k}" for k in range(together)], vector))
+    )
+    body = f"""{_SIZES}
+GLOBAL {element}* to = (GLOBAL {element}*)T + GROUP_ID(0) * source_pixels;
+GLOBAL const {element}* const patches = (GLOBAL const {element}*)P + GROUP_ID(0) * taps * pixels;
+for (int z = 0; z < source_z; ++z)
+  for (int y = 0; y < source_y; ++y, to += source_x) {{
+    const int tap = (z % taps_z * taps_y + y % taps_y) * taps_x, line = (z / taps_z * target_y + y / taps_y) * target_x;
+    GLOBAL const {element}* const from = patches + tap * pixels + line;
+    for (int start = 0; start < target_x; start += {lanes}) {{
+      const int x = min(start, target_x - {lanes});
+      {loads}
+      {stores}
+    }}
+  }}"""
+    params = parameters(f"{storage}* T; const {storage}* P; {GEOMETRY}")
+    return Kernel(f"zip_patches_{storage}", params, plain_loops(body), local=(1,))
+
+
+def zip_launch(storage: str, g: Geometry, image: object, patches: object) -> Launch | None:
+    """Fills the image from patches, [images, channels, taps, pixels of the result]; nothing if there are no two or four
+    columns, or fewer pixels in a line than vectors have lanes."""
+    widest = _WORDS[BY_NAME[storage].size][2]
+    lanes = next((width for width in reversed(WIDTHS) if width <= min(widest, g.result[2])), 0)
+    if g.taps[2] not in (2, 4) or not lanes:
+        return None
+    arguments = {"T": image, "P": patches, **geometry_arguments(g, g.image, g.result)}
+    return Launch(zip_kernel(storage, g.taps[2], lanes), (g.batch * g.image_channels,), arguments)

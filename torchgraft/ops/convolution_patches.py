@@ -10,7 +10,7 @@ import torch
 from torchgraft.codegen import element_type
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels.geometry import Direction, Geometry
-from torchgraft.kernels.patches import LARGEST_IMAGE, patch_sums_launch, patches_launch
+from torchgraft.kernels.patches import LARGEST_IMAGE, patch_sums_launch, patches_launch, zip_launch
 from torchgraft.ops.matmul import plan_product
 from torchgraft.plans import PlanBuilder
 
@@ -118,7 +118,11 @@ def _plan_to_patches(
     if bias is not None:
         addend = p.contiguous(bias.view(-1, 1).expand(-1, math.prod(g.taps))).view(-1, 1)
     plan_product(p, product, filters.expand(g.batch, *filters.shape), result.flatten(2), addend)
-    p.copy(target, made)
+    launch = None if _has_lines(g) else zip_launch(element_type(out.dtype).name, g, out, made)
+    if launch is None:
+        p.copy(target, made)
+    else:
+        p.launch(launch.kernel, launch.groups, **launch.arguments)
 
 
 def plan_weight_of_lines(
