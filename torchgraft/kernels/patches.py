@@ -129,30 +129,35 @@ for (int tz = 0; tz < target_z; ++tz)
 def _surround(word: str, element: str, lanes: int) -> str:
     """Copies the image at `plane` to `planes`. Vectors stick out into what is written after them."""
     vector = f"{element}{lanes}"
+    load = f"load_{word}x{lanes}"
 
-    def zeros(first: str) -> str:
-        return f"for (int i = {first}; i < pitch; i += {lanes}) *({vector}u*)(row + i) = SPLAT_{vector}(0);"
+    def zeros(first: str, end: str) -> str:
+        return f"for (int i = {first}; i < {end}; i += {lanes}) *({vector}u*)(row + i) = SPLAT_{vector}(0);"
 
     return f"""
 {element}* row = planes;
 for (int pz = 0; pz < deep; ++pz)
-  for (int py = 0; py < high; ++py, row += pitch) {{
+  for (int py = 0; py < high; ++py) {{
     const int z = pz - padding_z, y = py - padding_y;
-    if ((uint)z >= (uint)source_z || (uint)y >= (uint)source_y) {{ {zeros("0")} continue; }}
-    const long from = plane + ((long)z * source_y + y) * source_x;
-    if (stride_x == 1) {{
-      for (int i = 0; i < padding_x; i += {lanes}) *({vector}u*)(row + i) = SPLAT_{vector}(0);
+    if ((uint)z >= (uint)source_z || (uint)y >= (uint)source_y) {{ {zeros("0", "pitch")} row += pitch; continue; }}
+    const long line = plane + ((long)z * source_y + y) * source_x;
+    for (int remainder = 0; remainder < stride_x; ++remainder, row += part) {{
+      const int begin = max(0, (padding_x - remainder + stride_x - 1) / stride_x);
+      const int x = begin * stride_x + remainder - padding_x;
+      const int end = begin + max(0, (source_x - x + stride_x - 1) / stride_x);
+      const long from = line + x;
+      {zeros("0", "begin")}
       int i = 0;
-      for (; i < source_x && from + i + {lanes} <= source_end; i += {lanes})
-        *({vector}u*)(row + padding_x + i) = load_{word}x{lanes}(elements, from + i);
-      for (; i < source_x; ++i) row[padding_x + i] = elements[from + i];
-      {zeros("padding_x + source_x")}
-    }} else {{
-      {zeros("0")}
-      for (int i = 0, remainder = padding_x % stride_x, at = padding_x / stride_x; i < source_x; ++i) {{
-        row[remainder * part + at] = elements[from + i];
-        if (++remainder == stride_x) {{ remainder = 0; ++at; }}
+      if (stride_x == 1) {{
+        for (; begin + i < end && from + i + {lanes} <= source_end; i += {lanes})
+          *({vector}u*)(row + begin + i) = {load}(elements, from + i);
+      }} else if (stride_x == 2) {{
+        for (; begin + i < end && from + 2 * i + {2 * lanes} <= source_end; i += {lanes})
+          *({vector}u*)(row + begin + i) =
+            EVEN_{vector}({load}(elements, from + 2 * i), {load}(elements, from + 2 * i + {lanes}));
       }}
+      for (; begin + i < end; ++i) row[begin + i] = elements[from + (long)i * stride_x];
+      {zeros("end", "part")}
     }}
   }}"""
 

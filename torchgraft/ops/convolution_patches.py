@@ -136,8 +136,8 @@ def plan_weight_of_lines(
 # ---- Small images, which do not fill vectors of their own: a product with the patches of all of them. ----
 
 PATCHES_BYTES = 64 << 20
-# So many stay in caches.
-_KEPT_BYTES = 6 << 20
+# So many stay in a core's own cache; the one that cores share may be others', too.
+_KEPT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class _Small:
     channels: int
 
 
-_SMALL = _Small(read=100, kept=256, strided=100, made=256, channels=96)
+_SMALL = _Small(read=9, kept=256, strided=100, made=256, channels=96)
 _SMALL_PAIRS = _Small(read=256, kept=256, strided=256, made=64, channels=96)
 
 
