@@ -170,7 +170,8 @@ def _is_small(p: PlanBuilder, g: Geometry, storage: str, forward: bool) -> bool:
     elif math.prod(g.stride) > 1:
         most = limits.strided
     else:
-        most = limits.kept if patches_bytes(g, storage) <= _KEPT_BYTES else limits.read
+        kept = g.batch > 1 and patches_bytes(g, storage) <= _KEPT_BYTES  # one image's columns fill vectors no better
+        most = limits.kept if kept else limits.read
     small = math.prod(g.result) <= most and math.prod(g.image) <= LARGEST_IMAGE
     fits = 0 < patches_bytes(g, storage) <= PATCHES_BYTES
     many = min(g.image_channels, g.result_channels) >= limits.channels and math.prod(g.taps) > 1
