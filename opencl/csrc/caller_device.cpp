@@ -272,6 +272,18 @@ bool KernelCode::runs(const tg_launch& launch) const {
   return true;
 }
 
+bool share_if_idle(tg_stream_& stream, ThreadTeam& team, std::mutex& mutex, ThreadTeam::Part part, const void* work,
+                   size_t count) {
+  if (timer != nullptr || !is_idle(stream)) return false;
+  const std::unique_lock alone(mutex, std::try_to_lock);
+  if (!alone) return false;
+  std::lock_guard lock(stream.mutex);
+  if (stream.busy.load(std::memory_order_relaxed)) return false;  // another thread was quicker
+  team.start();
+  team.share(part, work, count, /*wake=*/true);
+  return true;
+}
+
 // With the mutex held.
 void CallerDevice::learn(tg_kernel_& kernel, const tg_launch& launch) {
   KernelCode& code = original(kernel).code;
@@ -409,17 +421,6 @@ CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& ker
   if (!first.costs.expects(scale, most, least_nanoseconds_, trial)) return Way::kWorkers;
   if (runs) return Way::kAlone;
   return kernel.by_caller.refused ? Way::kWorkers : Way::kByPocl;
-}
-
-bool CallerDevice::share(tg_stream_& stream, ThreadTeam::Part part, const void* work, size_t count) {
-  if (timer != nullptr || !is_idle(stream)) return false;
-  const std::unique_lock alone(mutex_, std::try_to_lock);
-  if (!alone) return false;
-  std::lock_guard lock(stream.mutex);
-  if (stream.busy.load(std::memory_order_relaxed)) return false;  // another thread was quicker
-  team_.start();
-  team_.share(part, work, count, /*wake=*/true);
-  return true;
 }
 
 // With the stream and the mutex held.

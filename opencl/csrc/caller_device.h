@@ -28,6 +28,11 @@ namespace ocl {
 
 struct Device;
 
+// Has a team do work of so many parts if the stream is idle and nobody else has the mutex that guards the team;
+// otherwise does nothing and returns false.
+bool share_if_idle(tg_stream_& stream, ThreadTeam& team, std::mutex& mutex, ThreadTeam::Part part, const void* work,
+                   size_t count);
+
 // What a launch's time is known by. Of launches that span the same memory those of a part of it have fewer groups.
 struct LaunchScale {
   explicit LaunchScale(const tg_launch& launch);
@@ -98,8 +103,10 @@ class CallerDevice {
 
   // Runs a launch if that pays and its stream is idle; otherwise does nothing and returns false.
   bool launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global);
-  // Has the team do other work of as many parts if the stream is idle; otherwise does nothing and returns false.
-  bool share(tg_stream_& stream, ThreadTeam::Part part, const void* work, size_t count);
+  // As `share_if_idle`, by the team that shares launches.
+  bool share(tg_stream_& stream, ThreadTeam::Part part, const void* work, size_t count) {
+    return share_if_idle(stream, team_, mutex_, part, work, count);
+  }
   // Notes that the workers were given a launch, which is how kernels are found to be right.
   void note_workers(tg_kernel_& kernel, const tg_launch& launch);
   // Nanoseconds that a launch is expected to take here; nothing if several workers would have it done earlier, their

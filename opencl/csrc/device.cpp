@@ -290,6 +290,9 @@ void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_c
     }
     for (cl_device_id id : ids) add_device(platform, id, devices, journal);
     if (caller != nullptr && !devices.empty()) add_caller_device(platform, caller, *devices.back());
+    for (const auto& device : devices)
+      if (device->is_cpu && device->caller_device == nullptr && device->transfer_team == nullptr)
+        device->transfer_team = std::make_unique<SharedTeam>(device->properties.compute_units);
   }
 }
 

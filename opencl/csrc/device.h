@@ -45,6 +45,7 @@ struct Device {
 
   std::unique_ptr<Memory> memory;
   std::unique_ptr<CallerDevice> caller_device;  // for small launches, where the implementation has one
+  std::unique_ptr<SharedTeam> transfer_team;    // for copies on a CPU where it has none
 
   std::mutex streams_mutex;
   std::set<tg_stream> streams;  // for device_synchronize

@@ -43,13 +43,16 @@ void submit_native(tg_stream_& stream, NativeKernel run, Job job) {
 // there to share it with.
 template <class Job, void (*run)(const Job&, uint64_t, uint64_t)>
 bool share(tg_stream_& stream, const Job& job) {
-  CallerDevice* const caller = stream.device->caller_device.get();
-  if (caller == nullptr || job.bytes >= kShareable) return false;
+  if (job.bytes >= kShareable) return false;
   const auto part = [](const void* work, size_t begin, size_t end) {
     const Job& job = *static_cast<const Job*>(work);
     run(job, begin * kPart, std::min(job.bytes, end * kPart) - begin * kPart);
   };
-  return caller->share(stream, part, &job, (job.bytes + kPart - 1) / kPart);
+  const size_t count = (job.bytes + kPart - 1) / kPart;
+  CallerDevice* const caller = stream.device->caller_device.get();
+  if (caller != nullptr) return caller->share(stream, part, &job, count);
+  SharedTeam* const own = stream.device->transfer_team.get();
+  return own != nullptr && share_if_idle(stream, own->team, own->mutex, part, &job, count);
 }
 
 void copy_piece(const CopyJob& job, uint64_t begin, uint64_t bytes) {
