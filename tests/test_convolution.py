@@ -155,6 +155,14 @@ def test_filters_beside_each_other(
     assert planned == (wanted if kernel_form(torch.device(device).index or 0) == "cpu" else set())
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("taps", [2, 3, 4, 8])
+def test_integers_beside_each_other(device: str, taps: int, dtype: torch.dtype) -> None:
+    x, w = torch.randint(0, 3, (2, 12, 7, 9)).to(dtype), torch.randint(0, 3, (12, 10, taps, taps)).to(dtype)
+    got = F.conv_transpose2d(x.to(device), w.to(device), stride=taps)
+    assert torch.equal(got.cpu(), F.conv_transpose2d(x.double(), w.double(), stride=taps).to(dtype))
+
+
 SMALL = [  # image, results, taps, how
     ((3, 17, 7, 7), 9, (3, 3), {"padding": 1}),
     ((1, 8, 5, 6), 33, (3, 2), {"padding": (1, 0)}),

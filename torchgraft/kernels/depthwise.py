@@ -24,7 +24,7 @@ from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
 from torchgraft.codegen.tuning import Planes, Target
 from torchgraft.codegen.vectors import WIDTHS
-from torchgraft.kernels.geometry import Direction, Geometry
+from torchgraft.kernels.geometry import Direction, Geometry, Triple
 
 _MOST_TAPS, _MOST_STRIDE = 49, 4
 
@@ -456,19 +456,29 @@ def _bands(g: Geometry, rows: int, most_rows: int, at_once: int, on: Target) -> 
     return min(most_rows // at_once * at_once, ceil_div(ceil_div(rows, bands), at_once) * at_once)
 
 
+def _sizes(
+    g: Geometry, m: int, source: Triple, target: Triple, before: tuple[int, int], pitch: int, band_rows: int
+) -> dict[str, object]:
+    """The arguments for `_PARAMETERS`; before a plane lie so many rows and columns of zeros."""
+    names = ("groups", "M", "source_y", "source_x", "target_y", "target_x", "top", "left", "pitch", "band_rows")
+    return dict(zip(names, (g.groups, m // g.groups, *source[1:], *target[1:], *before, pitch, band_rows), strict=True))
+
+
 def _direct_launch(
     storage: str, g: Geometry, planes: _Planes, forward: bool, arguments: dict[str, object], on: Target
 ) -> Launch | None:
-    (_, source_y, source_x), (_, target_y, target_x) = (g.image, g.result) if forward else (g.result, g.image)
+    source, target = (g.image, g.result) if forward else (g.result, g.image)
+    _, target_y, target_x = target
     at_once, width = _rows(on.tuning.planes.rows, target_y), _width(storage, on.simd_width, target_x)
     pitch = planes.pitch(max(target_x, width))
     band_rows = _bands(g, target_y, planes.most_rows(on.tuning.planes.band, pitch), at_once, on)
     if band_rows < at_once:
         return None
-    top, left = (
-        padding if forward else reach - padding for padding, reach in zip(planes.padding, planes.reach, strict=True)
-    )
-    fill_width = _fill_width(_arithmetic(storage, width), source_x, left, pitch, planes.strides[1])
+    m = g.result_channels if forward else g.image_channels
+    (top, left), (reach_y, reach_x) = planes.padding, planes.reach
+    if not forward:
+        top, left = reach_y - top, reach_x - left
+    fill_width = _fill_width(_arithmetic(storage, width), source[2], left, pitch, planes.strides[1])
     return Launch(
         plane_kernel(
             storage, "E" in arguments, at_once, width, planes.taps, planes.strides, on.tuning.planes, fill_width
@@ -476,16 +486,7 @@ def _direct_launch(
         (g.batch * g.groups, ceil_div(target_y, band_rows)),
         {
             **arguments,
-            "groups": g.groups,
-            "M": (g.result_channels if forward else g.image_channels) // g.groups,
-            "source_y": source_y,
-            "source_x": source_x,
-            "target_y": target_y,
-            "target_x": target_x,
-            "top": top,
-            "left": left,
-            "pitch": pitch,
-            "band_rows": band_rows,
+            **_sizes(g, m, source, target, (top, left), pitch, band_rows),
             "dilation_x": planes.dilation[1],
             "turned": int(not forward),
         },
@@ -497,7 +498,7 @@ def _phases_launch(
 ) -> Launch | None:
     if max(planes.strides) > 2 or planes.dilation != (1, 1):
         return None
-    (_, source_y, source_x), (_, target_y, target_x) = g.result, g.image
+    _, target_y, target_x = g.image
     y, x = (
         _Phases(taps, stride, padding % stride)
         for taps, stride, padding in zip(planes.taps, planes.strides, planes.padding, strict=True)
@@ -511,23 +512,12 @@ def _phases_launch(
     if band_rows < at_once:
         return None
     top, left = (-axis.origin(padding) for axis, padding in zip((y, x), planes.padding, strict=True))
-    fill_width = _fill_width(_arithmetic(storage, width), source_x, left, pitch, 1)
+    fill_width = _fill_width(_arithmetic(storage, width), g.result[2], left, pitch, 1)
+    sizes = _sizes(g, g.image_channels, g.result, g.image, (top, left), pitch, band_rows * y.stride)
     return Launch(
         plane_phases_kernel(storage, "E" in arguments, at_once, width, (y, x), on.tuning.planes, fill_width),
         (g.batch * g.groups, ceil_div(rows, band_rows)),
-        {
-            **arguments,
-            "groups": g.groups,
-            "M": g.image_channels // g.groups,
-            "source_y": source_y,
-            "source_x": source_x,
-            "target_y": target_y,
-            "target_x": target_x,
-            "top": top,
-            "left": left,
-            "pitch": pitch,
-            "band_rows": band_rows * y.stride,
-        },
+        {**arguments, **sizes},
     )
 
 
@@ -547,7 +537,7 @@ def plane_weight_launch(
     if planes is None or g.image_channels != g.groups:
         return None
     taps_y, taps_x = planes.taps
-    (_, source_y, source_x), (_, target_y, target_x) = g.image, g.result
+    _, target_y, target_x = g.result
     # The sums of more wide vectors would not fit into the registers.
     widest = arithmetic(storage, min(on.simd_width, 8) if taps_y * taps_x > 9 else on.simd_width).width
     width = next((w for w in reversed(WIDTHS) if w <= min(widest, target_x)), WIDTHS[0])
@@ -555,7 +545,7 @@ def plane_weight_launch(
     band_rows = min(target_y, planes.most_rows(on.tuning.planes.band, pitch))
     if band_rows < 1:
         return None
-    fill_width = _fill_width(_arithmetic(storage, width), source_x, planes.padding[1], pitch, planes.strides[1])
+    fill_width = _fill_width(_arithmetic(storage, width), g.image[2], planes.padding[1], pitch, planes.strides[1])
     return Launch(
         plane_weight_kernel(storage, result, width, *planes.taps, planes.strides, on.tuning.planes, fill_width),
         (g.result_channels, ceil_div(g.batch, part_images)),
@@ -564,18 +554,9 @@ def plane_weight_launch(
             "S": image,
             "R": grad,
             "batch": g.batch,
-            "groups": g.groups,
-            "M": g.result_channels // g.groups,
-            "source_y": source_y,
-            "source_x": source_x,
-            "target_y": target_y,
-            "target_x": target_x,
-            "top": planes.padding[0],
-            "left": planes.padding[1],
-            "pitch": pitch,
+            **_sizes(g, g.result_channels, g.image, g.result, planes.padding, pitch, band_rows),
             "dilation_y": planes.dilation[0],
             "dilation_x": planes.dilation[1],
-            "band_rows": band_rows,
             "part_images": part_images,
         },
     )

@@ -23,7 +23,7 @@ from torchgraft.kernels.geometry import GEOMETRY, Geometry, geometry_arguments
 from torchgraft.kernels.products import plain_loops
 
 # What is copied, by an element's bytes: as integers.
-_WORDS = {2: ("i16", "short", 16), 4: ("i32", "int", 16), 8: ("i64", "long", 8)}
+_WORDS = {1: ("i8", "char", 16), 2: ("i16", "short", 16), 4: ("i32", "int", 16), 8: ("i64", "long", 8)}
 
 LARGEST_PLANES = 4096
 """Elements of an image and what surrounds it that patches are copied from in private memory."""
