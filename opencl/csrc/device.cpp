@@ -13,6 +13,7 @@
 #include "error.h"
 #include "pocl_cache.h"
 #include "processor.h"
+#include "program.h"
 #include "stream.h"
 
 namespace ocl {
@@ -125,8 +126,11 @@ MemoryModel choose_memory(const Device& device, cl_bitfield svm, bool& unified) 
   const bool fine = has_svm && (svm & CL_DEVICE_SVM_FINE_GRAIN_BUFFER) != 0 &&
                     (device.is_cpu || number<cl_bool>(device, CL_DEVICE_HOST_UNIFIED_MEMORY) != 0);
 
-  MemoryModel model = has_host ? MemoryModel::kHost : has_svm ? MemoryModel::kSvm : MemoryModel::kBuffer;
-  unified = has_host || fine;
+  // A device with memory of its own may map all shared memory into the host's, too: of 1 GB that was measured to take
+  // half a second, where a buffer takes some microseconds.
+  const bool own = !device.is_cpu && number<cl_bool>(device, CL_DEVICE_HOST_UNIFIED_MEMORY) == 0;
+  MemoryModel model = has_host ? MemoryModel::kHost : has_svm && !own ? MemoryModel::kSvm : MemoryModel::kBuffer;
+  unified = has_host || (fine && !own);
   const std::string wish = environment("TORCHGRAFT_OPENCL_MEMORY");
   if (wish == "host" && has_host) return model;
   if (wish == "svm" && has_svm) {
@@ -187,6 +191,7 @@ std::string features(const Device& device) {
   add((capabilities & TG_CAP_SUBGROUPS) != 0, "subgroups");
   add((capabilities & TG_CAP_BFLOAT16_TILES) != 0, "tiles of bfloat16");
   add((capabilities & TG_CAP_BFLOAT16_VECTORS) != 0, "vectors of bfloat16");
+  add((capabilities & TG_CAP_FRAGMENTS) != 0, "fragments of 16-bit floats");
   add((svm & CL_DEVICE_SVM_COARSE_GRAIN_BUFFER) != 0, "SVM");
   add((svm & CL_DEVICE_SVM_FINE_GRAIN_BUFFER) != 0, "fine-grained SVM");
   add((svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0, "system SVM");
@@ -357,6 +362,8 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
   has_priorities = api->clCreateCommandQueueWithProperties != nullptr && has("cl_khr_priority_hints");
 
   prints_counts = is_pocl(*this);
+  rounds_if_asked =
+      !is_cpu && (number<cl_bitfield>(*this, CL_DEVICE_SINGLE_FP_CONFIG) & CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT) != 0;
   // The other value is for comparing.
   includes_builtins = is_pocl(*this) && environment("TORCHGRAFT_OPENCL_BUILTINS") != "header";
 
@@ -381,6 +388,10 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
   if (has("cl_khr_fp16")) p.capabilities |= TG_CAP_FLOAT16;
   if (has("cl_khr_int64_base_atomics")) p.capabilities |= TG_CAP_ATOMIC_INT64;
   if (has("cl_khr_subgroups") || has("cl_intel_subgroups")) p.capabilities |= TG_CAP_SUBGROUPS;
+  // Since compute capability 8.0. Older devices, and other makers', do not know the question.
+  has_fragments =
+      has("cl_nv_device_attribute_query") && number<cl_uint>(*this, CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV) >= 8;
+  if (has_fragments) p.capabilities |= TG_CAP_FRAGMENTS;
   if (is_cpu && is_pocl(*this) && assembles_bfloat16(platform_text(platform, CL_PLATFORM_VERSION))) {
     if (may_use_tiles()) p.capabilities |= TG_CAP_BFLOAT16_TILES;
     if (may_use_vectors()) p.capabilities |= TG_CAP_BFLOAT16_VECTORS;
@@ -409,6 +420,23 @@ tg_stream Device::transfer_stream() {
 tg_stream Device::clock_stream() {
   std::call_once(clock_once_, [this] { clock_ = create_stream(*this, 0); });
   return clock_;
+}
+
+tg_kernel Device::fill_kernel() {
+  std::call_once(fill_once_, [this] {
+    if ((properties.capabilities & TG_CAP_COMPILER) == 0) return;
+    const bool offset = memory->model == MemoryModel::kBuffer;
+    const std::string source = std::string("__kernel void tg_fill(__global uint4* to, ") +
+                               (offset ? "ulong offset, " : "") + "ulong pieces, uint4 pattern) {\n" +
+                               "  const ulong i = get_global_id(0);\n  if (i < pieces) to[" +
+                               (offset ? "offset / 16 + " : "") + "i] = pattern;\n}\n";
+    std::string log;
+    try {
+      fill_ = create_kernel(*compile(*this, source, "-cl-std=CL1.2", log), "tg_fill");
+    } catch (const Failure&) {  // OpenCL's own command fills, too
+    }
+  });
+  return fill_;
 }
 
 void set_fallback_libraries(const std::string& paths) { fallback_libraries = paths; }

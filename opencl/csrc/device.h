@@ -24,6 +24,8 @@ struct Device {
   tg_stream transfer_stream();
   // One that has nothing to do but tell the time.
   tg_stream clock_stream();
+  // What fills memory there; NULL where it does not compile.
+  tg_kernel fill_kernel();
 
   const Api* api;
   cl_platform_id platform;
@@ -37,6 +39,10 @@ struct Device {
   bool includes_builtins = false;
   // The compiler prints how many errors there were; see program.cpp.
   bool prints_counts = false;
+  // The compiler divides float32 and takes roots exactly only where it is asked to; see program.cpp.
+  bool rounds_if_asked = false;
+  // The compiler takes PTX within C, and the device has matrix units for bfloat16.
+  bool has_fragments = false;
   // Launches are asked for their events, and begin at once without a flush. Not so on GPUs, nor where a memory model
   // makes a CPU behave like one (which is how that half of the driver is tested without a GPU).
   bool has_cheap_events = false;
@@ -51,9 +57,10 @@ struct Device {
   std::set<tg_stream> streams;  // for device_synchronize
 
  private:
-  std::once_flag context_once_, transfer_once_, clock_once_;
+  std::once_flag context_once_, transfer_once_, clock_once_, fill_once_;
   cl_context context_ = nullptr;
   tg_stream transfer_ = nullptr, clock_ = nullptr;
+  tg_kernel fill_ = nullptr;
 };
 
 // Of one device.

@@ -53,6 +53,7 @@ enum : cl_uint {
   CL_DEVICE_MAX_CLOCK_FREQUENCY = 0x100C,
   CL_DEVICE_MAX_MEM_ALLOC_SIZE = 0x1010,
   CL_DEVICE_MEM_BASE_ADDR_ALIGN = 0x1019,
+  CL_DEVICE_SINGLE_FP_CONFIG = 0x101B,
   CL_DEVICE_GLOBAL_MEM_SIZE = 0x101F,
   CL_DEVICE_LOCAL_MEM_SIZE = 0x1023,
   CL_DEVICE_ENDIAN_LITTLE = 0x1026,
@@ -69,6 +70,7 @@ enum : cl_uint {
   CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT = 0x103A,
   CL_DEVICE_SVM_CAPABILITIES = 0x1053,
   CL_DEVICE_UUID_KHR = 0x106A,
+  CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV = 0x4000,
   CL_DEVICE_PCI_BUS_INFO_KHR = 0x410F,
 
   CL_QUEUE_PROPERTIES = 0x1093,
@@ -90,6 +92,8 @@ inline constexpr cl_bitfield CL_DEVICE_TYPE_CPU = 1 << 1;
 inline constexpr cl_bitfield CL_DEVICE_TYPE_GPU = 1 << 2;
 inline constexpr cl_bitfield CL_DEVICE_TYPE_ACCELERATOR = 1 << 3;
 inline constexpr cl_bitfield CL_DEVICE_TYPE_ALL = 0xFFFFFFFF;
+
+inline constexpr cl_bitfield CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT = 1 << 7;
 
 inline constexpr cl_bitfield CL_EXEC_NATIVE_KERNEL = 1 << 1;
 inline constexpr cl_bitfield CL_QUEUE_PROFILING_ENABLE = 1 << 1;

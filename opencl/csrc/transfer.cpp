@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "host_memory.h"
+#include "program.h"
 
 namespace ocl {
 namespace {
@@ -66,6 +67,27 @@ void fill_piece(const FillJob& job, uint64_t begin, uint64_t bytes) {
 bool overlaps(const CopyJob& job) {
   const auto to = reinterpret_cast<uintptr_t>(job.destination), from = reinterpret_cast<uintptr_t>(job.source);
   return to < from + job.bytes && from < to + job.bytes;
+}
+
+// Fills by a kernel of the driver's own, in pieces of 16 bytes: a GPU's own command took twice as long. False if the
+// pieces do not fit, or the device has no compiler.
+bool fill_by_kernel(tg_stream_& stream, const FillJob& job) {
+  constexpr uint64_t kPiece = 16;
+  constexpr size_t kGroup = 256;
+  const tg_kernel kernel = stream.device->fill_kernel();
+  if (kernel == nullptr || job.bytes % kPiece != 0 || reinterpret_cast<uintptr_t>(job.destination) % kPiece != 0)
+    return false;
+  tg_arg arguments[3] = {};
+  arguments[0].is_pointer = 1;
+  arguments[0].value.pointer = job.destination;
+  arguments[1].size = sizeof(uint64_t);
+  arguments[1].value.u64 = job.bytes / kPiece;
+  arguments[2].size = kPiece;
+  host_fill(arguments[2].value.bytes, job.pattern, job.pattern_bytes, kPiece);
+  tg_launch fill{kernel,         1,         3,        {(job.bytes / kPiece + kGroup - 1) / kGroup, 1, 1},
+                 {kGroup, 1, 1}, arguments, job.bytes};
+  launch(stream, fill);
+  return true;
 }
 
 void copy_svm(tg_stream_& stream, void* destination, const void* source, uint64_t bytes) {
@@ -183,6 +205,7 @@ void fill(tg_stream_& stream, void* destination, const void* pattern, uint32_t p
   if (reinterpret_cast<uintptr_t>(destination) % pattern_bytes != 0) {
     fail_invalid("a fill of an address that is no multiple of the pattern's size");
   }
+  if (fill_by_kernel(stream, job)) return;
   if (device.memory->model == MemoryModel::kBuffer) {
     const Memory::Place place = device.memory->find(destination, bytes);
     submit(stream, "clEnqueueFillBuffer", [&](cl_command_queue queue, cl_event* event) {

@@ -24,7 +24,8 @@ def _helpers(target: str) -> str:
     """`tg_label`: the class of a state; what is no class counts as the blank."""
     storage = {"i64": "long", "i32": "int"}[target]
     return f"""
-inline long tg_label(const GLOBAL {storage}* targets, const GLOBAL long* lengths, long s, long classes, long blank) {{
+static inline long tg_label(
+    const GLOBAL {storage}* targets, const GLOBAL long* lengths, long s, long classes, long blank) {{
   if (s % 2 == 0) return blank;
   const long label = targets[lengths[2] + s / 2 * lengths[3]];
   return label < 0 || label >= classes ? blank : label;

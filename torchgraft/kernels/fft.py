@@ -93,7 +93,7 @@ def _gpu_stage(radix: int, is_first: bool) -> str:
     x = ("xr[from + {q} * apart]", "xi[from + {q} * apart]")
     y = ("yr[to + {q} * done]", "yi[to + {q} * done]")
     text = _stage_text(radix, is_first, x, y, "2 * ({q} * k * step)")
-    return f"""inline void {"first" if is_first else "stage"}_{radix}({_GPU_PARAMETERS}) {{
+    return f"""static inline void {"first" if is_first else "stage"}_{radix}({_GPU_PARAMETERS}) {{
   {_GPU_LOOP.format(radix=radix)}
 {text}
   }}

@@ -294,7 +294,7 @@ const long pixels = (long)source_z * source_y * source_x, end = pixels * n0;
 
 # Rounds to a storage type whose numbers are kept as float, by the bits that it lacks. Torch computes windows in it.
 _ROUND = """
-inline float tg_round(float x) {{
+static inline float tg_round(float x) {{
   const uint u = AS_uint(x);
   return AS_float((u + ((1u << {bits}) / 2 - 1) + (u >> {bits} & 1)) & ~((1u << {bits}) - 1));
 }}"""
@@ -302,7 +302,7 @@ _MISSING_BITS = {"f16": 13, "bf16": 16}
 
 # Graham, "Fractional Max-Pooling" (2014): windows begin at the differences of two rounded numbers.
 _RANDOM_START = """
-inline int tg_start(int target, {real} sample, int source, int targets, int taps) {{
+static inline int tg_start(int target, {real} sample, int source, int targets, int taps) {{
   if (target == targets - 1) return source - taps;
   const {real} alpha = tg_round(tg_round(source - taps) / tg_round(targets - 1));
   return (int)tg_round(tg_round(tg_round(target) + sample) * alpha) - (int)tg_round(sample * alpha);
