@@ -208,7 +208,7 @@ def test_the_cpu_has_a_process_without_torchgraft(heap: str) -> None:
 def test_what_the_process_answers() -> None:
     case = moving("copy/x", on(lambda x: x.clone(), (10,)), 80)
     lines: Iterator[str] = iter(['{"prepare": "copy/x"}', '{"seconds": 0.001}'])
-    prepared, timed = torch_process.answers({case.name: case}, lines)
+    prepared, timed = torch_process.answers({case.name: case}, "cpu", lines)
     assert prepared == {}
     assert timed["seconds"] > 0
     assert isinstance(timed["settled"], bool)

@@ -66,6 +66,7 @@ class Capability(enum.IntFlag):
     SUBGROUPS = 1 << 7
     BFLOAT16_TILES = 1 << 8  #: kernels may use the kernel language's words for tiles of bfloat16
     BFLOAT16_VECTORS = 1 << 9  #: kernels may use the kernel language's words for vectors of bfloat16
+    FRAGMENTS = 1 << 10  #: kernels may use the kernel language's words for fragments of 16-bit floats
 
 
 class CopyKind(enum.IntEnum):

@@ -1,10 +1,10 @@
-"""torch's CPU in a process of its own, with the heap as torch ships it or with a warm one.
+"""torch alone in a process of its own: its CPU, with the heap as torch ships it or with a warm one, or another device.
 
 glibc's heap cannot be told to be as it was; and beside other pools of threads OpenMP's wait for work no longer and take
 tens of microseconds to begin. So neither is measured in the process of the device.
 
-`TorchProcess` starts the process and tells it what to do; `python -m harness.torch_process MODULE FUNCTION HEAP` is the
-process. They speak in lines of JSON. It answers when its threads sleep, and is idle until the next line.
+`TorchProcess` starts the process and tells it what to do; `python -m harness.torch_process MODULE FUNCTION HEAP DEVICE`
+is the process. They speak in lines of JSON. It answers when its threads sleep, and is idle until the next line.
 """
 
 from __future__ import annotations
@@ -30,13 +30,19 @@ BENCHMARKS = Path(__file__).resolve().parent.parent
 class TorchProcess:
     """The other process; `cases` is a function of a module of this folder, from which it knows the workloads."""
 
-    def __init__(self, cases: Callable[[], Iterator[Case]], heap: str) -> None:
-        """`heap` is "shipped" or "warm"."""
-        self._heap = heap
+    def __init__(
+        self,
+        cases: Callable[[], Iterator[Case]],
+        heap: str = "shipped",
+        device: str = "cpu",
+        python: str = sys.executable,
+    ) -> None:
+        """`heap` is "shipped" or "warm"; `python` may be one with another build of torch."""
+        self._side = f"{device}, {heap} heap"
         module = cases.__module__ if cases.__module__ != "__main__" else Path(sys.argv[0]).stem
         path = os.pathsep.join([str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "harness.torch_process", module, cases.__name__, heap],
+            [python, "-m", "harness.torch_process", module, cases.__name__, heap, device],
             env={**os.environ, "PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -69,27 +75,27 @@ class TorchProcess:
             print(json.dumps(message), file=stdin, flush=True)
         line = stdout.readline()
         if not line:
-            raise RuntimeError(f"the process of the CPU, {self._heap}, ended with status {self._process.wait(30)}")
+            raise RuntimeError(f"the process of {self._side} ended with status {self._process.wait(30)}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise RuntimeError(f"in the process of the CPU, {self._heap}:\n{answer['error']}")
+            raise RuntimeError(f"in the process of {self._side}:\n{answer['error']}")
         return answer
 
 
-def answers(cases: dict[str, Case], lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+def answers(cases: dict[str, Case], device: str, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     """What is answered to each line."""
     for line in lines:
         message = json.loads(line)
         if "prepare" in message:
             call = None  # lets the last one's memory go
-            call = cases[message["prepare"]].make("cpu")
+            call = cases[message["prepare"]].make(device)
             call()
-            seconds(call, "cpu", 0.02)
+            seconds(call, device, 0.02)
             settle()
             yield {}
         else:
             assert call is not None
-            took = turn(call, "cpu", message["seconds"])
+            took = turn(call, device, message["seconds"])
             yield {"seconds": took, "settled": settle()}
 
 
@@ -101,7 +107,7 @@ def keep_heap() -> None:
     libc.mallopt(m_trim_threshold, 2**31 - 1)
 
 
-def serve(module: str, function: str, heap: str) -> None:
+def serve(module: str, function: str, heap: str, device: str) -> None:
     """Answers on what was the standard output; whatever else is printed goes where errors go."""
     if heap == "warm":
         keep_heap()
@@ -111,7 +117,7 @@ def serve(module: str, function: str, heap: str) -> None:
         cases = {case.name: case for case in getattr(importlib.import_module(module), function)()}
         if "torchgraft" in sys.modules:
             raise RuntimeError("torchgraft was imported: torch alone is to be measured")
-        for answer in answers(cases, iter(sys.stdin.readline, "")):
+        for answer in answers(cases, device, iter(sys.stdin.readline, "")):
             print(json.dumps(answer), file=replies, flush=True)
     except Exception:
         print(json.dumps({"error": traceback.format_exc()}), file=replies, flush=True)

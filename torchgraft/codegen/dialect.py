@@ -11,6 +11,7 @@ import re
 from typing import ClassVar
 
 from torchgraft.codegen.kernel import Kernel, Pointer, Value
+from torchgraft.codegen.places import ATOMIC_ADDS
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.codegen.vectors import composed_words
 from torchgraft.functions import HELPERS
@@ -103,7 +104,7 @@ class Dialect:
 
     def _definition(self, word: str) -> str | None:
         """What a word needs in front of the kernel: the dialect's own meaning of it, or the library's."""
-        return self.definitions.get(word) or HELPERS.get(word) or _composed().get(word)
+        return self.definitions.get(word) or HELPERS.get(word) or ATOMIC_ADDS.get(word) or _composed().get(word)
 
     def _used_definitions(self, text: str) -> list[str]:
         """Definitions that the text needs, each after those it needs itself."""

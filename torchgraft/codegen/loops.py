@@ -181,6 +181,7 @@ class Layout:
         runs: each row lies in memory as runs of `run` elements, and rows, whether across or not, have two strides as
             columns do. Several groups may share a row: each has `part` elements of it.
         simd_width: float32 elements of a CPU's vector registers: 4, 8 or 16.
+        group: work-items of a group that share a row in the GPU form, a power of two.
     """
 
     form: str
@@ -188,6 +189,7 @@ class Layout:
     unit: bool = True
     runs: bool = False
     simd_width: int = 16
+    group: int = GROUP
 
 
 Fields = Mapping[str, tuple[str, str]]
@@ -232,18 +234,21 @@ class Team:
 
     Attributes:
         layout: of the rows.
-        group: work-items of a group in the GPU form, a power of two.
+        group: work-items of a group in the GPU form, a power of two; 0: as the layout says.
         width: columns that the CPU form treats side by side, at most.
         short: whether there are few elements, so that sums put nothing aside.
     """
 
     layout: Layout
-    group: int = GROUP
+    group: int = 0
     width: int = WIDTH
     short: bool = False
     _head: dict[str, str] = field(default_factory=dict)  # declarations at the head of the kernel
     # Values that a CPU has for each of its columns, and where they are.
     _columns: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.group = self.group or self.layout.group
 
     @property
     def at(self) -> str:
@@ -459,11 +464,16 @@ class Team:
     }}"""
 
     def _members(self, begin: str, end: str, statements: str) -> str:
-        """The GPU form's loop over a range of elements."""
-        if self.layout.runs:
-            statements = f"const long tg_run = tg_base + c / run * (run_stride - run * stride); {statements}"
+        """The GPU form's loop over a range of elements. Several are loaded before the first is used: memory answers
+        late."""
         lane, step = (f"{begin} + tg_lane", f"c += {self.group}") if self._is_group else (begin, "++c")
-        return f"for (long c = {lane}; c < {end}; {step}) {{ {statements} }}"
+        loop = f"UNROLL_4 for (long c = {lane}; c < {end}; {step})"
+        if not self.layout.runs:
+            return f"{loop} {{ {statements} }}"
+        # A division takes longer than an addition, and one of 64 bits much longer; most rows are one run.
+        number = "((ulong)c >> 32 ? c / run : (long)((uint)c / (uint)run))"
+        return f"""if (run >= size) {{ const long tg_run = tg_base; {loop} {{ {statements} }} }}
+    else {loop} {{ const long tg_run = tg_base + {number} * (run_stride - run * stride); {statements} }}"""
 
     def _column(self, name: str, ctype: str) -> str:
         """Declares a value of each column."""

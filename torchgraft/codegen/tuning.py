@@ -50,9 +50,9 @@ class Tiles:
         item: rows and columns of a work-item.
     """
 
-    side: int = 64
+    side: int = 128
     depth: int = 16
-    item: int = 4
+    item: int = 8
 
     @property
     def group(self) -> int:
@@ -62,9 +62,30 @@ class Tiles:
     def depth_of(self, size: int) -> int:
         """The depth for elements of so many bytes: slices of both operands fit into the local memory."""
         depth = self.depth
-        while depth > 1 and 2 * depth * (self.side + 1) * size > LOCAL_BYTES:
+        while depth > 1 and 2 * depth * self.pitch * size > LOCAL_BYTES:
             depth //= 2
         return depth
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row of a slice to the next one's, so that columns are spread over the memory's banks."""
+        return self.side + 4
+
+    @property
+    def are_even(self) -> bool:
+        """Whether each work-item copies as many elements of a slice, whatever their size, which it can tell of from its
+        number."""
+        items = self.group**2
+        depths = {self.depth_of(size) for size in (4, 8, 16)}
+        return items % self.side == 0 and all(
+            depth % (items // self.side) == 0 and items % depth == 0 and self.side % (items // depth) == 0
+            for depth in depths
+        )
+
+    @property
+    def smaller(self) -> Tiles | None:
+        """Of half the side, for the same work-groups."""
+        return replace(self, side=self.side // 2, item=self.item // 2) if self.item > 2 else None
 
 
 @dataclass(frozen=True)
@@ -127,6 +148,8 @@ class Target:
         simd_width: float32 elements of its vector registers.
         tuning: the sizes to make it with.
         bfloat16: whose words kernels may use to multiply bfloat16, if any.
+        fragments: whether they may use those for a GPU's matrix units.
+        work_group: work-items of a work-group, at most.
     """
 
     form: str
@@ -134,6 +157,8 @@ class Target:
     simd_width: int
     tuning: Tuning
     bfloat16: Way | None = None
+    fragments: bool = False
+    work_group: int = 256
 
 
 # By float32 elements of a vector register: there are 32 registers of 64 bytes, of which 16 hold sums (24 in products);
@@ -183,6 +208,7 @@ def is_possible(tuning: Tuning, work_group: int) -> bool:
         blocks.rows * blocks.vectors + blocks.vectors + 1 <= _REGISTERS
         and tiles.item < tiles.side
         and tiles.group**2 <= work_group
+        and tiles.are_even
         and tuning.attention.gpu_group <= work_group
     )
 

@@ -37,11 +37,11 @@ from torch.utils._ordered_set import OrderedSet
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.loops import FEW, GROUP, Layout, Team, Walk, bind
+from torchgraft.codegen.places import add_into_place, is_addable
 from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
 from torchgraft.inductor.indices import Loop, Loops, printed
 from torchgraft.inductor.invariants import by_loop
 from torchgraft.inductor.operations import Operations, as_type, literal
-from torchgraft.inductor.places import add_into_place, is_addable
 from torchgraft.inductor.reductions import Reduction, reduction
 from torchgraft.plans.device import device_traits, kernel_form
 from torchgraft.plans.grid import SHORT_ROW, SOME_ROWS

@@ -695,7 +695,7 @@ def box_launch(
     bias: object | None,
     on: Target,
 ) -> Launch | None:
-    """As `convolution.convolution_launch`; nothing if the filter is too large for a box, or if a box would be nothing
+    """As `convolution.convolution_launches`; nothing if the filter is too large for a box, or if a box would be nothing
     gained."""
     g = flattened(g)
     forward = direction == "forward"

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import prod
 
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
@@ -39,9 +40,11 @@ from torchgraft.kernels.depthwise import plane_launch, plane_weight_launch
 from torchgraft.kernels.geometry import AXES, GEOMETRY, Direction, Geometry, geometry_arguments
 from torchgraft.kernels.matmul import (
     A_TILE_PADDING,
+    Fetch,
     block_loop,
     block_shape,
     block_tile,
+    choose_tiles,
     pack_a,
     pack_transposed,
     row_vectors,
@@ -90,7 +93,7 @@ def _copy_row(math: Arithmetic, step: str) -> str:
 
 @cache
 def block_kernel(storage: str, direction: Direction, bias: bool, blocks: Blocks, simd_width: int = 16) -> Kernel:
-    """The CPU form of images from images. Launch with `convolution_launch`."""
+    """The CPU form of images from images. Launch with `convolution_launches`."""
     math = arithmetic(storage, simd_width)
     tile = block_tile(math, blocks)
     pitch = row_vectors(math, tile) * math.width
@@ -381,7 +384,7 @@ inline {math.vector} tg_patch({math.const_pointer} S, long at, int i, int step, 
 @cache
 def direct_kernel(storage: str, direction: Direction, bias: bool, simd_width: int = 16) -> Kernel:
     """The CPU form where a group has few channels: rows of the target, a vector of pixels at a time. Going backward,
-    the pixels of a vector are those of one phase. Launch with `convolution_launch`.
+    the pixels of a vector are those of one phase. Launch with `convolution_launches`.
     """
     math = arithmetic(storage, simd_width)
     forward = direction == "forward"
@@ -506,53 +509,113 @@ for (int tap = 0; tap < taps; ++tap) {{
 # --- The GPU form.
 
 
-def _patch_element(math: Arithmetic, direction: Direction) -> str:
-    """Sets `value` to the pixel of channel `c` that tap (kz, ky, kx) reads for pixel (tz, ty, tx) of the target."""
+def _patch_element(math: Arithmetic, direction: Direction, strided: bool = True) -> str:
+    """Sets `value` to the pixel of channel `c` that tap (kz, ky, kx) reads for pixel (tz, ty, tx) of the target. Going
+    backward, strides of one need no division."""
+    meets = "true"
     if direction == "forward":
         places = " ".join(f"const int {a} = t{a} * stride_{a} - padding_{a} + k{a} * dilation_{a};" for a in AXES)
-        meets = "true"
-    else:
+    elif strided:
         places = " ".join(
             f"const int up_{a} = t{a} + padding_{a} - k{a} * dilation_{a}, {a} = up_{a} / stride_{a};" for a in AXES
         )
         meets = " && ".join(f"up_{a} >= 0 && up_{a} % stride_{a} == 0" for a in AXES)
+    else:
+        places = " ".join(f"const int {a} = t{a} + padding_{a} - k{a} * dilation_{a};" for a in AXES)
     inside = " && ".join(f"(uint){a} < (uint)source_{a}" for a in AXES)
     at = "((((long)image * groups + group) * channels + c) * source_z + z) * source_y + y"
     return f"{{ {places} if ({meets} && {inside}) value = {math.load('S', f'({at}) * source_x + x')}; }}"
 
 
-_SPLIT_TAP = """const int kx = {0} % taps_x, ky = {0} / taps_x % taps_y, kz = {0} / (taps_x * taps_y) % taps_z;
-const int c = {0} / (taps_x * taps_y * taps_z);"""
-_SPLIT_PIXEL = """const int tx = {0} % target_x, ty = {0} / target_x % target_y;
-const int tz = {0} / (target_x * target_y) % target_z, image = {0} / (target_x * target_y * target_z);"""
+_SPLIT_TAP = """int kx = ({0}) % taps_x, ky = ({0}) / taps_x % taps_y, kz = ({0}) / (taps_x * taps_y) % taps_z;
+int c = ({0}) / (taps_x * taps_y * taps_z);"""
+_NEXT_TAP = "if (++kx == taps_x) { kx = 0; if (++ky == taps_y) { ky = 0; if (++kz == taps_z) { kz = 0; ++c; } } }"
+_SPLIT_PIXEL = """const int tx = ({0}) % target_x, ty = ({0}) / target_x % target_y;
+const int tz = ({0}) / (target_x * target_y) % target_z, image = ({0}) / (target_x * target_y * target_z);"""
+# Which part of the sums a group has, if they are divided.
+_PART = "const int part = GROUP_ID(2) / groups, group = GROUP_ID(2) % groups;"
 
 
 @cache
-def tile_kernel(storage: str, direction: Direction, bias: bool, tiles: Tiles) -> Kernel:
-    """The GPU form of images from images. Launch with `convolution_launch`."""
+def tile_kernel(storage: str, result: str, direction: Direction, strided: bool, bias: bool, tiles: Tiles) -> Kernel:
+    """The GPU form of images from images, over a part of the sums. Launch with `convolution_launches`."""
     math = arithmetic(storage)
     if direction == "forward":
-        fetch_a = f"value = {math.load('F', '((long)group * M + m) * K + k')};"
+        a = Fetch("a", "k", f"value = {math.load('F', '((long)group * M + m) * channels * taps + first + k')};")
     else:
-        fetch_a = f"""const int c = k / taps;
-          value = {math.load("F", "(((long)group * channels + c) * M + m) * taps + k % taps")};"""
-    fetch_b = f"{_SPLIT_TAP.format('k')} {_SPLIT_PIXEL.format('n')} {_patch_element(math, direction)}"
-    add = f"sums[i][j] += {math.load('E', 'group * M + m')};" if bias else ""
-    finish = f"""
-      const int pixels = target_z * target_y * target_x;
-      {add}
-      {math.store("T", "((long)(n / pixels) * groups * M + group * M + m) * pixels + n % pixels", "sums[i][j]")};"""
+        a = Fetch(
+            "a",
+            "k",
+            f"value = {math.load('F', '(((long)group * channels + channel) * M + m) * taps + tap')};",
+            along="const int channel = (first + k) / taps, tap = (first + k) % taps;",
+        )
+    b = Fetch(
+        "b",
+        "outer",
+        _patch_element(math, direction, strided),
+        outer=_SPLIT_PIXEL.format("n"),
+        along=_SPLIT_TAP.format("first + k"),
+        then=_NEXT_TAP,
+    )
+    add = f"if (part == 0) sums[i][j] += {math.load('E', 'group * M + m')};" if bias else ""
+    place = "(((long)part * batch + n / pixels) * groups * M + group * M + m) * pixels + n % pixels"
+    finish = f"{add} store_{result}(T, {place}, sums[i][j]);"
     body = f"""
-const int group = GROUP_ID(2), taps = taps_z * taps_y * taps_x, K = channels * taps;
-const int N = batch * target_z * target_y * target_x;
-{tile_loop(math, tiles, "k" if direction == "forward" else "outer", "outer", fetch_a, fetch_b, finish)}"""
-    return Kernel(f"convolution_tile_{direction}", _channel_params(storage, bias), body, local=tile_local(tiles))
+{_PART}
+const int taps = taps_z * taps_y * taps_x, first = part * part_k, K = min(part_k, channels * taps - first);
+const int pixels = target_z * target_y * target_x, N = batch * pixels;
+{tile_loop(math, tiles, a, b, finish)}"""
+    tensors = f"{result}* T; const {storage}* S, F{', E' if bias else ''}"
+    params = parameters(f"{tensors}; i32 batch, groups, M, channels, part_k; {GEOMETRY}")
+    return Kernel(f"convolution_tile_{direction}", params, body, local=tile_local(tiles))
+
+
+# Rows of patches that a work-item copies an element of.
+_PATCH_ROWS = 32
 
 
 @cache
-def element_kernel(storage: str, direction: Direction, bias: bool) -> Kernel:
-    """The GPU form where a group has few channels: a work-item for each pixel of the target."""
+def all_patches_kernel(storage: str, direction: Direction, strided: bool) -> Kernel:
+    """The patches of all images as a matrix in memory, in the GPU form: row k has what the product reads for its k."""
     math = arithmetic(storage)
+    body = f"""
+const int pixels = target_z * target_y * target_x, n = GLOBAL_ID(0), group = 0, groups = 1;
+if (n >= batch * pixels) return;
+const int first = GROUP_ID(1) * {_PATCH_ROWS}, end = min(first + {_PATCH_ROWS}, channels * taps_z * taps_y * taps_x);
+{_SPLIT_PIXEL.format("n")}
+{_SPLIT_TAP.format("first")}
+for (int k = first; k < end; ++k) {{
+  {math.scalar} value = 0;
+  {_patch_element(math, direction, strided)}
+  {math.store("T", "(long)k * batch * pixels + n", "value")};
+  {_NEXT_TAP}
+}}"""
+    params = parameters(f"{storage}* T; const {storage}* S; i32 batch, channels; {GEOMETRY}")
+    return Kernel(f"convolution_patches_{direction}", params, body, local=(128, 1))
+
+
+def all_patches_launch(storage: str, g: Geometry, direction: Direction, target: object, source: object) -> Launch:
+    """Fills [channels * taps, batch * pixels]; there is one group of channels."""
+    forward = direction == "forward"
+    source_size, target_size = (g.image, g.result) if forward else (g.result, g.image)
+    channels = g.image_channels if forward else g.result_channels
+    arguments = {"T": target, "S": source, "batch": g.batch, "channels": channels}
+    arguments |= geometry_arguments(g, source_size, target_size)
+    grid = (ceil_div(g.batch * prod(target_size), 128), ceil_div(channels * prod(g.taps), _PATCH_ROWS))
+    return Launch(all_patches_kernel(storage, direction, g.stride != (1, 1, 1)), grid, arguments)
+
+
+@cache
+def element_kernel(storage: str, direction: Direction, bias: bool, dilated: bool) -> Kernel:
+    """The GPU form where a group has few channels: a work-item for each pixel of the target. Going backward, taps that
+    are not dilated meet it as far apart as the stride."""
+    math = arithmetic(storage)
+    skips = direction == "backward" and not dilated
+    loops = "".join(
+        f"for (int k{a} = {f'(t{a} + padding_{a}) % stride_{a}' if skips else '0'}; k{a} < taps_{a}; "
+        f"k{a} += {f'stride_{a}' if skips else '1'})\n"
+        for a in AXES
+    )
     if direction == "forward":
         weight = "(target_channel * channels + c) * taps + tap"
     else:
@@ -567,13 +630,12 @@ const long target_channel = index / target_pixels % (groups * M), image = index 
 const long group = target_channel / M;
 {math.scalar} sum = {math.load("E", "target_channel") if bias else "0"};
 for (int c = 0; c < channels; ++c)
-  for (int kz = 0, tap = 0; kz < taps_z; ++kz)
-    for (int ky = 0; ky < taps_y; ++ky)
-      for (int kx = 0; kx < taps_x; ++kx, ++tap) {{
-        {math.scalar} value = 0;
-        {_patch_element(math, direction)}
-        sum = {math.multiply_add("value", math.load("F", weight), "sum")};
-      }}
+  {loops} {{
+    const int tap = (kz * taps_y + ky) * taps_x + kx;
+    {math.scalar} value = 0;
+    {_patch_element(math, direction)}
+    sum = {math.multiply_add("value", math.load("F", weight), "sum")};
+  }}
 {math.store("T", "index", "sum")};"""
     return Kernel(f"convolution_element_{direction}", _channel_params(storage, bias), body, local=(64,))
 
@@ -582,26 +644,76 @@ for (int c = 0; c < channels; ++c)
 def weight_tile_kernel(storage: str, result: str, tiles: Tiles) -> Kernel:
     """The GPU form of the weight's gradient, over a part of the pixels. Launch with `weight_launches`."""
     math = arithmetic(storage)
-    fetch_a = f"""{_SPLIT_TAP.format("m")} const int at = first + k;
-      {_SPLIT_PIXEL.format("at")} {_patch_element(math, "forward")}"""
-    fetch_b = f"""const int at = first + k, image = at / pixels;
-      value = {math.load("R", "(((long)image * groups + group) * N + n) * pixels + at % pixels")};"""
+    a = Fetch(
+        "a",
+        "k",
+        _patch_element(math, "forward"),
+        outer=_SPLIT_TAP.format("m"),
+        along=_SPLIT_PIXEL.format("first + k"),
+    )
+    b = Fetch(
+        "b",
+        "k",
+        f"value = {math.load('R', '((result_image * groups + group) * N + n) * pixels + pixel')};",
+        along="const long result_image = (first + k) / pixels; const int pixel = (first + k) % pixels;",
+    )
     finish = f"store_{result}(T, ((long)(part * groups + group) * N + n) * M + m, sums[i][j]);"
     body = f"""
-const int part = GROUP_ID(2) / groups, group = GROUP_ID(2) % groups;
+{_PART}
 const int pixels = target_z * target_y * target_x, first = part * part_pixels;
 const int K = min((int)part_pixels, batch * pixels - first);
-{tile_loop(math, tiles, "k", "k", fetch_a, fetch_b, finish)}"""
+{tile_loop(math, tiles, a, b, finish)}"""
     params = parameters(
         f"{result}* T; const {storage}* S, R; i32 batch, groups, M, N, channels; i64 part_pixels; {GEOMETRY}"
     )
     return Kernel("convolution_tile_weight", params, body, local=tile_local(tiles))
 
 
+# Work-items of a group that sum one element of a weight's gradient.
+_SUMMED_BY = 128
+
+
+@cache
+def element_weight_kernel(storage: str, result: str) -> Kernel:
+    """The same where a group has few channels: a work-group for each element of the weight."""
+    math = arithmetic(storage)
+    at = "(((long)image * groups + group) * N + n) * pixels + at % pixels"
+    body = f"""
+LOCAL {math.scalar} sums[{_SUMMED_BY}];
+const int M = channels * taps_z * taps_y * taps_x, pixels = target_z * target_y * target_x;
+const int m = GROUP_ID(0) % M, n = GROUP_ID(0) / M % N, group = GROUP_ID(0) / M / N, lane = LOCAL_ID(0);
+const long begin = GROUP_ID(1) * part_pixels, whole = (long)batch * pixels;
+const int end = (int)min(whole, begin + part_pixels);
+{_SPLIT_TAP.format("m")}
+{math.scalar} sum = 0;
+for (int at = (int)begin + lane; at < end; at += {_SUMMED_BY}) {{
+  {_SPLIT_PIXEL.format("at")}
+  {math.scalar} value = 0;
+  {_patch_element(math, "forward")}
+  sum = {math.multiply_add("value", math.load("R", at), "sum")};
+}}
+sums[lane] = sum;
+BARRIER;
+for (int apart = {_SUMMED_BY // 2}; apart > 0; apart /= 2) {{
+  if (lane < apart) sums[lane] += sums[lane + apart];
+  BARRIER;
+}}
+if (lane == 0) store_{result}(T, GROUP_ID(1) * NUM_GROUPS(0) + GROUP_ID(0), sums[0]);"""
+    params = parameters(
+        f"{result}* T; const {storage}* S, R; i32 batch, groups, N, channels; i64 part_pixels; {GEOMETRY}"
+    )
+    return Kernel("convolution_element_weight", params, body, local=(_SUMMED_BY, 1))
+
+
 # --- Launches.
 
+# Most products of a square would be with zeros where a stride leaves taps out, and few rows leave most of it empty.
+_FEW_STRIDED = 8
+# Pixels of a work-group that sums an element of a weight's gradient, at least.
+_LEAST_PIXELS = 2048
 
-def convolution_launch(
+
+def convolution_launches(
     storage: str,
     g: Geometry,
     direction: Direction,
@@ -610,12 +722,14 @@ def convolution_launch(
     weight: object,
     bias: object | None = None,
     *,
+    temporary: Callable[[int, str], object],
     on: Target,
-) -> Launch:
+) -> list[Launch]:
     """Forward: target is the result, source the image. Backward: target is the image (its gradient, or what a
-    transposed convolution gives), source the result (its gradient).
+    transposed convolution gives), source the result (its gradient). `temporary` makes a place for a number of elements
+    of a type.
     """
-    form, units, simd_width, tiles, blocks = on.form, on.units, on.simd_width, on.tuning.tiles, on.tuning.blocks
+    form, units, simd_width, blocks = on.form, on.units, on.simd_width, on.tuning.blocks
     forward = direction == "forward"
     source_size, target_size = (g.image, g.result) if forward else (g.result, g.image)
     channels, rows = (g.image_channels, g.result_channels) if forward else (g.result_channels, g.image_channels)
@@ -628,29 +742,26 @@ def convolution_launch(
     if form == "cpu":
         planes = plane_launch(storage, g, direction, target, source, weight, bias, on)
         if planes is not None:
-            return planes
+            return [planes]
     if few and form == "cpu":
         lines = target_size[0] * target_size[1]
         block_rows = max(1, min(lines, ceil_div(lines * g.batch * rows * g.groups, 4 * units)))
-        return Launch(
-            direct_kernel(storage, direction, bias is not None, simd_width),
-            (g.batch * rows * g.groups, ceil_div(lines, block_rows)),
-            {**arguments, "groups": g.groups, "block_rows": block_rows},
-        )
+        direct = direct_kernel(storage, direction, bias is not None, simd_width)
+        grid = (g.batch * rows * g.groups, ceil_div(lines, block_rows))
+        return [Launch(direct, grid, {**arguments, "groups": g.groups, "block_rows": block_rows})]
     pixels = target_size[0] * target_size[1] * target_size[2]
     if form != "cpu":
-        arguments |= {"groups": g.groups, "block_rows": 0}
-        if few:
-            return Launch(
-                element_kernel(storage, direction, bias is not None),
-                (ceil_div(g.batch * g.groups * rows * pixels, 64),),
-                arguments,
-            )
-        groups = tile_groups(tiles, rows, g.batch * pixels, g.groups)
-        return Launch(tile_kernel(storage, direction, bias is not None, tiles), groups, arguments)
+        arguments |= {"groups": g.groups}
+        dilated = g.dilation != (1, 1, 1)
+        apart = direction == "backward" and g.stride != (1, 1, 1) and not dilated and rows <= _FEW_STRIDED
+        if few or apart:
+            element = element_kernel(storage, direction, bias is not None, dilated)
+            elements = g.batch * g.groups * rows * pixels
+            return [Launch(element, (ceil_div(elements, 64),), {**arguments, "block_rows": 0})]
+        return _tile_launches(storage, g, direction, arguments, rows, channels, g.batch * pixels, temporary, on)
     boxes = box_launch(storage, g, direction, target, source, weight, bias, on)
     if boxes is not None:
-        return boxes
+        return [boxes]
     phases = 1 if forward else g.stride[0] * g.stride[1] * g.stride[2]
     pixels = 1
     for extent, stride in zip(target_size, g.stride, strict=True):
@@ -661,11 +772,35 @@ def convolution_launch(
     block_rows, block_columns = block_shape(
         math, tile, rows, columns, channels * taps // phases, g.groups * phases, units
     )
-    return Launch(
-        block_kernel(storage, direction, bias is not None, blocks, simd_width),
-        (ceil_div(columns, block_columns), ceil_div(rows, block_rows), g.groups * phases),
-        {**arguments, "block_rows": block_rows, "block_columns": block_columns},
-    )
+    block = block_kernel(storage, direction, bias is not None, blocks, simd_width)
+    blocks_of = (ceil_div(columns, block_columns), ceil_div(rows, block_rows), g.groups * phases)
+    return [Launch(block, blocks_of, {**arguments, "block_rows": block_rows, "block_columns": block_columns})]
+
+
+def _tile_launches(
+    storage: str,
+    g: Geometry,
+    direction: Direction,
+    arguments: dict[str, object],
+    rows: int,
+    channels: int,
+    columns: int,
+    temporary: Callable[[int, str], object],
+    on: Target,
+) -> list[Launch]:
+    """The GPU form; parts of the sums are added up afterwards."""
+    sums = channels * prod(g.taps)
+    tiles, parts = choose_tiles(on.tuning.tiles, rows, columns, sums, g.groups, on.units)
+    each = ceil_div(sums, parts)
+    parts = ceil_div(sums, each)
+    accumulator = arithmetic(storage).value if parts > 1 else storage
+    target, count = arguments["T"], rows * g.groups * columns
+    place = temporary(parts * count, accumulator) if parts > 1 else target
+    strided = g.stride != (1, 1, 1)
+    kernel = tile_kernel(storage, accumulator, direction, strided, "E" in arguments, tiles)
+    grid = tile_groups(tiles, rows, columns, g.groups * parts)
+    launch = Launch(kernel, grid, {**arguments, "T": place, "part_k": each})
+    return [launch, *_fold(accumulator, storage, target, place, count, parts)]
 
 
 def weight_launches(
@@ -682,7 +817,7 @@ def weight_launches(
 
     `temporary` makes a place for a number of elements of a type.
     """
-    form, units, simd_width, tiles, blocks = on.form, on.units, on.simd_width, on.tuning.tiles, on.tuning.blocks
+    form, units, simd_width, blocks = on.form, on.units, on.simd_width, on.tuning.blocks
     math = arithmetic(storage, simd_width)
     channels, columns = g.image_channels // g.groups, g.result_channels // g.groups
     rows = channels * g.taps[0] * g.taps[1] * g.taps[2]
@@ -699,7 +834,23 @@ def weight_launches(
     count = rows * columns * g.groups
     arguments: dict[str, object] = {"S": image, "R": result, "batch": g.batch, "groups": g.groups}
     arguments |= {"N": columns, "channels": channels, **geometry_arguments(g, g.image, g.result)}
-    if form == "cpu" and channels * columns <= 4 and g.taps[0] * g.taps[1] * g.taps[2] <= _MOST_DIRECT_TAPS:
+    if form != "cpu":
+        tiles, parts = choose_tiles(on.tuning.tiles, rows, columns, pixels, g.groups, units)
+        few = channels * columns <= 4
+        if few:
+            parts = max(1, min(ceil_div(8 * units, count), pixels // _LEAST_PIXELS))
+        part_pixels = ceil_div(pixels, parts)
+        parts = ceil_div(pixels, part_pixels)
+        accumulator = math.value if parts > 1 else storage
+        place = temporary(parts * count, accumulator) if parts > 1 else target
+        arguments |= {"T": place, "part_pixels": part_pixels}
+        if few:
+            launch = Launch(element_weight_kernel(storage, accumulator), (count, parts), arguments)
+        else:
+            kernel = weight_tile_kernel(storage, accumulator, tiles)
+            launch = Launch(kernel, tile_groups(tiles, rows, columns, g.groups * parts), {**arguments, "M": rows})
+        return [launch, *_fold(accumulator, storage, target, place, count, parts)]
+    if channels * columns <= 4 and g.taps[0] * g.taps[1] * g.taps[2] <= _MOST_DIRECT_TAPS:
         pairs = channels * columns * g.groups
         part_images = max(1, min(g.batch, g.batch * pairs // (4 * units)))
         parts = ceil_div(g.batch, part_images)
@@ -711,7 +862,7 @@ def weight_launches(
             {**arguments, "T": place, "part_images": part_images},
         )
         return [launch, *_fold(accumulator, storage, target, place, count, parts)]
-    in_boxes = weight_boxes(storage, g, on) if form == "cpu" else None
+    in_boxes = weight_boxes(storage, g, on)
     if in_boxes is not None:
         parts = in_boxes.parts
     accumulator = math.value if parts > 1 else storage
@@ -720,10 +871,6 @@ def weight_launches(
         launch = in_boxes.launch(storage, accumulator, place, image, result, on)
         return [launch, *_fold(accumulator, storage, target, place, count, parts)]
     arguments |= {"T": place, "M": rows, "part_pixels": part_pixels}
-    if form != "cpu":
-        kernel = weight_tile_kernel(storage, accumulator, tiles)
-        launches = [Launch(kernel, tile_groups(tiles, rows, columns, g.groups * parts), arguments)]
-        return launches + _fold(accumulator, storage, target, place, count, parts)
     launches = [
         Launch(
             weight_kernel(storage, accumulator, narrow, blocks, simd_width),

@@ -4,8 +4,9 @@ All walk over a space of some dimensions in which every operand has a stride for
 indexed one, lies besides at the sum of the indices times their steps: it is the source (gather, index_select,
 embedding) or the target (scatter, index_put). An index out of range is reported and the element skipped.
 
-`move_kernel` treats elements in any order. `collect_kernel` lets several elements meet in one place: it walks one more
-dimension, along which places may repeat, in order, so that results do not depend on chance and need no atomics.
+`move_kernel` treats elements in any order; on a GPU it also adds elements that meet in one place, in an order that is
+left to chance. `collect_kernel` lets several elements meet in one place: it walks one more dimension, along which
+places may repeat, in order, so that results do not depend on chance and need no atomics.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
 from torchgraft.codegen.loops import FEW, Walk
+from torchgraft.codegen.places import add_into_place
 from torchgraft.codegen.pointwise import convert
 from torchgraft.codegen.types import BY_NAME, value_ctype
 
@@ -36,6 +38,7 @@ class Indexing:
         number: the source is a number, a parameter.
         combine: the new value, of `a` (what is in the target) and `b` (the source's); "" for b itself.
         alpha: `combine` has a factor `alpha`.
+        at_once: others may add to the same place at the same time; `combine` is a sum.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Indexing:
     number: bool = False
     combine: str = ""
     alpha: bool = False
+    at_once: bool = False
 
     @property
     def operands(self) -> list[str]:
@@ -109,6 +113,10 @@ class Indexing:
         ctype = value_ctype(self.target)
         value = "source" if self.number else f"load_{self.source}(source, {source})"
         value = convert(value, self.source, self.target)
+        if self.at_once:
+            return (
+                f"tg_add_into_place_{self.target}(target + {target}, {f'alpha * ({value})' if self.alpha else value});"
+            )
         if not self.combine:
             return f"store_{self.target}(target, {target}, {value});"
         return (
@@ -132,7 +140,7 @@ def move_kernel(x: Indexing, form: str) -> Kernel:
         body = walk.each(where + put, x.starts(walk), vectorize=False)
     else:
         body = walk.each(put, f"{x.starts(walk)}\n{where}")
-    return walk.kernel(x.name, x.parameters(), body)
+    return walk.kernel(x.name, x.parameters(), body, add_into_place(x.target) if x.at_once else "")
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.loops import Walk
+from torchgraft.codegen.types import BY_NAME, value_ctype
 
 COUNTS = (2, 8)
 """Tensors that one launch joins: the least of these that will do, since arguments take time. Missing ones have width
@@ -26,6 +27,24 @@ def join_kernel(type_: str, count: int) -> Kernel:
     inputs, widths = (", ".join(f"{name}_{k}" for k in range(count)) for name in ("in", "width"))
     params = parameters(f"{type_}* out; const {type_}* {inputs}; i64 {widths}, width, start")
     return walk.kernel("join", params, walk.each(f"long at = i * width + start;\n{copies}", vectorize=False))
+
+
+@functools.cache
+def join_elements_kernel(type_: str, count: int, index: str) -> Kernel:
+    """The same in the GPU form: a walk over the elements that a launch joins, `part` of each row."""
+    walk = Walk("gpu", index=index)
+    t = value_ctype(index)
+    choice = "".join(
+        f"if (c < width_{k}) {{ value = in_{k}[row * width_{k} + c]; }} else {{ c -= width_{k}; " for k in range(count)
+    )
+    body = f"""const {t} row = i / part, column = i - row * part;
+    {t} c = column;
+    {BY_NAME[type_].storage} value = 0;
+    {choice}{"}" * count}
+    out[row * width + start + column] = value;"""
+    inputs, widths = (", ".join(f"{name}_{k}" for k in range(count)) for name in ("in", "width"))
+    params = parameters(f"{type_}* out; const {type_}* {inputs}; {index} {widths}, width, start, part")
+    return walk.kernel("join_elements", params, walk.each(body))
 
 
 @functools.cache

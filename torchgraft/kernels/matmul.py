@@ -17,6 +17,8 @@ the arguments, in the order of the kernel's parameters.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -29,7 +31,7 @@ from torchgraft.codegen.tuning import Blocks, Target, Tiles
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 from torchgraft.codegen.x86 import Way
-from torchgraft.kernels import bfloat16
+from torchgraft.kernels import bfloat16, fragments
 from torchgraft.kernels.products import (
     Addend,
     Tile,
@@ -749,69 +751,124 @@ for (int i = 0; i < min({rows}, M); ++i)
 # --- The GPU form.
 
 
-def tile_loop(
-    math: Arithmetic, tiles: Tiles, unit_a: Unit, unit_b: Unit, fetch_a: str, fetch_b: str, finish: str
-) -> str:
-    """The GPU form's loops: a group computes a square, and each of its work-items elements of it that lie a group's
-    width apart. Slices of A and B pass through local memory.
+@dataclass(frozen=True)
+class Fetch:
+    """How the GPU form's loops read an operand, as statements.
 
-    `M`, `N`, `K` must be in scope and the pointers moved to the batch. The units say in which direction consecutive
-    work-items read.
+    Attributes:
+        name: "a", of elements (m, k), or "b", of elements (k, n).
+        unit: in which direction consecutive work-items read.
+        load: sets `value` to the element.
+        outer: what is found of m or n alone. With "outer" it stands in front of all loops.
+        along: what is found of k alone.
+        then: makes that of the next k, where `along` would take longer.
+
+    Those of `outer` and `along` declare names of their own, which the other operand's have not.
+    """
+
+    name: str
+    unit: Unit
+    load: str
+    outer: str = ""
+    along: str = ""
+    then: str = ""
+
+
+def tile_loop(math: Arithmetic, tiles: Tiles, a: Fetch, b: Fetch, finish: str) -> str:
+    """The GPU form's loops: a group computes a square, of which each of its work-items has small pieces that lie a
+    group's width apart. Slices of A and B pass through local memory, and the next ones through registers meanwhile.
+
+    `M`, `N`, `K` must be in scope and the pointers moved to the batch.
 
     Args:
-        fetch_a, fetch_b: statements that set `value` to A's element (m, k), B's element (k, n).
         finish: statements that store `sums[i][j]` to (m, n).
     """
     value = f"{math.scalar}2" if math.is_complex else math.scalar
     side, group, each = tiles.side, tiles.group, tiles.item
     depth = tiles.depth_of(2 * math.size if math.is_complex else math.size)
-    zero = f"({value})0"
+    items, count = group * group, side * depth // (group * group)
+    # Pieces of as many elements as one instruction loads.
+    tall, wide = (1, 1) if math.is_complex else (min(4, each), min(2, each))
+    zero, align = f"({value})0", 4 * math.size
 
-    def fill(name: str, outer: str, limit: str, unit: Unit, fetch: str) -> str:
-        if unit == "k":
-            split = f"const int k = kb + index % {depth}, {outer} = {outer}0 + index / {depth};"
+    def index(fetch: Fetch) -> tuple[str, str]:
+        return ("m", "M") if fetch.name == "a" else ("n", "N")
+
+    def prepare(fetch: Fetch) -> str:
+        if fetch.unit == "k":
+            return ""
+        outer, _ = index(fetch)
+        text = re.sub(rf"\b{outer}\b", f"outer_{fetch.name}", fetch.outer)
+        return f"const int outer_{fetch.name} = {outer}0 + item % {side}; {text}"
+
+    def read(fetch: Fetch, begin: str) -> str:
+        """The item's elements of a slice."""
+        outer, limit = index(fetch)
+        start = f"UNROLL for (int i = 0; i < {count}; ++i) {{ {value} value = {zero};"
+        end = f"next_{fetch.name}[i] = value; }}"
+        if fetch.unit == "k":
+            return f"""{{ const int k = {begin} + item % {depth};
+      {fetch.along}
+      {start} const int {outer} = {outer}0 + item / {depth} + i * {items // depth};
+        if (k < K && {outer} < {limit}) {{ {fetch.outer} {fetch.load} }} {end} }}"""
+        first, each_k = (fetch.along, "") if fetch.then else ("", fetch.along)
+        return f"""{{ const int {outer} = outer_{fetch.name};
+      int k = {begin} + item / {side} * {count};
+      {first}
+      {start}
+        if (k < K && {outer} < {limit}) {{ {each_k} {fetch.load} }}
+        ++k; {fetch.then} {end} }}"""
+
+    def keep(fetch: Fetch) -> str:
+        if fetch.unit == "k":
+            place = f"[item % {depth}][item / {depth} + i * {items // depth}]"
         else:
-            split = f"const int {outer} = {outer}0 + index % {side}, k = kb + index / {side};"
-        return f"""
-  for (int index = item; index < {side * depth}; index += {group * group}) {{
-    {split}
-    {value} value = {zero};
-    if ({outer} < {limit} && k < K) {{ {fetch} }}
-    tile_{name}[k - kb][{outer} - {outer}0] = value;
-  }}"""
+            place = f"[item / {side} * {count} + i][item % {side}]"
+        return f"UNROLL for (int i = 0; i < {count}; ++i) tile_{fetch.name}{place} = next_{fetch.name}[i];"
+
+    def piece(name: str, at: str, size: int) -> str:
+        vector = value if size == 1 else f"{value}{size}"
+        source = f"tile_{name}[k] + (p * {group} + {at}) * {size}"
+        return f"""UNROLL for (int p = 0; p < {each // size}; ++p)
+      *({vector}*)({name} + p * {size}) = *(LOCAL const {vector}*)({source});"""
 
     if math.is_complex:
         update = """
-          sums[i][j].x = fma(a[i].x, b.x, fma(-a[i].y, b.y, sums[i][j].x));
-          sums[i][j].y = fma(a[i].x, b.y, fma(a[i].y, b.x, sums[i][j].y));"""
+          sums[i][j].x = fma(a[i].x, b[j].x, fma(-a[i].y, b[j].y, sums[i][j].x));
+          sums[i][j].y = fma(a[i].x, b[j].y, fma(a[i].y, b[j].x, sums[i][j].y));"""
     else:
-        update = f"sums[i][j] = {math.multiply_add('a[i]', 'b', 'sums[i][j]')};"
+        update = f"sums[i][j] = {math.multiply_add('a[i]', 'b[j]', 'sums[i][j]')};"
     return f"""
-LOCAL {value} tile_A[{depth}][{side + 1}];
-LOCAL {value} tile_B[{depth}][{side + 1}];
+LOCAL {value} tile_a[{depth}][{tiles.pitch}] ALIGN({align});
+LOCAL {value} tile_b[{depth}][{tiles.pitch}] ALIGN({align});
 const int x = LOCAL_ID(0), y = LOCAL_ID(1), item = y * {group} + x;
 const int m0 = GROUP_ID(1) * {side}, n0 = GROUP_ID(0) * {side};
-{value} sums[{each}][{each}];
-for (int i = 0; i < {each}; ++i)
-  for (int j = 0; j < {each}; ++j) sums[i][j] = {zero};
+{prepare(a)}
+{prepare(b)}
+{value} next_a[{count}], next_b[{count}], sums[{each}][{each}];
+UNROLL for (int i = 0; i < {each}; ++i)
+  UNROLL for (int j = 0; j < {each}; ++j) sums[i][j] = {zero};
+{read(a, "0")}
+{read(b, "0")}
 for (int kb = 0; kb < K; kb += {depth}) {{
-  {fill("A", "m", "M", unit_a, fetch_a)}
-  {fill("B", "n", "N", unit_b, fetch_b)}
   BARRIER;
-  for (int k = 0; k < {depth}; ++k) {{
-    {value} a[{each}];
-    for (int i = 0; i < {each}; ++i) a[i] = tile_A[k][y + i * {group}];
-    for (int j = 0; j < {each}; ++j) {{
-      const {value} b = tile_B[k][x + j * {group}];
-      for (int i = 0; i < {each}; ++i) {{ {update} }}
-    }}
+  {keep(a)}
+  {keep(b)}
+  BARRIER;
+  {read(a, f"kb + {depth}")}
+  {read(b, f"kb + {depth}")}
+  UNROLL_4 for (int k = 0; k < {depth}; ++k) {{
+    {value} a[{each}] ALIGN({align}), b[{each}] ALIGN({align});
+    {piece("a", "y", tall)}
+    {piece("b", "x", wide)}
+    UNROLL for (int i = 0; i < {each}; ++i)
+      UNROLL for (int j = 0; j < {each}; ++j) {{ {update} }}
   }}
-  BARRIER;
 }}
-for (int i = 0; i < {each}; ++i) {{
-  const int m = m0 + y + i * {group};
-  for (int j = 0; j < {each}; ++j) {{
-    const int n = n0 + x + j * {group};
+UNROLL for (int i = 0; i < {each}; ++i) {{
+  const int m = m0 + i / {tall} * {tall * group} + y * {tall} + i % {tall};
+  UNROLL for (int j = 0; j < {each}; ++j) {{
+    const int n = n0 + j / {wide} * {wide * group} + x * {wide} + j % {wide};
     if (m < M && n < N) {{ {finish} }}
   }}
 }}"""
@@ -827,6 +884,18 @@ def tile_local(tiles: Tiles) -> tuple[int, int, int]:
     return (tiles.group, tiles.group, 1)
 
 
+def _strided(math: Arithmetic, name: str, unit: Unit, outer: str, outer_stride: str, k_stride: str) -> Fetch:
+    """From memory with a stride for each index, which a number of 64 bits is multiplied by as rarely as can be."""
+    return Fetch(
+        name,
+        unit,
+        f"value = {math.load(name.upper(), f'outer_at_{name} + k_at_{name}')};",
+        outer=f"const long outer_at_{name} = {outer} * {outer_stride};",
+        along=f"long k_at_{name} = k * {k_stride};",
+        then=f"k_at_{name} += {k_stride};",
+    )
+
+
 @cache
 def tile_kernel(storage: str, result: str, unit_a: Unit, unit_b: Unit, addend: Addend, tiles: Tiles) -> Kernel:
     """The GPU form."""
@@ -836,11 +905,95 @@ def tile_kernel(storage: str, result: str, unit_a: Unit, unit_b: Unit, addend: A
       {target.pointer} c = C + m * c_rs + n * c_cs;
       {"" if addend == "none" else f"{math.const_pointer} d = D + m * d_rs + n * d_cs;"}
       {finish_scalar(target, addend, "sums[i][j]", "0", "0")}"""
-    fetch_a = f"value = {math.load('A', 'm * a_rs + k * a_cs')};"
-    fetch_b = f"value = {math.load('B', 'n * b_cs + k * b_rs')};"
+    a = _strided(math, "a", unit_a, "m", "a_rs", "a_cs")
+    b = _strided(math, "b", unit_b, "n", "b_cs", "b_rs")
     body = f"""{begin_product(addend, 2)}
-{tile_loop(math, tiles, unit_a, unit_b, fetch_a, fetch_b, finish)}"""
+{tile_loop(math, tiles, a, b, finish)}"""
     return Kernel("matmul_tile", operands(math, result, addend), body, local=tile_local(tiles))
+
+
+# What a compute unit does of a square's multiplications, relative to a square of the largest side; and what it does
+# with a single group.
+_EFFICIENCY = {1: 1.0, 2: 0.85, 4: 0.5}
+_ALONE = 0.7
+# Multiplications of a compute unit that take as long as another launch, and as to write and read an element once.
+_LAUNCH, _ELEMENT = 400_000, 60
+_LEAST_TILE_PART = 64
+
+
+def choose_tiles(tiles: Tiles, m: int, n: int, k: int, batch: int, units: int, speed: int = 1) -> tuple[Tiles, int]:
+    """The squares of a product on a GPU, and into how many parts its sums are divided so that all units have work.
+
+    Of the squares that groups of the same size can have, that which should take the least time: large ones read less,
+    small ones are more. `speed` is that of multiplications relative to plain ones of float32.
+    """
+
+    def time(side: int, parts: int) -> float:
+        groups = ceil_div(m, side) * ceil_div(n, side) * batch * parts
+        waves = ceil_div(groups, units)
+        each = side * side * ceil_div(k, parts) / _EFFICIENCY[tiles.side // side] / (_ALONE if waves == 1 else 1)
+        return waves * each + (parts > 1) * speed * (_LAUNCH + parts * batch * m * n * _ELEMENT / units)
+
+    sizes = [tiles]
+    while (smaller := sizes[-1].smaller) is not None and (speed == 1 or smaller.side >= fragments.LEAST_SIDE):
+        sizes.append(smaller)
+    most = max(1, k // _LEAST_TILE_PART) if units > 1 else 1
+    parts = [1 << power for power in range(most.bit_length())]
+    return min(itertools.product(sizes, parts), key=lambda chosen: time(chosen[0].side, chosen[1]))
+
+
+#: Products of so many rows at most have a kernel of their own on a GPU, which reads B once and straight.
+GPU_ROWS = 8
+
+
+def rows_columns(along_k: bool) -> int:
+    """Columns of a work-group of `rows_kernel`."""
+    return rows_local(along_k)[1 if along_k else 0]
+
+
+def rows_local(along_k: bool) -> tuple[int, int, int]:
+    """Its work-items: the first dimension runs along what lies together in memory."""
+    return (32, 8, 1) if along_k else (64, 4, 1)
+
+
+@cache
+def rows_kernel(storage: str, result: str, rows: int, along_k: bool, addend: Addend) -> Kernel:
+    """The GPU form for few rows. Work-items that are neighbours read neighbouring elements of B: of a column if those
+    lie together (`along_k`), otherwise of a row; those of one column then add up their sums."""
+    math, target = arithmetic(storage), arithmetic(result)
+    width, height, _ = rows_local(along_k)
+    if along_k:
+        first, step, most = "x", width, width
+        column = f"GROUP_ID(0) * {height} + y"
+    else:
+        first, step, most = "y", height, height
+        column = f"GROUP_ID(0) * {width} + x"
+    update = math.multiply_add(math.load("A", "min(r, M - 1) * a_rs + k * a_cs"), "b", "sums[r]")
+    body = f"""{begin_product(addend, 1)}
+LOCAL {math.scalar} others[{rows}][{height}][{width}];
+const int x = LOCAL_ID(0), y = LOCAL_ID(1), n = {column};
+{math.scalar} sums[{rows}];
+UNROLL for (int r = 0; r < {rows}; ++r) sums[r] = 0;
+if (n < N)
+  UNROLL_4 for (int k = {first}; k < K; k += {step}) {{
+    const {math.scalar} b = {math.load("B", "n * b_cs + k * b_rs")};
+    UNROLL for (int r = 0; r < {rows}; ++r) sums[r] = {update};
+  }}
+UNROLL for (int r = 0; r < {rows}; ++r) others[r][y][x] = sums[r];
+BARRIER;
+for (int apart = {most // 2}; apart > 0; apart /= 2) {{
+  if ({first} < apart)
+    for (int r = 0; r < {rows}; ++r) others[r][y][x] += others[r][{"y][x + apart" if along_k else "y + apart][x"}];
+  BARRIER;
+}}
+if (n < N)
+  for (int m = {first}; m < min({rows}, M); m += {step}) {{
+    const {math.scalar} sum = others[m][{"y][0" if along_k else "0][x"}];
+    {target.pointer} c = C + m * c_rs + n * c_cs;
+    {"" if addend == "none" else f"{math.const_pointer} d = D + m * d_rs + n * d_cs;"}
+    {finish_scalar(target, addend, "sum", "0", "0")}
+  }}"""
+    return Kernel("matmul_rows", operands(math, result, addend), body, local=rows_local(along_k)[:2])
 
 
 # --- Launches.
@@ -950,10 +1103,23 @@ def matmul_launches(
     few = 1 if m == 1 else 4
     suits = storage == "bf16" and "none" not in (unit_a, unit_b) and k >= bfloat16.LEAST_DEPTH
     paired = on.bfloat16 if suits else None
-    if on.form != "cpu":
-        groups: tuple[int, ...] = tile_groups(tiles, m, n, 1)[:2]
+    groups: tuple[int, ...]
+    parts = 0
+    if on.form != "cpu" and m <= GPU_ROWS and not math.is_complex:
+        along_k = unit_b == "k"
+        groups = (ceil_div(n, rows_columns(along_k)),)
+        kernel = partial(_rows, storage, 1 if m == 1 else ceil_div(m, 4) * 4, along_k)
+        wanted, least = 8 * units, 256
+    elif on.form != "cpu" and on.fragments and storage in fragments.STORAGES and k >= fragments.LEAST_DEPTH:
+        tiles, parts = choose_tiles(fragments.TILES, m, n, k, batch, units, fragments.SPEED)
+        parts = parts if batch == 1 else 1
+        groups = tile_groups(tiles, m, n, 1)[:2]
+        kernel = partial(_fragments, storage, unit_a, unit_b, tiles.side)
+    elif on.form != "cpu":
+        tiles, parts = choose_tiles(tiles, m, n, k, batch, units)
+        parts = parts if batch == 1 else 1
+        groups = tile_groups(tiles, m, n, 1)[:2]
         kernel = partial(_tile, storage, unit_a, unit_b, tiles)
-        wanted = 4 * units
     elif unit_b == "k" and a.column == 1 and _pays_dot(math, m, k) and not (paired and m > 4):
         columns = max(8, min(64, -(-n // (4 * units) // 8 * 8)))
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
@@ -988,7 +1154,8 @@ def matmul_launches(
         in_place = unit_b == "outer" and not narrow and _pays_in_place(math, m, b)
         kernel = partial(_block, storage, unit_a, unit_b, blocks, narrow, in_place, simd_width)
 
-    parts = _parts(prod(groups), k, wanted, least, units) if batch == 1 and units > 1 else 1
+    if parts == 0:
+        parts = _parts(prod(groups), k, wanted, least, units) if batch == 1 and units > 1 else 1
     sums = {"alpha": alpha, **({"beta": beta} if d else {})}
     sized = {"M": m, "N": n, **more}
     if parts == 1:
@@ -1061,6 +1228,15 @@ def _matrices(matrices: Mapping[str, Matrix]) -> dict[str, object]:
 
 def _tile(storage: str, unit_a: Unit, unit_b: Unit, tiles: Tiles, result: str, addend: Addend) -> Kernel:
     return tile_kernel(storage, result, unit_a, unit_b, "any" if addend != "none" else "none", tiles)
+
+
+def _rows(storage: str, rows: int, along_k: bool, result: str, addend: Addend) -> Kernel:
+    return rows_kernel(storage, result, rows, along_k, "any" if addend != "none" else "none")
+
+
+def _fragments(storage: str, unit_a: Unit, unit_b: Unit, side: int, result: str, addend: Addend) -> Kernel:
+    addend = "any" if addend != "none" else "none"
+    return fragments.fragment_kernel(storage, result, unit_a, unit_b, addend, side)
 
 
 def _dot(storage: str, rows: int, simd_width: int, result: str, addend: Addend) -> Kernel:

@@ -151,6 +151,28 @@ def combine_kernel(r: Reduction, form: str) -> Kernel:
     return walk.kernel(f"combine_{r.name}", params, body, r.helpers)
 
 
+@functools.cache
+def combine_many_kernel(r: Reduction) -> Kernel:
+    """The same on a GPU where there are many parts of few outputs: a group for each of them."""
+    team = Team(Layout("gpu"))
+    loads = " ".join(
+        f"const {value_ctype(type_)} b_{name} = part_{name}[c * rows + row];" for name, type_, _ in r.fields
+    )
+    accumulators = "; ".join(f"const {type_}* part_{name}" for name, type_, _ in r.fields)
+    at = "row / inner * os0 + row % inner * os1"
+    return team.kernel(
+        f"combine_many_{r.name}",
+        r.parameters(f"{accumulators}; {_inputs(r.kept_for_results())}; i64 inner, count", False),
+        team.fold(
+            {name: (type_, identity) for name, type_, identity in r.fields},
+            f"{{ {loads} {bind(r.combine, A='A.{}', B='b_{}')} }}",
+            f"{{ {r.combine} }}",
+        ),
+        team.leader(r.store(at, "row", "{}")),
+        helpers=r.helpers,
+    )
+
+
 # The reductions of the op library ----------------------------------------------------------------------------------
 
 # Lowest and highest values of the compute types.

@@ -1,25 +1,39 @@
 """Planners of scaled_dot_product_attention's fused op and its backward. Which calls come here is decided in
 csrc/dispatch/attention.cpp.
+
+One kernel goes over the keys without ever having the matrix of scores in memory. Where the GPU form has more to do,
+matrix products are many times as quick: parts of the scores, some heads' each, are in memory between them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
+from torchgraft.codegen.kernel import Kernel
 from torchgraft.kernels import attention as kernels
-from torchgraft.kernels import attention_pairs
+from torchgraft.kernels import attention_pairs, attention_products
 from torchgraft.kernels.attention import Variant
+from torchgraft.kernels.attention_products import Rows, group_of
 from torchgraft.kernels.pairs import LANES
+from torchgraft.ops.matmul import plan_product
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, decomposition, planner
 
 aten = torch.ops.aten
 
 #: Elements of a query or value: they are in registers and on the stack.
 LARGEST_HEAD = 256
+#: Multiplications from which products pay: they take some launches more, and fewer are done in less time than these.
+LEAST_PRODUCTS = 5_000_000
+#: Bytes of the scores that products have in memory at a time: a head of 8192 queries and keys in float32. A head that
+#: has more is left to the kernel that needs no memory, lest long sequences take all there is.
+LARGEST_SCORES = 256 << 20
+#: Matrices of a product: GPUs take no more groups than that in the grid's last dimension.
+MOST_MATRICES = 65535
 
 
 def _statistics_dtype(query: torch.Tensor) -> torch.dtype:
@@ -80,7 +94,7 @@ class _Call:
         self.p = p
         self.query, self.key, self.value = (self.rows(t) for t in (query, key, value))
         self.batch, self.heads, self.queries, head = self.query.shape
-        _, key_heads, self.keys, value_head = self.value.shape
+        _, self.key_heads, self.keys, value_head = self.value.shape
         self.statistics = _statistics_dtype(query)
         self.dropout = dropout
         suits = query.dtype == torch.bfloat16 and self.queries > kernels.FEW
@@ -100,7 +114,7 @@ class _Call:
         )
         if max(head, value_head) > LARGEST_HEAD:
             raise Unsupported(f"heads of more than {LARGEST_HEAD} elements")
-        self.common: dict[str, Any] = {"heads": self.heads, "group": self.heads // key_heads}
+        self.common: dict[str, Any] = {"heads": self.heads, "group": self.heads // self.key_heads}
         self.common |= {"sq": self.queries, "sk": self.keys, "scale": 1 / math.sqrt(head) if scale is None else scale}
         if bias is not None:
             wide = bias.expand(self.batch, self.heads, self.queries, self.keys)
@@ -117,6 +131,134 @@ class _Call:
     def groups(self, rows: int, heads: int) -> tuple[int]:
         block = self.variant.group if self.p.form == "gpu" else self.variant.lanes
         return (self.batch * heads * ceil_div(rows, block),)
+
+
+class _Products:
+    """A call by matrix products.
+
+    Operands are matrices, one for each head of keys: the queries of all heads that share it are its rows, so that
+    gradients of keys and values are summed over these heads by the products. Scores are scaled by the products, and so
+    are the gradients of queries and keys: in float16 the scores' own would lose more to the scale.
+    """
+
+    def __init__(self, call: _Call) -> None:
+        self.call, self.p = call, call.p
+        self.scale = call.common["scale"]
+        self.matrices = call.batch * call.key_heads
+        self.rows = call.heads // call.key_heads * call.queries
+        self.variant = Rows(call.variant.storage, call.variant.bias, call.variant.causal, group_of(call.keys))
+        self.common = {name: value for name, value in call.common.items() if name not in ("group", "sk", "scale")}
+        fit = max(1, LARGEST_SCORES // self.bytes_of_matrix(call))
+        self.together = ceil_div(self.matrices, ceil_div(self.matrices, min(fit, MOST_MATRICES)))
+
+    @staticmethod
+    def bytes_of_matrix(call: _Call) -> int:
+        """Of the scores of one."""
+        return call.heads // call.key_heads * call.queries * call.keys * call.statistics.itemsize
+
+    @classmethod
+    def pay(cls, call: _Call) -> bool:
+        """Whether they are quicker than the kernels for everything, and can be had. Weights are dropped and a bias's
+        gradient is found only there."""
+        v = call.variant
+        if call.p.form != "gpu" or v.dropout or v.bias_gradient or call.queries <= kernels.FEW:
+            return False
+        multiplications = call.batch * call.heads * call.queries * call.keys * (v.head + v.value_head)
+        return multiplications >= LEAST_PRODUCTS and cls.bytes_of_matrix(call) <= LARGEST_SCORES
+
+    def parts(self) -> Iterator[slice]:
+        """The matrices, as many at a time as may have scores in memory."""
+        for begin in range(0, self.matrices, self.together):
+            yield slice(begin, min(begin + self.together, self.matrices))
+
+    def folded(self, spec: torch.Tensor) -> torch.Tensor | None:
+        """Four dimensions as matrices, None if they do not lie so."""
+        try:
+            return spec.view(self.matrices, -1, spec.shape[-1])
+        except RuntimeError:
+            return None
+
+    def operand(self, spec: torch.Tensor) -> torch.Tensor:
+        """The same, or a copy."""
+        folded = self.folded(spec)
+        return self.p.contiguous(spec).view(self.matrices, -1, spec.shape[-1]) if folded is None else folded
+
+    def target(self, spec: torch.Tensor | None) -> torch.Tensor | None:
+        """Matrices that are to be brought to a result by `deliver`, its own if it lies so; None for none."""
+        if spec is None:
+            return None
+        four = self.call.four(spec)
+        folded = self.folded(four)
+        return self.p.empty_like(four).view(self.matrices, -1, spec.shape[-1]) if folded is None else folded
+
+    def deliver(self, spec: torch.Tensor | None, by: torch.Tensor | None) -> None:
+        if spec is not None and by is not None and self.p.memory(spec) is not self.p.memory(by):
+            self.p.copy(spec, by.view(spec.shape))
+
+    def scores(self, dtype: torch.dtype | None = None, like: torch.Tensor | None = None) -> torch.Tensor:
+        """A temporary for a part's scores, or `like` if that has the dtype: what depends on the scores of its own place
+        alone may be written over them."""
+        dtype = dtype or self.call.statistics
+        if like is not None and like.dtype == dtype:
+            return like
+        return self.p.empty((self.together, self.rows, self.call.keys), dtype)
+
+    def launch(self, kernel: Kernel, part: slice, **arguments: Any) -> None:
+        """A kernel for the rows of a part."""
+        rows = (part.stop - part.start) * self.rows
+        first = part.start * (self.call.heads // self.call.key_heads)
+        self.p.launch(kernel, self.p.long_rows(rows, self.call.keys), **arguments, **self.common, first=first)
+
+    def forward(self, out: torch.Tensor, lse: torch.Tensor) -> None:
+        p, call = self.p, self.call
+        q, k, v = (self.operand(t) for t in (call.query, call.key, call.value))
+        target = self.target(out)
+        assert target is not None
+        scores = self.scores()
+        weights = self.scores(v.dtype, scores)
+        for part in self.parts():
+            s, w = (t[: part.stop - part.start] for t in (scores, weights))
+            plan_product(p, s, q[part], k[part].transpose(1, 2), alpha=self.scale)
+            self.launch(attention_products.weights(self.variant), part, scores=s, out=w, lse=lse)
+            plan_product(p, target[part], w, v[part])
+        self.deliver(out, target)
+
+    def backward(
+        self, wanted: tuple[torch.Tensor | None, ...], grad: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+    ) -> None:
+        """The gradients of queries, keys and values, as far as they are `wanted`."""
+        p, call = self.p, self.call
+        grad = call.rows(grad)
+        q, k, v, g = (self.operand(t) for t in (call.query, call.key, call.value, grad))
+        targets = [self.target(t) for t in wanted]
+        dq, dk, dv = targets
+        of_scores = dq is not None or dk is not None
+        if not of_scores and dv is None:
+            return
+        kernel = attention_products.gradients(self.variant, dv is not None, of_scores)
+        scores = self.scores()
+        places = {"scores": scores}
+        if dv is not None:
+            places["out"] = self.scores(v.dtype, scores)
+        more: dict[str, Any] = {"lse": lse}
+        if of_scores:
+            places["dp"] = self.scores()
+            places["ds"] = self.scores(v.dtype, places["dp"])
+            more |= {**strided(g=grad, o=call.rows(out)), "value_head": v.shape[-1]}
+        for part in self.parts():
+            own = {name: place[: part.stop - part.start] for name, place in places.items()}
+            plan_product(p, own["scores"], q[part], k[part].transpose(1, 2), alpha=self.scale)
+            if of_scores:
+                plan_product(p, own["dp"], g[part], v[part].transpose(1, 2))
+            self.launch(kernel, part, **own, **more)
+            if dv is not None:
+                plan_product(p, dv[part], own["out"].transpose(1, 2), g[part])
+            if dq is not None:
+                plan_product(p, dq[part], own["ds"], k[part], alpha=self.scale)
+            if dk is not None:
+                plan_product(p, dk[part], own["ds"].transpose(1, 2), q[part], alpha=self.scale)
+        for spec, by in zip(wanted, targets, strict=True):
+            self.deliver(spec, by)
 
 
 @planner("_scaled_dot_product_fused_attention_overrideable", meta=_meta)
@@ -137,6 +279,9 @@ def _attention(
     if out.numel() == 0:  # a part of a DTensor may be
         return
     call = _Call(p, query, key, value, attn_bias, dropout_p, is_causal, scale)
+    if _Products.pay(call):
+        _Products(call).forward(out, lse)
+        return
     target = call.rows(out) if out.stride(-1) == 1 or out.shape[-1] == 1 else p.empty(call.four(out).shape, out.dtype)
     arguments = {**strided(q=call.query, k=call.key, v=call.value, out=target), "lse": lse, **call.common}
     if call.variant.dropout:
@@ -199,6 +344,9 @@ def _attention_backward(
                 p.zero(gradient)
         return
     call = _Call(p, query, key, value, attn_bias, dropout_p, is_causal, scale, grad_bias is not None)
+    if _Products.pay(call):
+        _Products(call).backward((grad_query, grad_key, grad_value), grad_out, out, logsumexp)
+        return
     q, k, v = call.query, call.key, call.value
     grad = call.rows(grad_out)
     delta = p.empty(logsumexp.shape, call.statistics)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels import boxes_bfloat16
-from torchgraft.kernels.convolution import convolution_launch, weight_launches
+from torchgraft.kernels.convolution import convolution_launches, weight_launches
 from torchgraft.kernels.geometry import Direction, Geometry, Triple
+from torchgraft.ops.convolution_fragments import plan_images_by_fragments, plan_weight_by_fragments
 from torchgraft.ops.convolution_patches import (
     LEAST_CHANNELS,
     LEAST_PIXELS,
@@ -89,12 +90,17 @@ def _forward_meta(
     return torch.empty(out.shape, dtype=out.dtype, device="meta")
 
 
+# Of smaller images a GPU's other kernels have all pixels of a batch side by side.
+_LEAST_PIXELS_OF_GPU = 128
+
+
 def _is_product(p: PlanBuilder, g: Geometry) -> bool:
-    """Whether each image is the product of the filters, of one tap, and an image as it lies: of which CPUs' kernels
-    prepare less than those of other convolutions."""
+    """Whether each image is the product of the filters, of one tap, and an image as it lies: of which kernels prepare
+    less than those of other convolutions."""
     single = math.prod(g.taps) == 1 and g.stride == (1, 1, 1) and g.padding == (0, 0, 0) and g.groups == 1
-    large = min(g.image_channels, g.result_channels) >= LEAST_CHANNELS and math.prod(g.image) >= LEAST_PIXELS
-    return p.form == "cpu" and single and large
+    least = LEAST_PIXELS if p.form == "cpu" else _LEAST_PIXELS_OF_GPU
+    large = min(g.image_channels, g.result_channels) >= LEAST_CHANNELS and math.prod(g.image) >= least
+    return single and large
 
 
 # ---- By a processor's own instructions for pairs of bfloat16. ----
@@ -131,6 +137,11 @@ def _plan_images_by_pairs(
     return launch is not None
 
 
+def _temporaries(p: PlanBuilder) -> Callable[[int, str], torch.Tensor]:
+    """Makes a place for a number of elements of a type."""
+    return lambda count, element: p.empty((count,), BY_NAME[element].dtype)
+
+
 def _plan_images(
     p: PlanBuilder,
     g: Geometry,
@@ -140,16 +151,22 @@ def _plan_images(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> None:
-    """Plans images made of images, as `convolution_launch` has them."""
+    """Plans images made of images, as `convolution_launches` has them."""
     storage = _storage(out)
     if plan_images_by_patches(p, g, direction, out, source, weight, bias):
         return
     if not _is_product(p, g):
+        if plan_images_by_fragments(p, g, direction, out, source, weight, bias):
+            return
         suits = _suits_pairs(p, g, storage, source.shape[1])
         if suits and _plan_images_by_pairs(p, g, direction, out, source, weight, bias):
             return
-        launch = convolution_launch(storage, g, direction, out, source, weight, bias, on=p.target)
-        p.launch(launch.kernel, launch.groups, **launch.arguments)
+        temporary = _temporaries(p)
+        launches = convolution_launches(
+            storage, g, direction, out, source, weight, bias, temporary=temporary, on=p.target
+        )
+        for launch in launches:
+            p.launch(launch.kernel, launch.groups, **launch.arguments)
         return
     filters = weight.view(weight.shape[:2]) if direction == "forward" else weight.view(weight.shape[:2]).t()
     target, image = (x.view(*x.shape[:2], -1) for x in (out, source))
@@ -224,12 +241,8 @@ def _convolution_backward(
         plan_weight_of_lines(p, g, grad_weight, image, result)
     elif grad_weight is not None and by_pairs:
         plan_weight_of_all_patches(p, g, grad_weight, image, result)
-    elif grad_weight is not None:
-
-        def temporary(count: int, element: str) -> torch.Tensor:
-            return p.empty((count,), BY_NAME[element].dtype)
-
-        for launch in weight_launches(storage, g, grad_weight, image, result, temporary, on=p.target):
+    elif grad_weight is not None and not plan_weight_by_fragments(p, g, grad_weight, image, result):
+        for launch in weight_launches(storage, g, grad_weight, image, result, _temporaries(p), on=p.target):
             p.launch(launch.kernel, launch.groups, **launch.arguments)
     if grad_bias is not None:
         dims = [0, *range(2, grad_output.dim())]

@@ -54,7 +54,8 @@ def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor],
     """Joins contiguous tensors by few launches, each row of the result from a row of each; false where copies are as
     good."""
     rows = math.prod(out.shape[:dim])
-    if p.form == "gpu" or len(tensors) == 1 or (1 < rows < _ROWS and out.numel() > _SMALL):
+    gpu = p.form == "gpu"
+    if len(tensors) == 1 or (not gpu and 1 < rows < _ROWS and out.numel() > _SMALL):
         return False
     if any(t.dtype != out.dtype or not t.is_contiguous() or t.is_conj() or t.is_neg() for t in [out, *tensors]):
         return False
@@ -65,7 +66,11 @@ def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor],
         part = tensors[first : first + count]
         widths = [t.numel() // rows for t in part]
         inputs, own = numbered("in", [p.bits(t) for t in part], count, None), numbered("width", widths, count, 0)
-        if rows == 1:
+        if gpu:
+            index = "i32" if out.numel() < 1 << 31 else "i64"
+            kernel, grid = kernels.join_elements_kernel(type_, count, index), p.walk(rows * sum(widths))
+            sizes = {"width": width, "part": sum(widths)}
+        elif rows == 1:
             kernel, grid, sizes = kernels.join_lines_kernel(type_, count), p.walk(sum(widths)), {}
         else:
             kernel, grid, sizes = kernels.join_kernel(type_, count), p.walk(rows, width, multiple=1), {"width": width}

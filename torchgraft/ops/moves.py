@@ -11,6 +11,7 @@ import torch
 
 from torchgraft.codegen import ceil_div, element_type
 from torchgraft.codegen.loops import FEW
+from torchgraft.codegen.places import is_addable
 from torchgraft.codegen.types import BY_NAME, MOVES
 from torchgraft.kernels import indexing as kernels
 from torchgraft.kernels.indexing import Indexing
@@ -187,6 +188,9 @@ def plan_collect(
     if n == 0 or rows == 0:
         return
     given = _Collecting(source, rows, sizes, source_strides, source_row, combine, wraps, alpha)
+    if _adds_at_once(p, target.dtype, given):
+        _add_at_once(p, given, target, target_strides, indices)
+        return
     parts = _parts_of_rows(p, target.dtype, given, indices)
     if parts == 1:
         _collect(p, given, target, target_strides, indices)
@@ -212,6 +216,50 @@ class _Collecting:
     combine: str
     wraps: bool
     alpha: Scalar | float | None
+
+
+# On a GPU so many rows are added one after the other by each work-item.
+_FEW_ROWS = 64
+
+
+def _adds_at_once(p: PlanBuilder, dtype: torch.dtype, given: _Collecting) -> bool:
+    """Whether a GPU adds in any order, which rounds otherwise each time: in order its work-items would each look at all
+    rows."""
+    added = given.combine in (SUM, SCALED_SUM) and not element_type(dtype).is_complex and dtype != torch.bool
+    words = added and is_addable(element_type(dtype).name, p.device.long_atomics)
+    return p.form == "gpu" and words and given.rows > _FEW_ROWS and not in_order()
+
+
+def _add_at_once(
+    p: PlanBuilder, given: _Collecting, target: torch.Tensor, target_strides: Sequence[int], indices: Sequence[Index]
+) -> None:
+    """A work-item for each element of each row."""
+    number = not isinstance(given.source, torch.Tensor)
+    lead = None if number else [given.source_row, *given.source_strides]
+    rows = [0, *([] if number else [given.source_row]), *(index.row for index in indices)]
+    inner = [target_strides, *([] if number else [given.source_strides]), *(index.strides for index in indices)]
+    operands: list[Sequence[int]] = [[row, *of] for row, of in zip(rows, inner, strict=True)]
+    merged, strides = _spaces([given.rows, *given.sizes], lead, operands)
+    type_ = element_type(target.dtype).name
+    x = Indexing(
+        name="add_at_once",
+        target=type_,
+        source=type_,
+        indices=tuple(element_type(index.spec.dtype).name for index in indices),
+        reads=False,
+        wraps=given.wraps,
+        along=any(s[-1] != 0 for s in strides[-len(indices) :]),
+        rank=len(merged),
+        inner=_kinds(strides),
+        number=number,
+        combine=given.combine,
+        alpha=given.alpha is not None,
+        at_once=True,
+    )
+    values = _arguments(p, x, target, given.source, strides, indices)
+    if given.alpha is not None:
+        values["alpha"] = given.alpha
+    p.launch(kernels.move_kernel(x, p.form), p.walk(merged, 2), **values)
 
 
 def _parts_of_rows(p: PlanBuilder, dtype: torch.dtype, given: _Collecting, indices: Sequence[Index]) -> int:

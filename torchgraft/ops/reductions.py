@@ -27,6 +27,8 @@ aten = torch.ops.aten
 # CPU form: below this many elements one thread is as quick as two; a part of a long row is not shorter than this.
 _SMALL = 32768
 _ROW_PART = 16384
+# So many parts on a GPU are added up by a group for each result.
+_MANY_PARTS = 32
 # Rows shorter than this are reduced side by side, as columns. By CPUs, rows with a single accumulator are gone along
 # as soon as they fill the widest register.
 _SHORT_ROW, _SHORT_SIMPLE_ROW = 32, 16
@@ -261,9 +263,13 @@ def _reduce(
     if parts > 1:
         r = replace(r, cascade=False, others=r.kept_for_results(), index="")
         kept = {f"in_{name}": sources[f"in_{name}"] for name, _, _ in r.others}
-        sizes = {"inner": k1.size, "count": g.count, "parts": parts}
-        grid = p.walk(g.outputs, parts)
-        p.launch(kernels.combine_kernel(r, p.form), grid, **targets, **kept, **results, **given, **sizes)
+        sizes = {"inner": k1.size, "count": g.count}
+        if p.form == "gpu" and parts >= _MANY_PARTS:
+            kernel, grid = kernels.combine_many_kernel(r), p.long_rows(g.outputs, parts)
+        else:
+            kernel, grid = kernels.combine_kernel(r, p.form), p.walk(g.outputs, parts)
+            sizes["parts"] = parts
+        p.launch(kernel, grid, **targets, **kept, **results, **given, **sizes)
 
 
 # ---- sums ----

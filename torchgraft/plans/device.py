@@ -30,11 +30,20 @@ class DeviceTraits:
     has_compiler: bool
     long_atomics: bool  # of 64 bits
     bfloat16: Way | None  # whose words kernels may use to multiply bfloat16, if any
+    fragments: bool  # whether they may use those for a GPU's matrix units
     tuning: Tuning  # the sizes to make its kernels with
 
     def target(self, form: str) -> Target:
         """What kernels of a form are made for on the device."""
-        return Target(form, self.compute_units, self.simd_width, self.tuning, self.bfloat16)
+        return Target(
+            form,
+            self.compute_units,
+            self.simd_width,
+            self.tuning,
+            self.bfloat16,
+            self.fragments,
+            self.max_work_group_size,
+        )
 
 
 @functools.cache
@@ -54,6 +63,7 @@ def device_traits(index: int) -> DeviceTraits:
         has_compiler=bool(capabilities & 1 << 1),
         long_atomics=bool(capabilities & 1 << 4),
         bfloat16=_bfloat16(capabilities, simd_width(index)),
+        fragments=bool(capabilities & 1 << 10),
         tuning=_forced.get(index) or tuned.read(described(index)) or default_tuning(simd_width(index)),
     )
 

@@ -19,6 +19,8 @@ MULTIPLE = 256
 # loaded one by one, or by instructions that take some processors longer still.
 SHORT_ROW = 64
 SOME_ROWS = 16
+# Rows of so many elements keep a large group of a GPU busy.
+LONG_ROW = 4096
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Dealer:
         groups."""
         short = SHORT_ROW if self.target.form == "gpu" else vector_lanes(self.target.simd_width) - 1
         if inner == 1 and not (size <= short and outer >= SOME_ROWS):
-            return self.layout, self.long_rows(outer, size, cost)
+            return replace(self.layout, group=self._members(outer, size)), self.long_rows(outer, size, cost)
         unit = inner != 1
         # Neighbours of short rows are `size` apart.
         outer, outer_stride, stride, inner, inner_stride = (
@@ -101,6 +103,11 @@ class Dealer:
         grid = self.columns(outer, inner, size * cost)
         values = {"outer_stride": outer_stride, "size": size, "stride": stride, "inner_stride": inner_stride}
         return replace(self.layout, across=True, unit=unit), Grid(grid.groups, {**grid.values, **values})
+
+    def _members(self, rows: int, size: int) -> int:
+        """Of the group that shares a row on a GPU: larger ones where few long rows would leave units idle."""
+        large = rows < 2 * self.target.units and size >= LONG_ROW and self.target.work_group >= 4 * GROUP
+        return 4 * GROUP if large else GROUP
 
     def columns(self, outer: int, inner: int, cost: int = 1, width: int = WIDTH) -> Grid:
         """For a `Team` on rows across memory, `inner` of them side by side.

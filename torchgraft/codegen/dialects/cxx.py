@@ -309,10 +309,12 @@ typedef unsigned long ulong;
 #define TG_VECTORIZE(pragma) _Pragma(pragma)
 #define PLAIN _Pragma("clang loop vectorize(disable) unroll(disable)")
 #define UNROLL _Pragma("unroll")
+#define UNROLL_4 _Pragma("unroll 4")
 #else
 #define TG_VECTORIZE(pragma) _Pragma("GCC ivdep")
 #define PLAIN _Pragma("GCC unroll 1")
 #define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL_4 _Pragma("GCC unroll 4")
 #endif
 #define GROUP_ID(d) tg_group[d]
 #define NUM_GROUPS(d) tg_groups[d]

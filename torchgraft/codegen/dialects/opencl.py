@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torchgraft.codegen.dialect import Dialect, plain_accesses
+from torchgraft.codegen.ptx import addition_words, fragment_words
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import LOADED, PAIRS, SIZES, VECTORS, WIDTHS, parameters
 from torchgraft.codegen.x86 import bfloat16_words
@@ -97,14 +98,14 @@ typedef _Float16 tg_half{n} __attribute__((ext_vector_type({n}), aligned(2)));
 # mostly none does, and while nothing else has read that page of memory such a load takes a hundred cycles. (It is made
 # of 64 bits since a choice between what was made of 32 bits would be one of 32 bits, which are twice as many vectors.)
 _BF16_STORE = """\
-inline ushort tg_to_bf16(float v, ushort nan) {
+static inline ushort tg_to_bf16(float v, ushort nan) {
   uint u = as_uint(v);
   return v != v ? nan : (ushort)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 #define store_bf16(p, i, v) ((p)[i] = tg_to_bf16(v, (ushort)(0x7fc0 | tg_no_bits(p))))"""
 
 _BF16_STORE_VECTOR = """\
-inline ushort{n} tg_to_bf16x{n}(float{n} v) {{
+static inline ushort{n} tg_to_bf16x{n}(float{n} v) {{
   uint{n} u = as_uint{n}(v);
   uint{n} rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   return convert_ushort{n}(select(rounded, (uint{n})0x7fc0, v != v));
@@ -145,6 +146,8 @@ class OpenCL(Dialect):
         **_vectors(),
         **_accesses(),
         **bfloat16_words(),
+        **fragment_words(),
+        **addition_words(),
         "TG_FUNCTION": "#define TG_FUNCTION static inline __attribute__((always_inline))",
         # Where a CPU's make prefers vectors of 256 bits, Clang has no wider ones in a function without such arguments.
         "WIDE": "#if defined(__clang__) && defined(__AVX512F__)\n#define WIDE __attribute__((min_vector_width(512)))\n"
@@ -159,6 +162,7 @@ class OpenCL(Dialect):
         "ALIGN": "#define ALIGN(n) __attribute__((aligned(n)))",
         "PLAIN": '#define PLAIN _Pragma("clang loop vectorize(disable) unroll(disable)")',
         "UNROLL": '#define UNROLL _Pragma("unroll")',
+        "UNROLL_4": '#define UNROLL_4 _Pragma("unroll 4")',
         "MUL_HIGH_ulong": "#define MUL_HIGH_ulong(a, b) mul_hi((ulong)(a), (ulong)(b))",
         "ATOMIC_CAS_int": "#define ATOMIC_CAS_int(p, expected, value) "
         "atomic_cmpxchg((volatile GLOBAL int*)(p), expected, value)",

@@ -1,8 +1,8 @@
 """Sums into places of memory that other work-items add to at the same time.
 
-What the kernel language has for it replaces a word of 32 or 64 bits if it still is what it was. So a sum is tried until
-nothing has come between, and of a smaller element the whole word around it is replaced. The order of sums is left to
-chance, and with it, in floating point, how they round.
+A language may have words that add to a whole word of memory (`ATOMIC_ADDS`). What it must have replaces a word of 32 or
+64 bits if it still is what it was: then a sum is tried until nothing has come between, and of a smaller element the
+whole word around it is replaced. The order of sums is left to chance, and with it, in floating point, how they round.
 
 The first read is a plain one, which may see what is old: then the first trial fails. A word may reach beyond the last
 element, but not beyond its memory, which the allocator gives out in units that are larger.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torchgraft.codegen.types import BY_NAME, value_ctype
 
-__all__ = ["add_into_place", "is_addable"]
+__all__ = ["ATOMIC_ADDS", "add_into_place", "is_addable"]
 
 _WORDS = {4: "int", 8: "long"}
 
@@ -55,6 +55,24 @@ TG_FUNCTION uint tg_bits_f16(float v) {
 }
 
 
+def _add_by_trials(type_: str) -> str:
+    """The word of a type, of those that replace words alone."""
+    word = _WORDS[BY_NAME[type_].size]
+    return f"""\
+#define ATOMIC_ADD_{type_}(p, value) \\
+  do {{ \\
+    GLOBAL {word}* tg_word = (GLOBAL {word}*)(p); \\
+    for ({word} old = *tg_word, seen;; old = seen) {{ \\
+      seen = ATOMIC_CAS_{word}(tg_word, old, {_SUMS[type_]}); \\
+      if (seen == old) break; \\
+    }} \\
+  }} while (0)"""
+
+
+ATOMIC_ADDS = {f"ATOMIC_ADD_{type_}": _add_by_trials(type_) for type_ in _SUMS}
+"""What the words ``ATOMIC_ADD_<type>(place, value)`` are in languages that have none of their own."""
+
+
 def is_addable(type_: str, long_words: bool) -> bool:
     """Whether there is such a sum of an element type.
 
@@ -70,22 +88,17 @@ def add_into_place(type_: str) -> str:
     size, t = BY_NAME[type_].size, value_ctype(type_)
     head = f"TG_FUNCTION void tg_add_into_place_{type_}(GLOBAL {BY_NAME[type_].storage}* place, {t} value) {{"
     if type_ in _SUMS:
-        word, begin, sum_ = _WORDS[size], f"GLOBAL {_WORDS[size]}* word = (GLOBAL {_WORDS[size]}*)place;", _SUMS[type_]
-    else:
-        word, mask = "int", f"{(1 << 8 * size) - 1:#x}u"
-        begin = """\
-const int within = (int)((ulong)place & 3);
-  GLOBAL int* word = (GLOBAL int*)((GLOBAL uchar*)place - within);
-  const int shift = 8 * within;"""
-        bits = f"const uint bits = (uint)old >> shift & {mask}, sum = {_PARTS[type_]};"
-        sum_ = f"(int)(((uint)old & ~({mask} << shift)) | (sum & {mask}) << shift)"
-    own = "" if type_ in _SUMS else f"\n    {bits}"
+        return f"{head} ATOMIC_ADD_{type_}(place, value); }}"
+    mask = f"{(1 << 8 * size) - 1:#x}u"
     return f"""\
 {_HELPERS.get(type_, "")}{head}
-  {begin}
-  {word} old = *word;
-  for (;;) {{{own}
-    const {word} seen = ATOMIC_CAS_{word}(word, old, {sum_});
+  const int within = (int)((ulong)place & 3);
+  GLOBAL int* word = (GLOBAL int*)((GLOBAL uchar*)place - within);
+  const int shift = 8 * within;
+  int old = *word;
+  for (;;) {{
+    const uint bits = (uint)old >> shift & {mask}, sum = {_PARTS[type_]};
+    const int seen = ATOMIC_CAS_int(word, old, (int)(((uint)old & ~({mask} << shift)) | (sum & {mask}) << shift));
     if (seen == old) return;
     old = seen;
   }}
