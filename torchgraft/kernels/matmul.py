@@ -930,7 +930,7 @@ def choose_tiles(tiles: Tiles, m: int, n: int, k: int, batch: int, units: int, s
 
     def time(side: int, parts: int) -> float:
         groups = ceil_div(m, side) * ceil_div(n, side) * batch * parts
-        waves = ceil_div(groups, units)
+        waves = ceil_div(groups, units) if groups < 2 * units else groups / units
         each = side * side * ceil_div(k, parts) / _EFFICIENCY[tiles.side // side] / (_ALONE if waves == 1 else 1)
         return waves * each + (parts > 1) * speed * (_LAUNCH + parts * batch * m * n * _ELEMENT / units)
 
@@ -942,6 +942,7 @@ def choose_tiles(tiles: Tiles, m: int, n: int, k: int, batch: int, units: int, s
     return min(itertools.product(sizes, parts), key=lambda chosen: time(chosen[0].side, chosen[1]))
 
 
+_LEAST_ROWS_PART = 256
 #: Products of so many rows at most have a kernel of their own on a GPU, which reads B once and straight.
 GPU_ROWS = 8
 
@@ -1109,7 +1110,7 @@ def matmul_launches(
         along_k = unit_b == "k"
         groups = (ceil_div(n, rows_columns(along_k)),)
         kernel = partial(_rows, storage, 1 if m == 1 else ceil_div(m, 4) * 4, along_k)
-        wanted, least = 8 * units, 256
+        parts = max(1, min(8 * units // groups[0], k // _LEAST_ROWS_PART)) if batch == 1 and units > 1 else 1
     elif on.form != "cpu" and on.fragments and storage in fragments.STORAGES and k >= fragments.LEAST_DEPTH:
         tiles, parts = choose_tiles(fragments.TILES, m, n, k, batch, units, fragments.SPEED)
         parts = parts if batch == 1 else 1
