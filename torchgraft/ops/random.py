@@ -15,6 +15,7 @@ from torchgraft.functions.philox import COUNTERS
 from torchgraft.kernels import random as kernels
 from torchgraft.kernels import rejection
 from torchgraft.kernels.random import Draw
+from torchgraft.ops.sorting import sort_rows
 from torchgraft.ops.table import row
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, only, planner
 from torchgraft.plans.refusals import dtype_name, refuse_dtype
@@ -397,8 +398,18 @@ def _random_from(
     _plan_integers(p, out, base, end - base)
 
 
+# So many are shuffled on a GPU by sorting random numbers, which all its work-items share. Of 62 bits two are hardly
+# ever the same; those that are stay in order.
+_MANY_SHUFFLED, _SORTED_BITS = 4096, 62
+
+
 @planner("randperm.generator_out", inplace_safe=True)
 def _randperm(p: PlanBuilder, result: torch.Tensor, n: int, *, generator: None, out: torch.Tensor) -> None:
+    if p.form == "gpu" and _MANY_SHUFFLED <= n < 1 << 31:
+        numbers = p.empty((1, n), torch.int64)
+        _plan_integers(p, numbers, 0, 1 << _SORTED_BITS)
+        p.copy(result, sort_rows(p, numbers, False)[1].view(n))
+        return
     target = result if result.is_contiguous() else p.empty_like(result)
     reserved = p.philox(ceil_div(n, 2))
     if n > 0:

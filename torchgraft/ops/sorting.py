@@ -59,7 +59,7 @@ def _target(p: PlanBuilder, out: torch.Tensor, dim: int) -> torch.Tensor | None:
     return None
 
 
-def _sort_rows(
+def sort_rows(
     p: PlanBuilder,
     x: torch.Tensor,
     descending: bool,
@@ -121,7 +121,7 @@ def _sort_long_rows(
 def _sort(p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor, dim: int, descending: bool) -> None:
     rows = _rows(p, x, dim)
     targets = [_target(p, o, dim) for o in out]
-    results = _sort_rows(p, rows, descending, *targets)
+    results = sort_rows(p, rows, descending, *targets)
     for o, target, result in zip(out, targets, results, strict=True):
         if target is None:
             _back(p, o, result, dim)
@@ -169,8 +169,9 @@ def _topk(
         return
     rows, type_ = _rows(p, self, dim), _type(self)
     n, length = rows.shape
-    if k > _FEW or (k > 8 and k > length // 8):
-        results = _sort_rows(p, rows, largest)
+    # The kernel for few has a work-item for each row.
+    if k > _FEW or (k > 8 and k > length // 8) or (p.form == "gpu" and length >= _GPU_LONG):
+        results = sort_rows(p, rows, largest)
         for o, result in zip(out, results, strict=True):
             _back(p, o, result.narrow(1, 0, k), dim) if o.dim() else p.copy(o, result.view(()))
         return
@@ -212,7 +213,7 @@ def _kthvalue(
 ) -> None:
     if out[0].numel() == 0:
         return
-    for o, result in zip(out, _sort_rows(p, _rows(p, self, dim), False), strict=True):
+    for o, result in zip(out, sort_rows(p, _rows(p, self, dim), False), strict=True):
         picked = p.empty((result.size(0), 1), result.dtype)
         p.copy(picked, result.narrow(1, k - 1, 1))
         _one(p, o, picked, self, dim)
@@ -245,7 +246,7 @@ def _launch_pick(
     p: PlanBuilder, kernel: Kernel, rows: torch.Tensor, value: torch.Tensor, place: torch.Tensor | None
 ) -> None:
     n, length = rows.shape
-    values, places = _sort_rows(p, rows, False)
+    values, places = sort_rows(p, rows, False)
     p.launch(kernel, _row_grid(p, n, length), value=value, place=place, sorted=values, places=places, length=length)
 
 
