@@ -215,6 +215,20 @@ def test_what_the_process_answers() -> None:
 
 
 @pytest.mark.thorough
+def test_a_run_beside_another_device(tmp_path: Path) -> None:
+    """torch's CPU is one, too."""
+    files = {name: tmp_path / f"run.{name}" for name in ("json", "markdown")}
+    options = [word for name, file in files.items() for word in (f"--{name}", str(file))]
+    command = [sys.executable, str(BENCHMARKS / "beside.py"), "cpu", "--only", SMALL, "--rounds", "1"]
+    done = subprocess.run([*command, "--seconds", "0.005", *options], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    [case] = json.loads(files["json"].read_text())["cases"]
+    assert case["name"] == SMALL
+    assert case["ratio"] == pytest.approx(case["beside"] / case["device"])
+    assert f"| {SMALL} |" in files["markdown"].read_text()
+
+
+@pytest.mark.thorough
 def test_a_run(tmp_path: Path) -> None:
     """On the device, from the command line."""
     files = {name: tmp_path / f"run.{name}" for name in ("json", "markdown", "chart")}
