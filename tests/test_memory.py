@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from torchgraft import _C
+from torchgraft import _C, plans
+from torchgraft.ops import fft
 
 acc = torch.accelerator
 MIB = 1 << 20
@@ -21,6 +22,9 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def clean(device: str) -> Iterator[None]:
+    # Those of long Fourier transforms, which another file may have asked for, have tables on the device.
+    plans.clear()
+    fft._tables.clear()
     gc.collect()
     acc.synchronize()
     acc.empty_cache()
