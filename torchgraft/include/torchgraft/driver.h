@@ -57,9 +57,9 @@ enum {
    * and then an unsigned 64-bit byte offset, and the kernel's signature has both. */
   TG_CAP_BASE_OFFSET_POINTERS = 1u << 6,
   TG_CAP_SUBGROUPS = 1u << 7,
-  TG_CAP_BFLOAT16_TILES = 1u << 8,  /* kernels may use the kernel language's words for tiles of bfloat16 */
+  TG_CAP_BFLOAT16_TILES = 1u << 8,   /* kernels may use the kernel language's words for tiles of bfloat16 */
   TG_CAP_BFLOAT16_VECTORS = 1u << 9, /* kernels may use the kernel language's words for vectors of bfloat16 */
-  TG_CAP_FRAGMENTS = 1u << 10 /* kernels may use the kernel language's words for fragments of 16-bit floats */
+  TG_CAP_FRAGMENTS = 1u << 10        /* kernels may use the kernel language's words for fragments of 16-bit floats */
 };
 
 /* What a device is. It never changes: it is part of the key under which kernels are kept. Each device has a name, a
