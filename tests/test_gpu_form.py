@@ -155,6 +155,22 @@ def test_sums_in_any_order(gpu: set[str], device: str, dtype: torch.dtype) -> No
     assert gpu == {"add_at_once"}
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_gradients_of_a_sampled_image(gpu: set[str], device: str, mode: str, dtype: torch.dtype) -> None:
+    """Many places of the grid have a few pixels."""
+    given = [torch.randn(2, 3, 5, 7).to(dtype), (torch.rand(2, 40, 30, 2) * 2.4 - 1.2).to(dtype)]
+    on_device, wide = ([x.to(where) for x in given] for where in (device, torch.float64))
+    grad = torch.randn(2, 3, 40, 30).to(dtype)
+    results = []
+    for image, grid in (on_device, wide):
+        image.requires_grad_()
+        result = F.grid_sample(image, grid, mode, align_corners=False)
+        results += torch.autograd.grad(result, image, grad.to(result))
+    close(*results, last_place=LAST_PLACES.get(dtype, 0.0))
+    assert any(name.endswith("at_once") for name in gpu)
+
+
 def test_sums_in_order_where_asked(gpu: set[str], device: str) -> None:
     source, places = torch.randn(3000, device=device), torch.randint(100, (3000,)).to(device)
     torch.use_deterministic_algorithms(True)
@@ -209,10 +225,9 @@ def test_reductions_in_many_parts(gpu: set[str], device: str, shape: tuple[int, 
 
 class TestTiles:
     def test_all_that_are_offered_are_even(self) -> None:
-        tiles: Tiles | None = Tuning().tiles
-        while tiles is not None:
-            assert tiles.are_even
-            tiles = tiles.smaller
+        sizes = Tuning().tiles.sizes
+        assert [tiles.side for tiles in sizes] == [128, 64, 32]
+        assert all(tiles.are_even and tiles.group == 16 for tiles in sizes)
         assert not Tiles(side=32, depth=16, item=8).are_even
 
     def test_large_products_have_large_squares(self) -> None:

@@ -83,9 +83,10 @@ class Tiles:
         )
 
     @property
-    def smaller(self) -> Tiles | None:
-        """Of half the side, for the same work-groups."""
-        return replace(self, side=self.side // 2, item=self.item // 2) if self.item > 2 else None
+    def sizes(self) -> list[Tiles]:
+        """Those with the same work-groups: these, and smaller ones of half the side each, down to pairs."""
+        smaller = [replace(self, side=self.side // 2, item=self.item // 2)] if self.item > 2 else []
+        return [self, *(size for tiles in smaller for size in tiles.sizes)]
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ def is_possible(tuning: Tuning, work_group: int) -> bool:
         blocks.rows * blocks.vectors + blocks.vectors + 1 <= _REGISTERS
         and tiles.item < tiles.side
         and tiles.group**2 <= work_group
-        and tiles.are_even
+        and all(size.are_even for size in tiles.sizes)
         and tuning.attention.gpu_group <= work_group
     )
 

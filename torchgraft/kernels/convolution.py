@@ -602,7 +602,8 @@ def all_patches_launch(storage: str, g: Geometry, direction: Direction, target: 
     arguments = {"T": target, "S": source, "batch": g.batch, "channels": channels}
     arguments |= geometry_arguments(g, source_size, target_size)
     grid = (ceil_div(g.batch * prod(target_size), 128), ceil_div(channels * prod(g.taps), _PATCH_ROWS))
-    return Launch(all_patches_kernel(storage, direction, g.stride != (1, 1, 1)), grid, arguments)
+    strided = not forward and g.stride != (1, 1, 1)
+    return Launch(all_patches_kernel(storage, direction, strided), grid, arguments)
 
 
 @cache
@@ -683,10 +684,10 @@ LOCAL {math.scalar} sums[{_SUMMED_BY}];
 const int M = channels * taps_z * taps_y * taps_x, pixels = target_z * target_y * target_x;
 const int m = GROUP_ID(0) % M, n = GROUP_ID(0) / M % N, group = GROUP_ID(0) / M / N, lane = LOCAL_ID(0);
 const long begin = GROUP_ID(1) * part_pixels, whole = (long)batch * pixels;
-const int end = (int)min(whole, begin + part_pixels);
+const uint end = (uint)min(whole, begin + part_pixels);
 {_SPLIT_TAP.format("m")}
 {math.scalar} sum = 0;
-for (int at = (int)begin + lane; at < end; at += {_SUMMED_BY}) {{
+for (uint at = (uint)begin + lane; at < end; at += {_SUMMED_BY}) {{
   {_SPLIT_PIXEL.format("at")}
   {math.scalar} value = 0;
   {_patch_element(math, "forward")}
@@ -796,7 +797,7 @@ def _tile_launches(
     accumulator = arithmetic(storage).value if parts > 1 else storage
     target, count = arguments["T"], rows * g.groups * columns
     place = temporary(parts * count, accumulator) if parts > 1 else target
-    strided = g.stride != (1, 1, 1)
+    strided = direction == "backward" and g.stride != (1, 1, 1)
     kernel = tile_kernel(storage, accumulator, direction, strided, "E" in arguments, tiles)
     grid = tile_groups(tiles, rows, columns, g.groups * parts)
     launch = Launch(kernel, grid, {**arguments, "T": place, "part_k": each})

@@ -22,6 +22,7 @@ from functools import cache
 from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
 from torchgraft.codegen.loops import FEW, Layout, Team, Walk
+from torchgraft.codegen.places import add_into_place
 from torchgraft.codegen.types import BY_NAME, value_ctype
 
 #: Places that a CPU treats at once.
@@ -312,3 +313,27 @@ for (long start = 0; start < places; start += {block}) {{
     pointers = f"{s.compute}* out; const {s.storage}* grad, grid"
     params = _params(s, pointers, "places, share, stripe")
     return walk.kernel(f"grid_sample{s.dims}d_image_backward", params, walk.each(part, vectorize=False), _helpers(s))
+
+
+@cache
+def image_gradient_at_once_kernel(s: Sampling) -> Kernel:
+    """The same on a GPU, where places of the grid add to the same pixels at the same time. The walk is over (image,
+    place); `out` is zero before. Parameters: `out`, `grad`, `grid`, what `_params` tells, `places`."""
+    walk = Walk("gpu", rank=2)
+    found = " ".join(f"{BY_NAME[type_].storage} {name};" for name, type_ in _found(s, False).items())
+    pixels = " * ".join(f"(long)size_{a}" for a in s.axes)
+    adds = " ".join(
+        f"if (weight{k} != 0) tg_add_into_place_{s.compute}(t + pixel{k}, weight{k} * g);" for k in range(s.taps)
+    )
+    body = f"""
+const long image = i0, place = i1 + j, plane = {pixels};
+{found}
+{{ {_find_taps(s, "image * places + place", False)} }}
+for (int channel = 0; channel < channels; ++channel) {{
+  GLOBAL real* t = out + (image * channels + channel) * plane;
+  const real g = load_{s.storage}(grad, (image * channels + channel) * places + place);
+  {adds}
+}}"""
+    params = _params(s, f"{s.compute}* out; const {s.storage}* grad, grid", "places")
+    helpers = f"{add_into_place(s.compute)}\n{_helpers(s)}"
+    return walk.kernel(f"grid_sample{s.dims}d_image_backward_at_once", params, walk.each(body), helpers)

@@ -934,9 +934,7 @@ def choose_tiles(tiles: Tiles, m: int, n: int, k: int, batch: int, units: int, s
         each = side * side * ceil_div(k, parts) / _EFFICIENCY[tiles.side // side] / (_ALONE if waves == 1 else 1)
         return waves * each + (parts > 1) * speed * (_LAUNCH + parts * batch * m * n * _ELEMENT / units)
 
-    sizes = [tiles]
-    while (smaller := sizes[-1].smaller) is not None and (speed == 1 or smaller.side >= fragments.LEAST_SIDE):
-        sizes.append(smaller)
+    sizes = [size for size in tiles.sizes if speed == 1 or size.side >= fragments.LEAST_SIDE]
     most = max(1, k // _LEAST_TILE_PART) if units > 1 else 1
     parts = [1 << power for power in range(most.bit_length())]
     return min(itertools.product(sizes, parts), key=lambda chosen: time(chosen[0].side, chosen[1]))

@@ -11,9 +11,11 @@ import torch
 
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.loops import FEW, Layout
+from torchgraft.codegen.places import is_addable
 from torchgraft.codegen.types import BY_NAME, element_type
 from torchgraft.kernels import grid_sample as kernels
 from torchgraft.kernels.grid_sample import INTERPOLATIONS, PADDINGS, Sampling
+from torchgraft.ops.moves import in_order
 from torchgraft.plans import PlanBuilder, Unsupported, planner
 from torchgraft.plans.grid import Grid
 from torchgraft.plans.refusals import dtype_name
@@ -127,6 +129,15 @@ def _scatter(
     """The image's gradient."""
     images, channels = out.shape[:2]
     places, pixels = math.prod(grid.shape[1:-1]), math.prod(out.shape[2:])
+    accumulated = BY_NAME[s.compute].dtype
+    to = out if out.is_contiguous() and out.dtype == accumulated else p.empty(out.shape, accumulated)
+    if p.form == "gpu" and is_addable(s.compute, p.device.long_atomics) and not in_order():
+        p.zero(to)
+        kernel, grid_of = kernels.image_gradient_at_once_kernel(s), p.walk((images, places), channels * s.taps)
+        p.launch(kernel, grid_of, out=to, grad=gradient, grid=grid, **numbers, places=places)
+        if to is not out:
+            p.copy(out, to)
+        return
     # Enough work-items for the device: of channels first, then of stripes, which find all places anew.
     local = 1 if p.form == "cpu" else FEW
     wanted = 4 * p.device.compute_units * local
@@ -134,8 +145,6 @@ def _scatter(
     shares = ceil_div(channels, share)
     items = images * shares
     stripes = 1 if items >= p.device.compute_units * local else min(ceil_div(wanted, items), pixels)
-    accumulated = BY_NAME[s.compute].dtype
-    to = out if out.is_contiguous() and out.dtype == accumulated else p.empty(out.shape, accumulated)
     p.launch(
         kernels.image_gradient_kernel(s, p.form),
         p.walk((images, shares, stripes), places * s.taps, multiple=1, group=FEW),
