@@ -77,6 +77,8 @@ bool fill_by_kernel(tg_stream_& stream, const FillJob& job) {
   const tg_kernel kernel = stream.device->fill_kernel();
   if (kernel == nullptr || job.bytes % kPiece != 0 || reinterpret_cast<uintptr_t>(job.destination) % kPiece != 0)
     return false;
+  const Memory& memory = *stream.device->memory;
+  if (memory.model == MemoryModel::kBuffer) memory.find(job.destination, job.bytes);  // all of them are there
   tg_arg arguments[3] = {};
   arguments[0].is_pointer = 1;
   arguments[0].value.pointer = job.destination;

@@ -162,19 +162,25 @@ def count_kernel(key: str, form: str) -> Kernel:
 
 
 @functools.cache
-def scan_kernel(form: str) -> Kernel:
-    """Turns the counts of each row into the places where each part's digits begin."""
+def scan_kernel(form: str, totals: bool = False) -> Kernel:
+    """Turns the counts of each row into the places where each part's digits begin; with `totals` the rows are a digit's
+    counts, and what they sum up to is kept."""
     team = Team(Layout(form))
     before = f"counts[{team.at}] = sum - counts[{team.at}];"
+    if totals:
+        before = f"if (c == size - 1) totals[row] = sum; {before}"
     scan = team.scan({"sum": ("i32", "0")}, f"B.sum = counts[{team.at}];", "A.sum += B.sum;", before)
-    return team.kernel("sort_scan", parameters("i32* counts"), scan)
+    return team.kernel("sort_scan", parameters(f"i32* counts{', totals' if totals else ''}"), scan)
 
 
 @functools.cache
 def deal_kernel(key: str, form: str) -> Kernel:
-    """Moves keys and places to where their digits go."""
-    deal = f"const long at = row * length + {_COUNT}++; to[at] = keys[e]; to_order[at] = orders[e];"
-    params = f"{key}* to; i32* to_order; const {key}* keys; const i32* orders; i32* counts"
+    """Moves keys and places to where their digits go. On a GPU counts are within a digit, which has `starts`."""
+    start, more = "", ""
+    if form == "gpu":
+        start, more = "starts[row * 256 + ((keys[e] >> shift) & 255)] + ", "; const i32* starts"
+    deal = f"const long at = row * length + {start}{_COUNT}++; to[at] = keys[e]; to_order[at] = orders[e];"
+    params = f"{key}* to; i32* to_order; const {key}* keys; const i32* orders; i32* counts{more}"
     return _parts_kernel("sort_deal", params, form, deal)
 
 

@@ -21,7 +21,8 @@ aten = torch.ops.aten
 # Rows from this length on are sorted by several work-items, if there are few of them.
 _LONG = 1 << 16
 _GPU_LONG = 4096
-_GPU_PART = 1024
+# Of a GPU's work-item: what it does one after the other. Each part has as many counts as there are digits.
+_GPU_PART = 128
 # The largest few are found by insertion up to so many.
 _FEW = 64
 
@@ -111,11 +112,24 @@ def _sort_long_rows(
         given = {"keys": keys, "counts": counts, "length": length, "part": part, "shift": 8 * number}
         p.fill(counts, 0)
         p.launch(kernels.count_kernel(key, p.form), grid, **given)
-        p.launch(kernels.scan_kernel(p.form), p.long_rows(n, 256 * parts), counts=counts)
+        given |= _begin_digits(p, counts)
         p.launch(kernels.deal_kernel(key, p.form), grid, to=to, to_order=to_order, orders=orders, **given)
         keys, orders, to, to_order = to, to_order, keys, orders
     move = kernels.finish_kernel(MOVES[x.element_size()], p.form)
     p.launch(move, p.walk(x.shape, 2), values=p.bits(values), places=places, x=p.bits(x), orders=orders)
+
+
+def _begin_digits(p: PlanBuilder, counts: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Turns counts of [rows, digits, parts] into places. A GPU has many parts, of which a group for each digit finds
+    where they begin within it; where the digits begin is returned."""
+    n, digits, parts = counts.shape
+    if p.form != "gpu":
+        p.launch(kernels.scan_kernel(p.form), p.long_rows(n, digits * parts), counts=counts)
+        return {}
+    starts = p.empty((n, digits), torch.int32)
+    p.launch(kernels.scan_kernel(p.form, True), p.long_rows(n * digits, parts), counts=counts, totals=starts)
+    p.launch(kernels.scan_kernel(p.form), p.long_rows(n, digits), counts=starts)
+    return {"starts": starts}
 
 
 def _sort(p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor, dim: int, descending: bool) -> None:
