@@ -40,8 +40,9 @@ def replays() -> int:
 
 
 def fallen(x: torch.Tensor) -> torch.Tensor:
-    """A number, by an op that runs on the CPU."""
-    return torch.linalg.eigvals(x).abs().sum()
+    """A number, by an op that runs on the CPU. Eigenvalues of a symmetric matrix change no more than the matrix, where
+    those of others may change by the root of what rounding has left."""
+    return torch.linalg.eigvals(x + x.mT).abs().mean()
 
 
 def check(
@@ -75,7 +76,7 @@ class TestWhatIsBetween:
         """It is known when it is called: then the program is split."""
 
         def work(x: torch.Tensor) -> torch.Tensor:
-            x = (x @ x).sin() @ x
+            x = (x @ x).sin() @ x * 0.1
             return (x @ x).cos() * fallen(x) + 1
 
         check(device, work, square, parts=2)
@@ -95,7 +96,7 @@ class TestWhatIsBetween:
             x = x @ x * 0.01 + fallen(x)
             return (x.sin() @ x) / fallen(x)
 
-        check(device, work, square, parts=3)
+        check(device, work, square, parts=4)
         assert replay.splits.total() == 1
 
     def test_tensors_of_the_cpu(self, device: str) -> None:
@@ -177,8 +178,8 @@ class TestWhatIsBetween:
     def test_a_branch(self, device: str) -> None:
         def work(x: torch.Tensor) -> torch.Tensor:
             x = x @ x
-            x = torch.cond(x.sum() > 30, lambda x: x.sin() @ x, lambda x: x.cos() + x, (x,))
-            return (x @ x).tanh()
+            x = torch.cond(x.sum() > 30, lambda x: x.sin() @ x * 0.001, lambda x: x.cos() + x, (x,))
+            return (x @ x * 0.01).tanh()
 
         turn = iter(range(100))
         check(device, work, lambda: (torch.rand(5, 5) * (1 + next(turn) % 3),), parts=2)
