@@ -4,8 +4,8 @@ A language may have words that add to a whole word of memory (`ATOMIC_ADDS`). Wh
 64 bits if it still is what it was: then a sum is tried until nothing has come between, and of a smaller element the
 whole word around it is replaced. The order of sums is left to chance, and with it, in floating point, how they round.
 
-The first read is a plain one, which may see what is old: then the first trial fails. A word may reach beyond the last
-element, but not beyond its memory, which the allocator gives out in units that are larger.
+The first read is an exchange of nothing for nothing, since a plain one would race with what others write. A word may
+reach beyond the last element, but not beyond its memory, which the allocator gives out in units that are larger.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _add_by_trials(type_: str) -> str:
 #define ATOMIC_ADD_{type_}(p, value) \\
   do {{ \\
     GLOBAL {word}* tg_word = (GLOBAL {word}*)(p); \\
-    for ({word} old = *tg_word, seen;; old = seen) {{ \\
+    for ({word} old = ATOMIC_CAS_{word}(tg_word, 0, 0), seen;; old = seen) {{ \\
       seen = ATOMIC_CAS_{word}(tg_word, old, {_SUMS[type_]}); \\
       if (seen == old) break; \\
     }} \\
@@ -95,7 +95,7 @@ def add_into_place(type_: str) -> str:
   const int within = (int)((ulong)place & 3);
   GLOBAL int* word = (GLOBAL int*)((GLOBAL uchar*)place - within);
   const int shift = 8 * within;
-  int old = *word;
+  int old = ATOMIC_CAS_int(word, 0, 0);
   for (;;) {{
     const uint bits = (uint)old >> shift & {mask}, sum = {_PARTS[type_]};
     const int seen = ATOMIC_CAS_int(word, old, (int)(((uint)old & ~({mask} << shift)) | (sum & {mask}) << shift));
