@@ -178,8 +178,8 @@ class TestWhatIsBetween:
     def test_a_branch(self, device: str) -> None:
         def work(x: torch.Tensor) -> torch.Tensor:
             x = x @ x
-            x = torch.cond(x.sum() > 30, lambda x: x.sin() @ x * 0.001, lambda x: x.cos() + x, (x,))
-            return (x @ x * 0.01).tanh()
+            x = torch.cond(x.sum() > 30, lambda x: x.sin() @ x * 0.01, lambda x: x.cos() + x, (x,))
+            return (x @ x * 0.1).tanh()
 
         turn = iter(range(100))
         check(device, work, lambda: (torch.rand(5, 5) * (1 + next(turn) % 3),), parts=2)

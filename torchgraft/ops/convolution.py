@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from torchgraft.codegen import element_type
-from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels import boxes_bfloat16
 from torchgraft.kernels.convolution import convolution_launches, weight_launches
 from torchgraft.kernels.geometry import Direction, Geometry, Triple
@@ -23,7 +22,7 @@ from torchgraft.ops.convolution_patches import (
     plan_weight_of_lines,
     weight_has_lines,
 )
-from torchgraft.ops.matmul import plan_product
+from torchgraft.ops.matmul import plan_product, temporaries
 from torchgraft.plans import PlanBuilder, Unsupported, planner
 
 _LARGEST = 2**31 - 1
@@ -137,11 +136,6 @@ def _plan_images_by_pairs(
     return launch is not None
 
 
-def _temporaries(p: PlanBuilder) -> Callable[[int, str], torch.Tensor]:
-    """Makes a place for a number of elements of a type."""
-    return lambda count, element: p.empty((count,), BY_NAME[element].dtype)
-
-
 def _plan_images(
     p: PlanBuilder,
     g: Geometry,
@@ -161,7 +155,7 @@ def _plan_images(
         suits = _suits_pairs(p, g, storage, source.shape[1])
         if suits and _plan_images_by_pairs(p, g, direction, out, source, weight, bias):
             return
-        temporary = _temporaries(p)
+        temporary = temporaries(p)
         launches = convolution_launches(
             storage, g, direction, out, source, weight, bias, temporary=temporary, on=p.target
         )
@@ -242,7 +236,7 @@ def _convolution_backward(
     elif grad_weight is not None and by_pairs:
         plan_weight_of_all_patches(p, g, grad_weight, image, result)
     elif grad_weight is not None and not plan_weight_by_fragments(p, g, grad_weight, image, result):
-        for launch in weight_launches(storage, g, grad_weight, image, result, _temporaries(p), on=p.target):
+        for launch in weight_launches(storage, g, grad_weight, image, result, temporaries(p), on=p.target):
             p.launch(launch.kernel, launch.groups, **launch.arguments)
     if grad_bias is not None:
         dims = [0, *range(2, grad_output.dim())]

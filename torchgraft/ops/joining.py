@@ -67,7 +67,7 @@ def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor],
         widths = [t.numel() // rows for t in part]
         inputs, own = numbered("in", [p.bits(t) for t in part], count, None), numbered("width", widths, count, 0)
         if gpu:
-            index = "i32" if out.numel() < 1 << 31 else "i64"
+            index = "i32" if out.numel() < 1 << 30 else "i64"  # with room for what loops add
             kernel, grid = kernels.join_elements_kernel(type_, count, index), p.walk(rows * sum(widths))
             sizes = {"width": width, "part": sum(widths)}
         elif rows == 1:

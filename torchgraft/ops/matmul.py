@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,11 @@ def _matrix(spec: torch.Tensor) -> Matrix:
     """A spec of two dimensions, or of three with the batch first."""
     row, column = spec.stride()[-2:]
     return Matrix(spec, row, column, spec.stride(0) if spec.dim() == 3 else 0)
+
+
+def temporaries(p: PlanBuilder) -> Callable[[int, str], torch.Tensor]:
+    """What makes a place for a number of elements of a type, as launchers want it."""
+    return lambda count, element: p.empty((count,), BY_NAME[element].dtype)
 
 
 def plan_product(
@@ -51,10 +57,6 @@ def plan_product(
     if element_type(out.dtype).is_complex:
         alpha, beta = (complex(x) if isinstance(x, int) else x for x in (alpha, beta))
     batch = out.shape[0] if out.dim() == 3 else 1
-
-    def temporary(count: int, element: str) -> torch.Tensor:
-        return p.empty((count,), BY_NAME[element].dtype)
-
     launches = matmul_launches(
         storage,
         (batch, out.shape[-2], out.shape[-1], a.shape[-1]),
@@ -64,7 +66,7 @@ def plan_product(
         _matrix(addend) if addend is not None else None,
         alpha,
         beta,
-        temporary,
+        temporaries(p),
         p.target,
         element_type(out.dtype).name,
     )
