@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from torchgraft import plans
-from torchgraft.kernels import patches
+from torchgraft.kernels import channel_lanes, patches
 from torchgraft.ops import convolution as ops
 from torchgraft.ops import convolution_patches
 from torchgraft.plans.device import device_traits, kernel_form
@@ -192,6 +192,7 @@ def test_small_images(
     limits = convolution_patches._Small(100, 100, 100, 256, 1)  # also where they do not pay
     monkeypatch.setattr(convolution_patches, "_SMALL", limits)
     monkeypatch.setattr(convolution_patches, "_SMALL_PAIRS", limits)
+    monkeypatch.setattr(convolution_patches, "choose_lanes", lambda *_: None)
     if dtype == torch.bfloat16 and device_traits(torch.device(device).index or 0).bfloat16 is None:
         pytest.skip("bfloat16 goes so where the processor multiplies it")
     planned = recorded(monkeypatch)
@@ -235,6 +236,54 @@ def test_boxes(device: str, sizes: tuple[Any, ...], transposed: bool) -> None:
         shapes = [image, (*pair, *(taps,) * dims), (results,)]
         convolution = CONVOLUTIONS[transposed][dims - 1]
         _compare(device, dtype, convolution, shapes, stride=stride, padding=padding, dilation=dilation)
+
+
+LANES = [  # image, results, groups, taps, how
+    ((3, 260, 7, 7), 70, 1, (3, 3), {"padding": 1}),  # several slices and blocks of channels; half a panel
+    ((2, 9, 2, 5), 40, 1, (3, 3), {"padding": 1}),  # fewer pixels than a vector has lanes
+    ((1, 60, 40, 28), 33, 1, (3, 3), {"padding": 1}),  # parts of lines
+    ((1, 70, 66, 70), 100, 1, (3, 3), {"padding": 1}),  # bands of lines
+    ((2, 34, 13, 9), 36, 2, (5, 3), {"padding": (2, 1)}),
+    ((2, 20, 16, 23), 32, 1, (3, 3), {"padding": 1, "stride": 2}),
+    ((2, 20, 25, 28), 32, 1, (2, 2), {"stride": (4, 3)}),  # pixels that no tap meets
+    ((2, 12, 8, 8), 24, 1, (3, 3), {"padding": 9, "dilation": 5}),  # lines of which no tap lies inside
+    ((1, 5, 4, 30), 17, 1, (4, 17), {"padding": (3, 8)}),  # filters with more taps in a line than vectors have lanes
+    ((3, 7, 24), 16, 1, (3,), {"padding": 1}),
+    ((2, 8, 5, 6, 7), 20, 1, (3, 2, 3), {"padding": (1, 0, 1)}),
+    ((70, 3, 4, 4), 16, 1, (1, 1), {}),
+]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("sizes", LANES, ids=str)
+def test_lanes_of_channels(
+    device: str, sizes: tuple[Any, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image, results, groups, taps, how = sizes
+    # Also where boxes are quicker, on other registers, and where small images or pairs would go otherwise.
+    monkeypatch.setattr(channel_lanes, "box_cost", lambda *_: None)
+    monkeypatch.setattr(channel_lanes, "_REGISTER_BYTES", 0)
+    monkeypatch.setattr(ops, "_suits_pairs", lambda *_: False)
+    monkeypatch.setattr(ops, "_is_product", lambda *_: False)
+    monkeypatch.setattr(ops, "plan_images_by_patches", lambda *_: False)
+    chosen: set[str] = set()
+    kernel = channel_lanes.lanes_kernel
+    monkeypatch.setattr(channel_lanes, "lanes_kernel", lambda *a: chosen.add(a[1]) or kernel(*a))
+    plans.clear()
+    for count in (3, 2):
+        shapes = [image, (results, image[1] // groups, *taps), (results,)][:count]
+        _compare(device, dtype, CONVOLUTIONS[False][len(taps) - 1], shapes, **how, groups=groups)
+    expected = {"forward"} if "stride" in how else {"forward", "backward"}
+    assert chosen == (expected if kernel_form(torch.device(device).index or 0) == "cpu" else set())
+    plans.clear()
+
+
+def test_lanes_of_integers(device: str) -> None:
+    x, w = torch.randint(-9, 9, (2, 40, 7, 7)), torch.randint(-9, 9, (64, 40, 3, 3))
+    expected = F.conv2d(x.double(), w.double(), padding=1)
+    for dtype in (torch.int32, torch.int64, torch.int16):
+        got = F.conv2d(x.to(device, dtype), w.to(device, dtype), padding=1)
+        assert torch.equal(got.cpu(), expected.to(torch.int64).to(dtype))
 
 
 DEPTHWISE = [  # images, channels, results of each, height, width, taps, padding, dilation
@@ -310,6 +359,14 @@ def test_what_is_infinite_goes_where_it_belongs(device: str, stride: int) -> Non
     got.sum().backward()
     expected.sum().backward()
     torch.testing.assert_close(there.grad.cpu(), here.grad, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_infinite_in_small_images(device: str) -> None:
+    x, w = torch.randn(2, 32, 7, 7), torch.randn(64, 32, 3, 3)
+    x[0, 3, 0, 6], x[1, 2, 5, 0], w[5, 7, 1, 1] = float("inf"), float("nan"), float("-inf")
+    expected = F.conv2d(x, w, padding=1)
+    got = F.conv2d(x.to(device), w.to(device), padding=1)
+    torch.testing.assert_close(got.cpu(), expected, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
 def test_layouts(device: str) -> None:

@@ -36,7 +36,7 @@ _SUM_BYTES = 1 << 18
 # Columns of a box at most.
 _MOST_COLUMNS = 2048
 # Multiplications worth some microseconds: less is not worth a core's waking up.
-_SHARED_WORK = 250_000
+SHARED_WORK = 250_000
 # Channels of a slice at most: where there are few taps, longer lines rather than more of them.
 _MOST_CHANNELS = 128
 
@@ -148,7 +148,7 @@ def _copy_row(math: Arithmetic) -> str:
   for (; i < to; ++i) row[i] = {math.load("S", "at + (long)i * step_x")};"""
 
 
-def _fill(math: Arithmetic, tile: Tile) -> str:
+def fill_copy(math: Arithmetic, tile: Tile) -> str:
     """Copies channels `c0 .. c0 + count`."""
     return f"""
 for (int c = c0; c < c0 + count; ++c) {{
@@ -251,9 +251,8 @@ def box_parameters(storage: str, bias: bool) -> tuple[Parameter, ...]:
     )
 
 
-def box_head(direction: Direction, width: int, vectors: int) -> str:
-    """What a kernel of images from images begins with: the box's place and sizes, and where a column's vector lies in
-    the copy, relative to its first channel and tap, for whole tiles of so many vectors."""
+def box_place(direction: Direction) -> str:
+    """What a kernel of images from images begins with: the box's place, its sizes and those of its copy."""
     if direction == "forward":
         setup = "const int group = GROUP_ID(2), groups = NUM_GROUPS(2);" + _per_axis(_FORWARD_AXES)
     else:
@@ -268,7 +267,13 @@ const int image0 = box_index * box_i, length_i = min(box_i, batch - image0);
 {_ROWS}
 const int m0 = GROUP_ID(1) * block_rows, rows = min(block_rows, M - m0), taps = taps_z * taps_y * taps_x;
 const long target_pixels = (long)target_z * target_y * target_x;
-const long source_end = (long)batch * groups * channels * source_z * source_y * source_x;
+const long source_end = (long)batch * groups * channels * source_z * source_y * source_x;"""
+
+
+def box_head(direction: Direction, width: int, vectors: int) -> str:
+    """`box_place`, and where a column's vector lies in the copy, relative to its first channel and tap, for whole tiles
+    of so many vectors."""
+    return f"""{box_place(direction)}
 
 const int line_vectors = (length_x + {width - 1}) / {width};
 const int line_pitch = joined ? pitch : line_vectors * {width};
@@ -334,7 +339,7 @@ for (int c = 0, k = 0; c < min(slice, channels); ++c)
 for (int c0 = 0; c0 == 0 || c0 < channels; c0 += slice) {{
   const int count = min(slice, channels - c0), kc = count * meeting_z * meeting_y * meeting_x;
   const bool last = c0 + slice >= channels;
-  {{ {_fill(math, tile)} }}
+  {{ {fill_copy(math, tile)} }}
   {slice_begin}
   for (int held_m = 0; held_m < rows; held_m += held_rows) {{
     const int held_end = min(rows, held_m + held_rows);
@@ -469,7 +474,7 @@ for (int box = first_box; box < end_box; ++box) {{
     for (int kz = 0; kz < taps_z; ++kz)
       for (int ky = 0; ky < taps_y; ++ky)
         for (int kx = 0; kx < taps_x; ++kx, ++k) offset[k] = {OFFSET};
-  {{ {_fill(math, tile)} }}
+  {{ {fill_copy(math, tile)} }}
   // The result's pixels, in stretches that lie together.
   const int stretch = length_x == target_x ? length_y * length_x : length_x;
   for (int k = 0; k < length_i * length_z * length_y * length_x; k += stretch) {{
@@ -637,7 +642,7 @@ def shared_box(plan: BoxPlan, box: Box, rows: int, units: int) -> tuple[Box, int
     """The box and its rows, so small that every one of `units` cores has some."""
     full, width = plan.full, plan.math.width * plan.tile.vectors
     work = plan.m * full.i * full.z * full.y * full.x * plan.channels * plan.taps * plan.parts
-    wanted = 1 if units == 1 else min(3 * units, 1 + work // _SHARED_WORK)
+    wanted = 1 if units == 1 else min(3 * units, 1 + work // SHARED_WORK)
     while _count(full, box) * ceil_div(plan.m, rows) * plan.parts < wanted:
         smaller = _shrunk(box, width)
         if smaller is not None and (plan.columns(box) * plan.math.width >= rows or rows <= 2 * plan.tile.rows):
@@ -685,6 +690,39 @@ def _plans(math: Arithmetic, g: Geometry, forward: bool, blocks: Blocks) -> Iter
             yield BoxPlan(math, half, tile, axes, full, m, channels, taps, ceil_div(channels, slices), parts)
 
 
+@dataclass(frozen=True)
+class _Choice:
+    """The plan of the least cost: cycles in which a vector is multiplied, of a core."""
+
+    plan: BoxPlan
+    box: Box
+    rows: int
+    cost: float
+
+
+def _choose(storage: str, g: Geometry, forward: bool, on: Target) -> _Choice | None:
+    """Nothing if the filter is too large for a box, or if a box would be nothing gained."""
+    if g.batch == 0 or (forward and picks(g)):
+        return None
+    best: _Choice | None = None
+    for plan in _plans(arithmetic(storage, on.simd_width), g, forward, on.tuning.blocks):
+        rows = min(plan.tile.max_rows, ceil_div(plan.m, plan.tile.rows) * plan.tile.rows)
+        box = largest_box(plan, rows)
+        if box is not None:
+            box, rows = shared_box(plan, box, rows, on.units)
+            # Another kernel is to be compiled for the second, which it must be worth.
+            cost = products(plan, box) * plan.channels * plan.taps * plan.parts / on.units * (1.05 if plan.half else 1)
+            if best is None or cost < best.cost:
+                best = _Choice(plan, box, rows, cost)
+    return best
+
+
+def box_cost(storage: str, g: Geometry, direction: Direction, on: Target) -> float | None:
+    """What `box_launch` costs but for its copies, in cycles of a core in which a vector is multiplied."""
+    choice = _choose(storage, flattened(g), direction == "forward", on)
+    return None if choice is None else choice.cost
+
+
 def box_launch(
     storage: str,
     g: Geometry,
@@ -699,23 +737,12 @@ def box_launch(
     gained."""
     g = flattened(g)
     forward = direction == "forward"
-    if g.batch == 0 or (forward and picks(g)):
+    choice = _choose(storage, g, forward, on)
+    if choice is None:
         return None
-    best: tuple[float, BoxPlan, Box, int] | None = None
-    for plan in _plans(arithmetic(storage, on.simd_width), g, forward, on.tuning.blocks):
-        rows = min(plan.tile.max_rows, ceil_div(plan.m, plan.tile.rows) * plan.tile.rows)
-        box = largest_box(plan, rows)
-        if box is not None:
-            box, rows = shared_box(plan, box, rows, on.units)
-            # Another kernel is to be compiled for the second, which it must be worth.
-            cost = products(plan, box) * (1.05 if plan.half else 1)
-            if best is None or cost < best[0]:
-                best = (cost, plan, box, rows)
-    if best is None:
-        return None
-    _, plan, box, rows = best
-    kernel = box_kernel(storage, direction, bias is not None, on.tuning.blocks, plan.half, on.simd_width)
-    return launch_boxes(kernel, plan, box, rows, g, forward, target, source, weight, bias)
+    half = choice.plan.half
+    kernel = box_kernel(storage, direction, bias is not None, on.tuning.blocks, half, on.simd_width)
+    return launch_boxes(kernel, choice.plan, choice.box, choice.rows, g, forward, target, source, weight, bias)
 
 
 def launch_boxes(
@@ -810,7 +837,7 @@ def weight_boxes(storage: str, g: Geometry, on: Target) -> WeightBoxes | None:
     # result for it.
     parts = 1 if on.units == 1 else max(1, min(ceil_div(3 * on.units, blocks), boxes // 8))
     parts = ceil_div(boxes, ceil_div(boxes, parts))
-    if blocks * parts < on.units and g.batch * prod(g.result) * n * channels * taps > _SHARED_WORK:
+    if blocks * parts < on.units and g.batch * prod(g.result) * n * channels * taps > SHARED_WORK:
         slices = ceil_div(channels, slice_) * ceil_div(on.units, blocks * parts)
         slice_ = ceil_div(channels, min(slices, channels))
     return WeightBoxes(g, narrow, chosen, slice_, columns, boxes, parts)

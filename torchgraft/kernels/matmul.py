@@ -99,15 +99,18 @@ def _shallow(blocks: Blocks, k: int) -> Blocks:
 # the slice of k that begins at `kb` and has `kc` steps, the tile's first row `m`, the panel's first column `n`.
 
 
-def pack_transposed(math: Arithmetic, tile: Tile, base: str, stride: str, begin: str, end: str, pitch: int = 0) -> str:
+def pack_transposed(
+    math: Arithmetic, tile: Tile, base: str, stride: str, begin: str, end: str, pitch: int = 0, places: str = ""
+) -> str:
     """Fills steps `begin .. end` of the panels from a B that lies along k: step k of column n is at base[n * stride +
-    k].
+    k]. With `places`, the name of a table, step k goes to the panels' row places[k].
     """
+    row = f"{places}[step + {{}}]" if places else "(step + {})"
     width, panel = math.width, math.width * tile.vectors
     pitch = (pitch or tile.depth * tile.vectors) * width
     offsets = " ".join(f"const long o{i} = min({i}, columns - n - 1) * {stride};" for i in range(width))
     loads = "\n".join(f"{math.vector} r{i} = {math.load_vector('b', f'o{i} + step')};" for i in range(width))
-    stores = "\n".join(f"*({math.vector}*)(to + (step + {i}) * {panel}) = r{i};" for i in range(width))
+    stores = "\n".join(f"*({math.vector}*)(to + {row.format(i)} * {panel}) = r{i};" for i in range(width))
     return f"""
 for (int n = 0; n < columns; n += {width}) {{
   {math.scalar}* to = ({math.scalar}*)panels + (n / {panel}) * {pitch} + n % {panel};
@@ -124,7 +127,7 @@ for (int n = 0; n < columns; n += {width}) {{
   }}
   for (; step < {end}; ++step)
     for (int j = 0; j < {width}; ++j)
-      to[step * {panel} + j] = n + j < columns ? {math.load("b", f"j * {stride} + step")} : 0;
+      to[{row.format(0)} * {panel} + j] = n + j < columns ? {math.load("b", f"j * {stride} + step")} : 0;
 }}"""
 
 

@@ -1,0 +1,330 @@
+"""Convolution whose lanes are the target's channels, for CPUs: images from images, with a stride of one for the image's
+gradient.
+
+Lines of few pixels do not fill the vectors of `kernels.boxes`. Here registers hold a line's pixels, or a part of it,
+each with some vectors of channels, and a pixel of the source, from a box's copy, is multiplied by a vector of filters.
+So no lane is wasted where there are channels enough, and taps that lie above or below the image are left out.
+
+The kernel's text has the number of pixels of a line's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+
+from torchgraft.codegen import ceil_div
+from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
+from torchgraft.codegen.kernel import Kernel, Launch, parameters
+from torchgraft.codegen.tuning import Blocks, Target
+from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
+from torchgraft.kernels.boxes import SHARED_WORK, axis_of, box_cost, box_place, copy_elements, fill_copy, sum_elements
+from torchgraft.kernels.geometry import GEOMETRY, Direction, Geometry, geometry_arguments
+from torchgraft.kernels.matmul import block_tile, pack_transposed
+from torchgraft.kernels.products import Tile, plain_loops
+
+# Pixels of a line's part: of fewer there are not enough sums to wait for each other, more do not fit into registers.
+_LEAST_PIXELS, _MOST_PIXELS = 4, 14
+# There are 32 registers of so many bytes, and 16 of smaller ones, which are too few for these sums.
+_REGISTER_BYTES = 64
+# So many pixels have two vectors of channels, fewer have four.
+_MANY_PIXELS = 7
+
+
+def _tile(math: Arithmetic, blocks: Blocks, line: int) -> Tile:
+    """Rows are a line's pixels, columns channels."""
+    return replace(block_tile(math, blocks), rows=line, vectors=2 if line >= _MANY_PIXELS else 4)
+
+
+def _line(pixels: int) -> int:
+    """Of how many pixels the parts of a line of so many are; zero if there are no equal parts."""
+    return next((n for n in range(_MOST_PIXELS, _LEAST_PIXELS - 1, -1) if pixels % n == 0), 0)
+
+
+def _multiply(math: Arithmetic, tile: Tile) -> str:
+    """Adds the products of the line at `pixel` and the panel to its sums."""
+    names = [[f"c{x}_{v}" for v in range(tile.vectors)] for x in range(tile.rows)]
+    everything = [name for row in names for name in row]
+    loads = " ".join(f"const {math.vector} b{v} = b[{v}];" for v in range(tile.vectors))
+    rows = []
+    for x, row in enumerate(names):
+        updates = " ".join(f"{name} = {math.multiply_add('a', f'b{v}', name)};" for v, name in enumerate(row))
+        rows.append(f"{{ const {math.vector} a = {math.splat(f'p[{x}]')}; {updates} }}")
+    return f"""
+{{
+  {math.vector} {", ".join(everything)};
+  {" ".join(f"{name} = {math.splat('0')};" for name in everything)}
+  const {math.vector}* b = panel + first_k * {tile.vectors};
+  for (int k = first_k; k < end_k; ++k, b += {tile.vectors}) {{
+    const {math.scalar}* const p = line + offset[k];
+    {loads}
+    {chr(10).join(rows)}
+  }}
+  // Slices are summed on their own: so rounding errors grow with the length of a slice and the number of slices.
+  {math.vector}* const sums = panel_sums + pixel * {tile.vectors};
+  if (c0 == 0) {{ {" ".join(f"sums[{i}] = {name};" for i, name in enumerate(everything))} }}
+  else {{ {" ".join(f"sums[{i}] += {name};" for i, name in enumerate(everything))} }}
+}}"""
+
+
+def _finish(math: Arithmetic, tile: Tile, bias: bool) -> str:
+    """Stores the panel's sums: pixels are neighbours in memory, so squares of them are turned round."""
+    width = math.width
+    add = f" + {math.splat(math.load('E', 'group * M + m0 + m + v * {0} + {1}'))}" if bias else ""
+    loads = " ".join(f"{math.vector} r{i} = from[(p + {i}) * {tile.vectors}];" for i in range(width))
+    stores = "\n".join(
+        f"if ({j} < there) {math.store_vector('t', f'{j} * target_pixels + p', f'r{j}{add.format(width, j)}')};"
+        for j in range(width)
+    )
+    sum_ = f"((const {math.scalar}*)(from + p * {tile.vectors}))[j]"
+    more = f" + {math.load('E', f'group * M + m0 + m + v * {width} + j')}" if bias else ""
+    return f"""
+for (int image = 0; image < length_i; ++image)
+  for (int v = 0; v < {tile.vectors} && m + v * {width} < rows; ++v) {{
+    const int there = min({width}, rows - m - v * {width});
+    const long channel = ((image0 + image) * groups + group) * M + m0 + m + v * {width};
+    {math.pointer} t = T + channel * target_pixels + at_y * target_x;
+    const {math.vector}* const from = panel_sums + image * band * {tile.vectors} + v;
+    if (band >= {width}) {{
+      for (int begin = 0; begin < band; begin += {width}) {{
+        // The last vectors end where the pixels do, and repeat some.
+        const int p = min(begin, band - {width});
+        {loads}
+        {transpose_registers(width, math.vector)}
+        {stores}
+      }}
+      continue;
+    }}
+    for (int p = 0; p < band; ++p)
+      for (int j = 0; j < there; ++j) {math.store("t", "j * target_pixels + p", sum_ + more)};
+  }}"""
+
+
+def _pack_backward(math: Arithmetic, tile: Tile) -> str:
+    """As `pack_transposed` for filters that lie channel of the source by channel: one's taps of all channels of the
+    panel are a matrix, whose rows are shorter than vectors. What is read beyond them is not stored."""
+    width, panel = math.width, math.width * tile.vectors
+    offsets = " ".join(f"const long o{i} = min({i}, columns - n - 1) * taps;" for i in range(width))
+    loads = "\n".join(f"{math.vector} r{i} = {math.load_vector('F', f'at + o{i}')};" for i in range(width))
+    rows = [f"*({math.vector}*)(panels + row[step + {i}] * {panel} + n) = r{i};" for i in range(width)]
+    stores = "\n".join(f"if (step + {i} < taps) {store}" for i, store in enumerate(rows))
+    one = math.load("F", "at + (long)j * taps + k - step")
+    return f"""
+for (int c = 0; c < count; ++c) {{
+  const int* const row = places + c * taps;
+  for (int n = 0; n < columns; n += {width}) {{
+    {offsets}
+    for (int step = 0; step < taps; step += {width}) {{
+      const long at = (((long)group * channels + c0 + c) * M + m0 + m + n) * taps + step;
+      if (at + o{width - 1} + {width} <= filters_end) {{
+        {loads}
+        {transpose_registers(width, math.vector)}
+        {stores}
+        continue;
+      }}
+      for (int k = step; k < min(taps, step + {width}); ++k)
+        for (int j = 0; j < min({width}, columns - n); ++j) panels[row[k] * {panel} + n + j] = {one};
+    }}
+  }}
+}}"""
+
+
+@cache
+def lanes_kernel(
+    storage: str, direction: Direction, bias: bool, blocks: Blocks, line: int, simd_width: int = 16
+) -> Kernel:
+    """Images from images whose lines have `line` pixels: group 0 is some images, group 1 the channels, group 2 the
+    group. Launch with `lanes_launch`."""
+    math = arithmetic(storage, simd_width)
+    tile = _tile(math, blocks, line)
+    panel = math.width * tile.vectors
+    if direction == "forward":
+        pack = f"""
+{math.const_pointer} filters = F + ((long)(group * M + m0 + m) * channels + c0) * taps;
+{pack_transposed(math, tile, "filters", "channels * taps", "0", "kc", places="places")}"""
+    else:
+        pack = f"const long filters_end = (long)groups * channels * M * taps; {_pack_backward(math, tile)}"
+    body = f"""
+const int joined = 0, box_z = target_z, box_x = target_x, boxes_z = 1, boxes_x = 1;
+{box_place(direction)}
+// In a slice, taps of one row and plane lie together, of all channels: where each tap of a channel lies in the copy,
+// and in which row of the panel, and the other way round.
+int offset[{tile.depth}], places[{tile.depth}];
+{math.scalar} copy[{copy_elements(math)}] ALIGN(64);
+{math.vector} all_sums[{sum_elements(math) // math.width}];
+{math.vector} panel[{tile.depth * tile.vectors}];
+{math.scalar}* const panels = ({math.scalar}*)panel;
+for (int i = 0; i < {tile.depth * tile.vectors}; ++i) panel[i] = {math.splat("0")};
+const int band = length_z * length_y * length_x, pixels = length_i * band;
+for (int c0 = 0; c0 == 0 || c0 < channels; c0 += slice) {{
+  const int count = min(slice, channels - c0), kc = count * taps;
+  if (c0 == 0 || count < slice) {{
+    for (int kz = 0, tap = 0; kz < taps_z; ++kz)
+      for (int ky = 0; ky < taps_y; ++ky)
+        for (int kx = 0; kx < taps_x; ++kx, ++tap) {{
+          const int at = ((PART_z(kz) * parts_y + PART_y(ky)) * parts_x + PART_x(kx)) * part_size +
+            (SHIFT_z(kz) - low_z) * plane_size + (SHIFT_y(ky) - low_y) * pitch + SHIFT_x(kx) - low_x;
+          int k = (kz * taps_y + ky) * count * taps_x + kx;
+          for (int c = 0; c < count; ++c, k += taps_x) {{
+            offset[k] = c * channel_size + at;
+            places[c * taps + tap] = k;
+          }}
+        }}
+  }}
+  {{ {fill_copy(math, tile)} }}
+  for (int m = 0; m < rows; m += {panel}) {{
+    {{
+      const int columns = min({panel}, rows - m);
+      {pack}
+    }}
+    {math.vector}* const panel_sums = all_sums + m / {math.width} * pixels;
+    for (int image = 0, pixel = 0; image < length_i; ++image)
+      for (int z = 0; z < length_z; ++z)
+        for (int y = 0; y < length_y; ++y) {{
+          // Taps above and below the image meet zeros only.
+          int first = 0, end = taps_y;
+          #define ROW(k) ((at_y + y + SHIFT_y(k)) * step_y + REMAINDER_y(PART_y(k)))
+          if (taps_z == 1) {{
+            while (first < end && (uint)ROW(first) >= (uint)source_y) ++first;
+            while (first < end && (uint)ROW(end - 1) >= (uint)source_y) --end;
+          }}
+          const int first_k = first * count * taps_x, end_k = taps_z == 1 ? end * count * taps_x : kc;
+          const {math.scalar}* line = copy + image * image_size + z * plane_size + y * pitch;
+          for (int x = 0; x < length_x; x += {line}, line += {line}, pixel += {line}) {_multiply(math, tile)}
+        }}
+    if (c0 + slice >= channels) {{ {_finish(math, tile, bias)} }}
+  }}
+}}"""
+    tensors = f"{storage}* T; const {storage}* S, F{', E' if bias else ''}"
+    params = parameters(f"{tensors}; i32 batch, M, channels, block_rows, slice, box_i, box_y, boxes_y; {GEOMETRY}")
+    helpers = shuffle_helpers(math.width, math.vector)
+    name = f"convolution_lanes_{direction}"
+    return Kernel(name, params, plain_loops(body), helpers=helpers, local=(1, 1, 1))
+
+
+# --- The launch. Costs are cycles in which a vector is multiplied.
+
+# To copy an element of the source, and to turn round an element of the filters.
+_COPY_COST, _PACK_COST = 0.6, 0.3
+# What boxes cost with their copies, of what they cost without.
+_BOXES_COPY = 1.08
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a work-item makes of the target.
+
+    Attributes:
+        images, lines, channels: of it; lines are all of a plane, or each plane is one image.
+        cost: of all, on the core that has the most.
+    """
+
+    images: int
+    lines: int
+    channels: int
+    cost: float
+
+
+def _meeting(g: Geometry, forward: bool) -> float:
+    """The share of the taps of all lines that lie neither above nor below the image."""
+    if g.taps[0] > 1:
+        return 1.0
+    source, target = (g.image[1], g.result[1]) if forward else (g.result[1], g.image[1])
+    step, sign = (g.stride[1], 1) if forward else (1, -1)
+    rows = [y * step - sign * (g.padding[1] - k * g.dilation[1]) for y in range(target) for k in range(g.taps[1])]
+    return sum(0 <= row < source for row in rows) / len(rows)
+
+
+def _boxes(g: Geometry, planes: int, lines: int) -> Iterator[tuple[int, int]]:
+    """Images and lines of ever smaller parts."""
+    for parts in range(1, g.batch + 1):
+        yield ceil_div(g.batch, parts), lines
+    for parts in range(2, lines + 1 if planes == 1 else 0):
+        yield 1, ceil_div(lines, parts)
+
+
+def _part(
+    math: Arithmetic, tile: Tile, g: Geometry, forward: bool, m: int, channels: int, slice_: int, units: int
+) -> _Part | None:
+    """How the work is dealt out: to copy the same images for more channels costs time, as does turning round the same
+    filters for more images."""
+    z, y, x = (axis_of(g, axis, forward)[0] for axis in range(3))
+    sums, panel = channels * prod(g.taps), math.width * tile.vectors
+    work = g.batch * g.groups * m * z.pixels * y.pixels * x.pixels * sums
+    wanted = 1 if units == 1 else min(3 * units, 1 + work // SHARED_WORK)
+    best: _Part | None = None
+    for images, lines in _boxes(g, z.pixels, y.pixels):
+        copied = images * prod(a.parts * (n + a.reach) for a, n in ((z, z.pixels), (y, lines), (x, x.pixels)))
+        pixels = images * z.pixels * lines * x.pixels
+        most = sum_elements(math) // pixels // panel * panel
+        if slice_ * (ceil_div(copied, 16) + 1) * 16 + x.pixels + panel > copy_elements(math) or not most:
+            continue
+        parts = g.groups * ceil_div(g.batch, images) * ceil_div(y.pixels, lines)
+        blocks = max(ceil_div(m, most), min(ceil_div(m, panel), ceil_div(wanted, parts)))
+        rows = ceil_div(ceil_div(m, blocks), panel) * panel
+        each = rows // math.width * pixels * sums * _meeting(g, forward)
+        each += _COPY_COST * copied * channels + _PACK_COST * rows * sums
+        cost = each * ceil_div(parts * ceil_div(m, rows), units)
+        if best is None or cost < best.cost:
+            best = _Part(images, lines, rows, cost)
+        if parts >= wanted:
+            break
+    return best
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """A launch of `lanes_kernel` but for its operands.
+
+    Attributes:
+        line: pixels of a line's part.
+        m, channels: of the target and of the source, in a group.
+        slice: channels that are copied at once.
+    """
+
+    storage: str
+    g: Geometry
+    direction: Direction
+    line: int
+    m: int
+    channels: int
+    slice: int
+    part: _Part
+
+    def launch(self, target: object, source: object, weight: object, bias: object | None, on: Target) -> Launch:
+        """Operands are those of `convolution.convolution_launches`."""
+        g, part = self.g, self.part
+        blocks, has_bias = on.tuning.blocks, bias is not None
+        source_size, target_size = (g.image, g.result) if self.direction == "forward" else (g.result, g.image)
+        bands = ceil_div(target_size[1], part.lines)
+        arguments = {"T": target, "S": source, "F": weight, **({"E": bias} if has_bias else {})}
+        arguments |= {"batch": g.batch, "M": self.m, "channels": self.channels, "block_rows": part.channels}
+        arguments |= {"slice": self.slice, "box_i": part.images, "box_y": part.lines, "boxes_y": bands}
+        arguments |= geometry_arguments(g, source_size, target_size)
+        kernel = lanes_kernel(self.storage, self.direction, has_bias, blocks, self.line, on.simd_width)
+        groups = (ceil_div(g.batch, part.images) * bands, ceil_div(self.m, part.channels), g.groups)
+        return Launch(kernel, groups, arguments)
+
+
+def choose_lanes(storage: str, g: Geometry, direction: Direction, on: Target) -> Lanes | None:
+    """Nothing where boxes cost no more, lines have no equal parts, a filter has too many taps, or the device has too
+    few registers."""
+    forward = direction == "forward"
+    math = arithmetic(storage, on.simd_width)
+    line = _line((g.result if forward else g.image)[2])
+    channels, m = (g.image_channels, g.result_channels) if forward else (g.result_channels, g.image_channels)
+    channels, m = channels // g.groups, m // g.groups
+    sizes = g.batch * prod(g.result) * prod(g.image) * channels * m
+    if on.form != "cpu" or math.width * math.size < _REGISTER_BYTES or not line or not sizes:
+        return None
+    tile = _tile(math, on.tuning.blocks, line)
+    if prod(g.taps) > tile.depth or not (forward or prod(g.stride) == 1):
+        return None
+    slice_ = ceil_div(channels, ceil_div(channels, tile.depth // prod(g.taps)))
+    part = _part(math, tile, g, forward, m, channels, slice_, on.units)
+    by_boxes = box_cost(storage, g, direction, on)
+    if part is None or (by_boxes is not None and _BOXES_COPY * by_boxes <= part.cost):
+        return None
+    return Lanes(storage, g, direction, line, m, channels, slice_, part)
