@@ -19,8 +19,9 @@ from conftest import in_threads
 from torchgraft import _C, plans
 from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel
+from torchgraft.codegen.x86 import LINES
 from torchgraft.driver import Capability
-from torchgraft.kernels import attention, bfloat16, boxes_bfloat16
+from torchgraft.kernels import attention, bfloat16, boxes_bfloat16, channel_lanes_bfloat16
 from torchgraft.ops import convolution
 from torchgraft.plans import device as traits
 
@@ -48,7 +49,22 @@ TG_FUNCTION void vectors_multiply(int rows, void* sums, long sums_pitch, const v
       *at = sum;
     }
 }
+TG_FUNCTION void vectors_line(int pixels, int lanes, float16* sums, const uint* line, const int* offsets,
+                              const float16* b, long steps, bool zero) {
+  for (int i = 0; i < pixels * lanes; ++i) {
+    float sum = zero ? 0 : ((const float*)sums)[i];
+    for (long k = 0; k < steps; ++k) {
+      const uint x = line[offsets[k] + i / lanes], y = ((const uint*)b)[k * lanes + i % lanes];
+      sum += AS_float(x << 16) * AS_float(y << 16) + AS_float(x & 0xffff0000) * AS_float(y & 0xffff0000);
+    }
+    ((float*)sums)[i] = sum;
+  }
+}
 """
+VECTORS_IN_C += "".join(
+    f"#undef VECTORS_LINE_{n}\n#define VECTORS_LINE_{n}(...) vectors_line({n}, {16 * vectors}, __VA_ARGS__)\n"
+    for n, vectors in LINES.items()
+)
 TILES_IN_C = """
 #undef TILES_BEGIN
 #undef TILES_END
@@ -118,7 +134,12 @@ def made(request: pytest.FixtureRequest, device: str, monkeypatch: pytest.Monkey
         pytest.skip(f"the processor has no {way} of bfloat16, or the driver does not offer them")
     words = IN_C[way] if where == "in C" else ""
     asked: list[Kernel] = []
-    for module, name in ((bfloat16, "block_kernel"), (boxes_bfloat16, "box_kernel"), (attention, "_kernel")):
+    for module, name in (
+        (bfloat16, "block_kernel"),
+        (boxes_bfloat16, "box_kernel"),
+        (channel_lanes_bfloat16, "lanes_kernel"),
+        (attention, "_kernel"),
+    ):
         record(monkeypatch, module, name, words, asked)
     others = Capability.BFLOAT16_TILES | Capability.BFLOAT16_VECTORS
     offered = {**properties, "capabilities": capabilities & ~int(others) | CAPABILITIES[way]}
@@ -330,6 +351,12 @@ def test_convolution_as_cxx(way: Any, direction: Any) -> None:
     compile_as_cxx(way, boxes_bfloat16.box_kernel(way, direction, True))
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are of x86-64")
+@pytest.mark.parametrize("line", LINES)
+def test_lanes_as_cxx(line: int) -> None:
+    compile_as_cxx("vectors", channel_lanes_bfloat16.lanes_kernel("forward", True, line))
+
+
 def compile_as_cxx(way: str, kernel: Kernel) -> None:
     text = dialect("c++").render(kernel, base_offset=False)
     assert INSTRUCTIONS[way] in text
@@ -383,6 +410,7 @@ def test_convolution(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(convolution, "_LEAST_CHANNELS_OF_PAIRS", 1)  # also where they do not pay
+    monkeypatch.setattr(channel_lanes_bfloat16, "choose_lanes", lambda *_: None)
     plans.clear()
     bias = numbers(filters[1] if "transposed" in how else filters[0])
     convolve(device, numbers(*image), numbers(*filters), bias, **how)
@@ -390,6 +418,42 @@ def test_convolution(
     way = made[0].name.split("_")[2]
     of_images = {f"convolution_bfloat16_{way}_{direction}" for direction in ("forward", "backward")}
     assert {kernel.name for kernel in made} == {f"matmul_bfloat16_{way}", *of_images}
+
+
+LANES = [  # one line's length after the other
+    ((2, 24, 5, 4), (70, 24, 3, 3), {"padding": 1}),
+    ((1, 70, 9, 5), (33, 70, 3, 3), {"padding": 1}),  # several slices
+    ((3, 17, 3, 6), (64, 17, 3, 2), {"padding": 1}),  # a channel without another one
+    ((2, 40, 7, 7), (100, 40, 5, 5), {"padding": 2}),
+    ((2, 12, 8, 16), (20, 12, 3, 3), {"padding": 1, "dilation": 3}),
+    ((2, 35, 20, 18), (40, 35, 3, 3), {"padding": (0, 1), "stride": 2}),
+    ((1, 6, 3, 10), (32, 6, 4, 3), {"padding": (7, 1)}),  # lines of which no tap lies inside
+    ((1, 64, 60, 66), (64, 64, 3, 3), {"padding": 1}),  # bands of lines of parts
+    ((2, 9, 5, 6, 12), (11, 9, 2, 3, 3), {"padding": (1, 0, 1)}),
+    ((3, 40, 26), (24, 40, 3), {"padding": 1}),
+    ((2, 16, 2, 14), (48, 16, 1, 3), {"padding": (0, 1)}),
+]
+
+
+@pytest.mark.parametrize(("image", "filters", "how"), LANES, ids=str)
+def test_convolution_lanes(
+    made: list[Kernel],
+    device: str,
+    image: tuple[int, ...],
+    filters: tuple[int, ...],
+    how: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if traits.device_traits(torch.device(device).index or 0).bfloat16 != "vectors":
+        pytest.skip("tiles have boxes")
+    monkeypatch.setattr(convolution, "_LEAST_CHANNELS_OF_PAIRS", 1)  # also where they do not pay
+    monkeypatch.setattr(channel_lanes_bfloat16, "_USED", 0)
+    plans.clear()
+    convolve(device, numbers(*image), numbers(*filters), numbers(filters[0]), **how)
+    convolve(device, numbers(*image), numbers(*filters), **how)
+    names = {kernel.name for kernel in made}
+    assert "convolution_bfloat16_lanes_forward" in names
+    assert "stride" in how or "convolution_bfloat16_lanes_backward" in names
 
 
 @pytest.mark.parametrize("channels", [16, 17, 13])

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from torchgraft import plans
-from torchgraft.kernels import channel_lanes, patches
+from torchgraft.kernels import channel_lanes, channel_lanes_bfloat16, patches
 from torchgraft.ops import convolution as ops
 from torchgraft.ops import convolution_patches
 from torchgraft.plans.device import device_traits, kernel_form
@@ -192,7 +192,8 @@ def test_small_images(
     limits = convolution_patches._Small(100, 100, 100, 256, 1)  # also where they do not pay
     monkeypatch.setattr(convolution_patches, "_SMALL", limits)
     monkeypatch.setattr(convolution_patches, "_SMALL_PAIRS", limits)
-    monkeypatch.setattr(convolution_patches, "choose_lanes", lambda *_: None)
+    for module in (channel_lanes, channel_lanes_bfloat16):
+        monkeypatch.setattr(module, "choose_lanes", lambda *_: None)
     if dtype == torch.bfloat16 and device_traits(torch.device(device).index or 0).bfloat16 is None:
         pytest.skip("bfloat16 goes so where the processor multiplies it")
     planned = recorded(monkeypatch)

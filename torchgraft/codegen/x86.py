@@ -81,6 +81,44 @@ def _vector_multiply(rows: int) -> str:
     return " \\\n".join(lines)
 
 
+LINES = {pixels: 2 if pixels >= 7 else 4 for pixels in range(4, 15)}
+"""Pixels of a line whose sums registers hold -> vectors of 16 channels that each has: at least 14 sums, so that the
+processor need not wait for one, and at most 28."""
+
+
+def _line_multiply(pixels: int) -> str:
+    """The word for a line of so many pixels. They lie beside each other, so that one register finds them all."""
+    vectors = LINES[pixels]
+    sums = pixels * vectors
+    places = [f"{64 * i or ''}(%[s])" for i in range(sums)]
+    code = [f"vpxord %%zmm{r}, %%zmm{r}, %%zmm{r}" for r in range(sums)] + ["1:", "movslq (%[o]), %[at]"]
+    code += [f"vmovups {64 * v or ''}(%[f]), %%zmm{sums + v}" for v in range(vectors)]
+    for i in range(pixels):
+        code += [f"vpbroadcastd {4 * i or ''}(%[line],%[at],4), %%zmm{sums + vectors}"]
+        code += [f"vdpbf16ps %%zmm{sums + v}, %%zmm{sums + vectors}, %%zmm{i * vectors + v}" for v in range(vectors)]
+    code += ["add $4, %[o]", f"add ${64 * vectors}, %[f]", "dec %[k]", "jnz 1b", "testl %[z], %[z]", "jnz 2f"]
+    code += [f"vaddps {place}, %%zmm{r}, %%zmm{r}" for r, place in enumerate(places)] + ["2:"]
+    code += [f"vmovups %%zmm{r}, {place}" for r, place in enumerate(places)] + ["vzeroupper"]
+    lower = ", ".join(f'"xmm{r}"' for r in range(16))
+    lines = [
+        f"#define VECTORS_LINE_{pixels}(sums, pixels, offsets, b, steps, zero)",
+        "  do {",
+        "    const uint tg_zero = (zero);",
+        "    float16* tg_s = (sums);",
+        "    const uint* tg_line = (pixels);",
+        "    const int* tg_o = (offsets);",
+        "    const float16* tg_b = (b);",
+        "    long tg_k = (steps), tg_at;",
+        "    __asm__ volatile(",
+        *(f'      "{line}\\n"' for line in code),
+        '      : [o] "+&r"(tg_o), [f] "+&r"(tg_b), [k] "+&r"(tg_k), [at] "=&r"(tg_at)',
+        '      : [s] "r"(tg_s), [line] "r"(tg_line), [z] "r"(tg_zero)',
+        f'      : "memory", "cc", {lower} UPPER_REGISTERS);',
+        "  } while (0)",
+    ]
+    return " \\\n".join(lines)
+
+
 def bfloat16_words() -> dict[str, str]:
     """The words for tiles and vectors of bfloat16, which docs/kernel-language.md describes: name -> text."""
     words = {
@@ -89,6 +127,7 @@ def bfloat16_words() -> dict[str, str]:
         "TILES_BEGIN": _TILES_BEGIN,
         "UPPER_REGISTERS": _UPPER_REGISTERS,
         **{f"VECTORS_MULTIPLY_{rows}": _vector_multiply(rows) for rows in VECTOR_ROWS},
+        **{f"VECTORS_LINE_{pixels}": _line_multiply(pixels) for pixels in LINES},
     }
     for name, instruction in {
         "TILES_END()": '"tilerelease"',

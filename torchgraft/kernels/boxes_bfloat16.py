@@ -40,7 +40,7 @@ _PAIRS = 16
 _SLICE, _FILTERS, _TAPS = 2 * _PAIRS, 1 << 17, 128
 
 
-def _fill() -> str:
+def fill_pairs() -> str:
     """Copies `count` pairs of channels from number c0 on; what the source does not have of them is zero."""
 
     def wide(place: str) -> str:
@@ -169,7 +169,7 @@ for (int c0 = 0; c0 == 0 || c0 < pairs; c0 += slice) {{
   // Rows of filters do not all fall into the same set of the cache.
   const int filter_pitch = meeting * 2 * count + 32;
   const bool last = c0 + slice >= pairs;
-  {{ {_fill()} }}
+  {{ {fill_pairs()} }}
   for (int held_m = 0; held_m < rows; held_m += held_rows) {{
     const int held_end = min(rows, held_m + held_rows);
     float16* const held_sums = all_sums + (slice < pairs ? held_m * sum_pitch : 0);

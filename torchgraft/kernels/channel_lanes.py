@@ -17,30 +17,27 @@ from math import prod
 
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
-from torchgraft.codegen.kernel import Kernel, Launch, parameters
+from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
 from torchgraft.codegen.tuning import Blocks, Target
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
+from torchgraft.codegen.x86 import LINES
 from torchgraft.kernels.boxes import SHARED_WORK, axis_of, box_cost, box_place, copy_elements, fill_copy, sum_elements
 from torchgraft.kernels.geometry import GEOMETRY, Direction, Geometry, geometry_arguments
 from torchgraft.kernels.matmul import block_tile, pack_transposed
 from torchgraft.kernels.products import Tile, plain_loops
 
-# Pixels of a line's part: of fewer there are not enough sums to wait for each other, more do not fit into registers.
-_LEAST_PIXELS, _MOST_PIXELS = 4, 14
 # There are 32 registers of so many bytes, and 16 of smaller ones, which are too few for these sums.
 _REGISTER_BYTES = 64
-# So many pixels have two vectors of channels, fewer have four.
-_MANY_PIXELS = 7
 
 
 def _tile(math: Arithmetic, blocks: Blocks, line: int) -> Tile:
     """Rows are a line's pixels, columns channels."""
-    return replace(block_tile(math, blocks), rows=line, vectors=2 if line >= _MANY_PIXELS else 4)
+    return replace(block_tile(math, blocks), rows=line, vectors=LINES[line])
 
 
-def _line(pixels: int) -> int:
+def line_part(pixels: int) -> int:
     """Of how many pixels the parts of a line of so many are; zero if there are no equal parts."""
-    return next((n for n in range(_MOST_PIXELS, _LEAST_PIXELS - 1, -1) if pixels % n == 0), 0)
+    return next((n for n in reversed(LINES) if pixels % n == 0), 0)
 
 
 def _multiply(math: Arithmetic, tile: Tile) -> str:
@@ -131,35 +128,41 @@ for (int c = 0; c < count; ++c) {{
 }}"""
 
 
-@cache
-def lanes_kernel(
-    storage: str, direction: Direction, bias: bool, blocks: Blocks, line: int, simd_width: int = 16
-) -> Kernel:
-    """Images from images whose lines have `line` pixels: group 0 is some images, group 1 the channels, group 2 the
-    group. Launch with `lanes_launch`."""
-    math = arithmetic(storage, simd_width)
-    tile = _tile(math, blocks, line)
-    panel = math.width * tile.vectors
-    if direction == "forward":
-        pack = f"""
-{math.const_pointer} filters = F + ((long)(group * M + m0 + m) * channels + c0) * taps;
-{pack_transposed(math, tile, "filters", "channels * taps", "0", "kc", places="places")}"""
-    else:
-        pack = f"const long filters_end = (long)groups * channels * M * taps; {_pack_backward(math, tile)}"
-    body = f"""
+def lanes_parameters(storage: str, bias: bool) -> tuple[Parameter, ...]:
+    """Target, source, filters, [bias,] sizes of all, of boxes and of the geometry, in groups."""
+    tensors = f"{storage}* T; const {storage}* S, F{', E' if bias else ''}"
+    return parameters(f"{tensors}; i32 batch, M, channels, block_rows, slice, box_i, box_y, boxes_y; {GEOMETRY}")
+
+
+def lanes_body(
+    math: Arithmetic,
+    direction: Direction,
+    tile: Tile,
+    bias: bool,
+    *,
+    fill: str,
+    pack: str,
+    multiply: str,
+    element: str = "",
+    channels: str = "channels",
+) -> str:
+    """The text of a kernel: `fill` copies `count` of so many `channels` from number c0 on as elements of a type, `pack`
+    turns round their filters for `columns` channels from number m on, `multiply` adds the products of a line."""
+    element, panel = element or math.scalar, math.width * tile.vectors
+    return f"""
 const int joined = 0, box_z = target_z, box_x = target_x, boxes_z = 1, boxes_x = 1;
 {box_place(direction)}
 // In a slice, taps of one row and plane lie together, of all channels: where each tap of a channel lies in the copy,
 // and in which row of the panel, and the other way round.
 int offset[{tile.depth}], places[{tile.depth}];
-{math.scalar} copy[{copy_elements(math)}] ALIGN(64);
+{element} copy[{copy_elements(math)}] ALIGN(64);
 {math.vector} all_sums[{sum_elements(math) // math.width}];
 {math.vector} panel[{tile.depth * tile.vectors}];
 {math.scalar}* const panels = ({math.scalar}*)panel;
 for (int i = 0; i < {tile.depth * tile.vectors}; ++i) panel[i] = {math.splat("0")};
 const int band = length_z * length_y * length_x, pixels = length_i * band;
-for (int c0 = 0; c0 == 0 || c0 < channels; c0 += slice) {{
-  const int count = min(slice, channels - c0), kc = count * taps;
+for (int c0 = 0; c0 == 0 || c0 < {channels}; c0 += slice) {{
+  const int count = min(slice, {channels} - c0), kc = count * taps;
   if (c0 == 0 || count < slice) {{
     for (int kz = 0, tap = 0; kz < taps_z; ++kz)
       for (int ky = 0; ky < taps_y; ++ky)
@@ -173,7 +176,7 @@ for (int c0 = 0; c0 == 0 || c0 < channels; c0 += slice) {{
           }}
         }}
   }}
-  {{ {fill_copy(math, tile)} }}
+  {{ {fill} }}
   for (int m = 0; m < rows; m += {panel}) {{
     {{
       const int columns = min({panel}, rows - m);
@@ -191,17 +194,34 @@ for (int c0 = 0; c0 == 0 || c0 < channels; c0 += slice) {{
             while (first < end && (uint)ROW(end - 1) >= (uint)source_y) --end;
           }}
           const int first_k = first * count * taps_x, end_k = taps_z == 1 ? end * count * taps_x : kc;
-          const {math.scalar}* line = copy + image * image_size + z * plane_size + y * pitch;
-          for (int x = 0; x < length_x; x += {line}, line += {line}, pixel += {line}) {_multiply(math, tile)}
+          const {element}* line = copy + image * image_size + z * plane_size + y * pitch;
+          for (int x = 0; x < length_x; x += {tile.rows}, line += {tile.rows}, pixel += {tile.rows}) {multiply}
         }}
-    if (c0 + slice >= channels) {{ {_finish(math, tile, bias)} }}
+    if (c0 + slice >= {channels}) {{ {_finish(math, tile, bias)} }}
   }}
 }}"""
-    tensors = f"{storage}* T; const {storage}* S, F{', E' if bias else ''}"
-    params = parameters(f"{tensors}; i32 batch, M, channels, block_rows, slice, box_i, box_y, boxes_y; {GEOMETRY}")
+
+
+@cache
+def lanes_kernel(
+    storage: str, direction: Direction, bias: bool, blocks: Blocks, line: int, simd_width: int = 16
+) -> Kernel:
+    """Images from images whose lines have `line` pixels: group 0 is some images, group 1 the channels, group 2 the
+    group. Launch with `lanes_launch`."""
+    math = arithmetic(storage, simd_width)
+    tile = _tile(math, blocks, line)
+    if direction == "forward":
+        pack = f"""
+{math.const_pointer} filters = F + ((long)(group * M + m0 + m) * channels + c0) * taps;
+{pack_transposed(math, tile, "filters", "channels * taps", "0", "kc", places="places")}"""
+    else:
+        pack = f"const long filters_end = (long)groups * channels * M * taps; {_pack_backward(math, tile)}"
+    body = lanes_body(
+        math, direction, tile, bias, fill=fill_copy(math, tile), pack=pack, multiply=_multiply(math, tile)
+    )
     helpers = shuffle_helpers(math.width, math.vector)
     name = f"convolution_lanes_{direction}"
-    return Kernel(name, params, plain_loops(body), helpers=helpers, local=(1, 1, 1))
+    return Kernel(name, lanes_parameters(storage, bias), plain_loops(body), helpers=helpers, local=(1, 1, 1))
 
 
 # --- The launch. Costs are cycles in which a vector is multiplied.
@@ -213,7 +233,7 @@ _BOXES_COPY = 1.08
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """What a work-item makes of the target.
 
     Attributes:
@@ -237,6 +257,12 @@ def _meeting(g: Geometry, forward: bool) -> float:
     return sum(0 <= row < source for row in rows) / len(rows)
 
 
+def channels_of(g: Geometry, direction: Direction) -> tuple[int, int]:
+    """Of the target and of the source, in a group."""
+    m, channels = g.result_channels // g.groups, g.image_channels // g.groups
+    return (m, channels) if direction == "forward" else (channels, m)
+
+
 def _boxes(g: Geometry, planes: int, lines: int) -> Iterator[tuple[int, int]]:
     """Images and lines of ever smaller parts."""
     for parts in range(1, g.batch + 1):
@@ -245,21 +271,24 @@ def _boxes(g: Geometry, planes: int, lines: int) -> Iterator[tuple[int, int]]:
         yield 1, ceil_div(lines, parts)
 
 
-def _part(
-    math: Arithmetic, tile: Tile, g: Geometry, forward: bool, m: int, channels: int, slice_: int, units: int
-) -> _Part | None:
+def best_part(
+    math: Arithmetic, tile: Tile, g: Geometry, direction: Direction, channels: int, slice_: int, units: int
+) -> Part | None:
     """How the work is dealt out: to copy the same images for more channels costs time, as does turning round the same
     filters for more images."""
+    forward = direction == "forward"
+    m, _ = channels_of(g, direction)
     z, y, x = (axis_of(g, axis, forward)[0] for axis in range(3))
     sums, panel = channels * prod(g.taps), math.width * tile.vectors
     work = g.batch * g.groups * m * z.pixels * y.pixels * x.pixels * sums
     wanted = 1 if units == 1 else min(3 * units, 1 + work // SHARED_WORK)
-    best: _Part | None = None
+    best: Part | None = None
     for images, lines in _boxes(g, z.pixels, y.pixels):
         copied = images * prod(a.parts * (n + a.reach) for a, n in ((z, z.pixels), (y, lines), (x, x.pixels)))
         pixels = images * z.pixels * lines * x.pixels
         most = sum_elements(math) // pixels // panel * panel
-        if slice_ * (ceil_div(copied, 16) + 1) * 16 + x.pixels + panel > copy_elements(math) or not most:
+        overhang = x.pixels + x.reach + panel + math.width
+        if slice_ * (ceil_div(copied, 16) + 1) * 16 + overhang > copy_elements(math) or not most:
             continue
         parts = g.groups * ceil_div(g.batch, images) * ceil_div(y.pixels, lines)
         blocks = max(ceil_div(m, most), min(ceil_div(m, panel), ceil_div(wanted, parts)))
@@ -268,7 +297,7 @@ def _part(
         each += _COPY_COST * copied * channels + _PACK_COST * rows * sums
         cost = each * ceil_div(parts * ceil_div(m, rows), units)
         if best is None or cost < best.cost:
-            best = _Part(images, lines, rows, cost)
+            best = Part(images, lines, rows, cost)
         if parts >= wanted:
             break
     return best
@@ -280,31 +309,26 @@ class Lanes:
 
     Attributes:
         line: pixels of a line's part.
-        m, channels: of the target and of the source, in a group.
-        slice: channels that are copied at once.
+        slice: channels of the source that are copied at once.
     """
 
-    storage: str
     g: Geometry
     direction: Direction
     line: int
-    m: int
-    channels: int
     slice: int
-    part: _Part
+    part: Part
 
-    def launch(self, target: object, source: object, weight: object, bias: object | None, on: Target) -> Launch:
-        """Operands are those of `convolution.convolution_launches`."""
+    def launch(self, kernel: Kernel, target: object, source: object, weight: object, bias: object | None) -> Launch:
+        """Of a kernel of `lanes_parameters`."""
         g, part = self.g, self.part
-        blocks, has_bias = on.tuning.blocks, bias is not None
+        m, channels = channels_of(g, self.direction)
         source_size, target_size = (g.image, g.result) if self.direction == "forward" else (g.result, g.image)
         bands = ceil_div(target_size[1], part.lines)
-        arguments = {"T": target, "S": source, "F": weight, **({"E": bias} if has_bias else {})}
-        arguments |= {"batch": g.batch, "M": self.m, "channels": self.channels, "block_rows": part.channels}
+        arguments = {"T": target, "S": source, "F": weight, **({"E": bias} if bias is not None else {})}
+        arguments |= {"batch": g.batch, "M": m, "channels": channels, "block_rows": part.channels}
         arguments |= {"slice": self.slice, "box_i": part.images, "box_y": part.lines, "boxes_y": bands}
         arguments |= geometry_arguments(g, source_size, target_size)
-        kernel = lanes_kernel(self.storage, self.direction, has_bias, blocks, self.line, on.simd_width)
-        groups = (ceil_div(g.batch, part.images) * bands, ceil_div(self.m, part.channels), g.groups)
+        groups = (ceil_div(g.batch, part.images) * bands, ceil_div(m, part.channels), g.groups)
         return Launch(kernel, groups, arguments)
 
 
@@ -313,9 +337,8 @@ def choose_lanes(storage: str, g: Geometry, direction: Direction, on: Target) ->
     few registers."""
     forward = direction == "forward"
     math = arithmetic(storage, on.simd_width)
-    line = _line((g.result if forward else g.image)[2])
-    channels, m = (g.image_channels, g.result_channels) if forward else (g.result_channels, g.image_channels)
-    channels, m = channels // g.groups, m // g.groups
+    line = line_part((g.result if forward else g.image)[2])
+    m, channels = channels_of(g, direction)
     sizes = g.batch * prod(g.result) * prod(g.image) * channels * m
     if on.form != "cpu" or math.width * math.size < _REGISTER_BYTES or not line or not sizes:
         return None
@@ -323,8 +346,26 @@ def choose_lanes(storage: str, g: Geometry, direction: Direction, on: Target) ->
     if prod(g.taps) > tile.depth or not (forward or prod(g.stride) == 1):
         return None
     slice_ = ceil_div(channels, ceil_div(channels, tile.depth // prod(g.taps)))
-    part = _part(math, tile, g, forward, m, channels, slice_, on.units)
+    part = best_part(math, tile, g, direction, channels, slice_, on.units)
     by_boxes = box_cost(storage, g, direction, on)
     if part is None or (by_boxes is not None and _BOXES_COPY * by_boxes <= part.cost):
         return None
-    return Lanes(storage, g, direction, line, m, channels, slice_, part)
+    return Lanes(g, direction, line, slice_, part)
+
+
+def lanes_launch(
+    storage: str,
+    g: Geometry,
+    direction: Direction,
+    target: object,
+    source: object,
+    weight: object,
+    bias: object | None,
+    on: Target,
+) -> Launch | None:
+    """As `convolution.convolution_launches`; nothing where `choose_lanes` has nothing."""
+    lanes = choose_lanes(storage, g, direction, on)
+    if lanes is None:
+        return None
+    kernel = lanes_kernel(storage, direction, bias is not None, on.tuning.blocks, lanes.line, on.simd_width)
+    return lanes.launch(kernel, target, source, weight, bias)

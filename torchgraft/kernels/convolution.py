@@ -36,7 +36,7 @@ from torchgraft.codegen.tuning import Blocks, Target, Tiles
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle_helpers
 from torchgraft.kernels.boxes import box_launch, weight_boxes
-from torchgraft.kernels.channel_lanes import choose_lanes
+from torchgraft.kernels.channel_lanes import lanes_launch
 from torchgraft.kernels.depthwise import plane_launch, plane_weight_launch
 from torchgraft.kernels.geometry import AXES, GEOMETRY, Direction, Geometry, geometry_arguments
 from torchgraft.kernels.matmul import (
@@ -761,9 +761,9 @@ def convolution_launches(
             elements = g.batch * g.groups * rows * pixels
             return [Launch(element, (ceil_div(elements, 64),), {**arguments, "block_rows": 0})]
         return _tile_launches(storage, g, direction, arguments, rows, channels, g.batch * pixels, temporary, on)
-    lanes = choose_lanes(storage, g, direction, on)
+    lanes = lanes_launch(storage, g, direction, target, source, weight, bias, on)
     if lanes is not None:
-        return [lanes.launch(target, source, weight, bias, on)]
+        return [lanes]
     boxes = box_launch(storage, g, direction, target, source, weight, bias, on)
     if boxes is not None:
         return [boxes]

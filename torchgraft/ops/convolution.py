@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from torchgraft.codegen import element_type
-from torchgraft.kernels import boxes_bfloat16
+from torchgraft.kernels import boxes_bfloat16, channel_lanes_bfloat16
 from torchgraft.kernels.convolution import convolution_launches, weight_launches
 from torchgraft.kernels.geometry import Direction, Geometry, Triple
 from torchgraft.ops.convolution_fragments import plan_images_by_fragments, plan_weight_by_fragments
@@ -130,7 +130,8 @@ def _plan_images_by_pairs(
     """Says no where there is no such kernel."""
     order = (0, 2, 1) if direction == "forward" else (1, 2, 0)
     filters = p.contiguous(weight.flatten(2).permute(order))
-    launch = boxes_bfloat16.box_launch(g, direction, out, source, filters, bias, p.target)
+    launch = channel_lanes_bfloat16.lanes_launch(g, direction, out, source, filters, bias, p.target)
+    launch = launch or boxes_bfloat16.box_launch(g, direction, out, source, filters, bias, p.target)
     if launch is not None:
         p.launch(launch.kernel, launch.groups, **launch.arguments)
     return launch is not None

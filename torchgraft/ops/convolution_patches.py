@@ -9,7 +9,7 @@ import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.kernels.channel_lanes import choose_lanes
+from torchgraft.kernels import channel_lanes, channel_lanes_bfloat16
 from torchgraft.kernels.geometry import Direction, Geometry
 from torchgraft.kernels.patches import LARGEST_IMAGE, patch_sums_launch, patches_launch, zip_launch
 from torchgraft.ops.matmul import plan_product
@@ -178,7 +178,10 @@ def _is_small(p: PlanBuilder, g: Geometry, storage: str, forward: bool) -> bool:
     many = min(g.image_channels, g.result_channels) >= limits.channels and math.prod(g.taps) > 1
     suits = p.form == "cpu" and (by_pairs or storage in ("f32", "f64")) and g.groups == 1 and small and fits and many
     # Where lanes are channels, small images cost nothing more.
-    return suits and (by_pairs or choose_lanes(storage, g, "forward" if forward else "backward", p.target) is None)
+    direction: Direction = "forward" if forward else "backward"
+    if by_pairs:
+        return suits and channel_lanes_bfloat16.choose_lanes(g, direction, p.target) is None
+    return suits and channel_lanes.choose_lanes(storage, g, direction, p.target) is None
 
 
 def _of_all_images(p: PlanBuilder, images: torch.Tensor) -> torch.Tensor:

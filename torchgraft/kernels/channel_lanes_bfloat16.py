@@ -1,0 +1,131 @@
+"""Convolution of bfloat16 whose lanes are the target's channels, by a processor's instructions for pairs: images from
+images, with a stride of one for the image's gradient.
+
+As `kernels.channel_lanes`, with two channels of the source at a time (`kernels.boxes_bfloat16` has their copy). Filters
+come with their channels last.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+
+from torchgraft.codegen import ceil_div
+from torchgraft.codegen.arithmetic import arithmetic
+from torchgraft.codegen.kernel import Kernel, Launch
+from torchgraft.codegen.tuning import Target
+from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
+from torchgraft.codegen.x86 import LINES
+from torchgraft.kernels.boxes_bfloat16 import fill_pairs
+from torchgraft.kernels.channel_lanes import Lanes, best_part, channels_of, lanes_body, lanes_parameters, line_part
+from torchgraft.kernels.geometry import Direction, Geometry
+from torchgraft.kernels.pairs import LANES
+from torchgraft.kernels.products import Tile, plain_loops
+
+# Taps of all pairs of a slice at most, and pairs of channels that are turned round together.
+_DEPTH, _PAIRS = 400, LANES
+# Of the lanes so many must have channels.
+_USED = 0.75
+
+
+def _pack(panel: int) -> str:
+    """Turns round the filters of a slice: squares of 16 pairs of channels and 16 rows, and what is left of the pairs
+    one by one. A channel without another one has zero beside it."""
+    offsets = " ".join(f"const long o{i} = min({i}, columns - n - 1) * row;" for i in range(LANES))
+    loads = " ".join(
+        f"float16 r{i} = AS_float16(*(GLOBAL const uint16h*)(from + o{i} + 2 * step));" for i in range(LANES)
+    )
+    stores = " ".join(
+        f"*(float16*)(panels + places[(step + {i}) * taps + tap] * {panel} + n) = r{i};" for i in range(LANES)
+    )
+    return f"""
+const long row = (long)taps * channels;
+const int whole = min(count, channels / 2 - c0);
+for (int tap = 0; tap < taps; ++tap)
+  for (int n = 0; n < columns; n += {LANES}) {{
+    GLOBAL const ushort* const from = F + (m0 + m + n) * row + (long)tap * channels + 2 * c0;
+    {offsets}
+    int step = 0;
+    while (step < whole && whole >= {LANES}) {{
+      // The last vectors end where the pairs do, and repeat some.
+      step = min(step, whole - {LANES});
+      {loads}
+      {transpose_registers(LANES, "float16")}
+      {stores}
+      step += {LANES};
+    }}
+    for (; step < count; ++step)
+      for (int j = 0; j < min({LANES}, columns - n); ++j) {{
+        const uint low = from[j * row + 2 * step], high = step < whole ? from[j * row + 2 * step + 1] : 0;
+        panels[places[step * taps + tap] * {panel} + n + j] = AS_float(low | high << 16);
+      }}
+  }}"""
+
+
+def _multiply(line: int) -> str:
+    """Adds the products of the line at `pixel` and the panel to its sums."""
+    vectors = LINES[line]
+    return f"""
+{{
+  float16* const sums = panel_sums + pixel * {vectors};
+  if (first_k < end_k) {{
+    VECTORS_LINE_{line}(sums, line, offset + first_k, panel + first_k * {vectors}, end_k - first_k, c0 == 0);
+  }} else if (c0 == 0) {{
+    for (int i = 0; i < {line * vectors}; ++i) sums[i] = SPLAT_float16(0);
+  }}
+}}"""
+
+
+def _tile(line: int) -> Tile:
+    return Tile(rows=line, vectors=LINES[line], depth=_DEPTH, max_rows=0, max_columns=0)
+
+
+@cache
+def lanes_kernel(direction: Direction, bias: bool, line: int) -> Kernel:
+    """As `channel_lanes.lanes_kernel`, for one group of channels. F is [channels of the target, taps, channels of the
+    source]; a `slice` is of pairs of channels."""
+    tile = _tile(line)
+    body = lanes_body(
+        arithmetic("bf16", LANES),
+        direction,
+        tile,
+        bias,
+        fill=fill_pairs(),
+        pack=_pack(LANES * tile.vectors),
+        multiply=_multiply(line),
+        element="uint",
+        channels="pairs",
+    )
+    body = f"const int pairs = (channels + 1) / 2; {body}"
+    helpers = shuffle_helpers(LANES, "float16")
+    name = f"convolution_bfloat16_lanes_{direction}"
+    return Kernel(name, lanes_parameters("bf16", bias), plain_loops(body), helpers=helpers, local=(1, 1, 1))
+
+
+def choose_lanes(g: Geometry, direction: Direction, on: Target) -> Lanes | None:
+    """Nothing where lines have no equal parts, a filter has too many taps, lanes would be left empty, or the device has
+    no such instructions."""
+    forward = direction == "forward"
+    line = line_part((g.result if forward else g.image)[2])
+    m, channels = channels_of(g, direction)
+    sizes = g.batch * prod(g.result) * prod(g.image) * channels * m
+    if on.form != "cpu" or on.bfloat16 != "vectors" or g.groups > 1 or not line or not sizes:
+        return None
+    pairs, lanes = ceil_div(channels, 2), LANES * LINES[line]
+    most = _DEPTH // prod(g.taps) // _PAIRS * _PAIRS
+    strided = not forward and prod(g.stride) > 1
+    if not most or strided or m < _USED * ceil_div(m, lanes) * lanes:
+        return None
+    slice_ = min(pairs, ceil_div(ceil_div(pairs, ceil_div(pairs, most)), _PAIRS) * _PAIRS)
+    part = best_part(arithmetic("bf16", LANES), _tile(line), g, direction, pairs, slice_, on.units)
+    return None if part is None else Lanes(g, direction, line, slice_, part)
+
+
+def lanes_launch(
+    g: Geometry, direction: Direction, target: object, source: object, weight: object, bias: object | None, on: Target
+) -> Launch | None:
+    """As `boxes_bfloat16.box_launch`; nothing where `choose_lanes` has nothing."""
+    lanes = choose_lanes(g, direction, on)
+    if lanes is None:
+        return None
+    return lanes.launch(lanes_kernel(direction, bias is not None, lanes.line), target, source, weight, bias)
