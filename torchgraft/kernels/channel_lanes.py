@@ -272,10 +272,10 @@ def _boxes(g: Geometry, planes: int, lines: int) -> Iterator[tuple[int, int]]:
 
 
 def best_part(
-    math: Arithmetic, tile: Tile, g: Geometry, direction: Direction, channels: int, slice_: int, units: int
+    math: Arithmetic, tile: Tile, g: Geometry, direction: Direction, channels: int, slice_: int, pack: float, units: int
 ) -> Part | None:
     """How the work is dealt out: to copy the same images for more channels costs time, as does turning round the same
-    filters for more images."""
+    filters, which costs `pack` for each element, for more images."""
     forward = direction == "forward"
     m, _ = channels_of(g, direction)
     z, y, x = (axis_of(g, axis, forward)[0] for axis in range(3))
@@ -294,7 +294,7 @@ def best_part(
         blocks = max(ceil_div(m, most), min(ceil_div(m, panel), ceil_div(wanted, parts)))
         rows = ceil_div(ceil_div(m, blocks), panel) * panel
         each = rows // math.width * pixels * sums * _meeting(g, forward)
-        each += _COPY_COST * copied * channels + _PACK_COST * rows * sums
+        each += _COPY_COST * copied * channels + pack * rows * sums
         cost = each * ceil_div(parts * ceil_div(m, rows), units)
         if best is None or cost < best.cost:
             best = Part(images, lines, rows, cost)
@@ -346,7 +346,7 @@ def choose_lanes(storage: str, g: Geometry, direction: Direction, on: Target) ->
     if prod(g.taps) > tile.depth or not (forward or prod(g.stride) == 1):
         return None
     slice_ = ceil_div(channels, ceil_div(channels, tile.depth // prod(g.taps)))
-    part = best_part(math, tile, g, direction, channels, slice_, on.units)
+    part = best_part(math, tile, g, direction, channels, slice_, _PACK_COST, on.units)
     by_boxes = box_cost(storage, g, direction, on)
     if part is None or (by_boxes is not None and _BOXES_COPY * by_boxes <= part.cost):
         return None

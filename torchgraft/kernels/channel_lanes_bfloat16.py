@@ -2,7 +2,8 @@
 images, with a stride of one for the image's gradient.
 
 As `kernels.channel_lanes`, with two channels of the source at a time (`kernels.boxes_bfloat16` has their copy). Filters
-come with their channels last.
+of few taps come with their channels last; others come as they are, since to turn them round in memory would take longer
+than to do so by squares of taps that are half empty.
 """
 
 from __future__ import annotations
@@ -24,19 +25,63 @@ from torchgraft.kernels.products import Tile, plain_loops
 
 # Taps of all pairs of a slice at most, and pairs of channels that are turned round together.
 _DEPTH, _PAIRS = 400, LANES
+# Of so many taps more than half of a vector is used where filters are read as they are.
+_MANY_TAPS = LANES // 2 + 1
+# What it costs to turn round a pair of filters, in cycles in which a vector is multiplied.
+_PACK, _PACK_AS_IS = 0.3, 1.2
 # Of the lanes so many must have channels.
 _USED = 0.75
 
 
-def _pack(panel: int) -> str:
+def _store_pairs(panel: int, condition: str, pair: str, tap: str) -> str:
+    """Stores 16 vectors of columns, of pairs and taps with a number {0}."""
+    places = f"places[({pair}) * taps + {tap}] * {panel} + n"
+    return "\n".join(f"{condition} *(float16*)(panels + {places}) = r{{0}};".format(i) for i in range(LANES))
+
+
+def _pack_as_is(direction: Direction, panel: int) -> str:
+    """Turns round the filters of a slice from [channels of the target, channels of the source, taps], or backward from
+    the same with their first two dimensions exchanged: squares of 16 taps of a pair of channels and 16 rows. A channel
+    without another one has zero beside it."""
+    strides = ("(long)channels * taps", "taps") if direction == "forward" else ("taps", "(long)M * taps")
+    offsets = " ".join(f"const long o{i} = min({i}, columns - n - 1) * row;" for i in range(LANES))
+    halves = ("*(GLOBAL const ushort16u*)(from + {0})", "*(GLOBAL const ushort16u*)(from + {0} + next)")
+    pairs = [f"TO_PAIRS({', '.join(half.format(f'o{i}') for half in halves)})" for i in range(LANES)]
+    loads = "\n".join(f"float16 r{i} = AS_float16({pair} & SPLAT_uint16(mask));" for i, pair in enumerate(pairs))
+    return f"""
+const long row = {strides[0]}, filters_end = (long)channels * M * taps;
+for (int pair = 0; pair < count; ++pair) {{
+  const int channel = 2 * (c0 + pair);
+  const bool is_whole = channel + 1 < channels;
+  const long next = is_whole ? {strides[1]} : 0;
+  const uint mask = is_whole ? 0xffffffff : 0xffff;
+  for (int n = 0; n < columns; n += {LANES}) {{
+    {offsets}
+    for (int step = 0; step < taps; step += {LANES}) {{
+      const long at = (m0 + m + n) * row + channel * {strides[1]} + step;
+      GLOBAL const ushort* const from = F + at;
+      if (at + o{LANES - 1} + next + {LANES} <= filters_end) {{
+        {loads}
+        {transpose_registers(LANES, "float16")}
+        {_store_pairs(panel, "if (step + {0} < taps)", "pair", "step + {0}")}
+        continue;
+      }}
+      for (int k = 0; k < min(taps - step, {LANES}); ++k)
+        for (int j = 0; j < min({LANES}, columns - n); ++j) {{
+          const uint low = from[j * row + k], high = from[j * row + k + next];
+          panels[places[pair * taps + step + k] * {panel} + n + j] = AS_float((low | high << 16) & mask);
+        }}
+    }}
+  }}
+}}"""
+
+
+def _pack_last(panel: int) -> str:
     """Turns round the filters of a slice: squares of 16 pairs of channels and 16 rows, and what is left of the pairs
     one by one. A channel without another one has zero beside it."""
     offsets = " ".join(f"const long o{i} = min({i}, columns - n - 1) * row;" for i in range(LANES))
     loads = " ".join(
         f"float16 r{i} = AS_float16(*(GLOBAL const uint16h*)(from + o{i} + 2 * step));" for i in range(LANES)
-    )
-    stores = " ".join(
-        f"*(float16*)(panels + places[(step + {i}) * taps + tap] * {panel} + n) = r{i};" for i in range(LANES)
     )
     return f"""
 const long row = (long)taps * channels;
@@ -51,7 +96,7 @@ for (int tap = 0; tap < taps; ++tap)
       step = min(step, whole - {LANES});
       {loads}
       {transpose_registers(LANES, "float16")}
-      {stores}
+      {_store_pairs(panel, "", "step + {0}", "tap")}
       step += {LANES};
     }}
     for (; step < count; ++step)
@@ -81,17 +126,18 @@ def _tile(line: int) -> Tile:
 
 
 @cache
-def lanes_kernel(direction: Direction, bias: bool, line: int) -> Kernel:
-    """As `channel_lanes.lanes_kernel`, for one group of channels. F is [channels of the target, taps, channels of the
-    source]; a `slice` is of pairs of channels."""
+def lanes_kernel(direction: Direction, bias: bool, as_is: bool, line: int) -> Kernel:
+    """As `channel_lanes.lanes_kernel`, for one group of channels; a `slice` is of pairs of channels. F comes `as_is`,
+    or as [channels of the target, taps, channels of the source]."""
     tile = _tile(line)
+    panel = LANES * tile.vectors
     body = lanes_body(
         arithmetic("bf16", LANES),
         direction,
         tile,
         bias,
         fill=fill_pairs(),
-        pack=_pack(LANES * tile.vectors),
+        pack=_pack_as_is(direction, panel) if as_is else _pack_last(panel),
         multiply=_multiply(line),
         element="uint",
         channels="pairs",
@@ -117,15 +163,18 @@ def choose_lanes(g: Geometry, direction: Direction, on: Target) -> Lanes | None:
     if not most or strided or m < _USED * ceil_div(m, lanes) * lanes:
         return None
     slice_ = min(pairs, ceil_div(ceil_div(pairs, ceil_div(pairs, most)), _PAIRS) * _PAIRS)
-    part = best_part(arithmetic("bf16", LANES), _tile(line), g, direction, pairs, slice_, on.units)
+    pack = _PACK_AS_IS if reads_filters_as_they_are(g) else _PACK
+    part = best_part(arithmetic("bf16", LANES), _tile(line), g, direction, pairs, slice_, pack, on.units)
     return None if part is None else Lanes(g, direction, line, slice_, part)
 
 
-def lanes_launch(
-    g: Geometry, direction: Direction, target: object, source: object, weight: object, bias: object | None, on: Target
-) -> Launch | None:
-    """As `boxes_bfloat16.box_launch`; nothing where `choose_lanes` has nothing."""
-    lanes = choose_lanes(g, direction, on)
-    if lanes is None:
-        return None
-    return lanes.launch(lanes_kernel(direction, bias is not None, lanes.line), target, source, weight, bias)
+def reads_filters_as_they_are(g: Geometry) -> bool:
+    """Whether `lanes_launch` takes filters as they are, and not with their channels last."""
+    return prod(g.taps) >= _MANY_TAPS
+
+
+def lanes_launch(lanes: Lanes, target: object, source: object, weight: object, bias: object | None) -> Launch:
+    """The launch of what `choose_lanes` has found."""
+    as_is = reads_filters_as_they_are(lanes.g)
+    kernel = lanes_kernel(lanes.direction, bias is not None, as_is, lanes.line)
+    return lanes.launch(kernel, target, source, weight, bias)

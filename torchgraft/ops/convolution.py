@@ -128,10 +128,16 @@ def _plan_images_by_pairs(
     bias: torch.Tensor | None,
 ) -> bool:
     """Says no where there is no such kernel."""
-    order = (0, 2, 1) if direction == "forward" else (1, 2, 0)
-    filters = p.contiguous(weight.flatten(2).permute(order))
-    launch = channel_lanes_bfloat16.lanes_launch(g, direction, out, source, filters, bias, p.target)
-    launch = launch or boxes_bfloat16.box_launch(g, direction, out, source, filters, bias, p.target)
+    lanes = channel_lanes_bfloat16.choose_lanes(g, direction, p.target)
+    if lanes is not None and channel_lanes_bfloat16.reads_filters_as_they_are(g):
+        filters = weight
+    else:
+        filters = p.contiguous(weight.flatten(2).permute((0, 2, 1) if direction == "forward" else (1, 2, 0)))
+    launch = (
+        boxes_bfloat16.box_launch(g, direction, out, source, filters, bias, p.target)
+        if lanes is None
+        else channel_lanes_bfloat16.lanes_launch(lanes, out, source, filters, bias)
+    )
     if launch is not None:
         p.launch(launch.kernel, launch.groups, **launch.arguments)
     return launch is not None
