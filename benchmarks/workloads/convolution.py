@@ -87,6 +87,7 @@ def others() -> Iterator[Case]:
         yield convolution.case(name, gradients=True)
     for name, convolution in {
         "depthwise 7x7 192 14x14 n8": Convolution(8, 192, (14, 14), 192, 7, groups=192),
+        "3x3 128 28x28 n4": Convolution(4, 128, (28, 28), 128, 3),
         "3x3 512 7x7 n1": Convolution(1, 512, (7, 7), 512, 3),
         "3x3 1-10 28x28 n64": Convolution(64, 1, (28, 28), 10, 3),
         "5x5 16-32 28x28 n32": Convolution(32, 16, (28, 28), 32, 5),
@@ -96,6 +97,7 @@ def others() -> Iterator[Case]:
         "1-d 25 1-16 16000 n4": Convolution(4, 1, (16000,), 16, 25),
         "3x3 24-40 31x31 n7 float64": Convolution(7, 24, (31, 31), 40, 3, dtype=torch.float64),
         "3x3 24-40 31x31 n7 bfloat16": Convolution(7, 24, (31, 31), 40, 3, dtype=half),
+        "3x3 128 28x28 n4 bfloat16": Convolution(4, 128, (28, 28), 128, 3, dtype=half),
         "3x3 256 7x7 n4 bfloat16": Convolution(4, 256, (7, 7), 256, 3, dtype=half),
     }.items():
         yield convolution.case(name)

@@ -227,7 +227,7 @@ def lanes_kernel(
 # --- The launch. Costs are cycles in which a vector is multiplied.
 
 # To copy an element of the source, and to turn round an element of the filters.
-_COPY_COST, _PACK_COST = 0.6, 0.3
+_COPY_COST, _PACK_COST = 1.2, 0.3
 # What boxes cost with their copies, of what they cost without.
 _BOXES_COPY = 1.08
 
@@ -281,7 +281,7 @@ def best_part(
     z, y, x = (axis_of(g, axis, forward)[0] for axis in range(3))
     sums, panel = channels * prod(g.taps), math.width * tile.vectors
     work = g.batch * g.groups * m * z.pixels * y.pixels * x.pixels * sums
-    wanted = 1 if units == 1 else min(3 * units, 1 + work // SHARED_WORK)
+    shared = units > 1 and work > SHARED_WORK
     best: Part | None = None
     for images, lines in _boxes(g, z.pixels, y.pixels):
         copied = images * prod(a.parts * (n + a.reach) for a, n in ((z, z.pixels), (y, lines), (x, x.pixels)))
@@ -291,14 +291,16 @@ def best_part(
         if slice_ * (ceil_div(copied, 16) + 1) * 16 + overhang > copy_elements(math) or not most:
             continue
         parts = g.groups * ceil_div(g.batch, images) * ceil_div(y.pixels, lines)
-        blocks = max(ceil_div(m, most), min(ceil_div(m, panel), ceil_div(wanted, parts)))
-        rows = ceil_div(ceil_div(m, blocks), panel) * panel
-        each = rows // math.width * pixels * sums * _meeting(g, forward)
-        each += _COPY_COST * copied * channels + pack * rows * sums
-        cost = each * ceil_div(parts * ceil_div(m, rows), units)
-        if best is None or cost < best.cost:
-            best = Part(images, lines, rows, cost)
-        if parts >= wanted:
+        # More parts even out what cores are kept from by others, which is worth a little.
+        for wanted, worth in ((3 * units, 0.95), (units, 1.0)) if shared else ((1, 1.0),):
+            blocks = max(ceil_div(m, most), min(ceil_div(m, panel), ceil_div(wanted, parts)))
+            rows = ceil_div(ceil_div(m, blocks), panel) * panel
+            each = rows // math.width * pixels * sums * _meeting(g, forward)
+            each += _COPY_COST * copied * channels + pack * rows * sums
+            cost = each * ceil_div(parts * ceil_div(m, rows), units)
+            if best is None or worth * cost < best.cost:
+                best = Part(images, lines, rows, worth * cost)
+        if parts >= 3 * units or not shared:
             break
     return best
 
