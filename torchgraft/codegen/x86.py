@@ -39,6 +39,24 @@ _UPPER_REGISTERS = f"""\
 #endif"""
 
 
+def _assembly(word: str, declarations: list[str], code: list[str], outputs: str, inputs: str) -> str:
+    """A word of instructions on the vectors' registers, which are as after a function's end behind it."""
+    # All of them, since `vzeroupper` makes their upper halves zero.
+    lower = ", ".join(f'"xmm{r}"' for r in range(16))
+    lines = [
+        f"#define {word}",
+        "  do {",
+        *(f"    {declaration}" for declaration in declarations),
+        "    __asm__ volatile(",
+        *(f'      "{line}\\n"' for line in [*code, "vzeroupper"]),
+        f"      : {outputs}",
+        f"      : {inputs}",
+        f'      : "memory", "cc", {lower} UPPER_REGISTERS);',
+        "  } while (0)",
+    ]
+    return " \\\n".join(lines)
+
+
 def _vector_multiply(rows: int) -> str:
     """The word for a block of so many rows. Three rows share a base, since an address has one register and twice
     another; sums are walked to at the beginning, and back at the end.
@@ -57,28 +75,22 @@ def _vector_multiply(rows: int) -> str:
     code += [f"add $4, %[a{i}]" for i in bases] + ["add %[bp], %[at]", "dec %[k]", "jnz 2b"]
     for i in reversed(range(rows)):
         code += ["sub %[sp], %[s]", f"vmovups %%zmm{2 * i}, (%[s])", f"vmovups %%zmm{2 * i + 1}, 64(%[s])"]
-    code += ["vzeroupper"]
     # An input of an equal number must not share a register with what is moved on.
     moved = ", ".join(f'[a{i}] "+&r"(tg_a{i})' for i in bases)
-    # All of them, since `vzeroupper` makes their upper halves zero.
-    lower = ", ".join(f'"xmm{r}"' for r in range(16))
-    lines = [
-        f"#define VECTORS_MULTIPLY_{rows}(sums, sums_pitch, a, a_pitch, b, next, b_pitch, steps, zero)",
-        "  do {",
-        "    const long tg_sp = (sums_pitch), tg_ap = (a_pitch), tg_np = (next), tg_bp = (b_pitch);",
-        "    const uint tg_zero = (zero);",
-        "    uchar* tg_s = (uchar*)(sums);",
-        "    const uchar* tg_b = (const uchar*)(b);",
-        *(f"    const uchar* tg_a{i} = (const uchar*)(a) + {i} * tg_ap;" for i in bases),
-        "    long tg_k = (steps);",
-        "    __asm__ volatile(",
-        *(f'      "{line}\\n"' for line in code),
-        f'      : {moved}, [at] "+&r"(tg_b), [s] "+&r"(tg_s), [k] "+&r"(tg_k)',
-        '      : [ap] "r"(tg_ap), [bp] "r"(tg_bp), [np] "r"(tg_np), [sp] "r"(tg_sp), [z] "r"(tg_zero)',
-        f'      : "memory", "cc", {lower} UPPER_REGISTERS);',
-        "  } while (0)",
-    ]
-    return " \\\n".join(lines)
+    return _assembly(
+        f"VECTORS_MULTIPLY_{rows}(sums, sums_pitch, a, a_pitch, b, next, b_pitch, steps, zero)",
+        [
+            "const long tg_sp = (sums_pitch), tg_ap = (a_pitch), tg_np = (next), tg_bp = (b_pitch);",
+            "const uint tg_zero = (zero);",
+            "uchar* tg_s = (uchar*)(sums);",
+            "const uchar* tg_b = (const uchar*)(b);",
+            *(f"const uchar* tg_a{i} = (const uchar*)(a) + {i} * tg_ap;" for i in bases),
+            "long tg_k = (steps);",
+        ],
+        code,
+        f'{moved}, [at] "+&r"(tg_b), [s] "+&r"(tg_s), [k] "+&r"(tg_k)',
+        '[ap] "r"(tg_ap), [bp] "r"(tg_bp), [np] "r"(tg_np), [sp] "r"(tg_sp), [z] "r"(tg_zero)',
+    )
 
 
 LINES = {pixels: 2 if pixels >= 7 else 4 for pixels in range(4, 15)}
@@ -94,29 +106,25 @@ def _line_multiply(pixels: int) -> str:
     code = [f"vpxord %%zmm{r}, %%zmm{r}, %%zmm{r}" for r in range(sums)] + ["1:", "movslq (%[o]), %[at]"]
     code += [f"vmovups {64 * v or ''}(%[f]), %%zmm{sums + v}" for v in range(vectors)]
     for i in range(pixels):
-        code += [f"vpbroadcastd {4 * i or ''}(%[line],%[at],4), %%zmm{sums + vectors}"]
+        code += [f"vpbroadcastd {4 * i or ''}(%[l],%[at],4), %%zmm{sums + vectors}"]
         code += [f"vdpbf16ps %%zmm{sums + v}, %%zmm{sums + vectors}, %%zmm{i * vectors + v}" for v in range(vectors)]
     code += ["add $4, %[o]", f"add ${64 * vectors}, %[f]", "dec %[k]", "jnz 1b", "testl %[z], %[z]", "jnz 2f"]
     code += [f"vaddps {place}, %%zmm{r}, %%zmm{r}" for r, place in enumerate(places)] + ["2:"]
-    code += [f"vmovups %%zmm{r}, {place}" for r, place in enumerate(places)] + ["vzeroupper"]
-    lower = ", ".join(f'"xmm{r}"' for r in range(16))
-    lines = [
-        f"#define VECTORS_LINE_{pixels}(sums, pixels, offsets, b, steps, zero)",
-        "  do {",
-        "    const uint tg_zero = (zero);",
-        "    float16* tg_s = (sums);",
-        "    const uint* tg_line = (pixels);",
-        "    const int* tg_o = (offsets);",
-        "    const float16* tg_b = (b);",
-        "    long tg_k = (steps), tg_at;",
-        "    __asm__ volatile(",
-        *(f'      "{line}\\n"' for line in code),
-        '      : [o] "+&r"(tg_o), [f] "+&r"(tg_b), [k] "+&r"(tg_k), [at] "=&r"(tg_at)',
-        '      : [s] "r"(tg_s), [line] "r"(tg_line), [z] "r"(tg_zero)',
-        f'      : "memory", "cc", {lower} UPPER_REGISTERS);',
-        "  } while (0)",
-    ]
-    return " \\\n".join(lines)
+    code += [f"vmovups %%zmm{r}, {place}" for r, place in enumerate(places)]
+    return _assembly(
+        f"VECTORS_LINE_{pixels}(sums, line, offsets, b, steps, zero)",
+        [
+            "const uint tg_zero = (zero);",
+            "float16* tg_s = (sums);",
+            "const uint* tg_l = (line);",
+            "const int* tg_o = (offsets);",
+            "const float16* tg_b = (b);",
+            "long tg_k = (steps), tg_at;",
+        ],
+        code,
+        '[o] "+&r"(tg_o), [f] "+&r"(tg_b), [k] "+&r"(tg_k), [at] "=&r"(tg_at)',
+        '[s] "r"(tg_s), [l] "r"(tg_l), [z] "r"(tg_zero)',
+    )
 
 
 def bfloat16_words() -> dict[str, str]:

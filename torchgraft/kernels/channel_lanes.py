@@ -21,7 +21,16 @@ from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
 from torchgraft.codegen.tuning import Blocks, Target
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 from torchgraft.codegen.x86 import LINES
-from torchgraft.kernels.boxes import SHARED_WORK, axis_of, box_cost, box_place, copy_elements, fill_copy, sum_elements
+from torchgraft.kernels.boxes import (
+    OFFSET,
+    SHARED_WORK,
+    axis_of,
+    box_cost,
+    box_place,
+    copy_elements,
+    fill_copy,
+    sum_elements,
+)
 from torchgraft.kernels.geometry import GEOMETRY, Direction, Geometry, geometry_arguments
 from torchgraft.kernels.matmul import block_tile, pack_transposed
 from torchgraft.kernels.products import Tile, plain_loops
@@ -35,8 +44,19 @@ def _tile(math: Arithmetic, blocks: Blocks, line: int) -> Tile:
     return replace(block_tile(math, blocks), rows=line, vectors=LINES[line])
 
 
-def line_part(pixels: int) -> int:
-    """Of how many pixels the parts of a line of so many are; zero if there are no equal parts."""
+def channels_of(g: Geometry, direction: Direction) -> tuple[int, int]:
+    """Of the target and of the source, in a group."""
+    m, channels = g.result_channels // g.groups, g.image_channels // g.groups
+    return (m, channels) if direction == "forward" else (channels, m)
+
+
+def line_part(g: Geometry, direction: Direction) -> int:
+    """Of how many pixels the parts of the target's lines are; zero if there are no equal parts, nothing to compute, or
+    a stride where it is the image's gradient."""
+    forward = direction == "forward"
+    if not prod((g.batch, *g.result, *g.image, *channels_of(g, direction))) or not (forward or prod(g.stride) == 1):
+        return 0
+    pixels = (g.result if forward else g.image)[2]
     return next((n for n in reversed(LINES) if pixels % n == 0), 0)
 
 
@@ -167,12 +187,11 @@ for (int c0 = 0; c0 == 0 || c0 < {channels}; c0 += slice) {{
     for (int kz = 0, tap = 0; kz < taps_z; ++kz)
       for (int ky = 0; ky < taps_y; ++ky)
         for (int kx = 0; kx < taps_x; ++kx, ++tap) {{
-          const int at = ((PART_z(kz) * parts_y + PART_y(ky)) * parts_x + PART_x(kx)) * part_size +
-            (SHIFT_z(kz) - low_z) * plane_size + (SHIFT_y(ky) - low_y) * pitch + SHIFT_x(kx) - low_x;
+          const int c = 0, at = {OFFSET};
           int k = (kz * taps_y + ky) * count * taps_x + kx;
-          for (int c = 0; c < count; ++c, k += taps_x) {{
-            offset[k] = c * channel_size + at;
-            places[c * taps + tap] = k;
+          for (int i = 0; i < count; ++i, k += taps_x) {{
+            offset[k] = i * channel_size + at;
+            places[i * taps + tap] = k;
           }}
         }}
   }}
@@ -206,8 +225,8 @@ for (int c0 = 0; c0 == 0 || c0 < {channels}; c0 += slice) {{
 def lanes_kernel(
     storage: str, direction: Direction, bias: bool, blocks: Blocks, line: int, simd_width: int = 16
 ) -> Kernel:
-    """Images from images whose lines have `line` pixels: group 0 is some images, group 1 the channels, group 2 the
-    group. Launch with `lanes_launch`."""
+    """Images from images whose lines have parts of `line` pixels: group 0 is some images, or lines of one, group 1 the
+    channels, group 2 the group. Launch with `lanes_launch`."""
     math = arithmetic(storage, simd_width)
     tile = _tile(math, blocks, line)
     if direction == "forward":
@@ -237,7 +256,7 @@ class Part:
     """What a work-item makes of the target.
 
     Attributes:
-        images, lines, channels: of it; lines are all of a plane, or each plane is one image.
+        images, lines, channels: of it; lines are all of a plane, or of a single image.
         cost: of all, on the core that has the most.
     """
 
@@ -257,18 +276,12 @@ def _meeting(g: Geometry, forward: bool) -> float:
     return sum(0 <= row < source for row in rows) / len(rows)
 
 
-def channels_of(g: Geometry, direction: Direction) -> tuple[int, int]:
-    """Of the target and of the source, in a group."""
-    m, channels = g.result_channels // g.groups, g.image_channels // g.groups
-    return (m, channels) if direction == "forward" else (channels, m)
-
-
 def _boxes(g: Geometry, planes: int, lines: int) -> Iterator[tuple[int, int]]:
     """Images and lines of ever smaller parts."""
-    for parts in range(1, g.batch + 1):
-        yield ceil_div(g.batch, parts), lines
-    for parts in range(2, lines + 1 if planes == 1 else 0):
-        yield 1, ceil_div(lines, parts)
+    for images in dict.fromkeys(ceil_div(g.batch, parts) for parts in range(1, g.batch + 1)):
+        yield images, lines
+    for band in dict.fromkeys(ceil_div(lines, parts) for parts in range(2, lines + 1 if planes == 1 else 0)):
+        yield 1, band
 
 
 def best_part(
@@ -282,6 +295,7 @@ def best_part(
     sums, panel = channels * prod(g.taps), math.width * tile.vectors
     work = g.batch * g.groups * m * z.pixels * y.pixels * x.pixels * sums
     shared = units > 1 and work > SHARED_WORK
+    meeting = _meeting(g, forward)
     best: Part | None = None
     for images, lines in _boxes(g, z.pixels, y.pixels):
         copied = images * prod(a.parts * (n + a.reach) for a, n in ((z, z.pixels), (y, lines), (x, x.pixels)))
@@ -295,7 +309,7 @@ def best_part(
         for wanted, worth in ((3 * units, 0.95), (units, 1.0)) if shared else ((1, 1.0),):
             blocks = max(ceil_div(m, most), min(ceil_div(m, panel), ceil_div(wanted, parts)))
             rows = ceil_div(ceil_div(m, blocks), panel) * panel
-            each = rows // math.width * pixels * sums * _meeting(g, forward)
+            each = rows // math.width * pixels * sums * meeting
             each += _COPY_COST * copied * channels + pack * rows * sums
             cost = each * ceil_div(parts * ceil_div(m, rows), units)
             if best is None or worth * cost < best.cost:
@@ -337,16 +351,14 @@ class Lanes:
 def choose_lanes(storage: str, g: Geometry, direction: Direction, on: Target) -> Lanes | None:
     """Nothing where boxes cost no more, lines have no equal parts, a filter has too many taps, or the device has too
     few registers."""
-    forward = direction == "forward"
     math = arithmetic(storage, on.simd_width)
-    line = line_part((g.result if forward else g.image)[2])
-    m, channels = channels_of(g, direction)
-    sizes = g.batch * prod(g.result) * prod(g.image) * channels * m
-    if on.form != "cpu" or math.width * math.size < _REGISTER_BYTES or not line or not sizes:
+    line = line_part(g, direction)
+    if on.form != "cpu" or math.width * math.size < _REGISTER_BYTES or not line:
         return None
     tile = _tile(math, on.tuning.blocks, line)
-    if prod(g.taps) > tile.depth or not (forward or prod(g.stride) == 1):
+    if prod(g.taps) > tile.depth:
         return None
+    _, channels = channels_of(g, direction)
     slice_ = ceil_div(channels, ceil_div(channels, tile.depth // prod(g.taps)))
     part = best_part(math, tile, g, direction, channels, slice_, _PACK_COST, on.units)
     by_boxes = box_cost(storage, g, direction, on)

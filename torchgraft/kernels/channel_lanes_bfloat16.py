@@ -151,16 +151,13 @@ def lanes_kernel(direction: Direction, bias: bool, as_is: bool, line: int) -> Ke
 def choose_lanes(g: Geometry, direction: Direction, on: Target) -> Lanes | None:
     """Nothing where lines have no equal parts, a filter has too many taps, lanes would be left empty, or the device has
     no such instructions."""
-    forward = direction == "forward"
-    line = line_part((g.result if forward else g.image)[2])
-    m, channels = channels_of(g, direction)
-    sizes = g.batch * prod(g.result) * prod(g.image) * channels * m
-    if on.form != "cpu" or on.bfloat16 != "vectors" or g.groups > 1 or not line or not sizes:
+    line = line_part(g, direction)
+    if on.form != "cpu" or on.bfloat16 != "vectors" or g.groups > 1 or not line:
         return None
+    m, channels = channels_of(g, direction)
     pairs, lanes = ceil_div(channels, 2), LANES * LINES[line]
     most = _DEPTH // prod(g.taps) // _PAIRS * _PAIRS
-    strided = not forward and prod(g.stride) > 1
-    if not most or strided or m < _USED * ceil_div(m, lanes) * lanes:
+    if not most or m < _USED * ceil_div(m, lanes) * lanes:
         return None
     slice_ = min(pairs, ceil_div(ceil_div(pairs, ceil_div(pairs, most)), _PAIRS) * _PAIRS)
     pack = _PACK_AS_IS if reads_filters_as_they_are(g) else _PACK
