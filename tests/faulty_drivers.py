@@ -130,6 +130,42 @@ class Leaking(Sound):
         pass
 
 
+class PartsLieApart(Sound):
+    """A copy ends where a part does."""
+
+    found_by = ("memory_that_grows",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranges: dict[int, int] = {}
+
+    def reserve(self, device: int, nbytes: int) -> int:
+        address = super().reserve(device, nbytes)
+        self.ranges[address] = nbytes
+        return address
+
+    def move(self, destination: int, source: int, nbytes: int) -> None:
+        for begin, size in self.ranges.items():
+            if begin <= destination < begin + size:
+                nbytes = min(nbytes, 2 * MIB - (destination - begin) % (2 * MIB))
+        super().move(destination, source, nbytes)
+
+
+class LosesTheNextPart(Sound):
+    found_by = ("memory_that_shrinks",)
+
+    def decommit(self, device: int, address: int, nbytes: int) -> None:
+        super().decommit(device, address, nbytes + MIB)
+
+
+class KeepsReservedMemory(Sound):
+    found_by = ("reserved_addresses_come_back",)
+
+    def reserve(self, device: int, nbytes: int) -> int:
+        super().reserve(device, nbytes)
+        return super().reserve(device, nbytes)
+
+
 class FullIsAnError(Sound):
     found_by = ("out_of_memory", "a_failed_call_changes_nothing")
 

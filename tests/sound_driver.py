@@ -16,6 +16,7 @@ from numpy_driver import NumpyDriver
 from torchgraft.driver import Capability, CompileError, CopyKind, DeviceProperties, InvalidArgument
 from torchgraft.testing.protocol.driver import COUNT, MAYBE, SAXPY, SCALARS
 
+PART = 2 << 20  # bytes: parts of memory that grows
 timed = threading.local()  # .event: what the thread's next command is timed by
 
 
@@ -104,6 +105,19 @@ class Sound(NumpyDriver):
     def device_synchronize(self, device: int) -> None:
         for each in list(self.streams):
             each.wait()
+
+    def reserve(self, device: int, nbytes: int) -> int:
+        """All of it has memory from the beginning."""
+        room = self.allocate(device, nbytes + PART)
+        address = -(-room // PART) * PART
+        self.allocations[device][address] = self.allocations[device].pop(room)
+        return address
+
+    def commit(self, device: int, address: int, nbytes: int) -> None:
+        pass
+
+    def decommit(self, device: int, address: int, nbytes: int) -> None:
+        ctypes.memset(address, 0xEE, nbytes)
 
     def host_allocate(self, device: int, nbytes: int) -> int:
         buffer = ctypes.create_string_buffer(nbytes)

@@ -95,6 +95,50 @@ class TestPythonDriver:
         assert torch.toy.get_device_name(1) == "Toy 1"
         """)
 
+    def test_memory_that_grows_in_place(self, run: Run) -> None:
+        """Freed pieces join, what is missing is added, and a device that cannot has segments."""
+        run(
+            """
+            class Growing(Toy):
+                aligned, committed = True, 0
+                def reserve(self, device, nbytes):
+                    if device == 1:
+                        raise NotImplementedError("segments here")
+                    room = self.allocate(device, 64 << 20)
+                    address = -(-room // (2 << 20)) * (2 << 20) if self.aligned else room + 64
+                    self.buffers[address] = self.buffers.pop(room)
+                    return address
+                def commit(self, device, address, nbytes):
+                    if self.committed + nbytes > 32 << 20:
+                        raise MemoryError("the toy has no more")
+                    self.committed += nbytes
+                def decommit(self, device, address, nbytes):
+                    self.committed -= nbytes
+            toy = Growing()
+            torchgraft.register("toy", [toy])
+
+            def new(mebibytes, device=0):
+                return torch.full((mebibytes << 20,), mebibytes, dtype=torch.uint8, device=f"toy:{device}")
+
+            toy.aligned = False
+            assert "no multiple of 2 MiB" in first_line(lambda: new(6), RuntimeError)
+            with torch.Stream(device="toy"):
+                toy.aligned = True
+                x, y = new(6), new(4)
+                del x, y
+                x = new(16)
+            assert toy.committed == torch.toy.memory_reserved() == 16 << 20
+            assert "the toy is full" in first_line(lambda: new(300), torch.OutOfMemoryError)
+            assert (x.cpu() == 16).all() and toy.committed == 16 << 20
+            del x
+            torch.toy.empty_cache()
+            assert toy.committed == torch.toy.memory_reserved() == 0
+            y = new(3, 1)
+            assert (y.cpu() == 3).all() and torch.toy.memory_reserved(1) >= 3 << 20
+            """,
+            register=False,
+        )
+
     def test_copies_between_devices_without_copy_peer(self, run: Run) -> None:
         run("""
         x = torch.arange(1000.0).to("toy:0").to("toy:1")
@@ -432,6 +476,7 @@ OPTIONAL = {
     "graph_create", "graph_destroy", "graph_set_argument", "graph_launch",
     "group_id", "group_create", "group_destroy",
     "all_reduce", "reduce_scatter", "all_gather", "broadcast",
+    "reserve", "commit", "decommit",
 }  # fmt: skip
 
 

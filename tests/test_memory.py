@@ -7,7 +7,7 @@ import itertools
 import random
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -185,11 +185,12 @@ class TestOutOfMemory:
 
     def test_the_cache_is_freed_before_giving_up(self, device: str) -> None:
         limit_to(64 * MIB)
-        x = new(20 * MIB, device)
+        x, behind = new(20 * MIB, device), new(MIB, device)
         del x
         retries = statistic("num_alloc_retries")
         assert new(60 * MIB, device).numel() == 60 * MIB
         assert statistic("num_alloc_retries") == retries + 1
+        assert behind.numel() == MIB
 
     def test_a_segment_is_made_smaller_where_it_must(self, device: str) -> None:
         limit_to(4 * MIB)
@@ -207,6 +208,131 @@ class TestOutOfMemory:
             new(100 * MIB, device)
         module.set_per_process_memory_fraction(1.0)
         new(100 * MIB, device)
+
+
+def filled(nbytes: int, value: int, device: str) -> torch.Tensor:
+    return torch.full((nbytes,), value, dtype=torch.uint8, device=device)
+
+
+def holds(x: torch.Tensor, value: int) -> bool:
+    return bool((x.cpu() == value).all())
+
+
+class TestRanges:
+    """Where the driver can, the large blocks of a stream lie in one range of addresses."""
+
+    @pytest.fixture(autouse=True)
+    def joining(self, device: str) -> None:
+        x, y = new(6 * MIB, device), new(6 * MIB, device)
+        reserved = acc.memory_reserved()
+        del x, y
+        new(12 * MIB, device)
+        if acc.memory_reserved() > reserved:
+            pytest.skip("this device's memory does not grow in place")
+        acc.empty_cache()
+
+    def test_pieces_join(self, device: str) -> None:
+        pieces = [new(nbytes, device) for nbytes in (5 * MIB, MIB + 512, 30 * MIB, 3 * MIB)]
+        reserved = acc.memory_reserved()
+        whole = sum(each.numel() for each in pieces)
+        pieces.clear()
+        x = filled(whole, 7, device)
+        assert acc.memory_reserved() == reserved
+        assert holds(x, 7)
+
+    def test_it_grows_by_what_is_missing(self, device: str) -> None:
+        x = new(20 * MIB, device)
+        reserved = acc.memory_reserved()
+        del x
+        new(50 * MIB, device)
+        assert acc.memory_reserved() == reserved + 30 * MIB
+
+    def test_holes(self, device: str) -> None:
+        """Memory between tensors is given back, and is taken again."""
+        first, middle, last = (filled(8 * MIB, value, device) for value in (1, 2, 3))
+        address, reserved, segments = middle.data_ptr(), acc.memory_reserved(), statistic("segment.all.current")
+        del middle
+        acc.empty_cache()
+        assert reserved - 8 * MIB <= acc.memory_reserved() <= reserved - 6 * MIB
+        assert statistic("segment.all.current") == segments + 1
+        assert _C.device_of_address(address + 4 * MIB) == -1
+        assert holds(first, 1)
+        assert holds(last, 3)
+        again = filled(8 * MIB, 4, device)
+        assert again.data_ptr() == address
+        assert acc.memory_reserved() == reserved
+        assert statistic("segment.all.current") == segments
+        assert [holds(x, value) for x, value in ((first, 1), (again, 4), (last, 3))] == [True] * 3
+
+    def test_the_snapshot_knows_of_holes(self, device: str) -> None:
+        first, middle, last = (new(8 * MIB, device) for _ in range(3))
+        del middle
+        acc.empty_cache()
+        module = torch.get_device_module(device)
+        segments = [each for each in module.memory_snapshot() if each["device"] == module.current_device()]
+        at = [i for x in (first, last) for i, each in enumerate(segments) if each["address"] <= x.data_ptr()]
+        assert sum(each["total_size"] for each in segments) == acc.memory_reserved()
+        assert len(set(at)) > 1
+        assert [segments[i]["is_expandable"] for i in set(at)] == [True] * len(set(at))
+
+    def test_more_than_there_is(self, device: str) -> None:
+        """The driver refuses; afterwards all is as it was."""
+        x = filled(8 * MIB, 5, device)
+        freed = new(8 * MIB, device)
+        reserved = acc.memory_reserved()
+        del freed
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                new(torch.get_device_module(device).mem_get_info()[1], device)
+        assert holds(x, 5)
+        y = filled(16 * MIB, 6, device)
+        assert acc.memory_reserved() <= reserved + 8 * MIB
+        assert holds(x, 5)
+        assert holds(y, 6)
+
+    def test_threads_that_grow_and_give_back(self, device: str) -> None:
+        """Tensors keep their values while four threads, two of them on one stream, take and return large memory."""
+        failures: list[BaseException] = []
+        streams = [torch.Stream(device=device) for _ in range(3)]
+
+        def work(seed: int) -> None:
+            chosen = random.Random(seed)
+            live: list[tuple[torch.Tensor, int]] = []
+            try:
+                with streams[min(seed, 2)]:
+                    for step in range(60):
+                        value = chosen.randrange(256)
+                        live.append((filled(chosen.randrange(MIB, 9 * MIB), value, device), value))
+                        if len(live) > 3:
+                            x, value = live.pop(chosen.randrange(len(live)))
+                            assert holds(x, value)
+                        if step % 10 == seed:
+                            acc.empty_cache()
+                    assert all(holds(x, value) for x, value in live)
+            except BaseException as error:  # shown by the main thread
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert not failures
+        assert not any(thread.is_alive() for thread in threads)
+
+    def test_they_can_be_turned_off(self, device: str, script: Callable[..., str]) -> None:
+        script(
+            f"""
+            import torch
+            x, y = (torch.empty(6 << 20, dtype=torch.uint8, device="{device}") for _ in range(2))
+            del x, y
+            reserved = torch.accelerator.memory_reserved()
+            torch.empty(64 << 20, dtype=torch.uint8, device="{device}")
+            assert torch.accelerator.memory_reserved() == reserved + (64 << 20)
+            """,
+            autoload=True,
+            PYTORCH_ALLOC_CONF="expandable_segments: False",
+        )
 
 
 class TestStreams:

@@ -173,6 +173,32 @@ class Driver:
     def host_deallocate(self, device: int, address: int) -> None:
         raise NotImplementedError("host_deallocate")
 
+    # Memory that grows in place: with all three of these methods, or else none.
+
+    @_optional
+    def reserve(self, device: int, nbytes: int) -> int:
+        """Addresses without memory; `deallocate` gives them back, with what memory they have.
+
+        Beginnings and sizes, of ranges and of parts, are multiples of 2 MiB.
+
+        Parts of them that have memory and adjoin are one allocation to copies, fills and launches. Without it, or where
+        it raises, torchgraft allocates segments, of which some memory stays unused because pieces of two do not join.
+        """
+        raise NotImplementedError("reserve")
+
+    @_optional
+    def commit(self, device: int, address: int, nbytes: int) -> None:
+        """All of a part of reserved addresses gets memory, of which none had any.
+
+        Raises MemoryError where there is none.
+        """
+        raise NotImplementedError("commit")
+
+    @_optional
+    def decommit(self, device: int, address: int, nbytes: int) -> None:
+        """All of a part loses its memory, of which all had some; called only when no submitted work uses it."""
+        raise NotImplementedError("decommit")
+
     def copy(
         self, device: int, stream: Any, destination: int, source: int, nbytes: int, kind: CopyKind | int, blocking: bool
     ) -> None:

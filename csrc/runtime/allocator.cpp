@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -15,6 +16,7 @@
 #include <set>
 #include <shared_mutex>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "adopted_memory.h"
@@ -27,6 +29,10 @@
 // used on: that stream's order makes it safe to hand out again at once. Small blocks wait in bins of exactly their
 // size, uncoalesced, which makes the usual case a list's pop; when a size runs out, the bins are emptied into the
 // best-fit sets and neighbours join.
+//
+// Where the driver can give memory to parts of reserved addresses, the large blocks of a stream lie in one range of
+// them, which grows and gets holes: pieces of several segments would not join. Parts without memory are blocks, too,
+// "holes".
 //
 // Random sizes would pile up segments that are too small for what comes next. So the cache is bounded: where a new
 // segment would make it larger than the need (the most that was in use at once) and two fifths of it, unused segments
@@ -49,6 +55,8 @@ constexpr c10::MempoolId_t kNoPool{0, 0};
 constexpr size_t kSmallLimit = size_t{1} << 20;
 constexpr size_t kSmallSegment = size_t{2} << 20;
 constexpr size_t kSegmentGranule = size_t{2} << 20;
+static_assert(kSegmentGranule % TG_MEMORY_PART == 0);
+constexpr size_t kLeastRest = size_t{64} << 10;  // of a large block: less than this stays with it
 constexpr size_t kBins = kSmallLimit / kGranule;
 constexpr uint64_t kScatter = 0x9E3779B97F4A7C15;  // a factor that spreads a number over its upper bits
 constexpr size_t kRemembered = 4096;               // so many excesses are known at most
@@ -77,6 +85,8 @@ struct Block {
   Pool pool;
   State state = State::kInactive;
   bool free = false;          // in its owner's set; a block in a bin is not, so that neighbours leave it alone
+  bool in_range = false;      // of reserved addresses; otherwise in a segment
+  bool hole = false;          // has no memory
   Block* previous = nullptr;  // neighbours in the segment
   Block* next = nullptr;
   Block* next_in_bin = nullptr;
@@ -93,6 +103,9 @@ struct BySize {
   }
   bool operator()(const Block* a, size_t size) const { return a->size < size; }
 };
+struct ByAddress {
+  bool operator()(const Block* a, const Block* b) const { return a->address < b->address; }
+};
 
 // The free blocks of one stream, or of one in the captures of one pool.
 struct StreamPools {
@@ -103,6 +116,8 @@ struct StreamPools {
   std::array<Block*, kBins> bins{};  // by size / kGranule
   size_t binned = 0;
   std::set<Block*, BySize> sets[2];
+  std::set<Block*, ByAddress> holes;  // of its range
+  bool asked_for_range = false;
 
   std::set<Block*, BySize>& set_of(const Block* block) { return sets[block->pool - 1]; }
 };
@@ -121,6 +136,15 @@ void decrease(StatArray& stat, Pool pool, size_t amount) {
 // Blocks that the user's settings say are never split.
 bool oversize(const Block* block) {
   return block->pool == kLargePool && block->size >= AcceleratorAllocatorConfig::max_split_size();
+}
+
+// Ranges grow by what is asked for. The user's settings may say that segments are to be as they are, or that blocks
+// beyond a size are never split, which says the same.
+bool ranges_wanted() {
+  if (AcceleratorAllocatorConfig::max_split_size() != std::numeric_limits<size_t>::max()) return false;
+  std::string settings = AcceleratorAllocatorConfig::last_allocator_settings();
+  std::erase_if(settings, [](unsigned char each) { return std::isspace(each); });
+  return settings.find("expandable_segments:False") == std::string::npos;
 }
 
 void free_block(void* context);
@@ -301,15 +325,16 @@ class Heap {
   void snapshot(std::vector<SegmentInfo>& segments) {
     std::lock_guard lock(mutex_);
     for (const auto& [address, first] : segments_) {
-      SegmentInfo& segment = segments.emplace_back();
-      segment.device = device_.index;
-      segment.stream = first->owner->stream;
-      segment.pool = first->owner->pool;
-      segment.large = first->pool == kLargePool;
-      for (const Block* block = first; block; block = block->next)
-        segment.blocks.push_back({reinterpret_cast<uintptr_t>(block->address), block->size,
-                                  block->state == State::kInactive ? 0 : block->requested,
-                                  block->state == State::kAllocated, block->state != State::kInactive});
+      for (const Block* block = first; block; block = block->next) {
+        if (block->hole) continue;
+        if (!has_memory(block->previous)) {  // what lies between two holes of a range is a segment
+          const bool large = block->pool == kLargePool;
+          segments.push_back({device_.index, block->owner->stream, block->owner->pool, large, block->in_range, {}});
+        }
+        segments.back().blocks.push_back({reinterpret_cast<uintptr_t>(block->address), block->size,
+                                          block->state == State::kInactive ? 0 : block->requested,
+                                          block->state == State::kAllocated, block->state != State::kInactive});
+      }
     }
   }
 
@@ -320,7 +345,7 @@ class Heap {
     auto segment = segments_.upper_bound(wanted);
     if (segment == segments_.begin()) return nullptr;
     for (Block* block = std::prev(segment)->second; block; block = block->next)
-      if (wanted >= block->address && wanted < block->address + block->size) return block;
+      if (wanted >= block->address && wanted < block->address + block->size) return block->hole ? nullptr : block;
     return nullptr;
   }
 
@@ -364,27 +389,54 @@ class Heap {
     block->free = false;
   }
 
+  static bool has_memory(const Block* block) { return block && !block->hole; }
+
+  // A block takes the place of its neighbour, too; neither is in a set.
+  void absorb_previous(Block* block) {
+    Block* left = block->previous;
+    block->address = left->address;
+    block->size += left->size;
+    block->previous = left->previous;
+    if (left->previous)
+      left->previous->next = block;
+    else
+      segments_[block->address] = block;
+    delete left;
+  }
+  void absorb_next(Block* block) {
+    Block* right = block->next;
+    block->size += right->size;
+    block->next = right->next;
+    if (right->next) right->next->previous = block;
+    delete right;
+  }
+
   // Joins a block that is in no set with its free neighbours, and puts the whole into the set.
   void coalesce(Block* block) {
     if (Block* left = block->previous; left && left->free) {
       remove_free(left);
-      block->address = left->address;
-      block->size += left->size;
-      block->previous = left->previous;
-      if (left->previous)
-        left->previous->next = block;
-      else
-        segments_[block->address] = block;
-      delete left;
+      absorb_previous(block);
     }
     if (Block* right = block->next; right && right->free) {
       remove_free(right);
-      block->size += right->size;
-      block->next = right->next;
-      if (right->next) right->next->previous = block;
-      delete right;
+      absorb_next(block);
     }
     add_free(block);
+  }
+
+  // The same for what has no memory any more.
+  void add_hole(Block* block) {
+    auto& holes = block->owner->holes;
+    block->hole = true;
+    if (Block* left = block->previous; left && left->hole) {
+      holes.erase(left);
+      absorb_previous(block);
+    }
+    if (Block* right = block->next; right && right->hole) {
+      holes.erase(right);
+      absorb_next(block);
+    }
+    holes.insert(block);
   }
 
   void empty_bins(StreamPools& pools) {
@@ -432,17 +484,23 @@ class Heap {
     return current_usage();
   }
 
-  // Keeps `size` bytes of a block that is in no set; the rest becomes a free block of its own.
-  void split(Block* block, size_t size) {
-    size_t rest = block->size - size;
-    if (block->pool == kSmallPool ? rest < kGranule : rest <= kSmallLimit || oversize(block)) return;
-    auto* remainder = new Block(block->address + size, rest, block->owner, block->device, block->pool);
-    remainder->previous = block;
-    remainder->next = block->next;
-    if (block->next) block->next->previous = remainder;
-    block->next = remainder;
+  // Keeps `size` bytes of a block that is in no set. Returns the rest, which is in none either.
+  Block* cut(Block* block, size_t size) {
+    auto* rest = new Block(block->address + size, block->size - size, block->owner, block->device, block->pool);
+    rest->in_range = block->in_range;
+    rest->hole = block->hole;
+    rest->previous = block;
+    rest->next = block->next;
+    if (block->next) block->next->previous = rest;
+    block->next = rest;
     block->size = size;
-    add_free(remainder);
+    return rest;
+  }
+
+  // The same, where the rest is worth a free block of its own.
+  void split(Block* block, size_t size) {
+    const size_t rest = block->size - size;
+    if (rest >= (block->pool == kSmallPool ? kGranule : kLeastRest) && !oversize(block)) add_free(cut(block, size));
   }
 
   // A free block of the stream for `size` bytes, or NULL.
@@ -465,14 +523,35 @@ class Heap {
     return best_fit(pools, pool, size);
   }
 
-  // Takes segments that nothing uses out of their sets, the largest first, until they are `excess` bytes.
+  // What could be given back of a free block: the segment, if it is one, or whole parts of a range.
+  static size_t unused_bytes(const Block* block) {
+    if (!block->in_range) return block->whole() ? block->size : 0;
+    const auto begin = reinterpret_cast<uintptr_t>(block->address);
+    const uintptr_t first = round_up(begin, kSegmentGranule);
+    const uintptr_t last = (begin + block->size) / kSegmentGranule * kSegmentGranule;
+    return last > first ? last - first : 0;
+  }
+
+  // Takes a free block out of its set, less what lies in a range before and behind the last `wanted` bytes of the parts
+  // that it has whole.
+  Block* cut_out(Block* block, size_t wanted) {
+    remove_free(block);
+    if (!block->in_range) return block;
+    const size_t kept = std::min(unused_bytes(block), round_up(std::min(wanted, block->size), kSegmentGranule));
+    const size_t behind = reinterpret_cast<uintptr_t>(block->address + block->size) % kSegmentGranule;
+    if (behind > 0) add_free(cut(block, block->size - behind));
+    if (block->size == kept) return block;
+    Block* part = cut(block, block->size - kept);
+    add_free(block);
+    return part;
+  }
+
+  // Takes memory that nothing uses out of the sets, the largest pieces first, until it is `excess` bytes.
   std::vector<Block*> take_unused(size_t excess) {
     std::vector<Block*> unused;
     const auto add = [&](StreamPools& pools) {
       empty_bins(pools);
-      for (auto& set : pools.sets)
-        std::copy_if(set.begin(), set.end(), std::back_inserter(unused),
-                     [](const Block* each) { return each->whole(); });
+      for (auto& set : pools.sets) std::copy_if(set.begin(), set.end(), std::back_inserter(unused), unused_bytes);
     };
     for (auto& pools : pools_)
       if (pools) add(*pools);
@@ -482,8 +561,8 @@ class Heap {
     std::sort(unused.begin(), unused.end(), [](const Block* a, const Block* b) { return BySize()(b, a); });
     size_t taken = 0, count = 0;
     for (; count < unused.size() && taken < excess; ++count) {
+      unused[count] = cut_out(unused[count], excess - taken);
       taken += unused[count]->size;
-      remove_free(unused[count]);
     }
     unused.resize(count);
     return unused;
@@ -512,6 +591,28 @@ class Heap {
     Block* block = retry(bytes, size, stream, graph_pool);
     if (block) return block;
 
+    std::string reason;
+    if (pool == kLargePool && graph_pool == kNoPool && reserve_range(stream)) {
+      make_room_in_range(size, stream);
+      block = grow(bytes, size, stream, reason);
+      if (!block && retry_after_release()) block = grow(bytes, size, stream, reason);
+    }
+    if (!block) block = allocate_segment(bytes, size, pool, stream, graph_pool, reason);
+    if (!block) block = retry(bytes, size, stream, graph_pool);  // what other threads have freed meanwhile
+    if (!block) raise_out_of_memory(bytes, reason);
+    return block;
+  }
+
+  bool retry_after_release() {
+    {
+      std::lock_guard lock(mutex_);
+      ++stats_.num_alloc_retries;
+    }
+    return release_cached();
+  }
+
+  Block* allocate_segment(size_t bytes, size_t size, Pool pool, c10::StreamId stream, c10::MempoolId_t graph_pool,
+                          std::string& reason) {
     size_t comfortable;
     if (caching) {
       comfortable = make_room(size, pool);
@@ -522,31 +623,123 @@ class Heap {
     if (uint64_t largest = device_.properties.max_allocation; largest && comfortable > largest)
       comfortable = std::max<size_t>(size, largest / kGranule * kGranule);
 
-    std::string reason;
     const auto segment = [&](size_t bytes_of_segment) {
       return new_segment(bytes, size, bytes_of_segment, pool, stream, graph_pool, reason);
     };
-    block = segment(comfortable);
-    if (!block) {
-      {
-        std::lock_guard lock(mutex_);
-        ++stats_.num_alloc_retries;
-      }
-      if (release_cached()) block = segment(comfortable);
-      if (!block && comfortable > size) block = segment(size);
-    }
-    if (!block) block = retry(bytes, size, stream, graph_pool);  // what other threads have freed meanwhile
-    if (!block) raise_out_of_memory(bytes, reason);
+    Block* block = segment(comfortable);
+    if (!block && retry_after_release()) block = segment(comfortable);
+    if (!block && comfortable > size) block = segment(size);
     return block;
+  }
+
+  // Whether the stream has a range, which the first call asks the driver for. Addresses are for an eighth more than the
+  // device's memory, since holes may be too small for what is asked for.
+  bool reserve_range(c10::StreamId stream) {
+    const tg_driver* driver = device_.driver;
+    if (!driver->reserve || !caching || !ranges_wanted()) return false;
+    {
+      std::lock_guard lock(mutex_);
+      StreamPools& pools = pools_of(stream, kNoPool);
+      if (std::exchange(pools.asked_for_range, true)) return !pools.holes.empty();
+    }
+    const uint64_t memory = device_.properties.total_memory, bytes = round_up(memory + memory / 8, kSegmentGranule);
+    void* address = nullptr;
+    if (driver->reserve(driver->context, device_.ordinal, bytes, &address) != TG_OK) return false;
+    TORCH_CHECK(address && reinterpret_cast<uintptr_t>(address) % TG_MEMORY_PART == 0, name(), ": the driver reserved ",
+                "addresses from ", address, " on, which is no multiple of 2 MiB");
+    std::lock_guard lock(mutex_);
+    auto* range = new Block(static_cast<char*>(address), bytes, &pools_of(stream, kNoPool), device_.index, kLargePool);
+    range->in_range = true;
+    segments_[range->address] = range;
+    add_hole(range);
+    return true;
+  }
+
+  // The first hole that, with a free block before it, has room for `size` bytes; and what it lacks of memory for them.
+  std::pair<Block*, size_t> find_hole(const StreamPools& pools, size_t size) const {
+    for (Block* hole : pools.holes) {
+      const size_t before = hole->previous && hole->previous->free ? hole->previous->size : 0;
+      if (before < size && before + hole->size >= size) return {hole, round_up(size - before, kSegmentGranule)};
+    }
+    return {nullptr, 0};
+  }
+
+  // Gives memory to the beginning of a hole, and cuts the block from it and the free block before it. NULL, and the
+  // driver's reason, when there is no memory or no hole.
+  Block* grow(size_t bytes, size_t size, c10::StreamId stream, std::string& reason) {
+    Block* block;
+    Block* before = nullptr;
+    if (uint64_t largest = device_.properties.max_allocation; largest && size > largest) return nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      StreamPools& pools = pools_of(stream, kNoPool);
+      const auto [hole, missing] = find_hole(pools, size);
+      if (!hole || beyond_limit(missing, reason)) return nullptr;
+      block = hole;
+      pools.holes.erase(block);
+      if (block->size > missing) pools.holes.insert(cut(block, missing));
+      if (block->previous && block->previous->free) remove_free(before = block->previous);
+      // Counted beforehand, so that threads together stay below the limit.
+      increase(stats_.reserved_bytes, kLargePool, missing);
+    }
+    const tg_driver* driver = device_.driver;
+    const size_t missing = block->size;
+    const tg_status status = driver->commit(driver->context, device_.ordinal, block->address, missing);
+    if (status != TG_OK) reason = driver->last_error(driver->context);
+    Usage usage;
+    {
+      std::lock_guard lock(mutex_);
+      if (status != TG_OK) {
+        decrease(stats_.reserved_bytes, kLargePool, missing);
+        add_hole(block);
+        if (before) coalesce(before);
+        return nullptr;
+      }
+      block->hole = false;
+      count_segments(1, block);
+      ++stats_.num_device_alloc;
+      if (before) absorb_previous(block);
+      split(block, size);
+      usage = hand_out(block, bytes);
+    }
+    report(block->address, static_cast<int64_t>(block->size), usage);
+    return block;
+  }
+
+  // A part of a range has got memory (1) or lost it (-1): it is a segment, or joins one, or two.
+  void count_segments(int change, const Block* part) {
+    change *= 1 - has_memory(part->previous) - has_memory(part->next);
+    if (change > 0) increase(stats_.segment, kLargePool, 1);
+    if (change < 0) decrease(stats_.segment, kLargePool, 1);
+  }
+
+  // Whether the user's limit forbids so many more bytes, which `reason` then says.
+  bool beyond_limit(size_t more, std::string& reason) const {
+    if (reserved_bytes() + more <= limit_) return false;
+    reason = "the memory limit of this process is " + format_size(limit_);
+    return true;
+  }
+
+  // As make_room, for what a range lacks.
+  void make_room_in_range(size_t size, c10::StreamId stream) {
+    size_t missing;
+    {
+      std::lock_guard lock(mutex_);
+      missing = find_hole(pools_of(stream, kNoPool), size).second;
+    }
+    make_room(size, missing, missing);
   }
 
   // Decides how large the new segment for `size` bytes is to be, and gives as much back as the cache would be larger
   // than its bound. But a loop that needs more would lose in each round what it needs in the next. It is recognised by
   // the last sizes that were asked for: where those have led here before, the segment comes on top.
   size_t make_room(size_t size, Pool pool) {
-    size_t shared = AcceleratorAllocatorConfig::large_segment_size();
-    size_t least = pool == kSmallPool ? kSmallSegment : round_up(size, kSegmentGranule);
-    size_t most = pool == kLargePool && size < shared / 2 ? std::max(shared, least) : least;
+    const size_t shared = AcceleratorAllocatorConfig::large_segment_size();
+    const size_t least = pool == kSmallPool ? kSmallSegment : round_up(size, kSegmentGranule);
+    return make_room(size, least, pool == kLargePool && size < shared / 2 ? std::max(shared, least) : least);
+  }
+  size_t make_room(size_t size, size_t least, size_t most) {
+    const size_t shared = AcceleratorAllocatorConfig::large_segment_size();
     size_t segment, room;
     {
       std::lock_guard lock(mutex_);
@@ -581,36 +774,55 @@ class Heap {
     return release(std::numeric_limits<size_t>::max());
   }
 
-  // Gives unused segments back, the largest first, until they are `excess` bytes. Returns whether there were any.
+  // Gives unused memory back, the largest pieces first, until it is `excess` bytes. Returns whether there was any.
   bool release(size_t excess) {
-    std::vector<Block*> segments;
+    std::vector<Block*> unused;
     {
       std::lock_guard lock(mutex_);
-      segments = take_unused(excess);
+      unused = take_unused(excess);
     }
-    if (segments.empty()) return false;
+    if (unused.empty()) return false;
     // Blocks are free for their stream's next work, not for the driver's taking.
     const tg_driver* driver = device_.driver;
     tg_status status = driver->device_synchronize(driver->context, device_.ordinal);
     if (status != TG_OK) {
       std::lock_guard lock(mutex_);
-      for (Block* block : segments) add_free(block);
+      for (Block* block : unused) coalesce(block);
     }
     check(device_, status, "waiting for the device before freeing its memory");
     size_t failed = 0;
-    for (Block* block : segments) {
-      {
-        std::lock_guard lock(mutex_);
-        segments_.erase(block->address);
-        decrease(stats_.segment, block->pool, 1);
-        decrease(stats_.reserved_bytes, block->pool, block->size);
-        if (oversize(block)) stats_.oversize_segments.decrease(1);
-        ++stats_.num_device_free;
-      }
-      if (driver->deallocate(driver->context, device_.ordinal, block->address) != TG_OK) ++failed;
-      delete block;
-    }
+    for (Block* block : unused) failed += block->in_range ? !release_part(block) : !release_segment(block);
     if (failed) raise_status(device_, TG_ERROR, "freeing memory");
+    return true;
+  }
+
+  bool release_segment(Block* block) {
+    {
+      std::lock_guard lock(mutex_);
+      segments_.erase(block->address);
+      decrease(stats_.segment, block->pool, 1);
+      decrease(stats_.reserved_bytes, block->pool, block->size);
+      if (oversize(block)) stats_.oversize_segments.decrease(1);
+      ++stats_.num_device_free;
+    }
+    const tg_driver* driver = device_.driver;
+    const tg_status status = driver->deallocate(driver->context, device_.ordinal, block->address);
+    delete block;
+    return status == TG_OK;
+  }
+
+  bool release_part(Block* block) {
+    const tg_driver* driver = device_.driver;
+    const tg_status status = driver->decommit(driver->context, device_.ordinal, block->address, block->size);
+    std::lock_guard lock(mutex_);
+    if (status != TG_OK) {
+      coalesce(block);
+      return false;
+    }
+    count_segments(-1, block);
+    decrease(stats_.reserved_bytes, block->pool, block->size);
+    ++stats_.num_device_free;
+    add_hole(block);
     return true;
   }
 
@@ -619,10 +831,7 @@ class Heap {
                      c10::MempoolId_t graph_pool, std::string& reason) {
     {
       std::lock_guard lock(mutex_);
-      if (static_cast<uint64_t>(stats_.reserved_bytes[0].current) + segment > limit_) {
-        reason = "the memory limit of this process is " + format_size(limit_);
-        return nullptr;
-      }
+      if (beyond_limit(segment, reason)) return nullptr;
       // Counted beforehand, so that threads together stay below the limit.
       increase(stats_.reserved_bytes, pool, segment);
     }

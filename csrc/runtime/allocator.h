@@ -36,6 +36,7 @@ struct SegmentInfo {
   c10::StreamId stream;
   c10::MempoolId_t pool;  // of graphs; {0, 0}: not theirs
   bool large;
+  bool expandable;  // a part of a range of addresses
   std::vector<BlockInfo> blocks;
 };
 // What all devices' segments are cut into.

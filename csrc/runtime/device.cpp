@@ -195,6 +195,11 @@ tg_driver checked_table(const tg_driver* driver) {
     TG_REQUIRE(all_gather);
     TG_REQUIRE(broadcast);
   }
+  if (driver->reserve || driver->commit || driver->decommit) {
+    TG_REQUIRE(reserve);
+    TG_REQUIRE(commit);
+    TG_REQUIRE(decommit);
+  }
 #undef TG_REQUIRE
   return table;
 }

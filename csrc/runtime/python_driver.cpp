@@ -185,6 +185,16 @@ tg_status host_deallocate(void* context, int32_t device, void* memory) {
   return call(context, [&](py::handle driver) { driver.attr("host_deallocate")(device, number(memory)); });
 }
 
+tg_status reserve(void* context, int32_t device, uint64_t bytes, void** out) {
+  return call(context, [&](py::handle driver) { *out = address(driver.attr("reserve")(device, bytes)); });
+}
+tg_status commit(void* context, int32_t device, void* memory, uint64_t bytes) {
+  return call(context, [&](py::handle driver) { driver.attr("commit")(device, number(memory), bytes); });
+}
+tg_status decommit(void* context, int32_t device, void* memory, uint64_t bytes) {
+  return call(context, [&](py::handle driver) { driver.attr("decommit")(device, number(memory), bytes); });
+}
+
 tg_status copy(void* context, int32_t device, tg_stream stream, void* destination, const void* source, uint64_t bytes,
                tg_copy_kind kind, int32_t blocking) {
   return call(context, [&](py::handle driver) {
@@ -490,6 +500,9 @@ const tg_driver* wrap_python_driver(py::object object) {
   TG_METHOD(reduce_scatter);
   TG_METHOD(all_gather);
   TG_METHOD(broadcast);
+  TG_METHOD(reserve);
+  TG_METHOD(commit);
+  TG_METHOD(decommit);
 #undef TG_METHOD
   if (py::getattr(object, "has_compiler", py::bool_(false)).cast<bool>()) {
     t.module_compile = module_compile;

@@ -98,7 +98,7 @@ py::dict segment_dict(const SegmentInfo& segment) {
   d["stream"] = segment.stream;
   d["segment_type"] = segment.large ? "large" : "small";
   d["segment_pool_id"] = segment.pool;
-  d["is_expandable"] = false;
+  d["is_expandable"] = segment.expandable;
   d["frames"] = py::list();
   d["blocks"] = blocks;
   return d;

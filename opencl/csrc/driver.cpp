@@ -293,6 +293,17 @@ const tg_driver table = {
     .reduce_scatter = nullptr,
     .all_gather = nullptr,
     .broadcast = nullptr,
+
+    .reserve =
+        [](void*, int32_t device, uint64_t bytes, void** address) {
+          return run("reserve", [&] { *address = device_at(device).memory->reserve(bytes); });
+        },
+    .commit = [](void*, int32_t device, void* address,
+                 uint64_t bytes) { return run("commit", [&] { device_at(device).memory->commit(address, bytes); }); },
+    .decommit =
+        [](void*, int32_t device, void* address, uint64_t bytes) {
+          return run("decommit", [&] { device_at(device).memory->decommit(address, bytes); });
+        },
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <mutex>
 
@@ -13,7 +14,7 @@
 namespace ocl {
 namespace {
 
-constexpr uint64_t kHugePage = uint64_t{2} << 20;
+constexpr uint64_t kHugePage = TG_MEMORY_PART;
 
 uint64_t round_up(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -31,20 +32,24 @@ void* reserve_addresses(uint64_t bytes, int protection, int flags) {
   return address == MAP_FAILED ? nullptr : address;
 }
 
-void* allocate_host(uint64_t bytes) {
-  if (bytes < kHugePage) {
-    void* address = nullptr;
-    return posix_memalign(&address, Memory::kAlign, bytes) == 0 ? address : nullptr;
-  }
-  // Mapped with room to spare, so that it can begin at a huge page; the rest is given back.
-  const uint64_t size = round_up(bytes, kHugePage), padded = size + kHugePage;
-  void* mapped = reserve_addresses(padded, PROT_READ | PROT_WRITE, MAP_NORESERVE);
+// Mapped with room to spare, so that it can begin at a huge page; the rest is given back.
+void* map_huge_pages(uint64_t size, int protection) {
+  const uint64_t padded = size + kHugePage;
+  void* mapped = reserve_addresses(padded, protection, MAP_NORESERVE);
   if (mapped == nullptr) return nullptr;
   const uintptr_t begin = reinterpret_cast<uintptr_t>(mapped), aligned = round_up(begin, kHugePage);
   if (aligned > begin) munmap(mapped, aligned - begin);
   if (begin + padded > aligned + size) munmap(reinterpret_cast<void*>(aligned + size), begin + padded - aligned - size);
   ask_for_huge_pages(aligned, size);
   return reinterpret_cast<void*>(aligned);
+}
+
+void* allocate_host(uint64_t bytes) {
+  if (bytes < kHugePage) {
+    void* address = nullptr;
+    return posix_memalign(&address, Memory::kAlign, bytes) == 0 ? address : nullptr;
+  }
+  return map_huge_pages(round_up(bytes, kHugePage), PROT_READ | PROT_WRITE);
 }
 
 void free_host(void* address, uint64_t bytes) {
@@ -62,7 +67,7 @@ std::string mebibytes(uint64_t bytes) { return std::to_string(bytes >> 20) + " M
 }  // namespace
 
 // Implementations hand out memory that they do not have and fail, or are killed, when it is used. So the driver counts.
-void Memory::reserve(uint64_t bytes) {
+void Memory::count(uint64_t bytes) {
   const tg_device_properties& properties = device_.properties;
   if (bytes > properties.max_allocation) {
     fail_memory("an allocation of " + mebibytes(bytes) + " is above the device's largest, " +
@@ -77,7 +82,7 @@ void Memory::reserve(uint64_t bytes) {
 }
 
 void* Memory::allocate(uint64_t bytes) {
-  reserve(bytes);
+  count(bytes);
   void* address = nullptr;
   cl_mem buffer = nullptr;
   try {
@@ -140,7 +145,74 @@ Memory::Allocation Memory::take(Table& table, void* address) {
   return allocation;
 }
 
+void* Memory::reserve(uint64_t bytes) {
+  if (model != MemoryModel::kHost) throw Failure(TG_ERROR_UNSUPPORTED, "this device's memory does not grow in place");
+  if (bytes % TG_MEMORY_PART != 0) fail_invalid("reserve: the size is no multiple of 2 MiB");
+  void* address = map_huge_pages(bytes, PROT_NONE);
+  if (address == nullptr) fail_memory("the system has no " + mebibytes(bytes) + " of addresses left");
+  std::lock_guard lock(mutex_);
+  ranges_[reinterpret_cast<uintptr_t>(address)] = {bytes, std::vector<bool>(bytes / TG_MEMORY_PART)};
+  return address;
+}
+
+// The parts from an address on; throws where not all of them have memory, or have none. Called with the mutex held.
+std::ranges::subrange<Memory::Parts::iterator> Memory::parts(void* address, uint64_t bytes, bool committed) {
+  const uintptr_t number = reinterpret_cast<uintptr_t>(address);
+  const auto after = ranges_.upper_bound(number);
+  if (after == ranges_.begin()) fail_invalid("an address lies in no reserved range");
+  auto& [begin, range] = *std::prev(after);
+  const uint64_t offset = number - begin;
+  if (offset % TG_MEMORY_PART != 0 || bytes % TG_MEMORY_PART != 0 || offset + bytes > range.bytes) {
+    fail_invalid("what was given is no part of a reserved range, in units of 2 MiB");
+  }
+  const auto first = range.committed.begin() + static_cast<ptrdiff_t>(offset / TG_MEMORY_PART);
+  const auto last = first + static_cast<ptrdiff_t>(bytes / TG_MEMORY_PART);
+  if (std::find(first, last, !committed) != last) {
+    fail_invalid(committed ? "a part of a range has no memory" : "a part of a range has its memory already");
+  }
+  return {first, last};
+}
+
+void Memory::commit(void* address, uint64_t bytes) {
+  count(bytes);
+  try {
+    std::lock_guard lock(mutex_);
+    const auto fresh = parts(address, bytes, false);
+    if (mprotect(address, bytes, PROT_READ | PROT_WRITE) != 0) {
+      fail_memory("the system has no " + mebibytes(bytes) + " left");
+    }
+    std::fill(fresh.begin(), fresh.end(), true);
+  } catch (...) {
+    allocated_.fetch_sub(bytes, std::memory_order_relaxed);
+    throw;
+  }
+}
+
+void Memory::decommit(void* address, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  const auto lost = parts(address, bytes, true);
+  madvise(address, bytes, MADV_DONTNEED);
+  mprotect(address, bytes, PROT_NONE);
+  std::fill(lost.begin(), lost.end(), false);
+  allocated_.fetch_sub(bytes, std::memory_order_relaxed);
+}
+
+bool Memory::free_range(void* address) {
+  decltype(ranges_)::node_type node;
+  {
+    std::lock_guard lock(mutex_);
+    node = ranges_.extract(reinterpret_cast<uintptr_t>(address));
+  }
+  if (node.empty()) return false;
+  const Range& range = node.mapped();
+  munmap(address, range.bytes);
+  const auto parts = std::count(range.committed.begin(), range.committed.end(), true);
+  allocated_.fetch_sub(static_cast<uint64_t>(parts) * TG_MEMORY_PART, std::memory_order_relaxed);
+  return true;
+}
+
 void Memory::deallocate(void* address) {
+  if (free_range(address)) return;
   const Allocation allocation = take(device_allocations_, address);
   switch (model) {
     case MemoryModel::kHost:

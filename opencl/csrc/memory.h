@@ -4,7 +4,9 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <ranges>
 #include <shared_mutex>
+#include <vector>
 
 #include "opencl_api.h"
 
@@ -32,6 +34,12 @@ class Memory {
 
   void* allocate(uint64_t bytes);
   void deallocate(void* address);
+
+  // Only in the model kHost: addresses, and memory for parts of them; see torchgraft/driver.h.
+  void* reserve(uint64_t bytes);
+  void commit(void* address, uint64_t bytes);
+  void decommit(void* address, uint64_t bytes);
+
   uint64_t allocated() const { return allocated_.load(std::memory_order_relaxed); }
 
   // Only in the model kBuffer: the buffer of an address inside an allocation of which `bytes` bytes follow.
@@ -52,14 +60,22 @@ class Memory {
     cl_mem buffer;
   };
   using Table = std::map<uintptr_t, Allocation>;
+  using Parts = std::vector<bool>;  // of TG_MEMORY_PART: whether they have memory
+  struct Range {
+    uint64_t bytes;
+    Parts committed;
+  };
 
-  void reserve(uint64_t bytes);
+  void count(uint64_t bytes);
   Allocation take(Table& table, void* address);
+  bool free_range(void* address);
+  std::ranges::subrange<Parts::iterator> parts(void* address, uint64_t bytes, bool committed);
 
   Device& device_;
   std::atomic<uint64_t> allocated_ = 0;
   mutable std::shared_mutex mutex_;
   Table device_allocations_, pinned_allocations_;  // under mutex_
+  std::map<uintptr_t, Range> ranges_;              // under mutex_
 };
 
 }  // namespace ocl

@@ -40,6 +40,7 @@ from driver_table import (
     TO_DEVICE,
     TO_HOST,
     UNIFIED_MEMORY,
+    UNSUPPORTED,
     Driver,
     DriverError,
     floats,
@@ -326,6 +327,64 @@ def test_total_is_never_exceeded(driver: Driver) -> None:
     assert len(held) >= 1
     for address in held:
         driver.call("deallocate", 0, address)
+
+
+@pytest.fixture(scope="module")
+def growing(load: Callable[..., Driver]) -> Driver:
+    driver = load()
+    if not driver.count or driver.properties().kind != CPU:
+        pytest.skip("only a CPU's memory grows in place")
+    return driver
+
+
+def test_other_memory_does_not_grow(load: Callable[..., Driver]) -> None:
+    driver = load(TORCHGRAFT_OPENCL_MEMORY="buffer")
+    with pytest.raises(DriverError, match="does not grow in place") as error:
+        driver.created("reserve", 0, 4 * MIB)
+    assert error.value.status == UNSUPPORTED
+
+
+def test_memory_that_grows_is_counted(growing: Driver) -> None:
+    before = growing.memory()
+    address = growing.created("reserve", 0, 8 * MIB)
+    assert growing.memory() == before
+    growing.call("commit", 0, address + 2 * MIB, 4 * MIB)
+    growing.call("decommit", 0, address + 4 * MIB, 2 * MIB)
+    assert growing.memory() == (before[0] - 2 * MIB, before[1])
+    growing.call("deallocate", 0, address)
+    assert growing.memory() == before
+
+
+def test_what_has_memory_or_none(growing: Driver) -> None:
+    address = growing.created("reserve", 0, 8 * MIB)
+    growing.call("commit", 0, address + 2 * MIB, 2 * MIB)
+    before = growing.memory()
+    for function, offset, nbytes, message in (
+        ("commit", 0, 4 * MIB, "has its memory already"),
+        ("decommit", 2 * MIB, 4 * MIB, "has no memory"),
+        ("commit", MIB, 2 * MIB, "no part of a reserved range"),
+        ("commit", 4 * MIB, 3 * MIB, "no part of a reserved range"),
+        ("commit", 4 * MIB, 6 * MIB, "no part of a reserved range"),
+        ("decommit", -address + 4 * MIB, 2 * MIB, "in no reserved range"),
+    ):
+        with pytest.raises(DriverError, match=message) as error:
+            growing.call(function, 0, address + offset, nbytes)
+        assert error.value.status == INVALID
+        assert growing.memory() == before
+    with pytest.raises(DriverError, match="no multiple of 2 MiB"):
+        growing.created("reserve", 0, 3 * MIB)
+    growing.call("deallocate", 0, address)
+
+
+def test_no_more_memory_than_there_is_grows(growing: Driver) -> None:
+    total = growing.properties().total_memory // (2 * MIB) * 2 * MIB
+    address = growing.created("reserve", 0, 2 * total)
+    before = growing.memory()
+    with pytest.raises(DriverError, match="MiB") as error:
+        growing.call("commit", 0, address, total + 2 * MIB)
+    assert error.value.status == OUT_OF_MEMORY
+    assert growing.memory() == before
+    growing.call("deallocate", 0, address)
 
 
 def test_pinned_memory(driver: Driver, stream: int) -> None:

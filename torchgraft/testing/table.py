@@ -160,7 +160,7 @@ def driver_table(path: str | PathLike[str], symbol: str = "torchgraft_driver") -
 
 
 OPTIONAL = (
-    *("host_allocate", "host_deallocate", "copy_peer"),
+    *("host_allocate", "host_deallocate", "copy_peer", "reserve", "commit", "decommit"),
     *("event_time_next", "event_times", "device_time", "event_synchronize_for"),
     *("graph_create", "graph_destroy", "graph_set_argument", "graph_launch"),
     *("group_id", "group_create", "group_destroy"),
@@ -288,6 +288,15 @@ class TableDriver(Driver):
 
     def host_deallocate(self, device: int, address: int) -> None:
         self.call("host_deallocate", device, address)
+
+    def reserve(self, device: int, nbytes: int) -> int:
+        return self.created("reserve", device, nbytes)
+
+    def commit(self, device: int, address: int, nbytes: int) -> None:
+        self.call("commit", device, address, nbytes)
+
+    def decommit(self, device: int, address: int, nbytes: int) -> None:
+        self.call("decommit", device, address, nbytes)
 
     def copy(
         self, device: int, stream: Any, destination: int, source: int, nbytes: int, kind: CopyKind | int, blocking: bool

@@ -23,6 +23,8 @@ extern "C" {
 #endif
 
 #define TG_DRIVER_ABI 2u
+/* What beginnings and sizes of the parts of reserved addresses are multiples of; see `reserve`. */
+#define TG_MEMORY_PART (UINT64_C(2) << 20)
 
 typedef enum tg_status {
   TG_OK = 0,
@@ -272,6 +274,18 @@ typedef struct tg_driver {
                           void* destination, uint64_t bytes);
   tg_status (*broadcast)(void* context, int32_t device, tg_group group, tg_stream stream, void* address, uint64_t bytes,
                          int32_t root);
+
+  /* Memory that grows in place [optional, all or none]. Addresses are reserved, and parts of them get memory and lose
+   * it; parts that adjoin are one allocation to copies, fills and launches. Without these functions, or where `reserve`
+   * fails, torchgraft allocates segments, of which some memory stays unused because pieces of two do not join.
+   * Beginnings and sizes, of ranges and of parts, are multiples of TG_MEMORY_PART.
+   *
+   * reserve: addresses without memory; deallocate gives them back, with what memory they have.
+   * commit: all of a part gets memory, of which none had any.
+   * decommit: all of a part loses its memory, of which all had some; called only when no submitted work uses it. */
+  tg_status (*reserve)(void* context, int32_t device, uint64_t bytes, void** address);
+  tg_status (*commit)(void* context, int32_t device, void* address, uint64_t bytes);
+  tg_status (*decommit)(void* context, int32_t device, void* address, uint64_t bytes);
 } tg_driver;
 
 /* struct_size of the first version. */

@@ -20,6 +20,7 @@ from torchgraft.driver import Capability, CompileError, CopyKind, DeviceKind, Dr
 from torchgraft.testing.protocol.bench import MIB, Bench, assert_same, floats, noise, opened, packed, provides
 from torchgraft.testing.protocol.rules import rule
 
+PART = 2 * MIB  #: TG_MEMORY_PART
 PATTERNS = [b"a", b"ab", b"abcd", b"abcdefgh", b"abcdefghijklmnop"]
 
 
@@ -151,6 +152,64 @@ class DriverProtocol:
         other = bench.allocate(1000, content[::-1])
         assert_same(bench.read(other, 1000), content[::-1])
         assert_same(bench.read(address, 1000), content)
+
+    @rule("parts that adjoin are one allocation to copies, fills and launches")
+    def test_memory_that_grows(self, bench: Bench) -> None:
+        driver, device = bench.driver, bench.device
+        address = self._reserve(bench, 5)
+        for part in (1, 3, 2):
+            driver.commit(device, address + part * PART, PART)
+        content = noise(100_003)
+        across = address + 2 * PART - 50_001
+        bench.write(across, content)
+        assert_same(bench.read(across, len(content)), content)
+        bench.fill(address + PART, b"x", 3 * PART)
+        assert_same(bench.read(address + PART, 3 * PART), b"x" * (3 * PART))
+
+    @rule("all of a part loses its memory")
+    def test_memory_that_shrinks(self, bench: Bench) -> None:
+        """What lies beside it stays, and it may get memory again."""
+        driver, device = bench.driver, bench.device
+        address = self._reserve(bench, 3)
+        driver.commit(device, address, 3 * PART)
+        content = noise(PART)
+        for part in range(3):
+            bench.write(address + part * PART, content)
+        driver.decommit(device, address + PART, PART)
+        assert_same(bench.read(address, PART), content)
+        assert_same(bench.read(address + 2 * PART, PART), content)
+        driver.commit(device, address + PART, PART)
+        bench.write(address + PART, content[::-1])
+        assert_same(bench.read(address, 3 * PART), content + content[::-1] + content)
+
+    @rule("deallocate gives them back, with what memory they have")
+    def test_reserved_addresses_come_back(self, bench: Bench) -> None:
+        driver, device = bench.driver, bench.device
+        self._reserve(bench, 1)
+        lost = 0
+        for _ in range(3):  # others may take memory of the same device meanwhile, but hardly each time
+            before = driver.memory_info(device)[0]
+            for _ in range(4):
+                address = driver.reserve(device, 4 * PART)
+                driver.commit(device, address + PART, 2 * PART)
+                driver.deallocate(device, address)
+            lost = before - driver.memory_info(device)[0]
+            if lost < 8 * MIB:
+                return
+        pytest.fail(f"4 ranges with 4 MiB each were freed, and {lost} bytes are missing")
+
+    def _reserve(self, bench: Bench, parts: int) -> int:
+        """Addresses for so many parts; a device whose memory does not grow skips the check."""
+        driver, device = bench.driver, bench.device
+        if not provides(driver, "reserve"):
+            pytest.skip("the driver reserves no addresses")
+        try:
+            address = driver.reserve(device, parts * PART)
+        except NotImplementedError:
+            pytest.skip("the device's memory does not grow in place")
+        bench.when_closed(lambda: driver.deallocate(device, address))
+        assert address % PART == 0, "the range begins at a multiple of 2 MiB"
+        return address
 
     @rule("pinned host memory")
     def test_pinned_memory(self, bench: Bench) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 import threading
 from ctypes import byref, c_void_p
@@ -21,7 +22,9 @@ KERNELS = tuple("module_compile module_load module_binary module_destroy kernel_
 TIMES = ("event_time_next", "event_times", "device_time")
 GRAPHS = ("graph_create", "graph_destroy", "graph_set_argument", "graph_launch")
 COLLECTIVES = tuple("group_id group_create group_destroy all_reduce reduce_scatter all_gather broadcast".split())
-OPTIONAL = {*MEMORY, *KERNELS, *TIMES, *GRAPHS, *COLLECTIVES, "copy_peer", "event_elapsed", "event_synchronize_for"}
+GROWING = ("reserve", "commit", "decommit")
+GROUPS = (MEMORY, KERNELS, TIMES, GRAPHS, COLLECTIVES, GROWING)
+OPTIONAL = {*itertools.chain(*GROUPS), "copy_peer", "event_elapsed", "event_synchronize_for"}
 
 
 class TableProtocol(DriverProtocol):
@@ -42,7 +45,7 @@ class TableProtocol(DriverProtocol):
 
     @rule("Kernels [optional, all or none: TG_CAP_COMPILER].")
     def test_members_that_belong_together(self, table: Table) -> None:
-        for group in (MEMORY, KERNELS, TIMES, GRAPHS, COLLECTIVES):
+        for group in GROUPS:
             present = [name for name in group if getattr(table, name)]
             assert present in ([], list(group)), "all of them, or none"
 
