@@ -34,6 +34,8 @@ class Dialect:
         prelude: text at the head of every module.
         definitions: name -> text of everything that is included only when a kernel uses the name.
         vectorize: what the word VECTORIZE stands for; `{lanes}` in it becomes the number of float32 lanes.
+        vectorize_masked: what VECTORIZE_MASKED does, before a loop whose last elements are treated as a vector, too,
+            under a mask. Empty: as VECTORIZE.
         kernel_prefix, global_prefix: parts of a signature.
         kernel_words: those that mark a kernel in the language itself.
         group_size_attribute: format of the attribute that fixes a kernel's work-group size.
@@ -44,6 +46,7 @@ class Dialect:
     prelude = ""
     definitions: ClassVar[dict[str, str]] = {}
     vectorize = ""
+    vectorize_masked = ""
     kernel_prefix = ""
     kernel_words: tuple[str, ...] = ()
     global_prefix = ""
@@ -63,8 +66,9 @@ class Dialect:
             UnsupportedKernel: the language cannot express it.
         """
         text = "\n".join([kernel.helpers, self.function(kernel, base_offset)])
-        vectorize = self.vectorize.replace("{lanes}", str(simd_width))
-        head = [self.prelude, f"#define VECTORIZE {vectorize}", *self._used_definitions(text)]
+        hints = {"VECTORIZE": self.vectorize, "VECTORIZE_MASKED": self.vectorize_masked or self.vectorize}
+        words = [f"#define {word} {hint.replace('{lanes}', str(simd_width))}" for word, hint in hints.items()]
+        head = [self.prelude, *words, *self._used_definitions(text)]
         return "\n".join([*head, text, ""])
 
     def function(self, kernel: Kernel, base_offset: bool) -> str:

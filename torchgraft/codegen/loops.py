@@ -63,6 +63,8 @@ class Walk:
         together: whether these are at the same element, of which each does a part: a row, say. A group has one element
             then, and ``return`` leaves it out. No loop is made: around places where a group meets, a compiler for CPUs
             has been seen to drop what stands in another loop before.
+        short: whether rows are short and end within a vector, so that a CPU had better treat the rest of a row as a
+            vector, too, under a mask.
     """
 
     form: str
@@ -71,6 +73,7 @@ class Walk:
     prefix: str = ""
     group: int = GROUP
     together: bool = False
+    short: bool = False
 
     def kernel(self, name: str, params: tuple[Parameter, ...], body: str, helpers: str = "", dims: int = 1) -> Kernel:
         """A kernel whose body has loops of this walk, made by `each`.
@@ -121,7 +124,8 @@ class Walk:
             return f"    {{ const {t} {p}j = 0;\n{statements}\n    }}"
         if self.form == "gpu":  # a row is an element
             return f"    for ({t} {p}j = 0; {p}j < 1; ++{p}j) {{\n{statements}\n    }}"
-        head = f"{'    VECTORIZE' if vectorize else ''}\n    for ({t} {p}j = 0; {p}j < {p}count; ++{p}j)"
+        word = "VECTORIZE_MASKED" if self.short else "VECTORIZE"
+        head = f"{f'    {word}' if vectorize else ''}\n    for ({t} {p}j = 0; {p}j < {p}count; ++{p}j)"
         return f"{head} {{\n{statements}\n    }}"
 
     def loop(self, name: str, begin: str, end: str, statements: str, vectorize: bool = True) -> str:

@@ -188,7 +188,7 @@ def contiguous_kernel(loop: Loop, form: str) -> Kernel:
 
 def _near(loop: Loop) -> Loop | None:
     """The loop for an input whose elements are not large, where a function of it is quicker then."""
-    if len(loop.inputs) != 1 or loop.inputs[0].compute != "f32":
+    if len(loop.inputs) != 1 or loop.inputs[0].compute not in NEAREST:
         return None
     calls = {f"{name}({loop.inputs[0].name})": f"{near}({loop.inputs[0].name})" for name, near in NEAR.items()}
     results = list(loop.results)
@@ -200,7 +200,7 @@ def _near(loop: Loop) -> Loop | None:
 def _by_blocks(walk: Walk, loop: Loop, near: Loop, at: dict[str, str]) -> str:
     """Looks at a block of elements before it is computed: a vector has no branches."""
     [x] = loop.inputs
-    far = f"    tg_far |= !(fabs({_load(x, at[x.name])}) <= {NEAREST});"
+    far = f"    tg_far |= !(fabs({_load(x, at[x.name])}) <= {NEAREST[x.compute]});"
     far_loop, near_loop = (walk.loop("tg_i", "tg_block", "tg_stop", element(each, at, "    ")) for each in (loop, near))
     return f"""\
   for (long tg_block = tg_begin; tg_block < tg_end; tg_block += {BLOCK}) {{
@@ -222,12 +222,12 @@ def _steps(loop: Loop, last: int, inner: tuple[str, ...]) -> dict[str, str]:
 
 
 @functools.cache
-def strided_kernel(loop: Loop, form: str, rank: int, index: str, inner: tuple[str, ...]) -> Kernel:
-    """Operands of any strides over `rank` dimensions, the last one innermost.
+def strided_kernel(loop: Loop, form: str, rank: int, index: str, inner: tuple[str, ...], short: bool = False) -> Kernel:
+    """Operands of any strides over `rank` dimensions, the last one innermost; `short` as of `Walk`.
 
     `inner` has for each operand, results first, its innermost stride: a number, or "s" (a parameter like the others).
     """
-    walk = Walk(form, rank, index, prefix="tg_")
+    walk = Walk(form, rank, index, prefix="tg_", short=short)
     step = _steps(loop, rank - 1, inner)
     t = value_ctype(index)
     starts = "\n".join(f"    {t} {n}_at = {walk.offset(f'{n}_s', s)};" for n, s in step.items())

@@ -12,13 +12,18 @@ from torchgraft.functions import (
     errors,
     gamma_gradients,
     math,
+    math_double,
     philox,
     special,
 )
-from torchgraft.functions.math import NEAR, NEAREST
+
+NEAR = {**math.NEAR, **math_double.NEAR}
+"""Functions -> what is as good for arguments up to `NEAREST` of their type, and quicker."""
+NEAREST = {"f32": math.NEAREST, "f64": math_double.NEAREST}
 
 HELPERS: dict[str, str] = {
     **math.HELPERS,
+    **math_double.HELPERS,
     **complex_math.HELPERS,
     **activations.HELPERS,
     **special.HELPERS,

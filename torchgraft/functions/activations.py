@@ -27,7 +27,7 @@ TG_FUNCTION float tg_exp_beside_one_f32(float x) {
   return x > 88.0f ? INFINITY : e;
 }""",
 )
-_define("tg_exp_beside_one_f64", "TG_FUNCTION double tg_exp_beside_one_f64(double x) { return exp(x); }")
+_define("tg_exp_beside_one_f64", "TG_FUNCTION double tg_exp_beside_one_f64(double x) { return tg_exp_f64(x); }")
 _same("sigmoid", "T x", " return 1.0F / (1.0F + tg_exp_beside_one_S(-x)); ")
 _same("silu", "T x", " return x / (1.0F + tg_exp_beside_one_S(-x)); ")
 # The normal distribution's cumulative function: erfc(a / sqrt 2) / 2 for a = |x|, as the exponential of a polynomial.
@@ -54,7 +54,7 @@ TG_FUNCTION float tg_normal_cdf_f32(float x) {
 )
 _define(
     "tg_normal_cdf_f64",
-    "TG_FUNCTION double tg_normal_cdf_f64(double x) { return 0.5 * erfc(x * -0.70710678118654752); }",
+    "TG_FUNCTION double tg_normal_cdf_f64(double x) { return 0.5 * tg_erfc_f64(x * -0.70710678118654752); }",
 )
 _same("gelu", "T x", " return x * tg_normal_cdf_S(x); ")
 _same(

@@ -262,19 +262,19 @@ row(
 
 row(
     "maximum",
-    "self != self ? self : (self < other ? other : (other != other ? other : self))",
+    "(self >= other) | (self != self) ? self : other",
     integer="max(self, other)",
 )
 row(
     "minimum",
-    "self != self ? self : (self > other ? other : (other != other ? other : self))",
+    "(self <= other) | (self != self) ? self : other",
     integer="min(self, other)",
 )
 row("fmax", "self != self ? other : (self < other ? other : self)", integer="max(self, other)")
 row("fmin", "self != self ? other : (self > other ? other : self)", integer="min(self, other)")
 
-_AT_LEAST = "self != self ? self : (self < {0} ? {0} : ({0} != {0} ? {0} : self))"
-_AT_MOST = "self != self ? self : (self > {0} ? {0} : ({0} != {0} ? {0} : self))"
+_AT_LEAST = "((self >= {0}) | (self != self) ? self : {0})"
+_AT_MOST = "((self <= {0}) | (self != self) ? self : {0})"
 
 
 def _clamp(min: Any = None, max: Any = None, **_: Any) -> str:

@@ -30,6 +30,8 @@ _TILED_FROM = 2048
 # Of narrower squares rows are hardly longer than elements.
 _NARROW = 8
 _SMALL_STRIDE = 4
+# Float32 elements of registers with masks, and rows whose rest counts.
+_MASKED, _SHORT = 16, 1024
 
 
 def plan_loop(
@@ -110,8 +112,15 @@ def plan_strided_loop(
         return
     grid = p.walk(sizes, loop.cost)
     index = "i32" if max(_reach(sizes, strides), n + grid.values["chunk"]) <= _INT32_MAX else "i64"
-    kernel = strided_kernel(loop, p.form, len(sizes), index, _inner(loop, strides))
+    short = p.form == "cpu" and not loop.fault and _ends_within_a_vector(sizes[-1], p.device.simd_width)
+    kernel = strided_kernel(loop, p.form, len(sizes), index, _inner(loop, strides), short)
     p.launch(kernel, grid, **arguments, **_strides(loop, strides))
+
+
+def _ends_within_a_vector(size: int, simd_width: int) -> bool:
+    """Whether the rest of a row behind its last whole vector is most of the work: one element after the other, it takes
+    as long as ten vectors. Masks are for the widest registers alone, whose instructions take them for nothing."""
+    return simd_width == _MASKED and 1 < size < _SHORT and size % _MASKED != 0
 
 
 def is_dense(spec: torch.Tensor) -> bool:

@@ -297,6 +297,9 @@ class Cxx(Dialect):
         "-fsigned-char -shared -fPIC -w"
     )
     vectorize = 'TG_VECTORIZE("clang loop vectorize(assume_safety) vectorize_width({lanes})")'
+    vectorize_masked = (
+        'TG_VECTORIZE("clang loop vectorize(assume_safety) vectorize_width({lanes}) vectorize_predicate(enable)")'
+    )
     prelude = """\
 typedef unsigned char uchar;
 typedef unsigned short ushort;

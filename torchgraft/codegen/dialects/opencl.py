@@ -128,6 +128,9 @@ class OpenCL(Dialect):
     # The iterations are independent, and wide vectors pay where the compiler would choose half of one. (PoCL warns on
     # stderr of loops that its front end leaves to be vectorised later.)
     vectorize = '_Pragma("clang loop vectorize(assume_safety) vectorize_width({lanes})")'
+    vectorize_masked = (
+        '_Pragma("clang loop vectorize(assume_safety) vectorize_width({lanes}) vectorize_predicate(enable)")'
+    )
     prelude = """\
 #if defined(cl_khr_fp64)
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
