@@ -352,6 +352,26 @@ DIVISIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_integers_are_divided_exactly(device: str, dtype: torch.dtype) -> None:
+    """All pairs of bytes; of the others the ends, and quotients of all sizes."""
+    least, most = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    ends = torch.tensor([least, least + 1, -7, -1, 0, 1, 2, 3, 7, most - 1, most]).clamp(least, most).to(dtype)
+    bits = torch.randint(0, torch.iinfo(dtype).bits, (4000,))
+    drawn = torch.randint(least, most, (4000,), dtype=dtype) >> bits.to(dtype)
+    every = torch.arange(least, most + 1, dtype=dtype) if torch.iinfo(dtype).bits == 8 else ends
+    pairs = torch.cat([torch.cartesian_prod(every, every), torch.stack([drawn, drawn.roll(1)], 1)])
+    x, y = pairs[(pairs[:, 1] != 0) & ~((pairs[:, 0] == least) & (pairs[:, 1] == -1) & (least < 0))].unbind(1)
+    functions = {
+        "fmod": torch.fmod,
+        "remainder": torch.remainder,
+        "floor": torch.floor_divide,
+        "trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    }
+    for name, function in functions.items():
+        assert torch.equal(function(x.to(device), y.to(device)).cpu(), function(x, y)), name
+
+
 def test_remainders_of_any_quotient_are_exact(device: str) -> None:
     """Torch's CPU has NaN where a quotient is no float32, so that float64 is what counts."""
     bits = torch.randint(-(2**31), 2**31 - 1, (2, 50_000)).to(torch.int32).view(torch.float32)

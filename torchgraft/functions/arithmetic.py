@@ -23,16 +23,43 @@ TG_FUNCTION {t} tg_fmod_{s}({t} a, {t} b) {{
   return ({t})(a % safe);
 }}"""
 
+# Processors divide integers one by one, and floating-point numbers in vectors. The quotient of two numbers that the
+# floating-point type holds exactly, rounded, has the right whole part: one that is not whole is further from the next
+# whole number, by 1 / b at least, than half of a unit in its last place, since a has a bit less than the type's. (LLVM
+# 15 makes no vectors of the larger of a byte and 1, which a choice in the place of `b | (b == 0)` becomes.)
+_BY_FLOATS = """\
+#ifdef TG_OWN_MATH
+TG_FUNCTION {t} tg_div_trunc_{s}({t} a, {t} b) {{
+  {t} safe = (b == ({t})-1) & (({t})-1 < 0) ? ({t})1 : ({t})(b | (b == 0));
+  {t} quotient = ({t})(int)(({f})a / ({f})safe);
+  quotient = (b == ({t})-1) & (({t})-1 < 0) ? ({t})(0 - a) : quotient;
+  return b == 0 ? ({t})0 : quotient;
+}}
+#else
+{otherwise}
+#endif"""
+_FMOD_BY_FLOATS = """\
+#ifdef TG_OWN_MATH
+TG_FUNCTION {t} tg_fmod_{s}({t} a, {t} b) {{
+  {t} safe = (b == ({t})-1) & (({t})-1 < 0) ? ({t})1 : ({t})(b | (b == 0));
+  return ({t})(a - (int)(({f})a / ({f})safe) * safe);
+}}
+#else
+{otherwise}
+#endif"""
+_FLOATS = {"i32": "double", "i16": "float", "i8": "float", "u8": "float", "b8": "float"}
+
 _REMAINDER = """\
 TG_FUNCTION {t} tg_remainder_{s}({t} a, {t} b) {{
   {t} r = tg_fmod_{s}(a, b);
   return b != 0 && r != 0 && (r < 0) != (b < 0) ? ({t})(r + b) : r;
 }}"""
 
+# With one division: what is left of a comes by multiplication.
 _DIV_FLOOR = """\
 TG_FUNCTION {t} tg_div_floor_{s}({t} a, {t} b) {{
   {t} quotient = tg_div_trunc_{s}(a, b);
-  {t} r = tg_fmod_{s}(a, b);
+  {t} r = b == 0 || (b == ({t})-1 && ({t})-1 < 0) ? ({t})0 : ({t})(a - quotient * b);
   return r != 0 && (r < 0) != (b < 0) ? ({t})(quotient - 1) : quotient;
 }}"""
 
@@ -78,6 +105,10 @@ for _suffix, _ctype in _INTEGERS.items():
         ("lcm", _LCM),
     ):
         HELPERS[f"tg_{_name}_{_suffix}"] = _text.format(t=_ctype, s=_suffix)
+    if _suffix in _FLOATS:
+        for _name, _text in (("div_trunc", _BY_FLOATS), ("fmod", _FMOD_BY_FLOATS)):
+            _plain = HELPERS[f"tg_{_name}_{_suffix}"]
+            HELPERS[f"tg_{_name}_{_suffix}"] = _text.format(t=_ctype, s=_suffix, f=_FLOATS[_suffix], otherwise=_plain)
 
 # A value as its element type has it: the 16-bit types live in float32.
 HELPERS["tg_narrow_f32"] = "#define tg_narrow_f32(x) (x)\n"
