@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -50,13 +51,27 @@ def test_ignored_targets(device: str, form: str, reduction: str) -> None:
     check(device, lambda x, t: F.cross_entropy(x, t, reduction=reduction), logits, target)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.1, 1.0])
+def test_smoothed_labels(device: str, form: str, reduction: str, smoothing: float) -> None:
+    options: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
+    for rows, classes in ((1, 1), (20, 9), (7, 1000)):
+        logits, target = torch.randn(rows, classes) * 4, torch.randint(classes, (rows,))
+        check(device, lambda x, t: F.cross_entropy(x, t, **options), logits, target)
+        target[1::3] = -100
+        check(device, lambda x, t: F.cross_entropy(x, t, **options), logits, target)
+    with pytest.raises(RuntimeError, match="label_smoothing"):
+        F.cross_entropy(logits.to(device).requires_grad_(), target.to(device), label_smoothing=1.5)
+
+
 def test_all_targets_ignored(device: str) -> None:
     logits = torch.randn(4, 6, device=device, requires_grad=True)
-    loss = F.cross_entropy(logits, torch.full((4,), -100, device=device))
-    loss.backward()
-    assert loss.isnan().item()  # as torch's CPU has it: nothing by nothing
-    assert logits.grad is not None
-    assert logits.grad.count_nonzero().item() == 0
+    for smoothing in (0.0, 0.1):
+        loss = F.cross_entropy(logits, torch.full((4,), -100, device=device), label_smoothing=smoothing)
+        loss.backward()
+        assert loss.isnan().item()  # as torch's CPU has it: nothing by nothing
+        assert logits.grad is not None
+        assert logits.grad.count_nonzero().item() == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
@@ -80,10 +95,9 @@ def test_logits_anyhow_in_memory(device: str, move: Callable[[torch.Tensor], tor
 
 
 def test_what_torch_composes(device: str) -> None:
-    """Weights, smoothed labels, probabilities, images."""
+    """Weights, probabilities, images."""
     logits, target, weight = torch.randn(5, 7), torch.randint(7, (5,)), torch.rand(7)
     check(device, lambda x, t: F.cross_entropy(x, t, weight.to(x)), logits, target)
-    check(device, lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1), logits, target)
     check(device, lambda x, t: F.cross_entropy(x, t.to(x)), logits, torch.rand(5, 7).softmax(1))
     check(device, lambda x, t: F.cross_entropy(x[0], t[0]), logits, target)
     check(device, F.cross_entropy, torch.randn(2, 7, 3, 4), torch.randint(7, (2, 3, 4)))
@@ -92,9 +106,10 @@ def test_what_torch_composes(device: str) -> None:
 def test_gradients_of_gradients(device: str) -> None:
     logits = torch.randn(4, 5, dtype=torch.float64, device=device, requires_grad=True)
     target = torch.tensor([1, 0, -100, 4], device=device)
-    for reduction in ("mean", "sum", "none"):
-        assert torch.autograd.gradcheck(lambda x, r=reduction: F.cross_entropy(x, target, reduction=r), logits)
-        assert torch.autograd.gradgradcheck(lambda x, r=reduction: F.cross_entropy(x, target, reduction=r), logits)
+    for reduction, smoothing in itertools.product(("mean", "sum", "none"), (0.0, 0.2)):
+        options: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
+        assert torch.autograd.gradcheck(lambda x, o=options: F.cross_entropy(x, target, **o), logits)
+        assert torch.autograd.gradgradcheck(lambda x, o=options: F.cross_entropy(x, target, **o), logits)
 
 
 def test_logits_may_be_written_to_before_the_gradient_is_asked_for(device: str) -> None:

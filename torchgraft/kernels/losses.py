@@ -95,14 +95,18 @@ def backward_kernel(type_: str, target: str, weight: str | None, mean: bool, eac
 
 @functools.cache
 def cross_entropy_backward_kernel(layout: Layout, type_: str, target: str, mean: bool, each: bool) -> Kernel:
-    """The gradient with respect to logits, from their log probabilities: for each target the probabilities, less one
-    at its class, times its part of the gradient. Parameters: `out`, `x`, `grad`, `total`, `target`, `ignored`."""
+    """The gradient with respect to logits, from their log probabilities: for each target the probabilities, less the
+    label, of which `smoothing` is spread over all classes, times its part of the gradient. Parameters: `out`, `x`,
+    `grad`, `total`, `target`, `ignored`, `smoothing`."""
     team, acc = Team(layout), BY_NAME[type_].accumulate
     part = f"load_{type_}(grad, {team.row if each else '0'})" + (f" / load_{type_}(total, 0)" if mean else "")
-    value = f"(tg_exp_{acc}(load_{type_}(x, {team.at})) - (c == t ? 1 : 0)) * part"
+    value = f"(tg_exp_{acc}(load_{type_}(x, {team.at})) - (c == t ? 1 - smoothing : 0) - spread) * part"
     return team.kernel(
         f"cross_entropy_backward_{type_}",
-        parameters(f"{type_}* out; const {type_}* x, grad, total; const {target}* target; i64 ignored"),
+        parameters(
+            f"{type_}* out; const {type_}* x, grad, total; const {target}* target; i64 ignored; {acc} smoothing"
+        ),
+        team.let("spread", acc, "smoothing / size"),
         team.let("t", "i64", f"load_{target}(target, {team.row})"),
         team.let("part", acc, f"t == ignored ? 0 : {part}"),
         team.each(f"store_{type_}(out, {team.at}, {value});"),

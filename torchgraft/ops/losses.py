@@ -157,7 +157,8 @@ def _nll_backward(
 
 torch.library.define(
     "torchgraft::cross_entropy_backward",
-    "(Tensor grad, Tensor log_probs, Tensor target, Tensor total_weight, int reduction, int ignore_index) -> Tensor",
+    "(Tensor grad, Tensor log_probs, Tensor target, Tensor total_weight, int reduction, int ignore_index, "
+    "float label_smoothing) -> Tensor",
 )
 
 
@@ -175,6 +176,7 @@ def _cross_entropy_backward(
     total_weight: torch.Tensor,
     reduction: int,
     ignore_index: int,
+    label_smoothing: float,
 ) -> None:
     """The way back through `nll_loss` and `log_softmax` at once, for [batch, class]; see
     csrc/dispatch/cross_entropy.cpp. The targets are known to be classes: the way there has looked at them."""
@@ -182,7 +184,8 @@ def _cross_entropy_backward(
     kernel = kernels.cross_entropy_backward_kernel(
         layout, element_type(out.dtype).name, element_type(target.dtype).name, reduction == MEAN, reduction == NONE
     )
-    p.launch(kernel, grid, out=out, x=log_probs, grad=grad, target=target, total=total_weight, ignored=ignore_index)
+    given = {"x": log_probs, "grad": grad, "target": target, "total": total_weight, "ignored": ignore_index}
+    p.launch(kernel, grid, out=out, **given, smoothing=label_smoothing)
 
 
 # ---- losses of one element at a time ----

@@ -66,7 +66,7 @@ def _joined(calls: Iterable[Call]) -> Iterator[Call]:
         if func is aten._log_softmax_backward_data.default and args[1].dim() == 2 and args[2] in (1, -1):
             log_probs = args[1]
             loss, target = log_probs.new_empty(()), log_probs.new_empty(len(log_probs), dtype=torch.long)
-            yield torch.ops.torchgraft.cross_entropy_backward.default, (loss, log_probs, target, loss, 1, -100), {}
+            yield torch.ops.torchgraft.cross_entropy_backward.default, (loss, log_probs, target, loss, 1, -100, 0.0), {}
 
 
 def _compile_gradient(op: torch._ops.OpOverload, specs: dict[str, Any], device: int, nested: Nested) -> None:
