@@ -352,6 +352,23 @@ DIVISIONS: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["floor", "ceil", "trunc", "round", "frac"])
+def test_whole_numbers(device: str, name: str, dtype: torch.dtype) -> None:
+    """To the last bit, and the signs of zeros; halves, and where numbers have no bits behind the point any more."""
+    some = [0.0, 0.3, 0.5, 0.7, 1.0, 1.5, 2.5, 0.49999997, 0.49999999999999994, 1e-45, 1e30, float("inf")]
+    large = [limit + step for limit in (2.0**23, 2.0**52) for step in (-0.5, 0, 0.5, 1)]
+    drawn = torch.randn(5000, dtype=torch.float64) * (torch.randn(5000, dtype=torch.float64) * 5).exp()
+    x = torch.cat([torch.tensor(some + large, dtype=torch.float64), drawn])
+    x = torch.cat([x, -x, torch.tensor([float("nan")])]).to(dtype)
+    function = getattr(torch, name)
+    got, wanted = function(x.to(device)).cpu(), function(x)
+    assert torch.equal(got.isnan(), wanted.isnan())
+    got, wanted = got[~wanted.isnan()], wanted[~wanted.isnan()]
+    assert torch.equal(got, wanted)
+    assert torch.equal(got.signbit(), wanted.signbit())
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
 def test_integers_are_divided_exactly(device: str, dtype: torch.dtype) -> None:
     """All pairs of bytes; of the others the ends, and quotients of all sizes."""

@@ -71,6 +71,21 @@ _define("tg_copysign_f64", "TG_FUNCTION double tg_copysign_f64(double m, double 
 _define("tg_abs_f32", "TG_FUNCTION float tg_abs_f32(float x) { return AS_float(AS_uint(x) & 0x7fffffffu); }")
 _define("tg_abs_f64", "TG_FUNCTION double tg_abs_f64(double x) { return fabs(x); }")
 
+# Whole numbers -----------------------------------------------------------------------------------------------------
+
+# A sum with 2^23, or 2^52, has no bits behind the point; from there on all numbers are whole.
+_WHOLE = {
+    "rint": "T a = tg_abs_S(x); return tg_copysign_S(a < LIMIT ? (a + LIMIT) - LIMIT : a, x);",
+    "trunc": "T a = tg_abs_S(x); T r = tg_rint_S(a); return tg_copysign_S(r > a ? r - 1.0F : r, x);",
+    "floor": "T r = tg_rint_S(x); return r > x ? r - 1.0F : r;",
+    "ceil": "T r = tg_rint_S(x); return tg_copysign_S(r < x ? r + 1.0F : r, x);",
+}
+for _name, _body in _WHOLE.items():
+    _builtin = in_both_precisions(_name, "T x", f" return {_name}(x); ")
+    for _helper, _text in in_both_precisions(_name, "T x", f" {_body} ").items():
+        _limit = "8388608.0f" if _helper.endswith("f32") else "4503599627370496.0"
+        _define(_helper, f"#ifdef TG_OWN_MATH\n{_text.replace('LIMIT', _limit)}#else\n{_builtin[_helper]}#endif")
+
 # Exponentials ------------------------------------------------------------------------------------------------------
 
 # Rounding to an integer n: in x + 1.5 * 2^23 the lowest bits are n, and shifted left by 23 all but n is gone, so these

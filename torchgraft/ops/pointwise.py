@@ -397,14 +397,14 @@ row("copysign.Tensor", "@copysign(self, other)", kind=INT_TO_FLOAT)
 
 for _name in ("floor", "ceil", "trunc"):
     row(_name, f"@{_name}(self)", integer="self", refuses=(only("number"), other_out))
-row("round", "rint(self)", integer="self", refuses=(only("number"), other_out))
+row("round", "@rint(self)", integer="self", refuses=(only("number"), other_out))
 
 
 def _round_decimals(decimals: int = 0, **_: Any) -> str:
     if decimals == 0:
-        return "rint(self)"
+        return "@rint(self)"
     power = f"(T)1e{min(abs(decimals), 308)}"
-    return f"rint(self * {power}) / {power}" if decimals > 0 else f"rint(self / {power}) * {power}"
+    return f"@rint(self * {power}) / {power}" if decimals > 0 else f"@rint(self / {power}) * {power}"
 
 
 row("round.decimals", _round_decimals, refuses=(only("float"), other_out))

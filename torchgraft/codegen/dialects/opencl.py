@@ -43,6 +43,7 @@ def _accesses() -> dict[str, str]:
     """Loads and stores of every element type, single and in vectors."""
     words = plain_accesses()
     words["tg_no_bits"] = _NO_BITS
+    words["store_b8"] = _B8_STORE
     words["load_f16"] = words["store_f16"] = _F16_ACCESS
     words["load_bf16"] = "#define load_bf16(p, i) as_float((uint)(p)[i] << 16)"
     words["store_bf16"] = _BF16_STORE
@@ -93,6 +94,9 @@ typedef _Float16 tg_half{n} __attribute__((ext_vector_type({n}), aligned(2)));
 #define load_f16x{n}(p, i) vload_half{n}(0, (p) + (i))
 #define store_f16x{n}(p, i, v) vstore_half{n}_rte(v, 0, (p) + (i))
 #endif"""
+
+# 1 as no constant, for the reason that the next has: mostly no element is a NaN, say.
+_B8_STORE = "#define store_b8(p, i, v) ((p)[i] = (v) != 0 ? (uchar)(tg_no_bits(p) << 1 | 1) : (uchar)0)"
 
 # Rounds to nearest even; a NaN stays one. A NaN that is a constant would be loaded into just those lanes that need it:
 # mostly none does, and while nothing else has read that page of memory such a load takes a hundred cycles. (It is made
