@@ -268,7 +268,7 @@ def test_long_permutations_are_sorted_numbers(gpu: set[str], device: str, dtype:
 
 @pytest.mark.parametrize("largest", [True, False])
 def test_largest_of_long_rows(gpu: set[str], device: str, largest: bool) -> None:
-    x = torch.randn(3, 6000)
+    x = torch.randperm(18000).float().view(3, 6000) / 64  # no two equal: the places are the only right ones
     for got, wanted in zip(x.to(device).topk(5, largest=largest), x.topk(5, largest=largest), strict=True):
         assert torch.equal(got.cpu(), wanted)
     assert not any(name.startswith("top") for name in gpu)
