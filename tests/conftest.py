@@ -3,13 +3,15 @@ process of their own.
 
 Environment: TORCHGRAFT_TEST_DEVICE ("ocl" by default, "ocl:1", or "npy", "cxx" and "c" for the drivers in
 numpy_driver.py, cxx_driver.py and c_driver.py, which need TORCH_DEVICE_BACKEND_AUTOLOAD=0 too), TORCHGRAFT_TEST_SEED
-(default: a new one for each run).
+(default: a new one for each run; with CI set, the commit's, so that a clone of it tells what CI will find).
 """
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
+import subprocess
 import textwrap
 import threading
 import zlib
@@ -28,7 +30,20 @@ import torchgraft
 from torchgraft.plans.device import kernel_form
 
 TESTS = Path(__file__).parent
-SEED = int(os.environ.get("TORCHGRAFT_TEST_SEED") or random.SystemRandom().randrange(2**31))
+
+
+def _chosen_seed() -> int:
+    told = os.environ.get("TORCHGRAFT_TEST_SEED")
+    if told:
+        return int(told)
+    if "CI" in os.environ and shutil.which("git"):
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=TESTS, capture_output=True, text=True, check=False)
+        if commit.returncode == 0:
+            return int(commit.stdout, 16) % 2**31
+    return random.SystemRandom().randrange(2**31)
+
+
+SEED = _chosen_seed()
 os.environ["TORCHGRAFT_TEST_SEED"] = str(SEED)  # for the processes among which pytest-xdist shares the tests
 # There are as many processes as cores already; test_compile_ahead.py has helpers.
 os.environ.setdefault("TORCHGRAFT_COMPILE_HELPERS", "0")
