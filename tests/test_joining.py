@@ -1,4 +1,4 @@
-"""Tensors put together, turned round and surrounded, against torch's CPU."""
+"""Tensors put together, turned round and taken apart, against torch's CPU."""
 
 from __future__ import annotations
 
@@ -165,36 +165,6 @@ def test_repeat_and_tile(device: str) -> None:
     compare(device, lambda a: a.tile(2, 2), x)
     compare(device, lambda a: a.repeat_interleave(3, 1), x, backward=True, tolerance=1e-5)
     compare(device, lambda a: torch.block_diag(a, a), x)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_constant_pad_dtypes(device: str, dtype: torch.dtype) -> None:
-    compare(device, lambda a: F.pad(a, (1, 2, 0, 3), value=1), make((3, 4), dtype))
-
-
-def test_constant_pad(device: str) -> None:
-    x = make((2, 3, 4, 5))
-    for pad in ((1, 2), (0, 0), (-1, 2), (1, -2, 2, 1), (1, 1, 1, 1, 1, 1), (-1, -1, -1, -1)):
-        compare(device, lambda a, p=pad: F.pad(a, p, value=2.5), x, backward=True)
-    compare(device, lambda a: F.pad(a.transpose(1, 3), (1, 2)), x, backward=True)
-    compare(device, lambda a: F.pad(a, (1, 2)), make((0, 3)))
-
-
-@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
-def test_other_pads(device: str, mode: str) -> None:
-    x = make((2, 3, 4, 5))
-    compare(device, lambda a: F.pad(a[0], (2, 1), mode=mode), x, backward=True, tolerance=1e-5)
-    compare(device, lambda a: F.pad(a, (2, 1, 3, 2), mode=mode), x, backward=True, tolerance=1e-5)
-    compare(device, lambda a: F.pad(a[None], (2, 1, 3, 2, 1, 1), mode=mode), x, backward=True, tolerance=1e-5)
-
-
-@pytest.mark.parametrize("mode", ["reflect", "replicate"])
-def test_pads_of_rows(device: str, mode: str) -> None:
-    for pad in ((5, 5), (0, 3), (3, 0), (-1, 2), (2, -3), (-2, -1), (0, 0)):
-        compare(device, lambda a, p=pad: F.pad(a, p, mode=mode), make((2, 3, 6)), tolerance=1e-5)
-        compare(device, lambda a, p=pad: F.pad(a.transpose(0, 2), p, mode=mode), make((7, 3, 2)), tolerance=1e-5)
-        compare(device, lambda a, p=pad: F.pad(a.conj(), p, mode=mode), make((3, 7), torch.complex64))
-    compare(device, lambda a: F.pad(a, (2, 3), mode=mode), make((0, 3, 6)))
 
 
 def test_backwards_of_views(device: str) -> None:

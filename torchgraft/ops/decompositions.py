@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from torchgraft.plans import decompose, decomposition, other_out
@@ -15,15 +13,6 @@ decompose(
     "trace",
     "linalg_cross",
     "unfold_backward",
-    "im2col",
-    "col2im",
-    "reflection_pad2d",
-    "reflection_pad3d",
-    "reflection_pad1d_backward",
-    "reflection_pad2d_backward",
-    "reflection_pad3d_backward",
-    "replication_pad2d",
-    "replication_pad3d",
     "glu_backward",
     "renorm",
     "channel_shuffle",
@@ -65,20 +54,6 @@ def _glu_backward_jvp(
     first = dgrad_glu * s + grad_glu * slope * db
     second = slope * (dgrad_glu * a + grad_glu * (da + a * (1 - 2 * s) * db))
     return torch.cat([first, second], dim)
-
-
-@decomposition("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")
-def _replication_pad_backward(grad_output: torch.Tensor, self: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
-    """Every element of the border adds to the one that it repeats."""
-    count = len(padding) // 2
-    before = self.dim() - count
-    indices: list[torch.Tensor | None] = [None] * before
-    for k in range(count):
-        size, (left, right) = self.size(before + k), padding[2 * (count - 1 - k) :][:2]
-        place = torch.arange(-left, size + right, device=self.device).clamp(0, size - 1)
-        indices.append(place.view(-1, *[1] * (count - 1 - k)))
-    result: torch.Tensor = aten.index_put.default(torch.zeros_like(self), indices, grad_output, True)
-    return result
 
 
 def _weight_norm_meta(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Planners of ops that put tensors together, turn them round and surround them."""
+"""Planners of ops that put tensors together, turn them round and take them apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torchgraft.codegen.pointwise import Input, Loop, Result
 from torchgraft.codegen.types import MOVES
 from torchgraft.kernels import joining as kernels
-from torchgraft.plans import PlanBuilder, Scalar, planner, pointwise, recomposed
+from torchgraft.plans import PlanBuilder, planner, pointwise, recomposed
 from torchgraft.plans.grid import numbered
 from torchgraft.plans.refusals import dtype_name
 
@@ -112,32 +112,6 @@ def _move(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, offset: int, strid
     pointwise.plan_strided_loop(p, _move_loop(x), [p.bits(out), p.bits(start)], [], sizes, merged)
 
 
-def _pad_row(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, padding: Sequence[int], border: int) -> None:
-    """Surrounds rows by their elements: those of the left border from element -`border` on and those of the right one
-    up to it, backwards (1), or the outermost one over and over (0)."""
-    x = p.contiguous(self) if self.is_conj() or self.is_neg() else self
-    size, (left, right), (*others, apart) = x.size(-1), padding, x.stride()
-    # Where a piece begins and ends, in elements of x, and the first that is read and where the next one lies.
-    pieces = [
-        (-left, min(0, size + right), border * left, -border),
-        (max(0, -left), min(size, size + right), max(0, -left), 1),
-        (max(size, -left), size + right, size - 1 - border * (1 + max(0, -left - size)), -border),
-    ]
-    for begin, end, first, step in pieces:
-        if begin < end and out.numel():
-            _move(p, out.narrow(-1, begin + left, end - begin), x, first * apart, [*others, step * apart])
-
-
-@planner("reflection_pad1d")
-def _reflection_pad(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, padding: Sequence[int]) -> None:
-    _pad_row(p, out, self, padding, 1)
-
-
-@planner("replication_pad1d")
-def _replication_pad(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, padding: Sequence[int]) -> None:
-    _pad_row(p, out, self, padding, 0)
-
-
 @planner("roll")
 def _roll(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
@@ -164,23 +138,6 @@ def _roll(
         for d, (start, place, length) in enumerate(choice):
             source, target = source.narrow(d, start, length), target.narrow(d, place, length)
         p.copy(target, source)
-
-
-@planner("constant_pad_nd")
-def _constant_pad(
-    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, pad: Sequence[int], value: Scalar | float = 0
-) -> None:
-    """Negative padding cuts off."""
-    if out.numel() == 0:
-        return
-    source, inner = self, out
-    for k in range(len(pad) // 2):
-        d, (before, after) = self.dim() - 1 - k, pad[2 * k : 2 * k + 2]
-        source = source.narrow(d, max(0, -before), max(0, self.size(d) + min(0, before) + min(0, after)))
-        inner = inner.narrow(d, max(0, before), source.size(d))
-    if inner.numel() < out.numel():
-        pointwise.plan_fill(p, out, value)
-    p.copy(inner, source)
 
 
 @recomposed("tensor_split.tensor_indices_or_sections")

@@ -112,15 +112,15 @@ def plan_strided_loop(
         return
     grid = p.walk(sizes, loop.cost)
     index = "i32" if max(_reach(sizes, strides), n + grid.values["chunk"]) <= _INT32_MAX else "i64"
-    short = p.form == "cpu" and not loop.fault and _ends_within_a_vector(sizes[-1], p.device.simd_width)
+    short = not loop.fault and ends_within_a_vector(p, sizes[-1])
     kernel = strided_kernel(loop, p.form, len(sizes), index, _inner(loop, strides), short)
     p.launch(kernel, grid, **arguments, **_strides(loop, strides))
 
 
-def _ends_within_a_vector(size: int, simd_width: int) -> bool:
-    """Whether the rest of a row behind its last whole vector is most of the work: one element after the other, it takes
-    as long as ten vectors. Masks are for the widest registers alone, whose instructions take them for nothing."""
-    return simd_width == _MASKED and 1 < size < _SHORT and size % _MASKED != 0
+def ends_within_a_vector(p: Steps, size: int) -> bool:
+    """Whether the rest of a row behind its last whole vector is most of a CPU's work: one element after the other, it
+    takes as long as ten vectors. Masks are for the widest registers alone, whose instructions take them for nothing."""
+    return p.form == "cpu" and p.device.simd_width == _MASKED and 1 < size < _SHORT and size % _MASKED != 0
 
 
 def is_dense(spec: torch.Tensor) -> bool:
