@@ -8,7 +8,7 @@ from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import BY_NAME, value_ctype
 
-COUNTS = (2, 8)
+COUNTS = (2, 8, 16)
 """Tensors that one launch joins: the least of these that will do, since arguments take time. Missing ones have width
 0."""
 
@@ -27,6 +27,20 @@ def join_kernel(type_: str, count: int) -> Kernel:
     inputs, widths = (", ".join(f"{name}_{k}" for k in range(count)) for name in ("in", "width"))
     params = parameters(f"{type_}* out; const {type_}* {inputs}; i64 {widths}, width, start")
     return walk.kernel("join", params, walk.each(f"long at = i * width + start;\n{copies}", vectorize=False))
+
+
+@functools.cache
+def interleave_kernel(type_: str, count: int, width: int) -> Kernel:
+    """The same for short rows of one width, which are joined by `count` at once, all of a row's inputs: rows are what
+    vectors are made of. Parameters: `out`, `in_0`..."""
+    walk = Walk("cpu")
+    moves = "\n".join(
+        f"out[i * {count * width} + {k * width + c}] = in_{k}[i * {width} + {c}];"
+        for k in range(count)
+        for c in range(width)
+    )
+    params = parameters(f"{type_}* out; const {type_}* {', '.join(f'in_{k}' for k in range(count))}")
+    return walk.kernel("interleave", params, walk.each(moves))
 
 
 @functools.cache

@@ -21,6 +21,8 @@ aten = torch.ops.aten
 # Results of at most so many elements are joined row by row, by one thread; larger ones if there are so many rows.
 _SMALL = 16384
 _ROWS = 16
+# Rows of so many elements are interleaved.
+_INTERLEAVED = 8
 
 
 def _check_dims(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None, **_: Any) -> None:
@@ -61,6 +63,8 @@ def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor],
         return False
     width = out.numel() // rows
     type_, start = MOVES[out.element_size()], 0
+    if not gpu and _interleaved(p, out, tensors, rows):
+        return True
     count = next((c for c in kernels.COUNTS if c >= len(tensors)), kernels.COUNTS[-1])
     for first in range(0, len(tensors), count):
         part = tensors[first : first + count]
@@ -76,6 +80,17 @@ def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor],
             kernel, grid, sizes = kernels.join_kernel(type_, count), p.walk(rows, width, multiple=1), {"width": width}
         p.launch(kernel, grid, out=p.bits(out), **inputs, **own, **sizes, start=start)
         start += sum(widths)
+    return True
+
+
+def _interleaved(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], rows: int) -> bool:
+    """Joins rows of few elements by one launch; false where there are other rows."""
+    width, count = tensors[0].numel() // rows, len(tensors)
+    if rows == 1 or width * count > _INTERLEAVED or any(t.numel() != width * rows for t in tensors):
+        return False
+    kernel = kernels.interleave_kernel(MOVES[out.element_size()], count, width)
+    inputs = numbered("in", [p.bits(t) for t in tensors], count, None)
+    p.launch(kernel, p.walk(rows, width * count), out=p.bits(out), **inputs)
     return True
 
 
