@@ -214,6 +214,25 @@ def test_vectors_within_rows(device: str, dtype: torch.dtype) -> None:
                 torch.testing.assert_close(a.cpu().double(), b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_means_in_parts(device: str, form: str, dtype: torch.dtype) -> None:
+    """Rows longer than what is summed at once, more windows than that, rows that threads share, and rows that are
+    copies of the one before."""
+    means: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda x: F.adaptive_avg_pool2d(x, (3, 7)),
+        lambda x: F.adaptive_avg_pool2d(x, (9, 700)),
+        lambda x: F.adaptive_avg_pool2d(x, (2, 5000)),
+        lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False),
+        lambda x: F.avg_pool2d(x, (4, 5), (2, 7), (1, 2)),
+        lambda x: F.avg_pool2d(x, (2, 600), 1),
+        lambda x: F.avg_pool2d(x, 2, divisor_override=3),
+    ]
+    for mean in means:
+        _compare(device, torch.randn(2, 3, 7, 1000).to(dtype), mean)
+    _compare(device, torch.randn(1, 1, 200_000).to(dtype), lambda x: F.adaptive_avg_pool1d(x, 1001))
+    _compare(device, torch.randn(1, 1, 200_000).to(dtype), lambda x: F.avg_pool1d(x, 4, 3, 1))
+
+
 def test_layouts(device: str) -> None:
     x = torch.randn(2, 3, 8, 10)
     channels_last = x.to(device).to(memory_format=torch.channels_last)

@@ -56,6 +56,7 @@ def others() -> Iterator[Case]:
     yield one("roll 1000x3001", lambda x: x.roll(17, 1), (1000, 3001))
     yield one("cat of 10, columns 300x1000", lambda x: torch.cat(x.chunk(10, 0), 1), (3000, 1000))
     yield one("stack of 16 columns 1000x16x100", lambda x: torch.stack(x.unbind(1), 2), (1000, 16, 100))
+    yield one("stack of 2, last 1000x600", lambda x: torch.stack(x.view(2, -1).unbind(0), -1), (1000, 600))
     yield moving("copy/pad 100x3x100x100", on(lambda x: pad(x), (100, 3, 100, 100)), 4 * 300 * (100**2 + 104**2))
     yield moving("copy/repeat 1000x300", on(lambda x: x.repeat(4, 3), (1000, 300)), 4 * 13 * 300_000)
 

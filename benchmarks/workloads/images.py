@@ -63,7 +63,19 @@ def others() -> Iterator[Case]:
     yield one("max pool 2x2 16x24x37x37, backward", lambda x: F.max_pool2d(x, 2), features, True)
     yield one("average pool 3x3 16x24x37x37", lambda x: F.avg_pool2d(x, 3, 1, 1), features)
     yield one("average pool to 7x7 16x24x37x37", lambda x: F.adaptive_avg_pool2d(x, 7), features)
+    yield one("average pool 2x2 16x24x38x38, backward", lambda x: F.avg_pool2d(x, 2), (16, 24, 38, 38), True)
+    yield one("average pool to 7x7 16x24x37x37, backward", lambda x: F.adaptive_avg_pool2d(x, 7), features, True)
     yield one("max pool of 3, 1-d 8x64x1001", lambda x: F.max_pool1d(x, 3, 2), (8, 64, 1001))
+    maps, small = (8, 32, 64, 64), (8, 32, 28, 30)
+    for border in ("reflect", "replicate"):
+
+        def padded(x: torch.Tensor, border: str = border) -> torch.Tensor:
+            return F.pad(x, (3, 3, 3, 3), mode=border)
+
+        yield one(f"pad, {border} 8x32x64x64", padded, maps)
+        yield one(f"pad, {border} 8x32x64x64, backward", padded, maps, True)
+    yield one("unfold 3x3 8x32x28x30", lambda x: F.unfold(x, 3, padding=1), small)
+    yield one("unfold 3x3 8x32x28x30, backward", lambda x: F.unfold(x, 3, padding=1), small, True)
     yield one("pixel shuffle 4x36x50x70", lambda x: F.pixel_shuffle(x, 3), (4, 36, 50, 70))
     moved = 4 * 3 * 100 * 150 * (2 * 3 + 2)
     yield moving("image/grid sample bilinear 3x3x100x150", sample("bilinear", False, 3, 3, 100, 150), moved)

@@ -70,7 +70,10 @@ def _is_nan(math: Arithmetic, name: str) -> str:
 
 
 # The pixels that an axis' window really holds: from start_* to end_* in steps of dilation.
-def _window(axis: str, target: str, adaptive: bool) -> str:
+def _window(axis: str, target: str, adaptive: bool, dilated: bool = True) -> str:
+    if not (adaptive or dilated):
+        return f"""const int corner_{axis} = {target} * stride_{axis} - padding_{axis};
+const int start_{axis} = max(0, corner_{axis}), end_{axis} = min(corner_{axis} + taps_{axis}, source_{axis});"""
     if adaptive:
         return (
             f"const int start_{axis} = (long){target} * source_{axis} / target_{axis}, "
@@ -82,14 +85,17 @@ const int start_{axis} = corner_{axis} + (outside_{axis} + dilation_{axis} - 1) 
 const int end_{axis} = min(corner_{axis} + (taps_{axis} - 1) * dilation_{axis} + 1, source_{axis});"""
 
 
-# What the sum of a window is divided by.
-_ADAPTIVE_COUNT = "const int count = (end_z - start_z) * (end_y - start_y) * (end_x - start_x);"
-_COUNT = "const int count = divisor != 0 ? divisor : {};".format(
-    " * ".join(
-        f"(include_padding ? min(corner_{a} + taps_{a}, source_{a} + padding_{a}) - corner_{a} : end_{a} - start_{a})"
-        for a in AXES
-    )
-)
+def _extent(axis: str, adaptive: bool) -> str:
+    """A factor of what the sum of a window is divided by."""
+    own = f"end_{axis} - start_{axis}"
+    if adaptive:
+        return f"({own})"
+    padded = f"min(corner_{axis} + taps_{axis}, source_{axis} + padding_{axis}) - corner_{axis}"
+    return f"(include_padding ? {padded} : {own})"
+
+
+_ADAPTIVE_COUNT = f"const int count = {' * '.join(_extent(a, True) for a in AXES)};"
+_COUNT = f"const int count = divisor != 0 ? divisor : {' * '.join(_extent(a, False) for a in AXES)};"
 _PIXEL = "((long)z * source_y + y) * source_x + x"
 
 
@@ -397,40 +403,101 @@ def gather_kernel(storage: str, kind: Kind, adaptive: bool, form: str) -> Kernel
     return walk.kernel(name, params, walk.each(pixel, _SOURCE_ROW, vectorize=False))
 
 
-@cache
-def scatter_kernel(storage: str, kind: Kind, apart: bool) -> Kernel:
-    """The gradient on CPUs; the walk is over planes. For types that sums are kept in; not for adaptive windows.
+# Pixels of a row, and windows beside each other, that a CPU sums at once.
+_SUMS = 256
 
-    Parameters as of `gather_kernel`, of largest elements without the windows: the indices tell all. `apart` says that
-    no two windows have a pixel in common, so that there is nothing to sum.
+# Windows of a row one after the other: `start_x` and `end_x` of window tx. Adaptive ones begin at the quotient of
+# tx * source / target, and remainders tell when the next one begins a pixel later.
+_STEPS_ADAPTIVE = ("""const int step = source_x / target_x, step_rest = source_x - step * target_x;
+      int next = (long)first * source_x / target_x, rest = (int)((long)first * source_x - (long)next * target_x);""",
+    """const int start_x = next;
+        next += step;
+        rest += step_rest;
+        if (rest >= target_x) { rest -= target_x; ++next; }
+        const int end_x = next + (rest > 0);""",
+)  # fmt: skip
+
+
+@cache
+def mean_gradient_kernel(storage: str, adaptive: bool) -> Kernel:
+    """The gradient of means on CPUs; the walk is over the source's (plane, z, y, x).
+
+    A row adds up the windows' rows that hold it, whose windows then are spread along x. The next row that the same
+    windows hold is a copy of it. Parameters as of `gather_kernel`.
     """
-    walk, math = Walk("cpu"), arithmetic(storage)
-    if kind == "max":
-        scatter = f"""const GLOBAL long* at = indices + i * target_pixels;
-for (long k = 0; k < target_pixels; ++k) to[at[k]] {"=" if apart else "+="} {math.load("g", "k")};"""
-    else:
-        rows = "\n".join(_window(a, f"t{a}", False) for a in ("z", "y"))
-        scatter = f"""
-for (int tz = 0; tz < target_z; ++tz)
-  for (int ty = 0; ty < target_y; ++ty) {{
-    {rows}
-    for (int tx = 0; tx < target_x; ++tx, ++g) {{
-      {_window("x", "tx", False)}
-      {_COUNT}
-      const {math.scalar} share = {math.load("g", "0")} / count;
-      for (int z = start_z; z < end_z; ++z)
-        for (int y = start_y; y < end_y; ++y)
-          for (int x = start_x; x < end_x; ++x) to[{_PIXEL}] += share;
+    walk, math = Walk("cpu", rank=4), arithmetic(storage)
+    covering = {axis: _covering(axis, adaptive) for axis in AXES}
+    windows = {axis: _window(axis, f"t{axis}", adaptive, dilated=False) for axis in AXES}
+    begin, step = _STEPS_ADAPTIVE if adaptive else ("", windows["x"])
+    high, wide = (" * ".join(_extent(a, adaptive) for a in axes) for axes in (("z", "y"), ("x",)))
+    by_row, by_window = (high, wide) if adaptive else (f"divisor != 0 ? divisor : {high}", f"divisor != 0 ? 1 : {wide}")
+    source_row = f"""
+const int z = i1, y = i2;
+{covering["y"]}
+{math.pointer} to = out + ((i0 * source_z + i1) * source_y + i2) * source_x;
+if (i3 == 0 && i2 > 0 && same_from == from_y && same_to == to_y && count == source_x) {{
+  VECTORIZE
+  for (long k = 0; k < source_x; ++k) to[k] = to[k - source_x];
+  continue;
+}}
+same_from = i3 == 0 && count == source_x ? from_y : -1;
+same_to = to_y;
+{covering["z"]}
+for (long start = i3; start < i3 + count; start += {_SUMS}) {{
+  const int last = min(start + {_SUMS}, i3 + count), here = last - start;
+  {math.scalar} sums[{_SUMS}], shares[{_SUMS}];
+  for (int k = 0; k < here; ++k) sums[k] = 0;
+  int low = 0, high = target_x;
+  if (here < source_x) {{
+    {{ const int x = start; {covering["x"]} low = from_x; }}
+    {{ const int x = last - 1; {covering["x"]} high = to_x; }}
+  }}
+  for (int first = low; first < high; first += {_SUMS}) {{
+    const int many = min({_SUMS}, high - first);
+    for (int k = 0; k < many; ++k) shares[k] = 0;
+    for (int tz = from_z; tz < to_z; ++tz)
+      for (int ty = from_y; ty < to_y; ++ty) {{
+        {windows["z"]}
+        {windows["y"]}
+        const {math.scalar} by = {by_row};
+        {math.const_pointer} g = grad + ((i0 * target_z + tz) * target_y + ty) * target_x + first;
+        VECTORIZE
+        for (int k = 0; k < many; ++k) shares[k] += {math.load("g", "k")} / by;
+      }}
+    {begin}
+    for (int k = 0; k < many; ++k) {{
+      const int tx = first + k;
+      {step}
+      const {math.scalar} share = shares[k] / ({by_window});
+      const int end = min(end_x, last);
+      for (int x = max(start_x, (int)start); x < end; ++x) sums[x - start] += share;
     }}
-  }}"""
+  }}
+  VECTORIZE
+  for (int k = 0; k < here; ++k) {math.store("to", "start + k", "sums[k]")};
+}}"""
+    body = "int same_from = -1, same_to = -1;\n" + walk.rows(source_row)
+    name = f"{'adaptive_' if adaptive else ''}average_pool_backward"
+    return walk.kernel(name, _params(_backward_pointers(storage, "average"), "average", adaptive), body)
+
+
+@cache
+def scatter_kernel(storage: str, sums: str, apart: bool) -> Kernel:
+    """The gradient of largest pixels on CPUs; the walk is over planes.
+
+    Parameters: `out` of the type `sums`, which can hold them, `grad` and `indices`, and sizes of source and target: the
+    indices tell all. `apart` says that no two windows have a pixel in common, so that there is nothing to sum.
+    """
+    walk, math, to = Walk("cpu"), arithmetic(storage), arithmetic(sums)
     plane = f"""
 const long source_pixels = (long)source_z * source_y * source_x, target_pixels = (long)target_z * target_y * target_x;
-{math.pointer} to = out + i * source_pixels;
+{to.pointer} to = out + i * source_pixels;
 {math.const_pointer} g = grad + i * target_pixels;
 for (long k = 0; k < source_pixels; ++k) to[k] = 0;
-{scatter}"""
-    params = _params(_backward_pointers(storage, kind), kind, adaptive=kind == "max")
-    return walk.kernel(f"{kind}_pool_scatter", params, walk.each(plane, vectorize=False))
+const GLOBAL long* at = indices + i * target_pixels;
+for (long k = 0; k < target_pixels; ++k) {"to[at[k]] = g[k]" if apart else f"to[at[k]] += {math.load('g', 'k')}"};"""
+    params = _params(f"{sums}* out; const {storage}* grad; const i64* indices", "max", adaptive=True)
+    return walk.kernel("max_pool_scatter", params, walk.each(plane, vectorize=False))
 
 
 @cache

@@ -124,16 +124,22 @@ def _pool_gradient(
         p.zero(out)
         return
     storage = _storage(out, kind)
-    scatters = p.form == "cpu" and (kind == "max" or windows)
-    if scatters and storage not in ("f16", "bf16") and planes >= p.device.compute_units:
-        grid = p.walk(planes, math.prod(source_size), multiple=1)
-        kernel = kernels.scatter_kernel(storage, kind, kind == "max" and _apart(windows))
-        windows = {} if kind == "max" else windows
-    else:
-        grid = p.walk((planes, *source_size), _cost(source_size, target_size, windows), multiple=1)
-        kernel = kernels.gather_kernel(storage, kind, not windows, p.form)
+    sizes, cost = _sizes(source_size, target_size), _cost(source_size, target_size, windows)
     specs = dict(zip(("grad", "indices"), sources, strict=False))
-    p.launch(kernel, grid, out=out, **specs, **_sizes(source_size, target_size), **windows)
+    if p.form == "cpu" and kind == "max" and planes >= p.device.compute_units:
+        apart = _apart(windows)
+        wide = out.dtype if apart or storage not in ("f16", "bf16") else torch.float32
+        sums = out if wide == out.dtype else p.empty(out.shape, wide)
+        kernel = kernels.scatter_kernel(storage, element_type(wide).name, apart)
+        p.launch(kernel, p.walk(planes, math.prod(source_size), multiple=1), out=sums, **specs, **sizes)
+        if sums is not out:
+            p.copy(out, sums)
+        return
+    if p.form == "cpu" and kind == "average":
+        kernel = kernels.mean_gradient_kernel(storage, not windows)
+    else:
+        kernel = kernels.gather_kernel(storage, kind, not windows, p.form)
+    p.launch(kernel, p.walk((planes, *source_size), cost), out=out, **specs, **sizes, **windows)
 
 
 def _declare_max(dims: int) -> None:
