@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +56,7 @@ def compare(device: str, f: Callable[..., Any], *inputs: torch.Tensor, backward:
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sort_dtypes(device: str, dtype: torch.dtype, descending: bool) -> None:
-    for length in (1, 20, 300):
+    for length in (1, 20, 63, 64, 129, 256, 300):
         compare(device, lambda a: a.sort(stable=True, descending=descending), make((5, length), dtype))
 
 
@@ -142,6 +143,45 @@ def test_order_statistics(device: str) -> None:
         compare(device, lambda a, d=dim: a.nanmedian(d).values, y)
     compare(device, lambda a: a.median(), y)
     compare(device, lambda a: a.nanmedian(), y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:-1], ids=str)
+def test_selected_elements(device: str, form: str, dtype: torch.dtype) -> None:
+    """Of rows with many equal elements, and NaN: the value is the CPU's, and the place is the first that is left when
+    equals before it in order have theirs."""
+    for length in (1, 2, 17, 48, 49, 64, 65, 300, 1000):
+        x = make((7, length), dtype)
+        if dtype.is_floating_point:
+            x[1, 0], x[2, length // 2 :], x[3], x[4, length // 2] = (
+                float("nan"),
+                float("nan"),
+                float("nan"),
+                float("inf"),
+            )
+        on_device = x.to(device)
+        ordered = x.sort(dim=1, stable=True)
+        for k in {1, (length + 1) // 2, length, random.randint(1, length)}:
+            value, place = on_device.kthvalue(k, 1)
+            assert torch.equal(place.cpu(), ordered.indices[:, k - 1])
+            torch.testing.assert_close(value.cpu(), ordered.values[:, k - 1], rtol=0, atol=0, equal_nan=True)
+        for pick in (torch.median, torch.nanmedian):
+            value, place = pick(on_device, 1)
+            torch.testing.assert_close(value.cpu(), pick(x, 1).values, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(
+                x.gather(1, place.cpu().unsqueeze(1))[:, 0], value.cpu(), rtol=0, atol=0, equal_nan=True
+            )
+            torch.testing.assert_close(pick(on_device).cpu(), pick(x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_selected_into_results_that_are_not_contiguous(device: str) -> None:
+    x = distinct(4, 5, 6)
+    for dim in (0, 1, 2):
+        value = torch.zeros(*x.median(dim).values.shape, 2, device=device)
+        place = torch.zeros(value.shape, dtype=torch.int64, device=device)
+        torch.median(x.to(device), dim, out=(value[..., 0], place[..., 0]))
+        assert torch.equal(value[..., 0].cpu(), x.median(dim).values)
+        assert torch.equal(place[..., 0].cpu(), x.median(dim).indices)
+        assert not value[..., 1].any()
 
 
 def test_mode(device: str) -> None:

@@ -3,21 +3,26 @@
 Elements are mapped to unsigned keys of the same order: NaN is the largest, the two zeros are equal. Sorting goes over
 the keys' bytes from the lowest to the highest, each pass keeping the order that it finds, so equal elements stay in
 order. `row_kernel` sorts a row with one work-item; for few long rows `count_kernel`, `scan_kernel` and `deal_kernel`
-share each pass among several, each of which has a part of a row.
+share each pass among several, each of which has a part of a row. On a CPU `rank_kernel` sorts short rows, and
+`select_kernel` finds one element of a row without sorting it.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.loops import FEW, Layout, Team, Walk
 from torchgraft.codegen.types import BY_NAME, MOVES
+from torchgraft.codegen.vectors import vector_lanes
 
 INSERTED = 32
 """Rows of at most so many elements are sorted by insertion."""
 
 _PASSED = 32
+# Rows of so many vectors, of which one element is wanted, are ranked.
+_RANKED_VECTORS = 3
 """Elements that are passed over at once where none is among the first few."""
 
 
@@ -64,6 +69,15 @@ def _rows_kernel(name: str, params: str, form: str, statements: str, helpers: st
     walk = Walk(form, group=FEW)
     body = walk.each(f"    const long base = i * length;\n{statements}", vectorize=False)
     return walk.kernel(name, parameters(f"{params}; i64 length"), body, helpers)
+
+
+def _signed(type_: str) -> str:
+    """What keys are compared as in vectors, after their highest bit is turned."""
+    return "long" if key_type(type_) == "i64" else "int"
+
+
+_LOWEST = {"long": "LONG_MIN", "int": "INT_MIN"}
+_LARGEST = {"long": "LONG_MAX", "int": "INT_MAX"}
 
 
 @functools.cache
@@ -121,6 +135,142 @@ def row_kernel(type_: str, descending: bool, form: str) -> Kernel:
     }}"""
     params = f"{type_}* values; i64* places; const {type_}* x; {key}* keys; i32* orders"
     return _rows_kernel("sort_rows", params, form, sort, _key(type_, descending))
+
+
+def ranked(type_: str, simd_width: int) -> int:
+    """Rows of at most so many elements are sorted by ranks on a CPU: the work is a row's square, a vector at once."""
+    return 16 * _lanes(type_, simd_width)
+
+
+def _lanes(type_: str, simd_width: int) -> int:
+    """Keys that a vector has."""
+    return max(4, vector_lanes(simd_width) // (2 if key_type(type_) == "i64" else 1))
+
+
+def _vector(type_: str, simd_width: int) -> str:
+    return f"{_signed(type_)}{_lanes(type_, simd_width)}"
+
+
+def _ranks(vector: str, load: str, use: str) -> str:
+    """Statements that find the ranks of the keys ``key[0]`` up to ``key[count]``, in vectors from number `first` on:
+    how many keys are less, and how many equal ones stand before. `load` loads a vector of keys, and `use` says what is
+    done with `rank`."""
+    width = int(vector.lstrip("intlog"))
+
+    def add(begin: str, end: str, before: str) -> str:
+        step = f"rank += SELECT({before.format(f'SPLAT_{vector}(key[j])')}, one, none);"
+        return f"UNROLL_4\n      for (int j = {begin}; j < {end}; ++j) {step}"
+
+    return f"""\
+    const {vector} one = SPLAT_{vector}(1), none = SPLAT_{vector}(0);
+    for (int first = 0; first < count; first += {width}) {{
+      const {vector} k = {load};
+      const {vector} own = MAKE_{vector}({", ".join(map(str, range(width)))}) + first;
+      const int behind = min(first + {width}, count);
+      {vector} rank = none;
+      {add("0", "first", "{} <= k")}
+      {add("first", "behind", "({0} < k) | (({0} == k) & (own > j))")}
+      {add("behind", "count", "{} < k")}
+      {use}
+    }}"""
+
+
+@functools.cache
+def rank_kernel(type_: str, descending: bool, simd_width: int) -> Kernel:
+    """Sorts contiguous short rows on a CPU: an element's rank is its place."""
+    size, signed, vector = ranked(type_, simd_width), _signed(type_), _vector(type_, simd_width)
+    own = f"({signed})sort_key(load_{type_}(x, base + e)) ^ {_LOWEST[signed]}"
+    sort = f"""\
+    {signed} key[{size}] ALIGN(64);
+    {signed} order[{size}] ALIGN(64);
+    const int count = (int)length;
+    VECTORIZE
+    for (int e = 0; e < count; ++e) key[e] = {own};
+    {_ranks(vector, f"*({vector}*)(key + first)", f"*({vector}*)(order + first) = rank;")}
+    for (int e = 0; e < count; ++e) {{
+      const long at = base + order[e];
+      {_move(type_, "values", "at", "x", "base + e")}
+      places[at] = e;
+    }}"""
+    params = f"{type_}* values; i64* places; const {type_}* x"
+    return _rows_kernel("sort_short_rows", params, "cpu", sort, _key(type_, descending))
+
+
+Chosen = Literal["kth", "median", "nanmedian"]
+
+# Which element in order is chosen; `less` counts keys below another, of which that of NaN is the largest.
+_CHOOSE: dict[Chosen, str] = {
+    "kth": "const long wanted = rank;",
+    "median": """const long numbers = less(LARGEST);
+    const long wanted = numbers < length ? numbers : (length - 1) / 2;""",
+    "nanmedian": """const long numbers = less(LARGEST);
+    const long wanted = (max(numbers, 1L) - 1) / 2;""",
+}
+
+
+@functools.cache
+def select_kernel(type_: str, chosen: Chosen, simd_width: int) -> Kernel:
+    """One element of each contiguous row in order, on a CPU: number `rank` from 0 on, or the lower median, for which
+    NaN wins or is not counted.
+
+    Its key is found bit by bit from the highest on, by how many keys are below, until no other key begins in the same
+    way. Parameters: `value`, `place` or NULL, `x`, `rank`, `length`, and `keys` with `pitch` for each group, which is
+    `length` rounded up to 64.
+    """
+    width, signed, unsigned = _lanes(type_, simd_width), _signed(type_), _unsigned(type_)
+    vector, bits = _vector(type_, simd_width), 8 * BY_NAME[key_type(type_)].size
+    lowest, largest = _LOWEST[signed], _LARGEST[signed]
+    halves, last, lanes = "", "sum", width
+    while lanes > 4:
+        lanes //= 2
+        half = f"{signed}{lanes}"
+        halves += f"const {half} part{lanes} = LOW_{half}({last}) + HIGH_{half}({last});\n  "
+        last = f"part{lanes}"
+    helpers = f"""{_key(type_, False)}
+inline long keys_less(GLOBAL const {signed}* keys, long count, {signed} bound) {{
+  const {vector} one = SPLAT_{vector}(1), none = SPLAT_{vector}(0), limit = SPLAT_{vector}(bound);
+  {vector} sum = none, next = none;
+  PLAIN
+  for (long e = 0; e < count; e += {2 * width}) {{
+    sum += SELECT(*(GLOBAL const {vector}u*)(keys + e) < limit, one, none);
+    next += SELECT(*(GLOBAL const {vector}u*)(keys + e + {width}) < limit, one, none);
+  }}
+  sum += next;
+  {halves}return (long)LANE({last}, 0) + LANE({last}, 1) + LANE({last}, 2) + LANE({last}, 3);
+}}"""
+    choose = _CHOOSE[chosen] if BY_NAME[type_].is_float or chosen == "kth" else "const long wanted = (length - 1) / 2;"
+    choose = choose.replace("less(LARGEST)", f"keys_less(key, pitch, {largest})")
+    find = (
+        f"for (int l = 0; l < {width}; ++l) if ((({signed}*)&rank)[l] == wanted && first + l < count) at = first + l;"
+    )
+    search = f"""\
+    GLOBAL {signed}* key = keys + GROUP_ID(0) * pitch;
+    VECTORIZE
+    for (long e = 0; e < length; ++e) key[e] = ({signed})sort_key(load_{type_}(x, base + e)) ^ {lowest};
+    for (long e = length; e < pitch; ++e) key[e] = {largest};
+    {choose}
+    long at = 0;
+    if (length <= {_RANKED_VECTORS * width}) {{
+      const int count = (int)length;
+      {_ranks(vector, f"*(GLOBAL const {vector}u*)(key + first)", find)}
+    }} else {{
+      // In order, the keys whose bits above `bit` are those of `found` are number `before` up to `behind`.
+      {unsigned} found = 0;
+      long before = 0, behind = length;
+      int bit = {bits - 1};
+      for (; bit >= 0 && behind - before > 1; --bit) {{
+        const {unsigned} middle = found | (({unsigned})1 << bit);
+        const long below = keys_less(key, pitch, ({signed})middle ^ {lowest});
+        if (below <= wanted) {{ found = middle; before = below; }} else {{ behind = below; }}
+      }}
+      const {unsigned} known = bit >= {bits - 1} ? 0 : ~({unsigned})0 << (bit + 1);
+      for (long equals = wanted - before; at < length - 1; ++at)
+        if (((({unsigned})(key[at] ^ {lowest}) ^ found) & known) == 0 && equals-- == 0) break;
+    }}
+    {_move(type_, "value", "i", "x", "base + at")}
+    if (place) place[i] = at;"""
+    params = f"{type_}* value; i64* place; const {type_}* x; {key_type(type_)}* keys; i64 rank, pitch"
+    return _rows_kernel("select_one", params, "cpu", search, helpers)
 
 
 # ---- rows of several work-items ----

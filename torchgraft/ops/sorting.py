@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torchgraft.codegen import Kernel, ceil_div, element_type
 from torchgraft.codegen.loops import FEW
 from torchgraft.codegen.types import BY_NAME, MOVES
 from torchgraft.kernels import sorting as kernels
+from torchgraft.kernels.sorting import Chosen
 from torchgraft.ops.reductions import check_some
 from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
 from torchgraft.plans.grid import Grid
@@ -75,8 +75,13 @@ def sort_rows(
         return values, places
     if length >= 2**31:
         raise Unsupported("rows of 2**31 elements")
-    if (p.form == "gpu" and length >= _GPU_LONG) or (length >= _LONG and n < 4 * p.device.compute_units):
+    if _is_long(p, n, length):
         _sort_long_rows(p, x, descending, values, places)
+        return values, places
+    simd_width = p.device.simd_width
+    if p.form == "cpu" and length <= kernels.ranked(type_, simd_width):
+        short = kernels.rank_kernel(type_, descending, simd_width)
+        p.launch(short, _row_grid(p, n, length, 2), values=values, places=places, x=x, length=length)
         return values, places
     grid = _row_grid(p, n, length, 8)
     scratch = (n if p.form == "gpu" else grid.groups[0], 2, length)
@@ -84,6 +89,11 @@ def sort_rows(
     kernel = kernels.row_kernel(type_, descending, p.form)
     p.launch(kernel, grid, values=values, places=places, x=x, keys=keys, orders=orders, length=length)
     return values, places
+
+
+def _is_long(p: PlanBuilder, n: int, length: int) -> bool:
+    """Whether each row is for several work-items."""
+    return (p.form == "gpu" and length >= _GPU_LONG) or (length >= _LONG and n < 4 * p.device.compute_units)
 
 
 def _row_grid(p: PlanBuilder, n: int, length: int, cost: int = 1) -> Grid:
@@ -200,13 +210,47 @@ def _topk(
             _back(p, o, result, dim)
 
 
-def _one(p: PlanBuilder, out: torch.Tensor, rows: torch.Tensor, x: torch.Tensor, dim: int) -> None:
-    """One element of each row, to a result that has the dimension or has lost it."""
-    if x.dim() == 0:
-        p.copy(out, rows.reshape(()))
+def _picks(p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where one element of each of `count` rows goes: the results themselves, in whose order rows are, if they are
+    contiguous."""
+    value, place = (o.view(count) if o.is_contiguous() else p.empty((count,), o.dtype) for o in out)
+    return value, place
+
+
+def _put_picks(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor, torch.Tensor],
+    picked: tuple[torch.Tensor, torch.Tensor],
+    x: torch.Tensor,
+    dim: int,
+) -> None:
+    """Picks that lie elsewhere, to results that have the dimension or have lost it."""
+    for o, result in zip(out, picked, strict=True):
+        if not o.is_contiguous():
+            _back(p, o if o.dim() == x.dim() else o.unsqueeze(dim), result.view(-1, 1), dim)
+
+
+def _select(
+    p: PlanBuilder, rows: torch.Tensor, value: torch.Tensor, place: torch.Tensor | None, chosen: Chosen, rank: int = 0
+) -> None:
+    """One element of each of some contiguous rows: number `rank` in order, or the median."""
+    type_, (n, length) = _type(rows), rows.shape
+    if length >= 2**31:
+        raise Unsupported("rows of 2**31 elements")
+    if p.form == "cpu" and not _is_long(p, n, length):
+        grid, pitch = _row_grid(p, n, length, 4), ceil_div(length, 64) * 64
+        keys = p.empty((grid.groups[0], pitch), _key_dtype(type_))
+        kernel = kernels.select_kernel(type_, chosen, p.device.simd_width)
+        given = {"x": rows, "keys": keys, "rank": rank, "pitch": pitch}
+        p.launch(kernel, grid, value=value, place=place, length=length, **given)
         return
-    kept = out if out.dim() == x.dim() else out.unsqueeze(dim)
-    _back(p, kept, rows.reshape(-1, 1), dim)
+    values, places = sort_rows(p, rows, False)
+    if chosen != "kth":
+        _launch_pick(p, kernels.middle_kernel(type_, chosen == "nanmedian", p.form), values, places, value, place)
+        return
+    p.copy(value.view(n, 1), values.narrow(1, rank, 1))
+    if place is not None:
+        p.copy(place.view(n, 1), places.narrow(1, rank, 1))
 
 
 def _kthvalue_meta(self: torch.Tensor, k: int, dim: int, keepdim: bool) -> Any:
@@ -227,10 +271,10 @@ def _kthvalue(
 ) -> None:
     if out[0].numel() == 0:
         return
-    for o, result in zip(out, sort_rows(p, _rows(p, self, dim), False), strict=True):
-        picked = p.empty((result.size(0), 1), result.dtype)
-        p.copy(picked, result.narrow(1, k - 1, 1))
-        _one(p, o, picked, self, dim)
+    rows = _rows(p, self, dim)
+    picked = _picks(p, out, len(rows))
+    _select(p, rows, *picked, "kth", k - 1)
+    _put_picks(p, out, picked, self, dim)
 
 
 def _value_and_place(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -239,69 +283,62 @@ def _value_and_place(self: torch.Tensor, dim: int = -1, keepdim: bool = False) -
     return self.new_empty(shape), self.new_empty(shape, dtype=torch.int64)
 
 
-def _pick(
-    p: PlanBuilder,
-    out: tuple[torch.Tensor, torch.Tensor],
-    x: torch.Tensor,
-    dim: int,
-    make: Callable[[str, str], Kernel],
-) -> None:
-    """An element of each row, which the kernel that `make` makes for a type and a form chooses once it is sorted."""
-    if out[0].numel() == 0:
-        return
-    rows = _rows(p, x, dim)
-    picked = p.empty((len(rows), 1), x.dtype), p.empty((len(rows), 1), torch.int64)
-    _launch_pick(p, make(_type(x), p.form), rows, *picked)
-    for o, result in zip(out, picked, strict=True):
-        _one(p, o, result, x, dim)
-
-
 def _launch_pick(
-    p: PlanBuilder, kernel: Kernel, rows: torch.Tensor, value: torch.Tensor, place: torch.Tensor | None
+    p: PlanBuilder,
+    kernel: Kernel,
+    values: torch.Tensor,
+    places: torch.Tensor,
+    value: torch.Tensor,
+    place: torch.Tensor | None,
 ) -> None:
-    n, length = rows.shape
-    values, places = sort_rows(p, rows, False)
+    """An element of each sorted row, which the kernel chooses."""
+    n, length = values.shape
     p.launch(kernel, _row_grid(p, n, length), value=value, place=place, sorted=values, places=places, length=length)
 
 
 def _median_dim(
-    p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor, dim: int, skip_nan: bool
+    p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor, dim: int, chosen: Chosen
 ) -> None:
     check_some("median", x, dim)
-    _pick(p, out, x, dim, lambda type_, form: kernels.middle_kernel(type_, skip_nan, form))
+    if out[0].numel() == 0:
+        return
+    rows = _rows(p, x, dim)
+    picked = _picks(p, out, len(rows))
+    _select(p, rows, *picked, chosen)
+    _put_picks(p, out, picked, x, dim)
 
 
 @planner("median.dim", meta=_value_and_place)
 def _median(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int, keepdim: bool = False
 ) -> None:
-    _median_dim(p, out, self, dim, False)
+    _median_dim(p, out, self, dim, "median")
 
 
 @planner("nanmedian.dim", meta=_value_and_place)
 def _nanmedian(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int, keepdim: bool = False
 ) -> None:
-    _median_dim(p, out, self, dim, True)
+    _median_dim(p, out, self, dim, "nanmedian")
 
 
-def _median_of_all(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, skip_nan: bool) -> None:
+def _median_of_all(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, chosen: Chosen) -> None:
     if x.numel() == 0:
         if not x.is_floating_point():
             raise Unsupported("the median of no integers")
         p.fill(out, float("nan"))
         return
-    _launch_pick(p, kernels.middle_kernel(_type(x), skip_nan, p.form), p.contiguous(x).view(1, -1), out, None)
+    _select(p, p.contiguous(x).view(1, -1), out.view(1), None, chosen)
 
 
 @planner("median")
 def _median_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
-    _median_of_all(p, out, self, False)
+    _median_of_all(p, out, self, "median")
 
 
 @planner("nanmedian")
 def _nanmedian_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
-    _median_of_all(p, out, self, True)
+    _median_of_all(p, out, self, "nanmedian")
 
 
 @planner("mode", meta=_value_and_place)
@@ -309,7 +346,12 @@ def _mode(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int = -1, keepdim: bool = False
 ) -> None:
     check_some("mode", self, dim)
-    _pick(p, out, self, dim, kernels.mode_kernel)
+    if out[0].numel() == 0:
+        return
+    rows = _rows(p, self, dim)
+    picked = _picks(p, out, len(rows))
+    _launch_pick(p, kernels.mode_kernel(_type(self), p.form), *sort_rows(p, rows, False), *picked)
+    _put_picks(p, out, picked, self, dim)
 
 
 # ---- distinct elements ----
