@@ -40,10 +40,7 @@ TG_FUNCTION {t} tg_div_trunc_{s}({t} a, {t} b) {{
 #endif"""
 _FMOD_BY_FLOATS = """\
 #ifdef TG_OWN_MATH
-TG_FUNCTION {t} tg_fmod_{s}({t} a, {t} b) {{
-  {t} safe = (b == ({t})-1) & (({t})-1 < 0) ? ({t})1 : ({t})(b | (b == 0));
-  return ({t})(a - (int)(({f})a / ({f})safe) * safe);
-}}
+TG_FUNCTION {t} tg_fmod_{s}({t} a, {t} b) {{ return ({t})(a - tg_div_trunc_{s}(a, b) * b); }}
 #else
 {otherwise}
 #endif"""
