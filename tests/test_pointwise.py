@@ -652,3 +652,35 @@ def test_a_new_out_has_the_elements_in_the_order_of_the_inputs(device: str) -> N
                 assert result is out
                 assert (result.stride(), result.shape) == (expected.stride(), expected.shape)
                 assert torch.equal(result.cpu(), op(x.cpu(), x.cpu()[..., :1]))
+
+
+EXACT: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "neg": lambda x, y: -x,
+    "abs": lambda x, y: x.abs(),
+    "sign": lambda x, y: x.sign(),
+    "round": lambda x, y: x.round(),
+    "floor": lambda x, y: x.floor(),
+    "ceil": lambda x, y: x.ceil(),
+    "trunc": lambda x, y: x.trunc(),
+    "copysign": torch.copysign,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "where": lambda x, y: torch.where(x > y, x, y),
+    "threshold_backward": lambda x, y: torch.ops.aten.threshold_backward(x, y, 0.3),
+    "relu": lambda x, y: x.relu() + 0.0,  # which zero is another matter
+    "a number that is none of the type": lambda x, y: torch.maximum(x, torch.tensor(0.1)),
+    "another type": lambda x, y: torch.where(x > 0, x, y.float()),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_results_that_need_no_rounding(device: str, name: str) -> None:
+    """Of every bfloat16 number, which are stored without rounding."""
+    x = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    y = x[torch.randperm(len(x))]
+    expected, got = EXACT[name](x, y), EXACT[name](x.to(device), y.to(device)).cpu()
+    assert got.dtype == expected.dtype
+    assert torch.equal(got.isnan(), expected.isnan())
+    numbers = ~expected.isnan()
+    assert torch.equal(got[numbers], expected[numbers])
+    assert torch.equal(got[numbers].signbit(), expected[numbers].signbit())

@@ -42,12 +42,14 @@ class Number:
 
 @dataclass(frozen=True)
 class Result:
-    """A result: the expression has type `compute` and is stored as `storage`."""
+    """A result: the expression has type `compute` and is stored as `storage`. `exact` says that it is a number of that
+    type, so that there is nothing to round."""
 
     name: str
     storage: str
     compute: str
     text: str
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,14 @@ def _load(operand: Input, index: str) -> str:
     return f"-({value})" if operand.negate else value
 
 
+def _store(result: Result, index: str) -> str:
+    """A statement that stores a result, converted."""
+    if result.exact and (result.storage, result.compute) == ("bf16", "f32"):  # the upper half of a float32
+        return f"{result.name}_p[{index}] = (ushort)(AS_uint({result.name}_v) >> 16);"
+    value = convert(f"{result.name}_v", result.compute, result.storage)
+    return f"store_{result.storage}({result.name}_p, {index}, {value});"
+
+
 def element(loop: Loop, index: dict[str, str], indent: str, loaded: dict[str, str] | None = None) -> str:
     """Statements for one element, given each operand's index expression; `loaded` has the values of inputs that were
     loaded before."""
@@ -148,8 +158,7 @@ def element(loop: Loop, index: dict[str, str], indent: str, loaded: dict[str, st
     for result in loop.results:
         lines.append(f"{value_ctype(result.compute)} {result.name}_v = {result.text};")
     for result in loop.results:
-        value = convert(f"{result.name}_v", result.compute, result.storage)
-        lines.append(f"store_{result.storage}({result.name}_p, {index[result.name]}, {value});")
+        lines.append(_store(result, index[result.name]))
     return "\n".join(indent + line for line in lines)
 
 

@@ -152,22 +152,23 @@ for _name in ("lerp.Scalar", "lerp.Tensor"):
         cost=2,
         refuses=(only("float"), other_out) if _name == "lerp.Tensor" else only("float"),
     )
-row("neg", "-self", complex="-self", refuses=other_out)
+row("neg", "-self", complex="-self", exact="self", refuses=other_out)
 row(
     "abs",
     "@abs(self)",
+    exact="self",
     kind=COMPLEX_TO_FLOAT,
     integer="self < 0 ? -self : self",
     boolean="self",
     complex="@abs(self)",
     refuses=(only("number"), other_out),
 )
-row("sign", "(T)(self > 0) - (T)(self < 0)", boolean="self", refuses=other_out)
+row("sign", "(T)(self > 0) - (T)(self < 0)", boolean="self", exact="self", refuses=other_out)
 row("sgn", "(T)(self > 0) - (T)(self < 0)", boolean="self", complex="@sgn(self)", refuses=other_out)
 row("reciprocal", "1 / self", kind=INT_TO_FLOAT, complex="@reciprocal(self)", cost=2)
 row("sqrt", "sqrt(self)", kind=INT_TO_FLOAT, complex="@sqrt(self)", cost=2)
 row("rsqrt", "@rsqrt(self)", kind=INT_TO_FLOAT, complex="@reciprocal(@sqrt(self))", cost=2)
-row("conj_physical", "self", complex="@conj(self)", refuses=other_out)
+row("conj_physical", "self", complex="@conj(self)", exact="self", refuses=other_out)
 
 # ---- powers ----
 
@@ -264,14 +265,16 @@ row(
     "maximum",
     "(self >= other) | (self != self) ? self : other",
     integer="max(self, other)",
+    exact="self other",
 )
 row(
     "minimum",
     "(self <= other) | (self != self) ? self : other",
     integer="min(self, other)",
+    exact="self other",
 )
-row("fmax", "self != self ? other : (self < other ? other : self)", integer="max(self, other)")
-row("fmin", "self != self ? other : (self > other ? other : self)", integer="min(self, other)")
+row("fmax", "self != self ? other : (self < other ? other : self)", integer="max(self, other)", exact="self other")
+row("fmin", "self != self ? other : (self > other ? other : self)", integer="min(self, other)", exact="self other")
 
 _AT_LEAST = "((self >= {0}) | (self != self) ? self : {0})"
 _AT_MOST = "((self <= {0}) | (self != self) ? self : {0})"
@@ -354,6 +357,7 @@ row(
     "condition ? self : other",
     complex="condition ? self : other",
     operands={"condition": "keeps"},
+    exact="self other",
     refuses=other_out,
 )
 
@@ -391,13 +395,13 @@ def _check_heaviside(self: torch.Tensor, values: torch.Tensor, out: torch.Tensor
 
 
 row("heaviside", "self == 0 ? values : (T)(self > 0)", refuses=_check_heaviside)
-row("copysign.Tensor", "@copysign(self, other)", kind=INT_TO_FLOAT)
+row("copysign.Tensor", "@copysign(self, other)", kind=INT_TO_FLOAT, exact="self")
 
 # ---- rounding ----
 
 for _name in ("floor", "ceil", "trunc"):
-    row(_name, f"@{_name}(self)", integer="self", refuses=(only("number"), other_out))
-row("round", "@rint(self)", integer="self", refuses=(only("number"), other_out))
+    row(_name, f"@{_name}(self)", integer="self", exact="self", refuses=(only("number"), other_out))
+row("round", "@rint(self)", integer="self", exact="self", refuses=(only("number"), other_out))
 
 
 def _round_decimals(decimals: int = 0, **_: Any) -> str:
@@ -553,7 +557,7 @@ def _check_relu(self: torch.Tensor, **_: Any) -> None:
         raise versions.BOOLEANS_REFUSED("Boolean inputs not supported for relu")
 
 
-row("relu", "self != self ? self : (self > 0 ? self : (T)0)", refuses=(only("number"), _check_relu))
+row("relu", "self != self ? self : (self > 0 ? self : (T)0)", exact="self", refuses=(only("number"), _check_relu))
 row("silu", "@silu(self)", complex="@silu(self)", cost=4, refuses=(only("float"), other_out))
 row("mish", "@mish(self)", cost=8, refuses=(only("float"), other_out))
 row("hardswish", "self * (self < -3 ? (T)0 : self > 3 ? (T)6 : self + 3) / 6", refuses=(only("float"), other_out))
@@ -637,7 +641,7 @@ def _logit_backward(eps: Any = None, **_: Any) -> str:
 
 row("logit_backward", _logit_backward, refuses=only("float"))
 
-row("threshold_backward", "self <= threshold ? (T)0 : grad_output", refuses=only("number"))
+row("threshold_backward", "self <= threshold ? (T)0 : grad_output", exact="grad_output", refuses=only("number"))
 row(
     "sigmoid_backward",
     "grad_output * (1 - output) * output",

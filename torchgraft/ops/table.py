@@ -106,6 +106,7 @@ def row(
     boolean: Text | None = None,
     complex: Text | None = None,
     operands: Mapping[str, str] | None = None,
+    exact: str = "",
     cost: int = 1,
     meta: Callable[..., Any] | None = None,
     refuses: Refuses = (),
@@ -132,6 +133,8 @@ def row(
             where its kernel takes it in the tensor's own type. "cast": a number is converted to the compute type
             without a check that it fits, as torch does where its kernel takes it as a tensor; others must fit.
             "divisor": integers are divided by it; where it is 0 the op raises torch's RuntimeError.
+        exact: names of tensors, separated by blanks, of which each element of the result is one, but for its sign, or a
+            whole number next to it. If they have the result's type there is nothing to round.
         cost: of one element relative to an addition.
         meta: as for `planner`; `by_kind` for what `kind` says also where torch has a meta function.
         refuses: as for `planner`, and `only(...)` of compute types. Functions look at dtypes, not at shapes: a row's
@@ -145,9 +148,9 @@ def row(
     refusals = gathered(refuses)
     for name in here(names.split()):
         op = resolve(name)
-        _check_row(name, op._schema, operands or {})
+        _check_row(name, op._schema, operands or {}, exact)
         _check_names(name, op._schema, text, integer, boolean, complex, kind)
-        made = Row(name, parameters(op), text, kind, integer, boolean, complex, operands or {}, cost, refusals)
+        made = Row(name, parameters(op), text, kind, integer, boolean, complex, operands or {}, exact, cost, refusals)
         # torch's own refuses a complex out= for the real numbers that are made of complex ones; its kernels do not.
         gives_real = isinstance(kind, Kind) and kind.gives_real
         own = made.meta if meta is by_kind or gives_real or not has_meta(op) else None
@@ -161,11 +164,11 @@ def row(
         register(name, made, options, replace)
 
 
-def _check_row(name: str, schema: torch._C.FunctionSchema, operands: Mapping[str, str]) -> None:
+def _check_row(name: str, schema: torch._C.FunctionSchema, operands: Mapping[str, str], exact: str) -> None:
     """Finds at once what would only be found at the first call."""
     if not any(str(a.type) == "Tensor" for a in schema.arguments):
         raise ValueError(f"{name} has no tensor among its arguments, so it is no pointwise op: {schema}")
-    unknown = set(operands) - {a.name for a in schema.arguments}
+    unknown = {*operands, *exact.split()} - {a.name for a in schema.arguments}
     if unknown:
         raise ValueError(f"{name} has no argument {', '.join(sorted(unknown))}: {schema}")
     odd = {word for words in operands.values() for word in words.split()} - set(_ROLES)
@@ -217,6 +220,7 @@ class Row:
     boolean: Text | None
     complex: Text | None
     operands: Mapping[str, str]
+    exact: str
     cost: int
     refusals: Refusals
 
@@ -307,8 +311,10 @@ class Row:
         statements, fault, *texts = _prepare(prepared, value_ctype(element.name), [statements, fault, *texts])
         outs = list(out) if isinstance(out, (tuple, list)) else [out]
         result_type = self._result_type(element.name, kind)
+        own_names = {i.name for i in inputs} - set(foreign)
+        exact = bool(self.exact) and set(self.exact.split()) <= own_names
         results = tuple(
-            Result(f"out{n}", element_type(spec.dtype).name, result_type, text)
+            Result(f"out{n}", element_type(spec.dtype).name, result_type, text, exact and spec.dtype == own_dtype)
             for n, (spec, text) in enumerate(zip(outs, texts, strict=False))
         )
         loop = Loop(

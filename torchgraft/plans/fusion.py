@@ -146,7 +146,7 @@ class _Fusion:
             own.append((number.name, number.type, f"tg_k{len(self._numbers)}"))
             self._numbers.append(Number(f"tg_k{len(self._numbers)}", number.type))
         results = [
-            Result(f"tg_y{n}", result.storage, result.compute, f"tg_v{n}")
+            Result(f"tg_y{n}", result.storage, result.compute, f"tg_v{n}", result.exact)
             for n, result in enumerate(loop.results, len(self._results))
         ]
         self._blocks += [f"{value_ctype(result.compute)} {result.text};" for result in results]
