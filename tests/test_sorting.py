@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -195,6 +196,13 @@ def test_mode(device: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_unique_dtypes(device: str, dtype: torch.dtype) -> None:
     compare(device, lambda a: a.unique(return_inverse=True, return_counts=True), make((9, 11), dtype))
+
+
+def test_unique_truths(device: str) -> None:
+    for x in (torch.rand(7, 9) > 0.5, torch.ones(5, dtype=torch.bool), torch.zeros(3, 4) > 0, torch.zeros(0) > 0):
+        for inverse, counts in itertools.product([False, True], repeat=2):
+            compare(device, lambda a, i=inverse, c=counts: a.unique(return_inverse=i, return_counts=c), x)
+        compare(device, lambda a: a.t().unique(return_inverse=True), x)
 
 
 def test_unique(device: str) -> None:

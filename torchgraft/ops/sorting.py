@@ -381,10 +381,24 @@ def _starts_run(rows: torch.Tensor) -> torch.Tensor:
     return new
 
 
+def _unique_truths(self: torch.Tensor, want_inverse: bool, want_counts: bool) -> Distinct:
+    """Of two values it is enough to count one."""
+    trues = int(self.count_nonzero())
+    counts = {value: n for value, n in ((False, self.numel() - trues), (True, trues)) if n > 0}
+    none = torch.empty(0, dtype=torch.int64, device=self.device)
+    inverse = none
+    if want_inverse:
+        inverse = self.long() if len(counts) == 2 else torch.zeros_like(self, dtype=torch.int64)
+    lengths = torch.tensor(list(counts.values()), dtype=torch.int64, device=self.device) if want_counts else none
+    return torch.tensor(list(counts), dtype=torch.bool, device=self.device), inverse, lengths
+
+
 @composite("_unique2")
 def _unique2(
     self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Distinct:
+    if self.dtype == torch.bool:
+        return _unique_truths(self, return_inverse, return_counts)
     values, order = self.reshape(-1).sort(stable=True)
     starts, runs, counts = _runs(_starts_run(values), return_inverse, return_counts)
     inverse = torch.empty_like(runs).scatter_(0, order, runs).view(self.shape) if return_inverse else runs
