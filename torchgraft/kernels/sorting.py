@@ -276,10 +276,32 @@ inline long keys_less(GLOBAL const {signed}* keys, long count, {signed} bound) {
 # ---- rows of several work-items ----
 
 
+def _parts(form: str, statements: str) -> tuple[Walk, str]:
+    """A work-item takes part ``i`` of row ``row``, which is `part` elements."""
+    walk = Walk(form, group=FEW)
+    head = "const long row = GROUP_ID(1), first = i * part, last = length - first < part ? length : first + part;"
+    return walk, walk.each(f"    {head}\n{statements}", vectorize=False)
+
+
+# What a pass of CPUs knows by the bits in which a row's keys differ: whether there is something to do, and which of the
+# two buffers has the keys, since each pass that has moves them to the other.
+_DIFFERENCES = """inline ulong sort_differ(GLOBAL const long* differ, long parts) {
+  ulong found = 0;
+  for (long p = 0; p < parts; ++p) found |= (ulong)differ[p];
+  return found;
+}
+inline int sort_side(ulong differ, int shift) {
+  int moved = 0;
+  for (int s = 0; s < shift; s += 8) moved ^= ((differ >> s) & 255) != 0;
+  return moved;
+}"""
+_DIGIT = "((keys[e] >> shift) & 255)"
+
+
 @functools.cache
-def key_kernel(type_: str, descending: bool, form: str) -> Kernel:
-    """Keys of contiguous rows, and their places."""
-    walk = Walk(form, 2)
+def key_kernel(type_: str, descending: bool) -> Kernel:
+    """Keys of contiguous rows and their places, on GPUs."""
+    walk = Walk("gpu", 2)
     statements = f"""\
       keys[start + j] = sort_key(load_{type_}(x, start + j));
       orders[start + j] = (int)(i1 + j);"""
@@ -288,27 +310,70 @@ def key_kernel(type_: str, descending: bool, form: str) -> Kernel:
     return walk.kernel("sort_keys", parameters(params), body, _key(type_, descending))
 
 
-def _parts_kernel(name: str, params: str, form: str, statements: str) -> Kernel:
-    """A work-item takes part ``i`` of row ``row``, which is `part` elements, from one to the next: ``e`` is an
-    element's place in memory."""
-    walk = Walk(form, group=FEW)
-    body = walk.each(
+@functools.cache
+def differing_key_kernel(type_: str, descending: bool) -> Kernel:
+    """The same on CPUs, part by part; differ[row][part] are the bits in which keys of the part are other than the first
+    one of the row."""
+    unsigned = _unsigned(type_)
+    walk, body = _parts(
+        "cpu",
         f"""\
-    const long row = GROUP_ID(1), first = i * part, last = length - first < part ? length : first + part;
-    for (long e = row * length + first; e < row * length + last; ++e) {{ {statements} }}""",
-        vectorize=False,
+    const long start = row * length;
+    const {unsigned} one = sort_key(load_{type_}(x, start));
+    {unsigned} bits = 0;
+    for (long e = first; e < last; ++e) {{
+      const {unsigned} k = sort_key(load_{type_}(x, start + e));
+      keys[start + e] = k;
+      orders[start + e] = (int)e;
+      bits |= k ^ one;
+    }}
+    differ[row * n + i] = bits;""",
+    )
+    params = f"{key_type(type_)}* keys; i32* orders; i64* differ; const {type_}* x; i64 length, part"
+    return walk.kernel("sort_keys", parameters(params), body, _key(type_, descending), dims=2)
+
+
+def _pass(name: str, key: str, pointers: str, statements: str) -> Kernel:
+    """A pass of CPUs over part ``i`` of ``row``, from element `begin` to `end` of all, where there is something to do;
+    `own` is for the part's numbers of each digit."""
+    stored = BY_NAME[key].storage
+    walk, body = _parts(
+        "cpu",
+        f"""\
+    const ulong bits = sort_differ(differ + row * n, n);
+    if (((bits >> shift) & 255) == 0) continue;
+    const int side = sort_side(bits, shift);
+    const long begin = row * length + first, end = row * length + last;
+    GLOBAL const {stored}* keys = side ? keys_1 : keys_0;
+    int own[256];
+{statements}""",
+    )
+    params = f"{pointers}; i32* counts; const i64* differ; i64 length, part; i32 shift"
+    return walk.kernel(name, parameters(params), body, _DIFFERENCES, dims=2)
+
+
+def _gpu_pass(name: str, params: str, statements: str) -> Kernel:
+    """A pass of GPUs over part ``i`` of ``row``: ``e`` is an element's place in memory."""
+    walk, body = _parts(
+        "gpu", f"    for (long e = row * length + first; e < row * length + last; ++e) {{ {statements} }}"
     )
     return walk.kernel(name, parameters(f"{params}; i64 length, part; i32 shift"), body, dims=2)
 
 
-# Where the elements of a digit are counted: counts[row][digit][part], zero before.
-_COUNT = "counts[(row * 256 + ((keys[e] >> shift) & 255)) * n + i]"
+# Where the elements of a digit are counted: counts[row][digit][part], zero before on GPUs.
+_COUNT = f"counts[(row * 256 + {_DIGIT}) * n + i]"
 
 
 @functools.cache
 def count_kernel(key: str, form: str) -> Kernel:
     """How often each digit occurs in each part."""
-    return _parts_kernel("sort_count", f"i32* counts; const {key}* keys", form, f"++{_COUNT};")
+    if form == "gpu":
+        return _gpu_pass("sort_count", f"i32* counts; const {key}* keys", f"++{_COUNT};")
+    count = f"""\
+    for (int d = 0; d < 256; ++d) own[d] = 0;
+    for (long e = begin; e < end; ++e) ++own[{_DIGIT}];
+    for (int d = 0; d < 256; ++d) counts[(row * 256 + d) * n + i] = own[d];"""
+    return _pass("sort_count", key, f"const {key}* keys_0, keys_1", count)
 
 
 @functools.cache
@@ -325,26 +390,44 @@ def scan_kernel(form: str, totals: bool = False) -> Kernel:
 
 @functools.cache
 def deal_kernel(key: str, form: str) -> Kernel:
-    """Moves keys and places to where their digits go. On a GPU counts are within a digit, which has `starts`."""
-    start, more = "", ""
+    """Moves keys and places to where their digits go: on a CPU from one of two buffers to the other. On a GPU counts
+    are within a digit, which has `starts`."""
     if form == "gpu":
-        start, more = "starts[row * 256 + ((keys[e] >> shift) & 255)] + ", "; const i32* starts"
-    deal = f"const long at = row * length + {start}{_COUNT}++; to[at] = keys[e]; to_order[at] = orders[e];"
-    params = f"{key}* to; i32* to_order; const {key}* keys; const i32* orders; i32* counts{more}"
-    return _parts_kernel("sort_deal", params, form, deal)
+        deal = f"""const long at = row * length + starts[row * 256 + {_DIGIT}] + {_COUNT}++;
+to[at] = keys[e];
+to_order[at] = orders[e];"""
+        params = f"{key}* to; i32* to_order; const {key}* keys; const i32* orders; i32* counts; const i32* starts"
+        return _gpu_pass("sort_deal", params, deal)
+    stored = BY_NAME[key].storage
+    deal = f"""\
+    GLOBAL {stored}* to = side ? keys_0 : keys_1;
+    GLOBAL const int* orders = side ? orders_1 : orders_0;
+    GLOBAL int* to_order = side ? orders_0 : orders_1;
+    for (int d = 0; d < 256; ++d) own[d] = counts[(row * 256 + d) * n + i];
+    for (long e = begin; e < end; ++e) {{
+      const long at = row * length + own[{_DIGIT}]++;
+      to[at] = keys[e];
+      to_order[at] = orders[e];
+    }}"""
+    return _pass("sort_deal", key, f"{key}* keys_0, keys_1; i32* orders_0, orders_1", deal)
 
 
 @functools.cache
 def finish_kernel(move: str, form: str) -> Kernel:
-    """Values and places in the order found."""
+    """Values and places in the order found, which on a CPU lies in one of two buffers: `bits` is how many a key has."""
     walk = Walk(form, 2)
     statements = """\
       const long at = orders[start + j];
       values[start + j] = x[i0 * n1 + at];
       places[start + j] = at;"""
-    body = walk.each(statements, "    const long start = i0 * n1 + i1;", vectorize=False)
-    params = f"{move}* values; i64* places; const {move}* x; const i32* orders"
-    return walk.kernel("sort_finish", parameters(params), body)
+    row, pointers, helpers = "    const long start = i0 * n1 + i1;", "const i32* orders", ""
+    if form == "cpu":
+        row += """
+    GLOBAL const int* orders = sort_side(sort_differ(differ + i0 * parts, parts), bits) ? orders_1 : orders_0;"""
+        pointers, helpers = "const i32* orders_0, orders_1; const i64* differ; i64 parts; i32 bits", _DIFFERENCES
+    body = walk.each(statements, row, vectorize=False)
+    params = f"{move}* values; i64* places; const {move}* x; {pointers}"
+    return walk.kernel("sort_finish", parameters(params), body, helpers)
 
 
 # ---- a few elements of each row ----

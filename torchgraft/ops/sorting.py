@@ -109,33 +109,73 @@ def _sort_long_rows(
     p: PlanBuilder, x: torch.Tensor, descending: bool, values: torch.Tensor, places: torch.Tensor
 ) -> None:
     type_, (n, length) = _type(x), x.shape
-    key = kernels.key_type(type_)
     parts = ceil_div(length, _GPU_PART) if p.form == "gpu" else 8 * p.device.compute_units
     part = ceil_div(length, parts)
     parts = ceil_div(length, part)
     grid = p.walk(parts, part, multiple=1, group=FEW).by(n)
-    keys, orders = p.empty(x.shape, _key_dtype(type_)), p.empty(x.shape, torch.int32)
-    to, to_order = p.empty_like(keys), p.empty_like(orders)
+    keys = [p.empty(x.shape, _key_dtype(type_)) for _ in range(2)]
+    orders = [p.empty(x.shape, torch.int32) for _ in range(2)]
     counts = p.empty((n, 256, parts), torch.int32)
-    p.launch(kernels.key_kernel(type_, descending, p.form), p.walk(x.shape), keys=keys, orders=orders, x=x)
+    pass_by_pass = _deal_on_gpu if p.form == "gpu" else _deal_on_cpu
+    found = pass_by_pass(p, grid, x, descending, keys, orders, counts, part)
+    move = kernels.finish_kernel(MOVES[x.element_size()], p.form)
+    p.launch(move, p.walk(x.shape, 2), values=p.bits(values), places=places, x=p.bits(x), **found)
+
+
+def _deal_on_cpu(
+    p: PlanBuilder,
+    grid: Grid,
+    x: torch.Tensor,
+    descending: bool,
+    keys: list[torch.Tensor],
+    orders: list[torch.Tensor],
+    counts: torch.Tensor,
+    part: int,
+) -> dict[str, Any]:
+    """Where the order is. A pass over a digit that is the same in all keys of a row leaves the row as it is."""
+    type_, (n, length), parts = _type(x), x.shape, counts.size(2)
+    key, differ = kernels.key_type(type_), p.empty((n, parts), torch.int64)
+    shape = {"length": length, "part": part}
+    kernel = kernels.differing_key_kernel(type_, descending)
+    p.launch(kernel, grid, keys=keys[0], orders=orders[0], differ=differ, x=x, **shape)
+    sides = {"keys_0": keys[0], "keys_1": keys[1]}
+    order_sides = {"orders_0": orders[0], "orders_1": orders[1]}
     for number in range(kernels.passes(type_)):
-        given = {"keys": keys, "counts": counts, "length": length, "part": part, "shift": 8 * number}
+        given = {**sides, "counts": counts, "differ": differ, "shift": 8 * number, **shape}
+        p.launch(kernels.count_kernel(key, p.form), grid, **given)
+        p.launch(kernels.scan_kernel(p.form), p.long_rows(n, 256 * parts), counts=counts)
+        p.launch(kernels.deal_kernel(key, p.form), grid, **given, **order_sides)
+    return {**order_sides, "differ": differ, "parts": parts, "bits": 8 * kernels.passes(type_)}
+
+
+def _deal_on_gpu(
+    p: PlanBuilder,
+    grid: Grid,
+    x: torch.Tensor,
+    descending: bool,
+    keys: list[torch.Tensor],
+    orders: list[torch.Tensor],
+    counts: torch.Tensor,
+    part: int,
+) -> dict[str, Any]:
+    """Where the order is."""
+    type_ = _type(x)
+    key = kernels.key_type(type_)
+    p.launch(kernels.key_kernel(type_, descending), p.walk(x.shape), keys=keys[0], orders=orders[0], x=x)
+    for number in range(kernels.passes(type_)):
+        given = {"keys": keys[0], "counts": counts, "length": x.size(1), "part": part, "shift": 8 * number}
         p.fill(counts, 0)
         p.launch(kernels.count_kernel(key, p.form), grid, **given)
         given |= _begin_digits(p, counts)
-        p.launch(kernels.deal_kernel(key, p.form), grid, to=to, to_order=to_order, orders=orders, **given)
-        keys, orders, to, to_order = to, to_order, keys, orders
-    move = kernels.finish_kernel(MOVES[x.element_size()], p.form)
-    p.launch(move, p.walk(x.shape, 2), values=p.bits(values), places=places, x=p.bits(x), orders=orders)
+        p.launch(kernels.deal_kernel(key, p.form), grid, to=keys[1], to_order=orders[1], orders=orders[0], **given)
+        keys, orders = keys[::-1], orders[::-1]
+    return {"orders": orders[0]}
 
 
 def _begin_digits(p: PlanBuilder, counts: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Turns counts of [rows, digits, parts] into places. A GPU has many parts, of which a group for each digit finds
-    where they begin within it; where the digits begin is returned."""
+    """Turns a GPU's counts of [rows, digits, parts] into places: of its many parts a group for each digit finds where
+    they begin within it. Where the digits begin is returned."""
     n, digits, parts = counts.shape
-    if p.form != "gpu":
-        p.launch(kernels.scan_kernel(p.form), p.long_rows(n, digits * parts), counts=counts)
-        return {}
     starts = p.empty((n, digits), torch.int32)
     p.launch(kernels.scan_kernel(p.form, True), p.long_rows(n * digits, parts), counts=counts, totals=starts)
     p.launch(kernels.scan_kernel(p.form), p.long_rows(n, digits), counts=starts)
