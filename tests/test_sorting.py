@@ -86,6 +86,20 @@ def test_out_keeps_its_strides(device: str) -> None:
         assert not written[..., 0].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.int16, torch.float64], ids=str)
+def test_long_rows_with_few_digits(device: str, dtype: torch.dtype) -> None:
+    """Passes over digits that all keys of a row share are left out, and rows of one tensor have others."""
+    x = torch.randint(0, 30, (3, 40_000)).to(dtype)
+    x[1] = 7  # no pass at all
+    x[2] = torch.randint(-3000, 3000, (40_000,)).to(dtype) * (1024 if dtype == torch.int64 else 4)
+    for descending in (False, True):
+        compare(device, lambda a, d=descending: a.sort(dim=1, stable=True, descending=d), x)
+        compare(device, lambda a, d=descending: a[0].sort(stable=True, descending=d), x)
+    if dtype == torch.int64:
+        ends = torch.tensor([torch.iinfo(dtype).min, torch.iinfo(dtype).max, 0, -1]).repeat(10_000)
+        compare(device, lambda a: a.sort(stable=True), ends)
+
+
 def test_sort_special_values(device: str) -> None:
     x = torch.tensor([3.0, float("nan"), -0.0, float("inf"), 0.0, -float("inf"), -3.0, float("nan"), 0.0, -0.0, 1e-40])
     for dtype in FLOATS:

@@ -283,19 +283,29 @@ def _parts(form: str, statements: str) -> tuple[Walk, str]:
     return walk, walk.each(f"    {head}\n{statements}", vectorize=False)
 
 
-# What a pass of CPUs knows by the bits in which a row's keys differ: whether there is something to do, and which of the
-# two buffers has the keys, since each pass that has moves them to the other.
-_DIFFERENCES = """inline ulong sort_differ(GLOBAL const long* differ, long parts) {
-  ulong found = 0;
-  for (long p = 0; p < parts; ++p) found |= (ulong)differ[p];
-  return found;
+# What passes of CPUs know by the keys of a row, of which each part has the bits in which its keys are other than the
+# row's first, the least and the largest: what keys are counted from, and the bits above the lowest in which they differ
+# and below the highest of the span. A byte without such bits needs no pass, and each other pass moves the keys to the
+# other of two buffers.
+_BOUNDS = """inline ulong sort_bits(GLOBAL const long* bounds, long parts, ulong* least) {
+  ulong differ = 0, low = ~(ulong)0, high = 0;
+  for (long p = 0; p < parts; ++p) {
+    differ |= (ulong)bounds[3 * p];
+    low = min(low, (ulong)bounds[3 * p + 1]);
+    high = max(high, (ulong)bounds[3 * p + 2]);
+  }
+  *least = low;
+  ulong span = high - low;
+  for (int s = 1; s < 64; s *= 2) span |= span >> s;
+  return span & ~((differ & (0 - differ)) - 1);
 }
-inline int sort_side(ulong differ, int shift) {
+inline int sort_side(ulong bits, int shift) {
   int moved = 0;
-  for (int s = 0; s < shift; s += 8) moved ^= ((differ >> s) & 255) != 0;
+  for (int s = 0; s < shift; s += 8) moved ^= ((bits >> s) & 255) != 0;
   return moved;
 }"""
 _DIGIT = "((keys[e] >> shift) & 255)"
+_DIGIT_OF_SPAN = "((({unsigned})keys[e] - least) >> shift & 255)"
 
 
 @functools.cache
@@ -311,45 +321,51 @@ def key_kernel(type_: str, descending: bool) -> Kernel:
 
 
 @functools.cache
-def differing_key_kernel(type_: str, descending: bool) -> Kernel:
-    """The same on CPUs, part by part; differ[row][part] are the bits in which keys of the part are other than the first
-    one of the row."""
+def bounded_key_kernel(type_: str, descending: bool) -> Kernel:
+    """The same on CPUs, part by part, with `bounds` of the parts, three for each."""
     unsigned = _unsigned(type_)
     walk, body = _parts(
         "cpu",
         f"""\
     const long start = row * length;
     const {unsigned} one = sort_key(load_{type_}(x, start));
-    {unsigned} bits = 0;
+    {unsigned} differ = 0, least = ~({unsigned})0, most = 0;
     for (long e = first; e < last; ++e) {{
       const {unsigned} k = sort_key(load_{type_}(x, start + e));
       keys[start + e] = k;
       orders[start + e] = (int)e;
-      bits |= k ^ one;
+      differ |= k ^ one;
+      least = min(least, k);
+      most = max(most, k);
     }}
-    differ[row * n + i] = bits;""",
+    bounds[(row * n + i) * 3] = (ulong)differ;
+    bounds[(row * n + i) * 3 + 1] = (ulong)least;
+    bounds[(row * n + i) * 3 + 2] = (ulong)most;""",
     )
-    params = f"{key_type(type_)}* keys; i32* orders; i64* differ; const {type_}* x; i64 length, part"
+    params = f"{key_type(type_)}* keys; i32* orders; i64* bounds; const {type_}* x; i64 length, part"
     return walk.kernel("sort_keys", parameters(params), body, _key(type_, descending), dims=2)
 
 
 def _pass(name: str, key: str, pointers: str, statements: str) -> Kernel:
     """A pass of CPUs over part ``i`` of ``row``, from element `begin` to `end` of all, where there is something to do;
-    `own` is for the part's numbers of each digit."""
-    stored = BY_NAME[key].storage
+    `own` is for the part's numbers of each digit, and DIGIT an element's."""
+    stored, unsigned = BY_NAME[key].storage, "ulong" if key == "i64" else "uint"
+    digit = _DIGIT_OF_SPAN.format(unsigned=unsigned)
     walk, body = _parts(
         "cpu",
         f"""\
-    const ulong bits = sort_differ(differ + row * n, n);
+    ulong lowest;
+    const ulong bits = sort_bits(bounds + row * n * 3, n, &lowest);
     if (((bits >> shift) & 255) == 0) continue;
+    const {unsigned} least = ({unsigned})lowest;
     const int side = sort_side(bits, shift);
     const long begin = row * length + first, end = row * length + last;
     GLOBAL const {stored}* keys = side ? keys_1 : keys_0;
     int own[256];
-{statements}""",
+{statements.replace("DIGIT", digit)}""",
     )
-    params = f"{pointers}; i32* counts; const i64* differ; i64 length, part; i32 shift"
-    return walk.kernel(name, parameters(params), body, _DIFFERENCES, dims=2)
+    params = f"{pointers}; i32* counts; const i64* bounds; i64 length, part; i32 shift"
+    return walk.kernel(name, parameters(params), body, _BOUNDS, dims=2)
 
 
 def _gpu_pass(name: str, params: str, statements: str) -> Kernel:
@@ -369,9 +385,9 @@ def count_kernel(key: str, form: str) -> Kernel:
     """How often each digit occurs in each part."""
     if form == "gpu":
         return _gpu_pass("sort_count", f"i32* counts; const {key}* keys", f"++{_COUNT};")
-    count = f"""\
+    count = """\
     for (int d = 0; d < 256; ++d) own[d] = 0;
-    for (long e = begin; e < end; ++e) ++own[{_DIGIT}];
+    for (long e = begin; e < end; ++e) ++own[DIGIT];
     for (int d = 0; d < 256; ++d) counts[(row * 256 + d) * n + i] = own[d];"""
     return _pass("sort_count", key, f"const {key}* keys_0, keys_1", count)
 
@@ -405,7 +421,7 @@ to_order[at] = orders[e];"""
     GLOBAL int* to_order = side ? orders_0 : orders_1;
     for (int d = 0; d < 256; ++d) own[d] = counts[(row * 256 + d) * n + i];
     for (long e = begin; e < end; ++e) {{
-      const long at = row * length + own[{_DIGIT}]++;
+      const long at = row * length + own[DIGIT]++;
       to[at] = keys[e];
       to_order[at] = orders[e];
     }}"""
@@ -423,8 +439,10 @@ def finish_kernel(move: str, form: str) -> Kernel:
     row, pointers, helpers = "    const long start = i0 * n1 + i1;", "const i32* orders", ""
     if form == "cpu":
         row += """
-    GLOBAL const int* orders = sort_side(sort_differ(differ + i0 * parts, parts), bits) ? orders_1 : orders_0;"""
-        pointers, helpers = "const i32* orders_0, orders_1; const i64* differ; i64 parts; i32 bits", _DIFFERENCES
+    ulong least;
+    const ulong found = sort_bits(bounds + i0 * parts * 3, parts, &least);
+    GLOBAL const int* orders = sort_side(found, bits) ? orders_1 : orders_0;"""
+        pointers, helpers = "const i32* orders_0, orders_1; const i64* bounds; i64 parts; i32 bits", _BOUNDS
     body = walk.each(statements, row, vectorize=False)
     params = f"{move}* values; i64* places; const {move}* x; {pointers}"
     return walk.kernel("sort_finish", parameters(params), body, helpers)

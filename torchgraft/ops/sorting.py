@@ -19,7 +19,7 @@ from torchgraft.plans.refusals import refuse_dtype
 aten = torch.ops.aten
 
 # Rows from this length on are sorted by several work-items, if there are few of them.
-_LONG = 1 << 16
+_LONG = 1 << 14
 _GPU_LONG = 4096
 # Of a GPU's work-item: what it does one after the other. Each part has as many counts as there are digits.
 _GPU_PART = 128
@@ -132,20 +132,20 @@ def _deal_on_cpu(
     counts: torch.Tensor,
     part: int,
 ) -> dict[str, Any]:
-    """Where the order is. A pass over a digit that is the same in all keys of a row leaves the row as it is."""
+    """Where the order is. A pass over digits that are the same in all of a row leaves the row as it is."""
     type_, (n, length), parts = _type(x), x.shape, counts.size(2)
-    key, differ = kernels.key_type(type_), p.empty((n, parts), torch.int64)
+    key, bounds = kernels.key_type(type_), p.empty((n, parts, 3), torch.int64)
     shape = {"length": length, "part": part}
-    kernel = kernels.differing_key_kernel(type_, descending)
-    p.launch(kernel, grid, keys=keys[0], orders=orders[0], differ=differ, x=x, **shape)
+    kernel = kernels.bounded_key_kernel(type_, descending)
+    p.launch(kernel, grid, keys=keys[0], orders=orders[0], bounds=bounds, x=x, **shape)
     sides = {"keys_0": keys[0], "keys_1": keys[1]}
     order_sides = {"orders_0": orders[0], "orders_1": orders[1]}
     for number in range(kernels.passes(type_)):
-        given = {**sides, "counts": counts, "differ": differ, "shift": 8 * number, **shape}
+        given = {**sides, "counts": counts, "bounds": bounds, "shift": 8 * number, **shape}
         p.launch(kernels.count_kernel(key, p.form), grid, **given)
         p.launch(kernels.scan_kernel(p.form), p.long_rows(n, 256 * parts), counts=counts)
         p.launch(kernels.deal_kernel(key, p.form), grid, **given, **order_sides)
-    return {**order_sides, "differ": differ, "parts": parts, "bits": 8 * kernels.passes(type_)}
+    return {**order_sides, "bounds": bounds, "parts": parts, "bits": 8 * kernels.passes(type_)}
 
 
 def _deal_on_gpu(
@@ -277,7 +277,7 @@ def _select(
     type_, (n, length) = _type(rows), rows.shape
     if length >= 2**31:
         raise Unsupported("rows of 2**31 elements")
-    if p.form == "cpu" and not _is_long(p, n, length):
+    if p.form == "cpu":
         grid, pitch = _row_grid(p, n, length, 4), ceil_div(length, 64) * 64
         keys = p.empty((grid.groups[0], pitch), _key_dtype(type_))
         kernel = kernels.select_kernel(type_, chosen, p.device.simd_width)
