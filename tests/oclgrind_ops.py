@@ -23,7 +23,8 @@ mm bmm addmv matmul nn.functional.linear nn.functional.conv2d nn.functional.conv
 fft.fft fft.rfft fft.irfft2 histc
 softmax log_softmax nn.functional.layer_norm nn.functional.batch_norm nn.functional.group_norm
 nn.functional.max_pool2d nn.functional.avg_pool2d nn.functional.adaptive_avg_pool2d nn.functional.pad.reflect
-sort topk kthvalue unique searchsorted nonzero masked_select
+nn.functional.pad.replicate nn.functional.unfold
+sort topk kthvalue median nanmedian unique searchsorted nonzero masked_select
 gather scatter_add index_select index_put index_add take_along_dim tril flip roll cat stack
 nn.functional.nll_loss nn.functional.embedding nn.functional.scaled_dot_product_attention bernoulli multinomial
 """.split()
