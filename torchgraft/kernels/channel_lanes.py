@@ -39,9 +39,9 @@ from torchgraft.kernels.products import Tile, plain_loops
 _REGISTER_BYTES = 64
 
 
-def _tile(math: Arithmetic, blocks: Blocks, line: int) -> Tile:
+def _tile(math: Arithmetic, blocks: Blocks, line: int, vectors: int) -> Tile:
     """Rows are a line's pixels, columns channels."""
-    return replace(block_tile(math, blocks), rows=line, vectors=LINES[line])
+    return replace(block_tile(math, blocks), rows=line, vectors=vectors)
 
 
 def channels_of(g: Geometry, direction: Direction) -> tuple[int, int]:
@@ -50,14 +50,14 @@ def channels_of(g: Geometry, direction: Direction) -> tuple[int, int]:
     return (m, channels) if direction == "forward" else (channels, m)
 
 
-def line_part(g: Geometry, direction: Direction) -> int:
-    """Of how many pixels the parts of the target's lines are; zero if there are no equal parts, nothing to compute, or
-    a stride where it is the image's gradient."""
+def line_parts(g: Geometry, direction: Direction) -> list[int]:
+    """Of how many pixels the parts of the target's lines may be, most first; none if there are no equal parts, nothing
+    to compute, or a stride where it is the image's gradient."""
     forward = direction == "forward"
     if not prod((g.batch, *g.result, *g.image, *channels_of(g, direction))) or not (forward or prod(g.stride) == 1):
-        return 0
+        return []
     pixels = (g.result if forward else g.image)[2]
-    return next((n for n in reversed(LINES) if pixels % n == 0), 0)
+    return [n for n in reversed(LINES) if pixels % n == 0]
 
 
 def _multiply(math: Arithmetic, tile: Tile) -> str:
@@ -223,12 +223,12 @@ for (int c0 = 0; c0 == 0 || c0 < {channels}; c0 += slice) {{
 
 @cache
 def lanes_kernel(
-    storage: str, direction: Direction, bias: bool, blocks: Blocks, line: int, simd_width: int = 16
+    storage: str, direction: Direction, bias: bool, blocks: Blocks, line: int, vectors: int, simd_width: int = 16
 ) -> Kernel:
-    """Images from images whose lines have parts of `line` pixels: group 0 is some images, or lines of one, group 1 the
-    channels, group 2 the group. Launch with `lanes_launch`."""
+    """Images from images whose lines have parts of `line` pixels, with `vectors` of channels: group 0 is some images,
+    or lines of one, group 1 the channels, group 2 the group. Launch with `lanes_launch`."""
     math = arithmetic(storage, simd_width)
-    tile = _tile(math, blocks, line)
+    tile = _tile(math, blocks, line, vectors)
     if direction == "forward":
         pack = f"""
 {math.const_pointer} filters = F + ((long)(group * M + m0 + m) * channels + c0) * taps;
@@ -249,6 +249,8 @@ def lanes_kernel(
 _COPY_COST, _PACK_COST = 1.2, 0.3
 # What boxes cost with their copies, of what they cost without.
 _BOXES_COPY = 1.08
+# What shorter lines must cost of what longer ones do.
+_LONGER_LINE = 0.9
 
 
 @dataclass(frozen=True)
@@ -324,13 +326,14 @@ class Lanes:
     """A launch of `lanes_kernel` but for its operands.
 
     Attributes:
-        line: pixels of a line's part.
+        line, vectors: pixels of a line's part, and vectors of channels that each has.
         slice: channels of the source that are copied at once.
     """
 
     g: Geometry
     direction: Direction
     line: int
+    vectors: int
     slice: int
     part: Part
 
@@ -352,19 +355,25 @@ def choose_lanes(storage: str, g: Geometry, direction: Direction, on: Target) ->
     """Nothing where boxes cost no more, lines have no equal parts, a filter has too many taps, or the device has too
     few registers."""
     math = arithmetic(storage, on.simd_width)
-    line = line_part(g, direction)
-    if on.form != "cpu" or math.width * math.size < _REGISTER_BYTES or not line:
+    if on.form != "cpu" or math.width * math.size < _REGISTER_BYTES:
         return None
-    tile = _tile(math, on.tuning.blocks, line)
-    if prod(g.taps) > tile.depth:
+    m, channels = channels_of(g, direction)
+    best: Lanes | None = None
+    for line in line_parts(g, direction):
+        # As few panels as there must be, and each no wider than it must be.
+        wide = ceil_div(m, math.width)
+        vectors = ceil_div(wide, ceil_div(wide, LINES[line]))
+        tile = _tile(math, on.tuning.blocks, line, vectors)
+        if prod(g.taps) > tile.depth:
+            return None
+        slice_ = ceil_div(channels, ceil_div(channels, tile.depth // prod(g.taps)))
+        part = best_part(math, tile, g, direction, channels, slice_, _PACK_COST, on.units)
+        if part is not None and (best is None or part.cost < _LONGER_LINE * best.part.cost):
+            best = Lanes(g, direction, line, vectors, slice_, part)
+    if best is None:
         return None
-    _, channels = channels_of(g, direction)
-    slice_ = ceil_div(channels, ceil_div(channels, tile.depth // prod(g.taps)))
-    part = best_part(math, tile, g, direction, channels, slice_, _PACK_COST, on.units)
     by_boxes = box_cost(storage, g, direction, on)
-    if part is None or (by_boxes is not None and _BOXES_COPY * by_boxes <= part.cost):
-        return None
-    return Lanes(g, direction, line, slice_, part)
+    return None if by_boxes is not None and _BOXES_COPY * by_boxes <= best.part.cost else best
 
 
 def lanes_launch(
@@ -381,5 +390,7 @@ def lanes_launch(
     lanes = choose_lanes(storage, g, direction, on)
     if lanes is None:
         return None
-    kernel = lanes_kernel(storage, direction, bias is not None, on.tuning.blocks, lanes.line, on.simd_width)
+    kernel = lanes_kernel(
+        storage, direction, bias is not None, on.tuning.blocks, lanes.line, lanes.vectors, on.simd_width
+    )
     return lanes.launch(kernel, target, source, weight, bias)

@@ -18,7 +18,7 @@ from torchgraft.codegen.tuning import Target
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 from torchgraft.codegen.x86 import LINES
 from torchgraft.kernels.boxes_bfloat16 import fill_pairs
-from torchgraft.kernels.channel_lanes import Lanes, best_part, channels_of, lanes_body, lanes_parameters, line_part
+from torchgraft.kernels.channel_lanes import Lanes, best_part, channels_of, lanes_body, lanes_parameters, line_parts
 from torchgraft.kernels.geometry import Direction, Geometry
 from torchgraft.kernels.pairs import LANES
 from torchgraft.kernels.products import Tile, plain_loops
@@ -151,9 +151,10 @@ def lanes_kernel(direction: Direction, bias: bool, as_is: bool, line: int) -> Ke
 def choose_lanes(g: Geometry, direction: Direction, on: Target) -> Lanes | None:
     """Nothing where lines have no equal parts, a filter has too many taps, lanes would be left empty, or the device has
     no such instructions."""
-    line = line_part(g, direction)
-    if on.form != "cpu" or on.bfloat16 != "vectors" or g.groups > 1 or not line:
+    lines = line_parts(g, direction)
+    if on.form != "cpu" or on.bfloat16 != "vectors" or g.groups > 1 or not lines:
         return None
+    line = lines[0]
     m, channels = channels_of(g, direction)
     pairs, lanes = ceil_div(channels, 2), LANES * LINES[line]
     most = _DEPTH // prod(g.taps) // _PAIRS * _PAIRS
@@ -162,7 +163,7 @@ def choose_lanes(g: Geometry, direction: Direction, on: Target) -> Lanes | None:
     slice_ = min(pairs, ceil_div(ceil_div(pairs, ceil_div(pairs, most)), _PAIRS) * _PAIRS)
     pack = _PACK_AS_IS if reads_filters_as_they_are(g) else _PACK
     part = best_part(arithmetic("bf16", LANES), _tile(line), g, direction, pairs, slice_, pack, on.units)
-    return None if part is None else Lanes(g, direction, line, slice_, part)
+    return None if part is None else Lanes(g, direction, line, LINES[line], slice_, part)
 
 
 def reads_filters_as_they_are(g: Geometry) -> bool:
