@@ -437,7 +437,7 @@ const int z = i1, y = i2;
 {math.pointer} to = out + ((i0 * source_z + i1) * source_y + i2) * source_x;
 if (i3 == 0 && i2 > 0 && same_from == from_y && same_to == to_y && count == source_x) {{
   VECTORIZE
-  for (long k = 0; k < source_x; ++k) to[k] = to[k - source_x];
+  for (long k = 0; k < source_x; ++k) {math.store("to", "k", math.load("to", "k - source_x"))};
   continue;
 }}
 same_from = i3 == 0 && count == source_x ? from_y : -1;
@@ -486,7 +486,8 @@ def scatter_kernel(storage: str, sums: str, apart: bool) -> Kernel:
     """The gradient of largest pixels on CPUs; the walk is over planes.
 
     Parameters: `out` of the type `sums`, which can hold them, `grad` and `indices`, and sizes of source and target: the
-    indices tell all. `apart` says that no two windows have a pixel in common, so that there is nothing to sum.
+    indices tell all. `apart` says that no two windows have a pixel in common, so that there is nothing to sum: both
+    types are then one of the elements' size.
     """
     walk, math, to = Walk("cpu"), arithmetic(storage), arithmetic(sums)
     plane = f"""

@@ -127,11 +127,15 @@ def _pool_gradient(
     sizes, cost = _sizes(source_size, target_size), _cost(source_size, target_size, windows)
     specs = dict(zip(("grad", "indices"), sources, strict=False))
     if p.form == "cpu" and kind == "max" and planes >= p.device.compute_units:
-        apart = _apart(windows)
-        wide = out.dtype if apart or storage not in ("f16", "bf16") else torch.float32
+        grid = p.walk(planes, math.prod(source_size), multiple=1)
+        if _apart(windows):  # a matter of bits
+            moved, specs = MOVES[out.element_size()], {**specs, "grad": p.bits(sources[0])}
+            p.launch(kernels.scatter_kernel(moved, moved, True), grid, out=p.bits(out), **specs, **sizes)
+            return
+        wide = torch.float32 if storage in ("f16", "bf16") else out.dtype
         sums = out if wide == out.dtype else p.empty(out.shape, wide)
-        kernel = kernels.scatter_kernel(storage, element_type(wide).name, apart)
-        p.launch(kernel, p.walk(planes, math.prod(source_size), multiple=1), out=sums, **specs, **sizes)
+        kernel = kernels.scatter_kernel(storage, element_type(wide).name, False)
+        p.launch(kernel, grid, out=sums, **specs, **sizes)
         if sums is not out:
             p.copy(out, sums)
         return
