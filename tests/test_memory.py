@@ -185,10 +185,10 @@ class TestOutOfMemory:
 
     def test_the_cache_is_freed_before_giving_up(self, device: str) -> None:
         limit_to(64 * MIB)
-        x, behind = new(20 * MIB, device), new(MIB, device)
+        x, behind = new(12 * MIB, device), new(MIB, device)
         del x
         retries = statistic("num_alloc_retries")
-        assert new(60 * MIB, device).numel() == 60 * MIB
+        assert new(54 * MIB, device).numel() == 54 * MIB
         assert statistic("num_alloc_retries") == retries + 1
         assert behind.numel() == MIB
 
@@ -223,12 +223,11 @@ class TestRanges:
 
     @pytest.fixture(autouse=True)
     def joining(self, device: str) -> None:
-        x, y = new(6 * MIB, device), new(6 * MIB, device)
-        reserved = acc.memory_reserved()
-        del x, y
-        new(12 * MIB, device)
-        if acc.memory_reserved() > reserved:
+        x = new(12 * MIB, device)
+        segments = [each for each in torch.get_device_module(device).memory_snapshot() if x.data_ptr() >= each["address"]]
+        if not max(segments, key=lambda each: each["address"])["is_expandable"]:
             pytest.skip("this device's memory does not grow in place")
+        del x
         acc.empty_cache()
 
     def test_pieces_join(self, device: str) -> None:
@@ -337,12 +336,13 @@ class TestRanges:
 
 class TestStreams:
     def test_each_stream_has_memory_of_its_own(self, device: str) -> None:
-        x = new(1000, device)
+        x, beside = new(1000, device), new(1000, device)  # a segment in use, which is not given back
         address = x.data_ptr()
         del x
         with torch.Stream(device=device):
             y = new(1000, device)
         assert y.data_ptr() != address
+        assert beside.numel() == 1000
 
     def test_record_stream_keeps_memory_until_the_work_is_done(self, device: str) -> None:
         stream = torch.Stream(device=device)

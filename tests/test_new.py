@@ -22,6 +22,7 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
 REASONS = {
     "one device only",
     "the driver does not time single commands",
+    "the driver reserves no addresses",
     "the driver takes no graphs",
     "the driver's waits have no limit",
 }
