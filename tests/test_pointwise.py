@@ -458,6 +458,25 @@ def test_shifts_by_any_number(device: str, dtype: torch.dtype) -> None:
         check(device, shift, x, places[:, None])
 
 
+@pytest.mark.quick(dtype=[torch.uint8, torch.int64])
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("name", ["lshift", "rshift", "ilshift", "irshift"])
+def test_shifts_by_operators(device: str, name: str, dtype: torch.dtype) -> None:
+    shift = getattr(operator, name)
+    x, places = torch.randint(-(2**7), 2**7, (12, 50)).to(dtype), torch.randint(0, 9, (50,)).to(dtype)
+
+    def shifted(x: torch.Tensor, places: torch.Tensor | int) -> torch.Tensor:
+        x = x.clone()
+        y = shift(x, places)
+        assert (y is x) == name.startswith("i")
+        return y
+
+    check(device, shifted, x, places)
+    check(device, lambda x: shifted(x[:, ::2], 3), x)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        shift(torch.ones(3, device=device), 1)
+
+
 def test_division_of_the_least_number(device: str) -> None:
     x = torch.tensor([7, -8, -(2**63)], device=device)
     assert torch.floor_divide(x, torch.full_like(x, -1)).tolist()[:2] == [-7, 8]

@@ -331,12 +331,12 @@ row("bitwise_or.Tensor", "self | other", refuses=only("integer"))
 row("bitwise_xor.Tensor", "self ^ other", refuses=only("integer"))
 row("bitwise_not", "~self", boolean="!self", refuses=(only("integer"), other_out))
 row(
-    "bitwise_left_shift.Tensor",
+    "bitwise_left_shift.Tensor __lshift__.Tensor __lshift__.Scalar",
     "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)0 : (T)(self << other)",
     refuses=only("integer"),
 )
 row(
-    "bitwise_right_shift.Tensor",
+    "bitwise_right_shift.Tensor __rshift__.Tensor __rshift__.Scalar",
     "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)-(self < 0) : (T)(self >> other)",
     refuses=only("integer"),
 )

@@ -61,6 +61,11 @@ def _packet(namespace: str, name: str) -> list[torch._ops.OpOverload]:
     return [getattr(packet, overload) for overload in packet.overloads()]
 
 
+def _in_place(name: str) -> str:
+    """What torch calls the in-place form: "add_" that of "add", "__ilshift__" that of Python's operator "__lshift__"."""
+    return f"__i{name[2:]}" if name.startswith("__") else f"{name}_"
+
+
 def variants(op: torch._ops.OpOverload) -> Iterator[tuple[torch._ops.OpOverload, str]]:
     """The overloads that do the same as a functional one: itself, in place, and with `out=`, found by comparing
     schemas."""
@@ -71,7 +76,7 @@ def variants(op: torch._ops.OpOverload) -> Iterator[tuple[torch._ops.OpOverload,
     if kind == "inplace":
         return
     names = [a for a, _ in signature]
-    for other in [*_packet(namespace, name), *_packet(namespace, f"{name}_")]:
+    for other in [*_packet(namespace, name), *_packet(namespace, _in_place(name))]:
         if other is op:
             continue
         targets = written(other)
