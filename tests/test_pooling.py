@@ -214,6 +214,61 @@ def test_vectors_within_rows(device: str, dtype: torch.dtype) -> None:
                 torch.testing.assert_close(a.cpu().double(), b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+def _numbers(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """With ties; some of their rows have numbers that are none, or nothing but the lowest."""
+    x = torch.randint(-9, 9, shape).to(dtype) if random.random() < 0.7 else torch.randn(shape).to(dtype)
+    x[torch.rand(shape) < random.choice([0, 0, 0.1])] = float("nan")
+    x[torch.rand(shape) < random.choice([0, 0, 0.5])] = float("-inf")
+    x[:, 0] = float("-inf")
+    return x
+
+
+@DTYPES
+@DIMS
+def test_wide_windows(device: str, dims: int, dtype: torch.dtype) -> None:
+    """Whose own rows become vectors; rows of which a window takes all go on with the next."""
+    for _ in range(8):
+        sizes = [random.randint(1, 9) for _ in range(dims - 1)] + [random.randint(4, 60)]
+        x = _numbers([2, 3, *sizes], dtype)
+        taps = [random.randint(1, n) for n in sizes]
+        whole = random.randint(0, dims)  # so many of the last axes
+        taps[dims - whole :] = sizes[dims - whole :]
+        stride, dilation = [random.randint(1, 2) for _ in range(dims - 1)] + [random.randint(3, 40)], [1] * dims
+        padding = [random.choice([0, k // 2]) for k in taps]
+        if dims > 1 and taps[0] * 2 <= sizes[0]:
+            dilation[0] = 2
+        if random.random() < 0.7:
+            padding = [0] * dims
+        _compare(
+            device,
+            x,
+            lambda t, k=taps, s=stride, p=padding, d=dilation: MAX[dims - 1](t, k, s, p, d, return_indices=True),
+        )
+        x = torch.randn(x.shape).to(dtype)
+        _compare(device, x, lambda t, k=taps, s=stride, p=padding: MEAN[dims - 1](t, k, s, p, ceil_mode=True))
+
+
+@DTYPES
+@DIMS
+def test_wide_adaptive_windows(device: str, dims: int, dtype: torch.dtype) -> None:
+    for _ in range(8):
+        sizes = [random.randint(1, 9) for _ in range(dims - 1)] + [random.randint(4, 60)]
+        target = [random.choice([1, n, random.randint(1, n)]) for n in sizes[:-1]] + [random.choice([1, 1, 2, 3])]
+        x = _numbers([2, 3, *sizes], dtype)
+        _compare(device, x, lambda t, s=target: ADAPTIVE_MAX[dims - 1](t, s, return_indices=True))
+        _compare(device, torch.randn(x.shape).to(dtype), lambda t, s=target: ADAPTIVE_MEAN[dims - 1](t, s))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+def test_wide_windows_of_integers(device: str, dtype: torch.dtype) -> None:
+    for shape, taps in [((3, 4, 9, 40), (3, 40)), ((3, 4, 9, 40), (9, 40)), ((2, 2, 7, 33), (2, 17))]:
+        x = torch.randint(0 if dtype == torch.uint8 else -9, 9, shape).to(dtype)
+        x[0] = torch.iinfo(dtype).min
+        mine, theirs = (F.max_pool2d(t, taps, return_indices=True) for t in (x.to(device), x))
+        assert torch.equal(mine[0].cpu(), theirs[0])
+        assert torch.equal(mine[1].cpu(), theirs[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients_of_means_in_parts(device: str, form: str, dtype: torch.dtype) -> None:
     """Rows longer than what is summed at once, more windows than that, rows that threads share, and rows that are

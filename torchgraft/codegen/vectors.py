@@ -87,6 +87,18 @@ def composed_words() -> dict[str, str]:
     return words
 
 
+def lane_sum(scalar: str, width: int, vector: str) -> str:
+    """Statements that add up the lanes, 4 or more, of a variable by halves. The sum is named `vector`_sum."""
+    steps, by = [], vector
+    while width > 4:
+        width //= 2
+        half = f"{scalar}{width}"
+        steps.append(f"const {half} {vector}_{width} = LOW_{half}({by}) + HIGH_{half}({by});")
+        by = f"{vector}_{width}"
+    even, odd = (f"(LANE({by}, {lane}) + LANE({by}, {lane + 2}))" for lane in (0, 1))
+    return " ".join(steps) + f" {scalar} {vector}_sum = {even} + {odd};"
+
+
 def parameters(count: int) -> str:
     """Names for a macro's parameters: a, b, ..."""
     return ", ".join("abcdefghijklmnop"[:count])

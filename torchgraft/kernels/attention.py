@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.tuning import Attention
 from torchgraft.codegen.types import BY_NAME, value_ctype
-from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers, vector_lanes
+from torchgraft.codegen.vectors import lane_sum, shuffle_helpers, transpose_registers, vector_lanes
 from torchgraft.codegen.x86 import Way
 from torchgraft.kernels import attention_pairs
 from torchgraft.kernels.pairs import tiles_begin, tiles_end
@@ -472,18 +472,6 @@ def _forward_cpu(v: Variant) -> str:
   }}"""
 
 
-def _total(v: Variant, name: str) -> str:
-    """Names the sum of a vector's lanes: `name`_sum."""
-    steps, width, by = [], v.width, name
-    while width > 4:
-        width //= 2
-        half = f"{v.scalar}{width}"
-        steps.append(f"const {half} {name}_{width} = LOW_{half}({by}) + HIGH_{half}({by});")
-        by = f"{name}_{width}"
-    even, odd = (f"(LANE({by}, {lane}) + LANE({by}, {lane + 2}))" for lane in (0, 1))
-    return " ".join(steps) + f" {v.scalar} {name}_sum = {even} + {odd};"
-
-
 def _few_scores(v: Variant, rows: int) -> str:
     """st[i][r] = product of query i and key r, for n keys; up to 7 behind them are overwritten."""
     together = 8 if rows == 1 else 4
@@ -515,7 +503,7 @@ def _few_scores(v: Variant, rows: int) -> str:
         {queries}
 {products}
       }}
-      {" ".join(_total(v, f"s{i}_{j}") for i, j in pairs)}
+      {" ".join(lane_sum(v.scalar, v.width, f"s{i}_{j}") for i, j in pairs)}
       PLAIN for (int d = {whole}; d < {v.head}; ++d) {{
 {rest}
       }}

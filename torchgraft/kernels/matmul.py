@@ -29,7 +29,7 @@ from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
 from torchgraft.codegen.tuning import Blocks, Target, Tiles
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
+from torchgraft.codegen.vectors import lane_sum, shuffle_helpers, transpose_registers
 from torchgraft.codegen.x86 import Way
 from torchgraft.kernels import bfloat16, fragments
 from torchgraft.kernels.products import (
@@ -645,18 +645,6 @@ for (long unit = first; unit < min(first + share, blocks * batches); ++unit) {{
     return Kernel("matmul_small", params, body, local=(1,))
 
 
-def _horizontal_sum(math: Arithmetic, vector: str) -> str:
-    """Folds a vector to a scalar by halves."""
-    steps, width, name = [], math.width, vector
-    while width > 4:
-        width //= 2
-        half = f"{math.scalar}{width}"
-        steps.append(f"const {half} {vector}_{width} = LOW_{half}({name}) + HIGH_{half}({name});")
-        name = f"{vector}_{width}"
-    even, odd = (f"(LANE({name}, {lane}) + LANE({name}, {lane + 2}))" for lane in (0, 1))
-    return " ".join(steps) + f" {math.scalar} {vector}_sum = {even} + {odd};"
-
-
 @cache
 def dot_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width: int = 16) -> Kernel:
     """A few rows of A with unit stride along k, `rows` (1 or 4) at once, times a B with unit stride along k: one dot
@@ -679,7 +667,7 @@ for (int m = 0; m < M; m += {rows}) {{
     {" ".join(f"const {math.vector} v{j} = {math.load_vector(f'b{j}', 'k')};" for j in range(together))}
     {" ".join(f"s{i}_{j} = {math.multiply_add(f'u{i}', f'v{j}', f's{i}_{j}')};" for i, j in pairs)}
   }}
-  {" ".join(_horizontal_sum(math, f"s{i}_{j}") for i, j in pairs)}
+  {" ".join(lane_sum(math.scalar, math.width, f"s{i}_{j}") for i, j in pairs)}
   for (; k < K; ++k) {{
     {" ".join(f"s{i}_{j}_sum += {math.load(f'a{i}', 'k')} * {math.load(f'b{j}', 'k')};" for i, j in pairs)}
   }}

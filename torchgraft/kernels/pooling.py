@@ -16,6 +16,7 @@ from typing import Literal
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
 from torchgraft.codegen.loops import Walk
+from torchgraft.codegen.vectors import lane_sum
 from torchgraft.kernels.convolution import patch_helper
 
 Kind = Literal["max", "average"]
@@ -135,6 +136,103 @@ def window_kernel(storage: str, kind: Kind, adaptive: bool, form: str) -> Kernel
     return walk.kernel(name, _params(_forward_pointers(storage, kind), kind, adaptive), body)
 
 
+def _lanes(math: Arithmetic) -> str:
+    """The vectors of integers that comparisons of numbers in vectors select."""
+    return f"{'long' if math.size == 8 else 'int'}{math.width}"
+
+
+def _widest(math: Arithmetic) -> tuple[str, str, str]:
+    """Of a window that is taken in vectors, the largest pixel: what begins, takes vectors of a row, and ends it. A
+    row's last vector moves back over the one before it, since no pixel is the worse for being seen twice."""
+    lanes, lane, width = _lanes(math), _lanes(math).removesuffix(str(math.width)), math.width
+    numbers = ", ".join(map(str, range(width)))
+    lowest, pixel = _LOWEST[math.storage], math.load("image", "source_at + row + moved + l")
+    begin = f"""
+{math.vector} best = SPLAT_{math.vector}({lowest});
+{lanes} best_at = SPLAT_{lanes}((start_z * source_y + start_y) * source_x + start_x);"""
+    row = f"""
+  for (int x = start_x; x < end_x; x += {width}) {{
+    const int moved = max(start_x, min(x, end_x - {width}));
+    {math.vector} value;
+    if (moved + {width} <= end_x) {{
+      value = {math.load_vector("image", "source_at + row + moved")};
+    }} else {{
+      {math.scalar} few[{width}];
+      for (int l = 0; l < {width}; ++l) few[l] = moved + l < end_x ? {pixel} : {lowest};
+      value = *({math.vector}*)few;
+    }}
+    const {lanes} better = (value > best){" | (value != value)" if math.is_float else ""};
+    best = SELECT(better, value, best);
+    best_at = SELECT(better, MAKE_{lanes}({numbers}) + (row + moved), best_at);
+  }}"""
+    # The first of the largest, but the last of what is no number, as one by one.
+    halves, best, at = "", "best", "best_at"
+    while width > 4:
+        width //= 2
+        values, places = f"{math.scalar}{width}", f"{lane}{width}"
+        later = f"| ((high{width} != high{width}) & ((low{width} == low{width}) | (after{width} > before{width})))"
+        halves += f"""
+const {values} low{width} = LOW_{values}({best}), high{width} = HIGH_{values}({best});
+const {places} before{width} = LOW_{places}({at}), after{width} = HIGH_{places}({at});
+const {places} take{width} = (high{width} > low{width}) |
+  ((high{width} == low{width}) & (after{width} < before{width})) {later if math.is_float else ""};
+const {values} best{width} = SELECT(take{width}, high{width}, low{width});
+const {places} at{width} = SELECT(take{width}, after{width}, before{width});"""
+        best, at = f"best{width}", f"at{width}"
+    nan = f"if ({_is_nan(math, 'value')}) {{ none = true; at = max(at, here); continue; }}" if math.is_float else ""
+    finish = f"""{halves}
+{math.scalar} top = {lowest};
+{lane} at_top = {"LONG_MAX" if lane == "long" else "INT_MAX"}, at = -1;
+bool none = false;
+for (int l = 0; l < {width}; ++l) {{
+  const {math.scalar} value = (({math.scalar}*)&{best})[l];
+  const {lane} here = (({lane}*)&{at})[l];
+  {nan}
+  at_top = value > top ? here : value == top ? min(at_top, here) : at_top;
+  top = max(top, value);
+}}
+{math.store("out", "first + j", "none ? NAN : top" if math.is_float else "top")};
+indices[first + j] = none ? at : at_top;"""
+    return begin, row, finish
+
+
+def _whole_sum(math: Arithmetic, adaptive: bool) -> tuple[str, str, str]:
+    """The same for the mean."""
+    begin = f"{math.vector} whole = SPLAT_{math.vector}(0); {math.scalar} rest = 0;"
+    row = f"""
+  int x = start_x;
+  for (; x + {math.width} <= end_x; x += {math.width}) whole += {math.load_vector("image", "source_at + row + x")};
+  for (; x < end_x; ++x) rest += {math.load("image", "source_at + row + x")};"""
+    some = "start_z < end_z && start_y < end_y && start_x < end_x"
+    finish = f"""
+{lane_sum(math.scalar, math.width, "whole")}
+{_ADAPTIVE_COUNT if adaptive else _COUNT}
+{math.store("out", "first + j", f"{some} ? (whole_sum + rest) / count : 0")};"""
+    return begin, row, finish
+
+
+@cache
+def wide_kernel(storage: str, kind: Kind, adaptive: bool, simd_width: int) -> Kernel:
+    """The CPU form for windows with rows of a vector or more, not dilated along x: the walk is over the target's
+    pixels, and vectors are of a window's row. Parameters as of `window_kernel`."""
+    walk, math = Walk("cpu", rank=4), arithmetic(storage, simd_width)
+    begin, row, finish = _widest(math) if kind == "max" else _whole_sum(math, adaptive)
+    step = "1" if adaptive else "dilation_{0}"
+    loops = "".join(f"for (int {a} = start_{a}; {a} < end_{a}; {a} += {step.format(a)})\n" for a in "zy")
+    windows = "\n".join(_window(a, f"t{a}", adaptive) for a in AXES)
+    pool = f"""const int tx = i3 + j;
+{windows}
+{begin}
+{loops} {{
+  const int row = (z * source_y + y) * source_x;
+  {row}
+}}
+{finish}"""
+    name = f"{'adaptive_' if adaptive else ''}{kind}_pool_wide"
+    params = _params(_forward_pointers(storage, kind), kind, adaptive)
+    return walk.kernel(name, params, walk.each(pool, _TARGET_ROW, vectorize=False))
+
+
 # The rows of a window, and which of its taps' they are.
 _ROWS = """for (int z = start_z, kz = first_z; z < end_z; z += dilation_z, ++kz)
       for (int y = start_y, ky = first_y; y < end_y; y += dilation_y, ++ky)"""
@@ -206,8 +304,8 @@ def row_kernel(storage: str, kind: Kind, simd_width: int, places: Places = "indi
     """The CPU form: the walk is over (plane, z, y), rows of the target, of which it takes a vector of pixels at a time.
     Parameters as of `window_kernel`, with `offsets` in place of `indices` where that is what `places` says."""
     walk, math = Walk("cpu", rank=3), arithmetic(storage, simd_width)
-    lane = "long" if math.size == 8 else "int"
-    lanes = f"{lane}{math.width}"
+    lanes = _lanes(math)
+    lane = lanes.removesuffix(str(math.width))
     numbers = ", ".join(str(n) for n in range(math.width))
     if kind == "max":
         begin = f"""

@@ -10,6 +10,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from torchgraft.codegen import element_type
+from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.types import MOVES
 from torchgraft.kernels import pooling as kernels
 from torchgraft.kernels.geometry import Triple
@@ -74,6 +75,47 @@ def _storage(spec: torch.Tensor, kind: Kind, whole: bool = False) -> str:
     return element.name
 
 
+def _joined(kind: Kind, source: Triple, target: Triple, windows: Numbers) -> tuple[Triple, Triple, Numbers]:
+    """The same windows with rows as long as they get: where each takes all of x, y goes on along it."""
+    for _ in range(2):
+        if target[2] != 1 or source[1] == 1:
+            continue
+        if windows:
+            of_x = [windows[f"{name}_x"] for name in _OF_AXIS]
+            of_y = [windows[f"{name}_y"] for name in _OF_AXIS]
+            padded = kind == "average" and any(windows[f"padding_{axis}"] for axis in kernels.AXES)
+            if of_x[0] != source[2] or of_x[2] or (of_x[3], of_y[3]) != (1, 1) or padded:
+                break
+            of_x = [*(n * source[2] for n in of_y[:3]), 1]
+            of_z = [windows[f"{name}_z"] for name in _OF_AXIS]
+            alone = (1, 1, 0, 1)
+            windows = {
+                **windows,
+                **{
+                    f"{name}_{axis}": n
+                    for axis, given in zip(kernels.AXES, (alone, of_z, of_x), strict=True)
+                    for name, n in zip(_OF_AXIS, given, strict=True)
+                },
+            }
+        elif source[1] % target[1]:
+            break
+        source, target = (1, source[0], source[1] * source[2]), (1, target[0], target[1])
+    return source, target, windows
+
+
+_OF_AXIS = ("taps", "stride", "padding", "dilation")
+
+
+def _vector_within(storage: str, source: Triple, target: Triple, windows: Numbers, p: PlanBuilder) -> int:
+    """The widest of the vectors that fit into a window's rows, or 0 where it is better to take as many windows at
+    once: where they lie close together."""
+    row = windows["taps_x"] if windows else source[2] // target[2]
+    if windows and (windows["dilation_x"] != 1 or (windows["stride_x"] <= 2 and target[2] >= p.device.simd_width)):
+        return 0
+    widths = [p.device.simd_width >> n for n in range(5)]
+    return max((n for n in widths if n >= 4 and arithmetic(storage, n).width <= row), default=0)
+
+
 def _pool(
     p: PlanBuilder,
     kind: Kind,
@@ -89,7 +131,13 @@ def _pool(
     planes, source_size = _spatial(source, dims)
     target_size = _spatial(outs[0], dims)[1]
     cost = _cost(source_size, target_size, windows)
-    if p.form == "cpu" and windows:
+    if p.form == "cpu" and places == "indices":
+        source_size, target_size, windows = _joined(kind, source_size, target_size, windows)
+    wide = p.form == "cpu" and places == "indices" and _vector_within(storage, source_size, target_size, windows, p)
+    if wide:
+        grid = p.walk((planes, *target_size), cost, multiple=1)
+        kernel = kernels.wide_kernel(storage, kind, not windows, wide)
+    elif p.form == "cpu" and windows:
         grid = p.walk((planes, *target_size[:2]), cost * target_size[2], multiple=1)
         kernel = kernels.row_kernel(storage, kind, p.device.simd_width, places)
     else:

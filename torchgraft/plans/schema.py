@@ -62,7 +62,7 @@ def _packet(namespace: str, name: str) -> list[torch._ops.OpOverload]:
 
 
 def _in_place(name: str) -> str:
-    """What torch calls the in-place form: "add_" that of "add", "__ilshift__" that of Python's operator "__lshift__"."""
+    """What torch calls the in-place form: "add_" for "add", "__ilshift__" for Python's operator "__lshift__"."""
     return f"__i{name[2:]}" if name.startswith("__") else f"{name}_"
 
 
