@@ -144,6 +144,27 @@ def test_large_images(device: str, mode: str) -> None:
         torch.testing.assert_close(a.cpu(), b, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear"])
+def test_gradients_of_images_made_smaller(device: str, mode: str, dtype: torch.dtype) -> None:
+    """Most pixels have no part in them, and what is infinite stays where it belongs."""
+    for dims in MODES[mode]:
+        for _ in range(3):
+            size = [random.randint(2, LARGEST[dims]) for _ in range(dims)]
+            target = [random.randint(1, n) for n in size]
+            aligned = {} if mode.startswith("nearest") else {"align_corners": random.random() < 0.5}
+            x = torch.randn(3, 4, *size, dtype=dtype)
+            gradient = torch.randn(3, 4, *target, dtype=dtype)
+            if mode.startswith("nearest"):
+                gradient.view(-1)[::7] = float("inf")
+            a, b = (
+                torch.autograd.grad(F.interpolate(t, target, mode=mode, **aligned), t, gradient.to(t.device))[0]
+                for t in (x.to(device).requires_grad_(), x.requires_grad_())
+            )
+            tolerance = TOLERANCE[dtype]
+            torch.testing.assert_close(a.cpu(), b, rtol=tolerance, atol=10 * tolerance)
+
+
 def test_layouts(device: str) -> None:
     """Results have the strides that torch's CPU gives them."""
     x = torch.randn(2, 5, 6, 7)

@@ -350,6 +350,30 @@ for (int start = 0; start < inner; start += {math.width}) {{
 
 
 @cache
+def scatter_kernel(image: Image, taps: int) -> Kernel:
+    """The CPU form of a row's gradient where the target has fewer pixels than the source, most of which have no part in
+    it then: each gives its share to those that it was made of. The walk is over planes, which are rows; `image` has one
+    axis, and elements that sums are kept in."""
+    walk, math = Walk("cpu"), image.math
+    if image.weights:
+        real = BY_NAME[image.weights].storage
+        each = (f"const {real} w{k} = {image.weight('x', str(k), 'tx')};" for k in range(taps))
+        add = (f"if (w{k} != 0) x[{k}] += w{k} * g[tx];" for k in range(taps))
+        share = " ".join([*each, *add])
+    else:
+        share = "*x += g[tx];"
+    row = f"""
+{math.pointer} to = out + i * source_x;
+{math.const_pointer} g = values + i * target_x;
+for (int x = 0; x < source_x; ++x) to[x] = 0;
+for (int tx = 0; tx < target_x; ++tx) {{
+  {math.pointer} x = to + {image.row("x", "tx")};
+  {share}
+}}"""
+    return walk.kernel(_name(image, True, "_scatter"), image.params(True), walk.each(row, vectorize=False))
+
+
+@cache
 def row_kernel(image: Image, taps: tuple[int, ...]) -> Kernel:
     """The CPU form where single elements lie side by side: the walk is over (plane, z, y), rows of the target, with all
     taps (x, y, z) unrolled."""

@@ -129,6 +129,13 @@ def _fixed(p: PlanBuilder, tables: _Tables, real: str, target: tuple[int, ...]) 
 _MOST_UNROLLED = 16
 
 
+def _pays_scatter(p: PlanBuilder, image: Image, tables: _Tables, layout: _Layout) -> bool:
+    """Whether a gradient's rows are made of few pixels, and there are rows for all cores."""
+    fits = p.form == "cpu" and image.axes == layout.inner == 1 and image.storage in ("f32", "f64")
+    fewer = layout.target[0] < layout.source[0] and tables.taps[0] <= _MOST_UNROLLED
+    return fits and fewer and layout.planes >= p.device.compute_units
+
+
 def _apply(
     p: PlanBuilder,
     image: Image,
@@ -147,6 +154,9 @@ def _apply(
     elif p.form == "cpu" and layout.inner == 1 and not transposed and math.prod(tables.taps) <= _MOST_UNROLLED:
         kernel = kernels.row_kernel(image, tables.taps)
         grid = p.walk(pixels[:-1], target[0], multiple=1)
+    elif transposed and _pays_scatter(p, image, tables, layout):
+        kernel = kernels.scatter_kernel(image, tables.taps[0])
+        grid = p.walk(layout.planes, layout.source[0], multiple=1)
     else:
         kernel = kernels.element_kernel(image, transposed, p.form)
         grid = p.walk((*pixels[:-1], target[0] * layout.inner), math.prod(tables.taps), multiple=1)
@@ -350,8 +360,8 @@ def _is_whole(source: int, target: int, scale: float) -> bool:
 def _pays_separately(p: PlanBuilder, image: Image, layout: _Layout, transposed: bool) -> bool:
     """Whether a CPU is quicker axis after axis: all but rows are then whole vectors."""
     several = p.form == "cpu" and layout.inner == 1 and image.axes > 1 and image.storage in ("f32", "f64")
-    large = layout.planes * math.prod(layout.target) > 1 << 14
-    return several and large and (transposed or image.weights != "")
+    pixels = max(math.prod(layout.target), math.prod(layout.source) if transposed else 0)
+    return several and layout.planes * pixels > 1 << 14 and (transposed or image.weights != "")
 
 
 def _axis_after_axis(
