@@ -66,6 +66,11 @@ def others() -> Iterator[Case]:
     yield one("average pool 2x2 16x24x38x38, backward", lambda x: F.avg_pool2d(x, 2), (16, 24, 38, 38), True)
     yield one("average pool to 7x7 16x24x37x37, backward", lambda x: F.adaptive_avg_pool2d(x, 7), features, True)
     yield one("max pool of 3, 1-d 8x64x1001", lambda x: F.max_pool1d(x, 3, 2), (8, 64, 1001))
+    yield one("max pool to 1x1 16x64x28x28", lambda x: F.adaptive_max_pool2d(x, 1), (16, 64, 28, 28))
+    yield one("max pool of all, 1-d 32x64x100", lambda x: F.max_pool1d(x, 100), (32, 64, 100))
+    yield one("average pool of all, 2-d 128x256x8x8", lambda x: F.avg_pool2d(x, 8), (128, 256, 8, 8))
+    for mode in ("nearest", "bilinear"):
+        yield one(f"{mode} to 60x81 8x3x180x241, backward", resized(mode, (60, 81)), photo, True)
     maps, small = (8, 32, 64, 64), (8, 32, 28, 30)
     for border in ("reflect", "replicate"):
 
