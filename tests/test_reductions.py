@@ -105,7 +105,7 @@ def test_layouts(device: str, name: str, shape: tuple[tuple[int, ...], Any], dty
 
 
 @pytest.mark.parametrize("columns", [2, 3, 10, 15, 16, 31, 33])
-@pytest.mark.parametrize("rows", [63, 64, 100, 5001])
+@pytest.mark.parametrize("rows", [31, 32, 33, 50, 63, 64, 100, 5001])
 def test_few_columns(device: str, rows: int, columns: int) -> None:
     """Several elements of each are taken at once, and some are left over; what is not a number stays in its column."""
     x = make((rows, columns), torch.float32)
@@ -175,6 +175,46 @@ def test_products(device: str, dtype: torch.dtype) -> None:
     for dim in (0, 1):
         check(torch.prod(x.to(device), dim), torch.prod(wide(x), dim), 1e-3)
     check(torch.prod(x[:2].to(device)), torch.prod(wide(x[:2])), 1e-3)
+
+
+@pytest.mark.quick(dtype=[torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_sums_of_exponentials(device: str, form: str, dtype: torch.dtype) -> None:
+    for shape, dims in [*SHAPES, ((2, 3, 4, 5, 6), (0, 2, 4)), ((30, 50, 100), 1), ((3, 0), 1), ((0, 3), 1)]:
+        if shape == ():
+            dims = 0
+        for label, x in strided((5 * torch.randn(shape)).to(dtype)):
+            got = torch.logsumexp(x.to(device), dims, keepdim=label == "steps")
+            assert got.dtype == dtype
+            check(got, torch.logsumexp(x.double(), dims, keepdim=label == "steps"), max(2e-6, tolerance(dtype)))
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_sums_of_exponentials_of_what_is_infinite(device: str, across: bool) -> None:
+    inf, nan = math.inf, math.nan
+    for values in ([1, inf], [-inf, -inf], [nan, inf], [inf, -inf, nan], [-inf, 3], [inf, inf], [1e30, -1e30], [-inf]):
+        for count in (1, 40):
+            x = torch.tensor(values * count)[torch.randperm(len(values) * count)]
+            x = x[:, None].expand(-1, 20) if across else x.expand(20, -1)
+            check(torch.logsumexp(x.to(device), int(not across)), torch.logsumexp(x.double(), int(not across)), 1e-6)
+
+
+def test_sums_of_exponentials_of_other_types(device: str) -> None:
+    x = torch.randn(3, 40)
+    for kept in (False, True):
+        for y in ((9 * x).int(), x > 0, torch.complex(x, x.flip(0))):
+            got, expected = (torch.logsumexp(t, 1, kept) for t in (y.to(device), y))
+            assert got.dtype == expected.dtype
+            torch.testing.assert_close(got.cpu(), expected)
+    for dtype in (torch.float64, torch.float16, torch.complex64):
+        out = torch.empty(3, dtype=dtype, device=device)
+        assert torch.logsumexp(x.to(device), 1, out=out) is out
+        torch.testing.assert_close(out.cpu(), torch.logsumexp(x, 1).to(dtype), rtol=1e-3, atol=1e-6)
+    with pytest.raises(RuntimeError, match="Expected floating point type for result tensor, but got: Long"):
+        torch.logsumexp(x.to(device), 1, out=torch.empty(3, dtype=torch.int64, device=device))
+    a, b = (t.requires_grad_() for t in (x.to(device), x.double()))
+    (mine,), (theirs,) = (torch.autograd.grad(t.logsumexp(0).sin().sum(), t) for t in (a, b))
+    torch.testing.assert_close(mine.cpu().double(), theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["amax", "amin", "argmax", "argmin"])

@@ -517,7 +517,7 @@ class Team:
         text = self._over(lambda begin, end: accumulators.pieces(begin, end, _RUN, loop, combine, every), size)
         text = f"{every(accumulators.start)} {text} {accumulators.whole(combine, every)}"
         if several:
-            touch = f"stride == tg_m && tg_m <= {self.width // _TOGETHER} && {end} - {begin} >= {4 * _TOGETHER}"
+            touch = f"stride == tg_m && tg_m <= {self.width // _TOGETHER} && {end} - {begin} >= {2 * _TOGETHER}"
             whole = self._lanes(bind(combine, A="tg_{}[tg_j]", B="tg_{}[tg_place + tg_j]"))
             text = f"""const int tg_wide = {touch} ? {_TOGETHER} * tg_m : tg_m; {text}
       for (int tg_place = tg_m; tg_place < tg_wide; tg_place += tg_m) {{ {whole} }}"""

@@ -220,6 +220,24 @@ def total(acc: str, out: str, mean: bool = False, skip_nan: bool = False) -> Red
 
 
 @functools.cache
+def log_sum_exp(acc: str, out: str) -> Reduction:
+    """The logarithm of the sum of exponentials in one pass: of what has been taken in, the largest number and the sum
+    of exponentials of the distances from it (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax",
+    2018). Numbers that are both infinite are no distance apart."""
+    t = value_ctype(acc)
+    apart = f"const {t} e = {{0}} == A.top ? 1 : tg_exp_{acc}(-fabs({{0}} - A.top));"
+    return Reduction(
+        f"logsumexp_{acc}",
+        (("top", acc, "-INFINITY"), ("sum", acc, "0")),
+        f"{apart.format('x')} A.sum = fma(A.sum, x > A.top ? e : 1, x > A.top ? 1 : e); A.top = x > A.top ? x : A.top;",
+        f"{apart.format('B.top')} A.sum = B.top > A.top ? A.sum * e + B.sum : A.sum + B.sum * e; "
+        "A.top = B.top > A.top ? B.top : A.top;",
+        ((out, f"tg_log_{acc}(A.sum) + A.top"),),
+        cascade=acc == "f32",
+    )
+
+
+@functools.cache
 def nonzeros(complex_input: bool) -> Reduction:
     """The number of elements that are not zero."""
     value = "x.x != 0 || x.y != 0" if complex_input else "x != 0"

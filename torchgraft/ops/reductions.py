@@ -33,6 +33,9 @@ _MANY_PARTS = 32
 # as soon as they fill the widest register.
 _SHORT_ROW, _SHORT_SIMPLE_ROW = 32, 16
 _COLUMN_BYTES = 32768  # accumulators of one block of columns
+# Columns of up to so many elements are shared out rather than parts of them, which would have to be added up, if there
+# are at most so many in all.
+_LOW, _CACHED = 512, 1 << 20
 _COLUMNS_PART = 32768  # elements of a part of columns, unless there is less for each core
 
 
@@ -216,9 +219,13 @@ def _share_cpu(p: PlanBuilder, r: Reduction, g: _Geometry) -> _Share:
     size = sum(BY_NAME[type_].size for _, type_, _ in r.fields)
     width = max(64, min(2048, _COLUMN_BYTES // size // 64 * 64))
     row = g.kept[1].size
-    chunk = min(row, ceil_div(ceil_div(row, ceil_div(row, width)), 16) * 16)
+    across = ceil_div(row, width)
+    low = work <= _CACHED and g.count <= _LOW
+    if low and work > _SMALL:
+        across = max(across, min(ceil_div(8 * units, g.kept[0].size), row // 64))
+    chunk = min(row, ceil_div(ceil_div(row, across), 16) * 16)
     blocks = g.kept[0].size * ceil_div(row, chunk)
-    if work > _SMALL and blocks < groups // 2:
+    if work > _SMALL and blocks < (2 if low else 8) * units:
         parts = max(1, min(ceil_div(groups, blocks), g.count // 16, max(2 * units, work // _COLUMNS_PART)))
     return _Share(blocks, chunk, ceil_div(g.count, parts), 64, width)
 
@@ -409,6 +416,41 @@ def prod_dim(
     dtype: torch.dtype | None = None,
 ) -> None:
     _prod(p, out, self, reduced_dims(self.dim(), dim))
+
+
+# ---- sums of exponentials ----
+
+
+def _check_log_sum_exp(out: torch.Tensor | None = None, **_: Any) -> None:
+    if out is not None and not (out.is_floating_point() or out.is_complex()):
+        raise RuntimeError(
+            f"logsumexp(): Expected floating point type for result tensor, but got: {dtype_name(out.dtype)}"
+        )
+
+
+@composite(
+    "logsumexp",
+    "logsumexp.out",
+    when=lambda self, out=None, **_: self.is_complex() or (out is not None and out.is_complex()),
+    refuses=_check_log_sum_exp,
+)
+def _log_sum_exp_of_complex(
+    self: torch.Tensor, dim: list[int], keepdim: bool = False, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The largest real part is what is taken out."""
+    dims = reduced_dims(self.dim(), dim)
+    top = torch.amax(self.real, dims, keepdim=True)
+    top = torch.where(top.isinf(), 0, top)
+    return (self - top).exp().sum(dims, keepdim).log() + (top if keepdim else top.squeeze(dims))
+
+
+@planner("logsumexp", refuses=_check_log_sum_exp)
+def log_sum_exp(
+    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[int], keepdim: bool = False
+) -> None:
+    x = self if self.is_floating_point() else p.cast(self, torch.get_default_dtype())
+    reduction = kernels.log_sum_exp(element_type(x.dtype).accumulate, element_type(out.dtype).name)
+    plan_reduction(p, reduction, [out], x, reduced_dims(x.dim(), dim))
 
 
 @planner("count_nonzero.dim_IntList", meta=lambda self, dim: torch.sum(self, dim, dtype=torch.int64))
