@@ -330,16 +330,15 @@ row("bitwise_and.Tensor", "self & other", refuses=only("integer"))
 row("bitwise_or.Tensor", "self | other", refuses=only("integer"))
 row("bitwise_xor.Tensor", "self ^ other", refuses=only("integer"))
 row("bitwise_not", "~self", boolean="!self", refuses=(only("integer"), other_out))
-row(
-    "bitwise_left_shift.Tensor __lshift__.Tensor __lshift__.Scalar",
-    "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)0 : (T)(self << other)",
-    refuses=only("integer"),
-)
-row(
-    "bitwise_right_shift.Tensor __rshift__.Tensor __rshift__.Scalar",
-    "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)-(self < 0) : (T)(self >> other)",
-    refuses=only("integer"),
-)
+for _name, _shifted in {
+    "left": "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)0 : (T)(self << other)",
+    "right": "other < 0 || other >= (T)(sizeof(T) * 8) ? (T)-(self < 0) : (T)(self >> other)",
+}.items():
+    row(f"bitwise_{_name}_shift.Tensor", _shifted, refuses=only("integer"))
+    # Python's operators are ops of their own, whose meta functions have another error for fractions.
+    _operator = f"__{_name[0]}shift__"
+    _shift = getattr(torch.ops.aten, f"bitwise_{_name}_shift")
+    row(f"{_operator}.Tensor {_operator}.Scalar", _shifted, refuses=only("integer"), meta=_shift)
 row("isnan", "self != self", kind=ALWAYS_BOOL, integer="0", complex="self.x != self.x || self.y != self.y")
 
 
