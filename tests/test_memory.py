@@ -218,15 +218,19 @@ def holds(x: torch.Tensor, value: int) -> bool:
     return bool((x.cpu() == value).all())
 
 
+def segment_of(x: torch.Tensor) -> dict[str, Any]:
+    """The last that begins at or before the tensor."""
+    segments: list[dict[str, Any]] = torch.get_device_module(x.device).memory_snapshot()
+    return max((each for each in segments if each["address"] <= x.data_ptr()), key=lambda each: each["address"])
+
+
 class TestRanges:
     """Where the driver can, the large blocks of a stream lie in one range of addresses."""
 
     @pytest.fixture(autouse=True)
     def joining(self, device: str) -> None:
         x = new(12 * MIB, device)
-        segments = torch.get_device_module(device).memory_snapshot()
-        begun = [each for each in segments if each["address"] <= x.data_ptr()]
-        if not max(begun, key=lambda each: each["address"])["is_expandable"]:
+        if not segment_of(x)["is_expandable"]:
             pytest.skip("this device's memory does not grow in place")
         del x
         acc.empty_cache()
@@ -271,8 +275,7 @@ class TestRanges:
         module = torch.get_device_module(device)
         segments = [each for each in module.memory_snapshot() if each["device"] == module.current_device()]
         assert sum(each["total_size"] for each in segments) == acc.memory_reserved()
-        begun = [[each for each in segments if each["address"] <= x.data_ptr()] for x in (first, last)]
-        before, behind = (max(each, key=lambda segment: segment["address"]) for each in begun)
+        before, behind = segment_of(first), segment_of(last)
         assert before["address"] < behind["address"]
         assert [each["is_expandable"] for each in (before, behind)] == [True, True]
 

@@ -136,15 +136,16 @@ def window_kernel(storage: str, kind: Kind, adaptive: bool, form: str) -> Kernel
     return walk.kernel(name, _params(_forward_pointers(storage, kind), kind, adaptive), body)
 
 
-def _lanes(math: Arithmetic) -> str:
-    """The vectors of integers that comparisons of numbers in vectors select."""
-    return f"{'long' if math.size == 8 else 'int'}{math.width}"
+def _lane(math: Arithmetic) -> str:
+    """The integers that comparisons of vectors give for each number: places are kept in vectors of them."""
+    return "long" if math.size == 8 else "int"
 
 
 def _widest(math: Arithmetic) -> tuple[str, str, str]:
     """Of a window that is taken in vectors, the largest pixel: what begins, takes vectors of a row, and ends it. A
     row's last vector moves back over the one before it, since no pixel is the worse for being seen twice."""
-    lanes, lane, width = _lanes(math), _lanes(math).removesuffix(str(math.width)), math.width
+    lane, width = _lane(math), math.width
+    lanes = f"{lane}{width}"
     numbers = ", ".join(map(str, range(width)))
     lowest, pixel = _LOWEST[math.storage], math.load("image", "source_at + row + moved + l")
     begin = f"""
@@ -304,8 +305,8 @@ def row_kernel(storage: str, kind: Kind, simd_width: int, places: Places = "indi
     """The CPU form: the walk is over (plane, z, y), rows of the target, of which it takes a vector of pixels at a time.
     Parameters as of `window_kernel`, with `offsets` in place of `indices` where that is what `places` says."""
     walk, math = Walk("cpu", rank=3), arithmetic(storage, simd_width)
-    lanes = _lanes(math)
-    lane = lanes.removesuffix(str(math.width))
+    lane = _lane(math)
+    lanes = f"{lane}{math.width}"
     numbers = ", ".join(str(n) for n in range(math.width))
     if kind == "max":
         begin = f"""

@@ -75,35 +75,24 @@ def _storage(spec: torch.Tensor, kind: Kind, whole: bool = False) -> str:
     return element.name
 
 
+_OF_AXIS = ("taps", "stride", "padding", "dilation")
+
+
 def _joined(kind: Kind, source: Triple, target: Triple, windows: Numbers) -> tuple[Triple, Triple, Numbers]:
     """The same windows with rows as long as they get: where each takes all of x, y goes on along it."""
-    for _ in range(2):
-        if target[2] != 1 or source[1] == 1:
-            continue
+    while target[2] == 1 and source[:2] != (1, 1):
         if windows:
-            of_x = [windows[f"{name}_x"] for name in _OF_AXIS]
-            of_y = [windows[f"{name}_y"] for name in _OF_AXIS]
+            z, y, x = ([windows[f"{name}_{axis}"] for name in _OF_AXIS] for axis in kernels.AXES)
             padded = kind == "average" and any(windows[f"padding_{axis}"] for axis in kernels.AXES)
-            if of_x[0] != source[2] or of_x[2] or (of_x[3], of_y[3]) != (1, 1) or padded:
+            if x[0] != source[2] or x[2] or (x[3], y[3]) != (1, 1) or padded:
                 break
-            of_x = [*(n * source[2] for n in of_y[:3]), 1]
-            of_z = [windows[f"{name}_z"] for name in _OF_AXIS]
-            alone = (1, 1, 0, 1)
-            windows = {
-                **windows,
-                **{
-                    f"{name}_{axis}": n
-                    for axis, given in zip(kernels.AXES, (alone, of_z, of_x), strict=True)
-                    for name, n in zip(_OF_AXIS, given, strict=True)
-                },
-            }
+            joined = [1, 1, 0, 1], z, [*(n * source[2] for n in y[:3]), 1]
+            for name, values in zip(_OF_AXIS, zip(*joined, strict=True), strict=True):
+                windows = {**windows, **_axes(name, values)}
         elif source[1] % target[1]:
             break
         source, target = (1, source[0], source[1] * source[2]), (1, target[0], target[1])
     return source, target, windows
-
-
-_OF_AXIS = ("taps", "stride", "padding", "dilation")
 
 
 def _vector_within(storage: str, source: Triple, target: Triple, windows: Numbers, p: PlanBuilder) -> int:
@@ -131,9 +120,10 @@ def _pool(
     planes, source_size = _spatial(source, dims)
     target_size = _spatial(outs[0], dims)[1]
     cost = _cost(source_size, target_size, windows)
+    wide = 0
     if p.form == "cpu" and places == "indices":
         source_size, target_size, windows = _joined(kind, source_size, target_size, windows)
-    wide = p.form == "cpu" and places == "indices" and _vector_within(storage, source_size, target_size, windows, p)
+        wide = _vector_within(storage, source_size, target_size, windows, p)
     if wide:
         grid = p.walk((planes, *target_size), cost, multiple=1)
         kernel = kernels.wide_kernel(storage, kind, not windows, wide)
