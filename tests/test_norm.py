@@ -1,4 +1,4 @@
-"""Layer, group and batch normalisation, against torch's CPU in float64."""
+"""Layer, RMS, group and batch normalisation, against torch's CPU in float64."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from torchgraft.fallback import fallback
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-10, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 DTYPES = list(TOLERANCE)
+
+#: Shapes, and of what dimensions of them the rows are.
+ROWS = [((5, 64), (64,)), ((700, 33), (33,)), ((2, 3, 4, 50), (4, 50)), ((1, 5000), (5000,)), ((7,), (7,))]
 
 
 @pytest.fixture(autouse=True)
@@ -55,11 +58,7 @@ def compare(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("shape", "normalized"),
-    [((5, 64), (64,)), ((700, 33), (33,)), ((2, 3, 4, 50), (4, 50)), ((1, 5000), (5000,)), ((7,), (7,))],
-    ids=str,
-)
+@pytest.mark.parametrize(("shape", "normalized"), ROWS, ids=str)
 def test_layer_norm(device: str, shape: tuple[int, ...], normalized: tuple[int, ...], dtype: torch.dtype) -> None:
     x, w, b = torch.randn(shape) * 2 + 1, torch.randn(normalized), torch.randn(normalized)
 
@@ -105,6 +104,67 @@ def test_layer_norm_eps_is_dynamic(device: str) -> None:
     for eps in (1e-5, 0.1, 10.0):
         got = F.layer_norm(x.to(device), (10,), eps=eps)
         torch.testing.assert_close(got.cpu(), F.layer_norm(x, (10,), eps=eps))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("shape", "normalized"), ROWS, ids=str)
+def test_rms_norm(device: str, shape: tuple[int, ...], normalized: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, w = torch.randn(shape) * 2 + 1, torch.randn(normalized)
+
+    def op(x: Any, w: Any = None) -> torch.Tensor:
+        return F.rms_norm(x, normalized, w)
+
+    compare(op, device, dtype, x, w)
+    compare(op, device, dtype, x)
+    if len(shape) == 2:
+        compare(op, device, dtype, x.t().contiguous().t(), w)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("eps", [None, 1e-5, 10.0])
+def test_rms_norm_of_small_numbers(device: str, dtype: torch.dtype, eps: float | None) -> None:
+    """What is added to the square is of the dtype that is computed in, if nobody says what."""
+    x = torch.randn(4, 30).to(dtype) * 2e-4
+    got, rstd = torch._fused_rms_norm(x.to(device), (30,), None, eps)  # type: ignore[attr-defined]
+    expected, deviation = torch._fused_rms_norm(x, (30,), None, eps)  # type: ignore[attr-defined]
+    torch.testing.assert_close(got.cpu(), expected)
+    torch.testing.assert_close(rstd.cpu(), deviation)
+
+
+def test_rms_norm_of_long_rows(device: str) -> None:
+    x = torch.rand(1, 2**22 + 5)
+    _, rstd = torch._fused_rms_norm(x.to(device), x.shape[1:], None, 1e-5)  # type: ignore[attr-defined]
+    torch.testing.assert_close(
+        rstd.cpu().double(), (x.double().square().mean(1, True) + 1e-5).rsqrt(), rtol=1e-6, atol=0
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_rms_norm_as_torch_composes_it(device: str) -> None:
+    """Of complex numbers, of channels-last images and with a weight of another dtype."""
+    for x, w in (
+        (torch.randn(5, 7, dtype=torch.complex64), torch.randn(7, dtype=torch.complex64)),
+        (torch.randn(2, 3, 4, 7).to(memory_format=torch.channels_last), torch.randn(7)),
+        (torch.randn(5, 7, dtype=torch.bfloat16), torch.randn(7)),
+    ):
+        tolerance, results = TOLERANCE.get(x.dtype, 1e-4), []
+        for where in (device, "cpu"):
+            inputs = x.detach().to(where).requires_grad_(), w.detach().to(where).requires_grad_()
+            y = F.rms_norm(inputs[0], (7,), inputs[1])
+            results.append([y, *torch.autograd.grad(y.abs().square().sum(), inputs)])
+        for got, expected in zip(*results, strict=True):
+            assert got.stride() == expected.stride()
+            torch.testing.assert_close(got.cpu(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_gradients_of_gradients_of_rms_norm(device: str) -> None:
+    inputs = [torch.randn(shape, device=device, dtype=torch.float64, requires_grad=True) for shape in ((3, 6), (6,))]
+
+    def op(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (6,), w)
+
+    assert torch.autograd.gradcheck(op, inputs, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(op, inputs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -230,6 +290,14 @@ def test_instance_norm(device: str) -> None:
 
 def test_empty(device: str) -> None:
     assert F.layer_norm(torch.empty(0, 5, device=device), (5,)).shape == (0, 5)
+    for shape, normalized in (((0, 5), (5,)), ((3, 0), (0,))):
+        x = torch.empty(shape)
+        for got, expected in zip(
+            torch._fused_rms_norm(x.to(device), normalized, None, None),  # type: ignore[attr-defined]
+            torch._fused_rms_norm(x, normalized, None, None),  # type: ignore[attr-defined]
+            strict=True,
+        ):
+            torch.testing.assert_close(got.cpu(), expected, equal_nan=True)
     assert F.group_norm(torch.empty(0, 4, 3, device=device), 2).shape == (0, 4, 3)
 
 

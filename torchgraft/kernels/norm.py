@@ -1,8 +1,9 @@
-"""Kernels of layer, group and batch normalisation.
+"""Kernels of layer, RMS, group and batch normalisation.
 
-Layer and group norm are teams on rows: contiguous runs of elements that share a mean. Both take two passes over a row
-for the mean and the variance - the row lies in a cache - so that nothing is lost by cancellation. Batch norm is a
-reduction (`kernels.reduce`), which also does what there is to do once for each channel, and an affine map.
+The first three are teams on rows: contiguous runs of elements that share a mean, or a mean square. Layer and group norm
+take two passes over a row for the mean and the variance - the row lies in a cache - so that nothing is lost by
+cancellation. Batch norm is a reduction (`kernels.reduce`), which also does what there is to do once for each channel,
+and an affine map.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _save(team: Team, stat_type: str) -> str:
     return team.leader(f"store_{stat_type}(means, row, mean); store_{stat_type}(rstds, row, rstd);")
 
 
-# Layer norm ----------------------------------------------------------------------------------------------------------
+# Layer and RMS norm --------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -53,10 +54,34 @@ def layer_norm(layout: Layout, type_: str, weight_type: str, stat_type: str, wei
 
 
 @functools.cache
-def layer_norm_backward(
-    layout: Layout, type_: str, weight_type: str, stat_type: str, weight: bool, input_grad: bool, weight_grads: bool
+def rms_norm(layout: Layout, type_: str, weight_type: str, weight: bool) -> Kernel:
+    """Parameters: `x`, `weight`, `out`, `rstds`, `eps`."""
+    team, acc = Team(layout), BY_NAME[type_].accumulate
+    t, x = value_ctype(acc), f"load_{type_}(x, {team.at})"
+    value = f"{x} * rstd" + (f" * load_{weight_type}(weight, c)" if weight else "")
+    return team.kernel(
+        f"rms_norm_{type_}",
+        parameters(f"const {type_}* x; const {weight_type}* weight; {type_}* out; {acc}* rstds; {acc} eps"),
+        team.sum({"squares": acc}, f"const {t} d = {x}; A.squares += d * d;"),
+        team.let("rstd", acc, f"1 / sqrt(squares / ({t})size + eps)"),
+        team.leader("rstds[row] = rstd;"),
+        team.each(f"store_{type_}(out, {team.at}, {value});"),
+    )
+
+
+@functools.cache
+def row_norm_backward(
+    layout: Layout,
+    type_: str,
+    weight_type: str,
+    stat_type: str,
+    centered: bool,
+    weight: bool,
+    input_grad: bool,
+    weight_grads: bool,
 ) -> Kernel:
-    """Gradients of the input and, in the CPU form, of weight and bias: a sum for each work-group, to be added up.
+    """Gradients of layer norm or, not `centered`, of RMS norm, which has neither means nor a bias: of the input and, in
+    the CPU form, of weight and bias, a sum for each work-group, to be added up.
 
     Parameters: `grad`, `x`, `means`, `rstds`, `weight`, `out`, `dws`, `dbs`.
     """
@@ -64,43 +89,55 @@ def layer_norm_backward(
     t = value_ctype(acc)
     grad = f"load_{type_}(grad, {team.at})"
     scaled = grad + (f" * load_{weight_type}(weight, c)" if weight else "")
-    normal = f"(load_{type_}(x, {team.at}) - mean) * rstd"
-    parts = [f"const {t} mean = load_{stat_type}(means, row), rstd = load_{stat_type}(rstds, row);"]
-    if input_grad:
+    normal = f"load_{type_}(x, {team.at}) * rstd"
+    parts = [f"const {t} rstd = load_{stat_type}(rstds, row);"]
+    sums, share = {"dot": acc}, f"{normal} * (dot / ({t})size)"
+    step = f"const {t} s = {scaled}; A.dot += s * {normal};"
+    if centered:
+        normal = f"(load_{type_}(x, {team.at}) - mean) * rstd"
+        parts.append(f"const {t} mean = load_{stat_type}(means, row);")
+        sums, share = {"sum": acc, "dot": acc}, f"sum / ({t})size - {normal} * (dot / ({t})size)"
         step = f"const {t} s = {scaled}; A.sum += s; A.dot += s * {normal};"
-        value = f"rstd * ({scaled} - sum / ({t})size - {normal} * (dot / ({t})size))"
-        parts += [team.sum({"sum": acc, "dot": acc}, step), team.each(f"store_{type_}(out, {team.at}, {value});")]
+    if input_grad:
+        value = f"rstd * ({scaled} - {share})"
+        parts += [team.sum(sums, step), team.each(f"store_{type_}(out, {team.at}, {value});")]
     if weight_grads:
-        s, at = f"const {t} s = {grad};", "GROUP_ID(0) * size + c"
+        at = "GROUP_ID(0) * size + c"
+
+        def add(how: str) -> str:
+            bias = f" dbs[{at}] {how} s;" if centered else ""
+            return team.each(f"const {t} s = {grad}; dws[{at}] {how} s * {normal};{bias}")
+
         # A loop of its own for the first row, which fills the sums.
-        first = team.each(f"{s} dws[{at}] = s * {normal}; dbs[{at}] = s;")
-        more = team.each(f"{s} dws[{at}] += s * {normal}; dbs[{at}] += s;")
-        parts.append(f"if (row == GROUP_ID(0) * chunk) {{ {first} }} else {{ {more} }}")
+        parts.append(f"if (row == GROUP_ID(0) * chunk) {{ {add('=')} }} else {{ {add('+=')} }}")
     params = parameters(
         f"const {type_}* grad, x; const {stat_type}* means, rstds; const {weight_type}* weight; {type_}* out; "
         f"{acc}* dws, dbs"
     )
-    return team.kernel(f"layer_norm_backward_{type_}", params, *parts)
+    return team.kernel(f"{'layer' if centered else 'rms'}_norm_backward_{type_}", params, *parts)
 
 
 @functools.cache
-def layer_norm_weight(type_: str, stat_type: str) -> Kernel:
-    """GPU form of the sums of the gradients of weight and bias: the parts of `rows` that dimension 1 shares out, `part`
-    each. The walk is over columns. Parameters: `grad`, `x`, `means`, `rstds`, `dws`, `dbs`, `rows`, `part`."""
-    walk, t = Walk("gpu", group=FEW), value_ctype(BY_NAME[type_].accumulate)
+def row_norm_weight(type_: str, stat_type: str, centered: bool) -> Kernel:
+    """GPU form of the sums of the gradients of weight and, if `centered`, bias: the parts of `rows` that dimension 1
+    shares out, `part` each. The walk is over columns. Parameters: `grad`, `x`, `means`, `rstds`, `dws`, `dbs`, `rows`,
+    `part`."""
+    acc = BY_NAME[type_].accumulate
+    walk, t = Walk("gpu", group=FEW), value_ctype(acc)
+    mean = f" - load_{stat_type}(means, row)" if centered else ""
     column = f"""
     {t} dw = 0, db = 0;
     const long stop = min(((long)GROUP_ID(1) + 1) * part, rows);
     for (long row = (long)GROUP_ID(1) * part; row < stop; ++row) {{
       const {t} g = load_{type_}(grad, row * n + i);
-      dw += g * (load_{type_}(x, row * n + i) - load_{stat_type}(means, row)) * load_{stat_type}(rstds, row);
+      dw += g * (load_{type_}(x, row * n + i){mean}) * load_{stat_type}(rstds, row);
       db += g;
     }}
     dws[GROUP_ID(1) * n + i] = dw;
-    dbs[GROUP_ID(1) * n + i] = db;"""
-    acc = BY_NAME[type_].accumulate
+    {"dbs[GROUP_ID(1) * n + i] = db;" if centered else ""}"""
     params = parameters(f"const {type_}* grad, x; const {stat_type}* means, rstds; {acc}* dws, dbs; i64 rows, part")
-    return walk.kernel(f"layer_norm_weight_{type_}", params, walk.each(column), dims=2)
+    name = f"{'layer' if centered else 'rms'}_norm_weight_{type_}"
+    return walk.kernel(name, params, walk.each(column), dims=2)
 
 
 @functools.cache

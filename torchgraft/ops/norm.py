@@ -1,4 +1,4 @@
-"""Planners of layer, group and batch normalisation, forward and backward."""
+"""Planners of layer, RMS, group and batch normalisation, forward and backward."""
 
 from __future__ import annotations
 
@@ -103,16 +103,29 @@ def layer_norm_backward(
     bias: torch.Tensor | None,
     output_mask: Mask,
 ) -> None:
+    _row_norm_backward(p, out, grad_out, input, normalized_shape, (mean, rstd), weight)
+
+
+def _row_norm_backward(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    normalized_shape: Sequence[int],
+    statistics: tuple[torch.Tensor | None, torch.Tensor],
+    weight: torch.Tensor | None,
+) -> None:
+    """Plans the gradients of input, weight and bias from mean and inverse deviation; RMS norm has no mean, no bias."""
     input_grad, weight_grad, bias_grad = out
-    type_, stat = _float_name(input), element_type(mean.dtype).name
+    mean, rstd = statistics
+    type_, stat, centered = _float_name(x), element_type(rstd.dtype).name, mean is not None
     size = math.prod(normalized_shape)
-    rows = input.numel() // size if size else 0
+    rows = x.numel() // size if size else 0
     if rows == 0:
-        for grad in out:
-            if grad is not None:
-                p.fill(grad, 0)
+        for result in out:
+            if result is not None:
+                p.fill(result, 0)
         return
-    grad_out = p.cast(grad_out, input.dtype)
     gpu = p.form == "gpu"
     wants_weight = weight_grad is not None or bias_grad is not None
     grid = p.long_rows(rows, size)
@@ -120,30 +133,70 @@ def layer_norm_backward(
     if gpu:
         parts = max(1, min(ceil_div(8 * p.device.compute_units * 32, size), ceil_div(rows, 64)))
         parts = ceil_div(rows, ceil_div(rows, parts))
-    dws = dbs = None
-    if wants_weight:
-        dws, dbs = (p.empty((parts, size), _accumulate(input)) for _ in range(2))
-    arguments = {"grad": grad_out, "x": input, "means": mean, "rstds": rstd, "dws": dws, "dbs": dbs}
+    dws = p.empty((parts, size), _accumulate(x)) if wants_weight else None
+    dbs = p.empty((parts, size), _accumulate(x)) if wants_weight and centered else None
+    arguments = {"grad": p.cast(grad, x.dtype), "x": x, "means": mean, "rstds": rstd, "dws": dws, "dbs": dbs}
     if input_grad is not None or (wants_weight and not gpu):
-        kernel = kernels.layer_norm_backward(
+        kernel = kernels.row_norm_backward(
             p.layout,
             type_,
             _name(weight, type_),
             stat,
+            centered,
             weight is not None,
             input_grad is not None,
             wants_weight and not gpu,
         )
         p.launch(kernel, grid, **arguments, weight=weight, out=input_grad)
     if wants_weight and gpu:
-        columns = p.walk(size, multiple=1, group=FEW).by(parts)
-        p.launch(kernels.layer_norm_weight(type_, stat), columns, **arguments, rows=rows, part=ceil_div(rows, parts))
-    grads = [grad for grad in (weight_grad, bias_grad) if grad is not None]
-    if grads and dws is not None and dbs is not None:
-        acc, types = element_type(dws.dtype).name, tuple(element_type(grad.dtype).name for grad in grads)
-        others = [dbs] if len(grads) == 2 else []
-        first = dbs if weight_grad is None else dws
-        plan_reduction(p, kernels.totals(acc, types), [grad.view(-1) for grad in grads], first, [0], others=others)
+        columns, part = p.walk(size, multiple=1, group=FEW).by(parts), ceil_div(rows, parts)
+        p.launch(kernels.row_norm_weight(type_, stat, centered), columns, **arguments, rows=rows, part=part)
+    pairs = [
+        (grad, sums) for grad, sums in ((weight_grad, dws), (bias_grad, dbs)) if grad is not None and sums is not None
+    ]
+    if pairs:
+        acc, types = element_type(_accumulate(x)).name, tuple(element_type(grad.dtype).name for grad, _ in pairs)
+        (_, first), *others = pairs
+        results = [grad.view(-1) for grad, _ in pairs]
+        plan_reduction(p, kernels.totals(acc, types), results, first, [0], others=[sums for _, sums in others])
+
+
+# ---- RMS norm ----
+#
+# What torch composes it of for complex numbers and channels-last images is not these.
+
+
+@planner("_fused_rms_norm", contiguous=True)
+def rms_norm(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor, torch.Tensor],
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None,
+    eps: Scalar | None,
+) -> None:
+    y, rstd = out
+    type_, size = _float_name(input), math.prod(normalized_shape)
+    if input.numel() == 0:
+        p.fill(rstd, math.nan)
+        return
+    kernel = kernels.rms_norm(p.layout, type_, _name(weight, type_), weight is not None)
+    added = torch.finfo(rstd.dtype).eps if eps is None else eps
+    p.launch(kernel, p.long_rows(input.numel() // size, size), x=input, weight=weight, out=y, rstds=rstd, eps=added)
+
+
+@planner("_fused_rms_norm_backward", contiguous=True)
+def rms_norm_backward(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor | None, torch.Tensor | None],
+    grad_out: torch.Tensor,
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    output_mask: Mask,
+) -> None:
+    _row_norm_backward(p, (*out, None), grad_out, input, normalized_shape, (None, rstd), weight)
 
 
 # ---- group norm ----
