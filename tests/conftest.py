@@ -27,6 +27,7 @@ from processes import ForkServer, environment_of, run_in_new_interpreter
 from selection import select
 
 import torchgraft
+from torchgraft.cli.conformance import part_of_all
 from torchgraft.plans.device import kernel_form
 
 TESTS = Path(__file__).parent
@@ -80,6 +81,12 @@ def in_threads(*functions: Callable[[], None]) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also the tests that `make test` leaves to `make test-all`")
     parser.addoption("--rest", action="store_true", help="only the tests that `make test` leaves to `make test-all`")
+    parser.addoption(
+        "--slice",
+        type=part_of_all,
+        metavar="I/N",
+        help="only every N-th of the tests that are asked for, of which the I-th slice (modulo N)",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -704,7 +704,7 @@ class OneSetOfArguments(Sound):
 
     def launch(self, device: int, stream: Any, kernel: Any, groups: Any, local: Any, args: Any) -> None:
         self.arguments = args
-        time.sleep(0.0002)
+        time.sleep(0.002)  # for the others to come between, also on a busy machine
         super().launch(device, stream, kernel, groups, local, self.arguments)
 
 

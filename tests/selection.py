@@ -7,7 +7,8 @@
 * Where a test has marks `quick`, what none of them fits: `quick(form="cpu")`, `quick(form="gpu", dtype=torch.float32)`.
   A list stands for each of its values.
 
-`--all` runs everything, `--rest` what is left, and a test that is named (`test_x.py::test_y[z]`) always runs.
+`--all` runs everything, `--rest` what is left, and a test that is named (`test_x.py::test_y[z]`) always runs. With
+`--slice I/N` as well it is every N-th of these alone: CI runs another slice with each commit.
 """
 
 from __future__ import annotations
@@ -30,12 +31,20 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Takes away from the items what is not asked for: by `make test` what is left out, by `--rest` everything else."""
     named = any("::" in each for each in config.args)
     served = config.getoption("torchgraft_serve", "")  # the process beside pytest's, which is told what to run
-    if config.getoption("--all") or named or served:
+    if named or served:
         return
+    asked = items if config.getoption("--all") else _part(items, rest=config.getoption("--rest"))
+    if (chosen := config.getoption("--slice")) is not None:
+        first, step = chosen
+        asked = asked[first % step :: step]
+    kept = set(asked)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = asked
+
+
+def _part(items: list[pytest.Item], rest: bool) -> list[pytest.Item]:
     left = left_out(items)
-    deselected = [item for item in items if (item in left) != config.getoption("--rest")]
-    config.hook.pytest_deselected(items=deselected)
-    items[:] = [item for item in items if (item in left) == config.getoption("--rest")]
+    return [item for item in items if (item in left) == rest]
 
 
 def left_out(items: Iterable[pytest.Item]) -> set[pytest.Item]:

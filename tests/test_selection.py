@@ -1,4 +1,4 @@
-"""What `make test` leaves out, and that `--rest` has all of that."""
+"""What `make test` leaves out, that `--rest` has all of that, and slices of it together."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from conftest import Script
 CONFTEST = """
 from selection import select
 
+from torchgraft.cli.conformance import part_of_all
+
 def pytest_addoption(parser):
     parser.addoption("--all", action="store_true")
     parser.addoption("--rest", action="store_true")
+    parser.addoption("--slice", type=part_of_all)
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "thorough")
@@ -64,7 +67,8 @@ REST = {
 def test_the_two_parts_are_the_whole(script: Script, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TESTS)
-    asked = [["."], [".", "--rest"], [".", "--all"], ["test_it.py::test_long"]]
+    slices = [[".", "--rest", "--slice", f"{number}/3"] for number in (3, 7, 5)]
+    asked = [["."], [".", "--rest"], [".", "--all"], ["test_it.py::test_long"], *slices]
     printed = script(f"""
         import os
         import pytest
@@ -76,3 +80,5 @@ def test_the_two_parts_are_the_whole(script: Script, tmp_path: Path) -> None:
     """)
     parts = [{line.partition("::")[2] for line in each.splitlines() if "::" in line} for each in printed.split("----")]
     assert parts[:4] == [QUICK, REST, QUICK | REST, {"test_long"}]
+    assert sorted(map(len, parts[4:7])) == [2, 3, 3]
+    assert set().union(*parts[4:7]) == REST

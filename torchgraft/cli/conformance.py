@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--slice",
-        type=_slice,
+        type=part_of_all,
         metavar="I/N",
         help="only every N-th case, of which the I-th slice (modulo N, so that any growing number will do)",
     )
@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _slice(text: str) -> tuple[int, int]:
+def part_of_all(text: str) -> tuple[int, int]:
+    """I and N of "I/N", for argparse."""
     first, _, step = text.partition("/")
     if not (first.isdecimal() and step.isdecimal() and int(step) > 0):
         raise argparse.ArgumentTypeError(f"a slice is, for example, 3/8, and not {text!r}")
