@@ -287,6 +287,7 @@ def attend(
         torch.testing.assert_close(x.cpu().double(), y, rtol=2e-2, atol=1e-2 * max(1.0, y.abs().max().item()))
 
 
+@pytest.mark.quick(queries=100)
 @pytest.mark.parametrize(
     ("queries", "keys", "head", "value_head"),
     [(5, 7, 16, 16), (33, 70, 64, 64), (64, 64, 32, 48), (100, 130, 80, 16), (37, 200, 128, 256)],
@@ -299,6 +300,7 @@ def test_attention(made: list[Kernel], device: str, queries: int, keys: int, hea
     }
 
 
+@pytest.mark.quick(kind=["bias", "layout"])
 @pytest.mark.parametrize("kind", ["causal", "bias", "mask", "groups", "layout"])
 def test_attention_of_all_kinds(made: list[Kernel], device: str, kind: str) -> None:
     q, k, v = numbers(2, 4, 75, 48), numbers(2, 4, 90, 48), numbers(2, 4, 90, 48)
@@ -435,6 +437,7 @@ LANES = [  # one line's length after the other
 ]
 
 
+@pytest.mark.quick(image=[image for image, _, _ in LANES[::3]])
 @pytest.mark.parametrize(("image", "filters", "how"), LANES, ids=str)
 def test_convolution_lanes(
     made: list[Kernel],

@@ -171,6 +171,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.quick(which=["SGD", "AdamW"])
 @pytest.mark.parametrize("which", OPTIMIZERS)
 def test_optimizers(device: str, which: str) -> None:
     torch.manual_seed(0)

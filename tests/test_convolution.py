@@ -57,6 +57,8 @@ def _compare(
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
 @pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.quick(transposed=False)
+@pytest.mark.quick(dims=2)
 def test_random_shapes(device: str, dims: int, transposed: bool, dtype: torch.dtype) -> None:
     done = 0
     while done < 4:
@@ -227,6 +229,8 @@ BOXES = [  # image, results, taps, stride, padding, dilation
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
 @pytest.mark.parametrize("sizes", BOXES, ids=str)
+@pytest.mark.quick(transposed=False)
+@pytest.mark.quick(sizes=BOXES[::4])
 def test_boxes(device: str, sizes: tuple[Any, ...], transposed: bool) -> None:
     image, results, taps, stride, padding, dilation = sizes
     dims = len(image) - 2
@@ -257,6 +261,8 @@ LANES = [  # image, results, groups, taps, how
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("sizes", LANES, ids=str)
+@pytest.mark.quick(dtype=torch.float32)
+@pytest.mark.quick(dtype=torch.bfloat16, sizes=LANES[::4])
 def test_lanes_of_channels(
     device: str, sizes: tuple[Any, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +310,8 @@ DEPTHWISE = [  # images, channels, results of each, height, width, taps, padding
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("sizes", DEPTHWISE, ids=str)
+@pytest.mark.quick(dtype=torch.float32)
+@pytest.mark.quick(dtype=torch.bfloat16, sizes=DEPTHWISE[::4])
 def test_depthwise(device: str, sizes: tuple[Any, ...], dtype: torch.dtype) -> None:
     images, channels, results, height, width, taps, padding, dilation = sizes
     shapes = [(images, channels, height, width), (channels * results, 1, *taps), (channels * results,)]

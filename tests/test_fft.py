@@ -126,20 +126,24 @@ def test_blocks_of_lines_end_inside_rows(device: str) -> None:
             check(device, lambda a, d=dim: torch.fft.rfft(a, dim=d), x.real, 300)
 
 
+PLANES = [(64, 6, 10), (64, 2, 7), (33, 67, 20), (8, 40, 50), (2, 5, 12, 18), (3, 4, 5, 6, 7), (2, 270, 486)]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_planes(device: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("shape", PLANES, ids=str)
+@pytest.mark.quick(shape=PLANES[:5:2])
+def test_planes(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Two axes in one launch, where planes are many and small, and otherwise in two; also with convolutions, in blocks
     of lines that end inside planes, and in any order."""
-    for shape in ((64, 6, 10), (64, 2, 7), (33, 67, 20), (8, 40, 50), (2, 5, 12, 18), (3, 4, 5, 6, 7), (2, 270, 486)):
-        x = torch.randn(shape, dtype=dtype.to_complex())
-        n = math.prod(shape[1:])
-        for dims in ((-2, -1), (-1, -2), (0, -1), tuple(range(1, len(shape)))):
-            check(device, lambda a, d=dims: torch.fft.fftn(a, dim=d), x, n)
-            check(device, lambda a, d=dims: torch.fft.rfftn(a, dim=d), x.real, n)
-            check(device, lambda a, d=dims: torch.fft.irfftn(a, dim=d), x, 2 * n)
-            check(device, lambda a, d=dims: torch.fft.ifftn(a.transpose(0, 1), dim=d, norm="ortho"), x, n)
-        check(device, lambda a: torch.fft.rfft2(a[::2, :, ::2]), x.real, n)
-        check(device, lambda a: torch.fft.irfft2(a, s=(5, 9)), x, n)
+    x = torch.randn(shape, dtype=dtype.to_complex())
+    n = math.prod(shape[1:])
+    for dims in ((-2, -1), (-1, -2), (0, -1), tuple(range(1, len(shape)))):
+        check(device, lambda a, d=dims: torch.fft.fftn(a, dim=d), x, n)
+        check(device, lambda a, d=dims: torch.fft.rfftn(a, dim=d), x.real, n)
+        check(device, lambda a, d=dims: torch.fft.irfftn(a, dim=d), x, 2 * n)
+        check(device, lambda a, d=dims: torch.fft.ifftn(a.transpose(0, 1), dim=d, norm="ortho"), x, n)
+    check(device, lambda a: torch.fft.rfft2(a[::2, :, ::2]), x.real, n)
+    check(device, lambda a: torch.fft.irfft2(a, s=(5, 9)), x, n)
 
 
 WAYS = [(lanes, lines) for lanes in (4, 8, 16) for lines in (1, 2, 4) if lanes // lines >= 2]
@@ -150,7 +154,7 @@ of_cpus = pytest.mark.skipif(os.environ.get("TORCHGRAFT_KERNEL_FORM") == "gpu", 
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)
 @pytest.mark.parametrize(("lanes", "lines"), WAYS)
 @pytest.mark.parametrize("n", [16, 20, 36, 48, 64, 90, 112, 144, 256, 300, 1000, 1260, 8192])
-@pytest.mark.quick(n=[20, 112, 256])
+@pytest.mark.quick(n=[20, 256])
 def test_vectors_along_rows(
     device: str, n: int, lanes: int, lines: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +192,8 @@ def test_vectors_along_rows(
 @pytest.mark.parametrize("dtype", COMPLEX, ids=str)
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize("n", [4, 6, 20, 49, 90, 256, 1000])
-@pytest.mark.quick(n=[6, 20, 256])
+@pytest.mark.quick(n=20)
+@pytest.mark.quick(n=256, lanes=8)
 def test_vectors_along_columns(
     device: str, n: int, lanes: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

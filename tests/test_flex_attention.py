@@ -179,6 +179,10 @@ def check(case: Case, device: str, compiled: Callable[..., Any], aux: bool = Fal
 
 
 @pytest.mark.no_fallback
+@pytest.mark.quick(
+    form="cpu", name=["plain", "bias", "causal", "documents", "rows without keys", "shared heads", "bfloat16"]
+)
+@pytest.mark.quick(form="gpu", name="plain")
 @pytest.mark.parametrize("name", CASES)
 def test_forward_and_backward(device: str, form: str, name: str) -> None:
     """By Python the first times, and replayed after that."""
@@ -195,6 +199,7 @@ def test_sums_and_largest_scores(device: str, name: str) -> None:
     check(CASES[name], device, torch.compile(flex_attention, fullgraph=True), aux=True)
 
 
+@pytest.mark.thorough
 def test_sizes_that_change(device: str) -> None:
     compiled = torch.compile(flex_attention, fullgraph=True, dynamic=True)
     for lengths, batch in (((32, 40), 2), ((150, 260), 3), ((32, 40), 2)):

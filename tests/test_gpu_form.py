@@ -85,6 +85,7 @@ def test_products(gpu: set[str], device: str, shape: tuple[int, int, int], trans
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] > matmul.GPU_ROWS])
 @pytest.mark.parametrize("transposed", [*itertools.product((False, True), repeat=2)])
+@pytest.mark.quick(transposed=[(False, False), (True, True)])
 def test_products_by_fragments(
     gpu: set[str], device: str, dtype: torch.dtype, shape: tuple[int, int, int], transposed: tuple[bool, bool]
 ) -> None:

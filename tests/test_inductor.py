@@ -364,6 +364,8 @@ POOLINGS: dict[str, Function] = {
 
 @pytest.mark.no_fallback
 class TestPooling:
+    @pytest.mark.quick(dtype=torch.float32, form="cpu")
+    @pytest.mark.quick(dtype=torch.float32, form="gpu", which=["overlapping", "volumes"])
     @pytest.mark.parametrize("dtype", FLOATS)
     @pytest.mark.parametrize("which", POOLINGS)
     def test_max(self, device: str, form: str, which: str, dtype: torch.dtype) -> None:
@@ -675,6 +677,7 @@ class TestPrograms:
         same(device, lambda x: x.to(torch.uint16).to(torch.int32) + 1, torch.rand(5, 6) * 100)
         same(device, lambda x: torch.view_as_real(torch.complex(x, x) * 2) + 1, torch.randn(5, 6))
 
+    @pytest.mark.thorough
     def test_two_devices(self, device: str) -> None:
         run = torch.compile(lambda x, y: (x * 2 + 1, (y + x.cpu()).exp(), y.to(x.device) * x))
         x, y = torch.randn(3, 4), torch.randn(3, 4)

@@ -85,6 +85,7 @@ def test_encoders(device: str, network: Callable[[], tuple[nn.Module, Given]]) -
     assert plans.stats().compiled_replays > before
 
 
+@pytest.mark.quick(kind="llama")
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_training(device: str, kind: str) -> None:
     """Losses and gradients of three steps."""

@@ -163,6 +163,7 @@ class VisionTransformer(nn.Module):
 CLASSIFIERS = {"resnet": resnet, "mobile": mobile, "convnext": convnext, "transformer": VisionTransformer}
 
 
+@pytest.mark.quick(name=["resnet", "transformer"])
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_classifiers(device: str, name: str) -> None:
     model = CLASSIFIERS[name]()
