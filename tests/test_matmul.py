@@ -164,6 +164,42 @@ def test_wide_products_of_short_sums(device: str, dtype: torch.dtype, second: st
         _check(_laid_out(a.to(device), "transposed") @ y, _wide(a) @ _wide(b), k)
 
 
+# Batches, rows, sums, columns: of one tile, of several and of a part of one; of one to four vectors of columns, with B
+# in place and copied; and with what a tile's last row stores beyond the result's rows.
+SMALL = [
+    (9, 116, 2, 5),
+    (3, 56, 4, 7),
+    (20, 2, 30, 20),
+    (6, 3, 41, 35),
+    (4, 19, 57, 34),
+    (11, 1, 8, 60),
+    (7, 33, 65, 17),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", SMALL, ids=str)
+@pytest.mark.quick(dtype=torch.float32)
+@pytest.mark.quick(sizes=SMALL[::3])
+def test_batches_of_small_products(device: str, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    batch, m, k, n = sizes
+    a, b, bias, column = (_numbers(dtype, *shape) for shape in ((batch, m, k), (batch, k, n), (n,), (batch, m, 1)))
+    expected = _wide(a) @ _wide(b)
+    for layout in ("plain", "transposed", "strided"):
+        x, y = a.to(device), _laid_out(b.to(device), layout)
+        _check(x @ y, expected, k)
+        _check(torch.baddbmm(bias.to(device), x, y, beta=2, alpha=3), 3 * expected + 2 * _wide(bias), k)
+        _check(torch.baddbmm(column.to(device), x, y), expected + _wide(column), k)
+        around = torch.full((batch + 1, m + 2, n + 3), 7, dtype=dtype, device=device)
+        torch.bmm(x, y, out=around[1:, 1:-1, 1:-2])
+        _check(around[1:, 1:-1, 1:-2], expected, k)
+        around[1:, 1:-1, 1:-2] = 7
+        assert (around == 7).all()
+        rows = torch.full((batch + 2, m, n), 7, dtype=dtype, device=device)  # those that touch, between others
+        _check(rows[1:-1].zero_().baddbmm_(x, y), expected, k)
+        assert (rows[0] == 7).all() and (rows[-1] == 7).all()
+
+
 def test_vectors(device: str) -> None:
     a, v, w = torch.randn(70, 50), torch.randn(50), torch.randn(70)
     x, y = a.to(device), v.to(device)

@@ -559,57 +559,63 @@ def even_part(size: int, part: int, step: int = 1) -> int:
 
 # The longest sums: a panel of B stays in the first-level cache.
 _SMALL_DEPTH = 256
-_SMALL_ROWS = {1: (10, 8, 6, 5, 4), 2: (6, 5, 4)}  # rows at once, for so many vectors of columns
+# Rows at once for one, two, ... vectors of columns, where there are 16 registers and where there are 32 of 16 lanes.
+_SMALL_ROWS = ((10, 8, 6, 5, 4, 3, 2, 1), (6, 5, 4, 3, 2, 1), (4, 3, 2, 1), (2, 1))
+_SMALL_ROWS_WIDE = (_SMALL_ROWS[0], (10, 9, 8, 6, 5, 4, 3, 2, 1), (8, 6, 5, 4, 3, 2, 1), (6, 5, 4, 3, 2, 1))
+# Tiles of rows for which copying B would cost more than it saves.
+_SMALL_IN_PLACE = 2
+# The most rows of products with more than two vectors of columns: for more it is blocks that copy B.
+_SMALL_ROWS_OF_MANY_COLUMNS = 64
 
 
-def _small_rows(m: int, vectors: int) -> int:
-    """Those that waste the least on rows that there are not; each step costs something besides."""
-    return min(_SMALL_ROWS[vectors], key=lambda rows: ceil_div(m, rows) * (2 * rows + 3))
+def _is_small(math: Arithmetic, batch: int, m: int, n: int, k: int, unit_b: Unit) -> bool:
+    if math.is_complex or k > _SMALL_DEPTH:
+        return False
+    many = batch > 1 and m <= _SMALL_ROWS_OF_MANY_COLUMNS and unit_b == "outer"
+    return n <= (4 if many else 2) * math.width
 
 
-@cache
-def small_kernel(storage: str, result: str, rows: int, vectors: int, addend: Addend, simd_width: int) -> Kernel:
-    """The CPU form for at most so many vectors of columns, and sums of at most `_SMALL_DEPTH`: B's columns are copied
-    into one panel, and A is read where it lies, `rows` rows at once. A work-item has `share` blocks of rows, of one
-    matrix after the other. Launch with `matmul_launches`.
-    """
-    math = arithmetic(storage, simd_width)
-    target = arithmetic(result, simd_width)
-    width, panel = math.width, math.width * vectors
+def _small_rows(m: int, vectors: int, simd_width: int) -> int:
+    """Those that compute the least again; each step costs something besides."""
+    table = _SMALL_ROWS_WIDE if simd_width >= 16 else _SMALL_ROWS
+    fitting = (rows for rows in table[vectors - 1] if rows <= m)
+    return min(fitting, key=lambda rows: ceil_div(m, rows) * (2 * rows + 3))
+
+
+def _small_steps(
+    math: Arithmetic, rows: int, vectors: int, condition: str, load: Callable[[int], str], fill: str = ""
+) -> str:
+    """The part of a tile's sums that `condition` ends, with vectors of a row of B from `load`."""
     pairs = [(r, v) for r in range(rows) for v in range(vectors)]
-    d = f"{math.const_pointer} d = D + batch * d_bs + (m + i) * d_rs;" if addend != "none" else ""
-    whole = ""
-    if addend != "any":
-        pieces = " ".join(
-            f"if (j + {width} <= N) {{ {finish_vector(target, addend, width)} j += {width}; }}"
-            for width in (16, 8, 4)
-            if width <= math.width
-        )
-        whole = f"if (c_cs == 1) {{ {pieces} }}"
-        if vectors == 2:
-            first = f"{finish_vector(target, addend, math.width)} j = {math.width};"
-            whole = f"if (c_cs == 1 && N >= {math.width}) {{ {first} }} {whole}"
-    spill = ""
-    if addend == "none":
-        stores = " ".join(
-            f"{{ const int j = {v * math.width}; {finish_vector(target, addend, math.width)} }}" for v in range(vectors)
-        )
-        # Where rows touch, what is stored beyond one is what the next one's store comes over.
-        spill = f"if (c_cs == 1 && c_rs == N && (end - m - i) * N >= {panel}) {{ {stores} continue; }}"
-    edge = finish_scalar(target, addend, "from[j]", "j * d_cs", "j * c_cs")
-    body = f"""
-const int K = last_K;
-const long blocks = (M + block_rows - 1) / block_rows, first = GROUP_ID(0) * (long)share;
-{math.vector} panel[{_SMALL_DEPTH * vectors}];
-long held = -1;
-for (long unit = first; unit < min(first + share, blocks * batches); ++unit) {{
-  const long batch = unit / blocks;
-  const int begin = (int)(unit % blocks) * block_rows, end = min(M, begin + block_rows);
+    # Rows are found from every fourth one: an address of each would be more than there are registers.
+    values = [math.splat(math.load(f"p{r // 4 * 4}", f"{r % 4} * a_rs")) for r in range(rows)]
+    return f"""
+    for (; {condition}; ++k, {", ".join(f"p{r} += a_cs" for r in range(0, rows, 4))}) {{
+      {fill}
+      {" ".join(f"const {math.vector} b{v} = {load(v)};" for v in range(vectors))}
+      {" ".join(f"const {math.vector} x{r} = {value};" for r, value in enumerate(values))}
+      {" ".join(f"s{r}_{v} = {math.multiply_add(f'x{r}', f'b{v}', f's{r}_{v}')};" for r, v in pairs)}
+    }}"""
+
+
+def _small_in_place(math: Arithmetic, rows: int, vectors: int) -> tuple[str, str]:
+    """What is prepared for a matrix, and a tile's sums: B is read where it lies, but for its last rows, of which the
+    vectors would go beyond its end."""
+    width, panel = math.width, math.width * vectors
+    inside = f"last < {panel} || K == 0 ? 0 : b_rs == 0 ? K : (int)min((long)K, (last - {panel}) / b_rs + 1)"
+    fill = f"for (int n = 0; n < {panel}; ++n) lanes[n] = n < N ? {math.load('b', 'k * b_rs + n')} : 0;"
+    sums = _small_steps(
+        math, rows, vectors, "k < inside", lambda v: math.load_vector("b", f"k * b_rs + {v * width}")
+    ) + _small_steps(math, rows, vectors, "k < K", lambda v: f"*(const {math.vector}*)(lanes + {v * width})", fill)
+    return f"const int inside = {inside}; {math.scalar} lanes[{panel}] ALIGN(64);", sums
+
+
+def _small_copied(math: Arithmetic, rows: int, vectors: int) -> tuple[str, str]:
+    """The same with a panel that has a copy of B."""
+    width = math.width
+    copy = f"""
   if (batch != held) {{
     held = batch;
-    {math.const_pointer} b = B + batch * b_bs;
-    // The lanes beside the matrix may hold what comes after its rows: they are not stored.
-    const long last = (K - 1) * b_rs + N;
     for (int k = 0; k < K; ++k, b += b_rs)
       for (int n = 0; n < N; n += {width}) {{
         if (b_cs == 1 && b_rs >= 0 && k * b_rs + n + {width} <= last) {{
@@ -619,26 +625,103 @@ for (long unit = first; unit < min(first + share, blocks * batches); ++unit) {{
           for (int l = 0; l < {width}; ++l) to[l] = n + l < N ? {math.load("b", "(n + l) * b_cs")} : 0;
         }}
       }}
-  }}
-  for (int m = begin; m < end; m += {rows}) {{
-    {math.const_pointer} a = A + batch * a_bs + m * a_rs;
-    {" ".join(f"{math.const_pointer} a{r} = a + min({r}, end - 1 - m) * a_rs;" for r in range(rows))}
-    {math.vector} {", ".join(f"s{r}_{v} = {math.splat('0')}" for r, v in pairs)};
-    for (int k = 0; k < K; ++k) {{
-      {" ".join(f"const {math.vector} b{v} = panel[k * {vectors} + {v}];" for v in range(vectors))}
-      {" ".join(f"const {math.vector} x{r} = {math.splat(math.load(f'a{r}', 'k * a_cs'))};" for r in range(rows))}
-      {" ".join(f"s{r}_{v} = {math.multiply_add(f'x{r}', f'b{v}', f's{r}_{v}')};" for r, v in pairs)}
-    }}
-    const {math.vector} sums[{rows * vectors}] = {{{", ".join(f"s{r}_{v}" for r, v in pairs)}}};
-    for (int i = 0; i < min({rows}, end - m); ++i) {{
+  }}"""
+    return copy, _small_steps(math, rows, vectors, "k < K", lambda v: f"panel[k * {vectors} + {v}]")
+
+
+def _small_finish_whole(math: Arithmetic, target: Arithmetic, rows: int, vectors: int, addend: Addend) -> str:
+    """Stores whole vectors, and goes on to the next tile. Where rows of the result touch, what is stored beyond one is
+    what the next one's store comes over."""
+    if addend not in ("none", "row"):
+        return ""
+    panel, stores = math.width * vectors, []
+    for r in range(rows):
+        at = range(0, panel, math.width)
+        add = [f" + *(const {math.vector}*)(bias + {n})" if addend == "row" else "" for n in at]
+        values = [f"(alpha * s{r}_{v}{add[v]})" for v in range(vectors)]
+        row = "; ".join(target.store_vector("c", str(n), value) for n, value in zip(at, values, strict=True))
+        stores.append(f"if (done <= {r}) {{ {row}; }}")
+    return f"""
+    if ((N == {panel} ? c_cs == 1 : spare - (m + {rows - 1}) * (long)N >= {panel}){" && biased" * (addend == "row")}) {{
+      {target.pointer} c = C + batch * c_bs + m * c_rs;
+      {" c += c_rs; ".join(stores)}
+      continue;
+    }}"""
+
+
+def _small_finish(math: Arithmetic, target: Arithmetic, rows: int, vectors: int, addend: Addend) -> str:
+    """Stores the tile's `sums`, whatever the strides."""
+    width = math.width
+    whole = ""
+    if addend != "any":
+        vector, edges = finish_vector(target, addend, width), [part for part in (16, 8, 4) if part <= width]
+        whole = "".join(f"if (N >= {(v + 1) * width}) {{ {vector} j += {width}; }}" for v in range(vectors - 1))
+        for part in edges:
+            whole += f"if (j + {part} <= N) {{ {finish_vector(target, addend, part)} j += {part}; }}"
+    return f"""
+    for (int i = done; i < {rows}; ++i) {{
       {target.pointer} c = C + batch * c_bs + (m + i) * c_rs;
-      {d}
-      const {math.scalar}* from = (const {math.scalar}*)sums + i * {panel};
-      {spill}
+      {f"{math.const_pointer} d = D + batch * d_bs + (m + i) * d_rs;" if addend != "none" else ""}
+      const {math.scalar}* from = (const {math.scalar}*)sums + i * {width * vectors};
       int j = 0;
-      {whole}
-      for (; j < N; ++j) {edge}
-    }}
+      {f"if (c_cs == 1) {{ {whole} }}" if whole else ""}
+      for (; j < N; ++j) {finish_scalar(target, addend, "from[j]", "j * d_cs", "j * c_cs")}
+    }}"""
+
+
+@cache
+def small_kernel(
+    storage: str, result: str, rows: int, vectors: int, in_place: bool, addend: Addend, simd_width: int
+) -> Kernel:
+    """The CPU form for at most so many vectors of columns, and sums of at most `_SMALL_DEPTH`: A is read where it lies,
+    `rows` rows at once, of which M has as many, and so is B if `in_place`, which then has unit stride along the
+    columns; otherwise its columns are copied into one panel. A work-item has `share` blocks of rows, of one matrix
+    after the other. Launch with `matmul_launches`.
+    """
+    math, target = arithmetic(storage, simd_width), arithmetic(result, simd_width)
+    prepare, sums = (_small_in_place if in_place else _small_copied)(math, rows, vectors)
+    pairs = [f"s{r}_{v}" for r in range(rows) for v in range(vectors)]
+    bias = ""
+    if addend == "row":
+        bias = f"""
+const int biased = d_rs == 0 && d_bs == 0;
+{math.scalar} bias[{vectors * math.width}] ALIGN(64);
+for (int n = 0; n < {vectors * math.width}; ++n)
+  bias[n] = biased && n < N && beta != 0 ? beta * {math.load("D", "n")} : 0;"""
+    body = f"""
+const int K = last_K;
+const long blocks = (M + block_rows - 1) / block_rows, first = GROUP_ID(0) * (long)share;
+const long count = min((long)share, blocks * batches - first), after = first + count;
+long batch = first / blocks;
+int begin = (int)(first - batch * blocks) * block_rows;
+{"" if in_place else f"{math.vector} panel[{_SMALL_DEPTH * vectors}]; long held = -1;"}
+// Elements from this matrix's first to the last that this work-item makes.
+const int touching = c_cs == 1 && c_rs == N && (batches == 1 || c_bs == (long)M * N);
+long spare = touching ? ((after / blocks - batch) * M + after % blocks * block_rows) * N : 0;
+{bias}
+for (long unit = 0; unit < count; ++unit) {{
+  const int end = min(M, begin + block_rows);
+  {math.const_pointer} b = B + batch * b_bs;
+  // The lanes beside the matrix may hold what comes after its rows: they are not stored.
+  const long last = (K - 1) * b_rs + N;
+  {prepare}
+  for (int next = begin; next < end; next += {rows}) {{
+    // The last tile has rows of the one before, which are not stored again.
+    const int m = min(next, end - {rows}), done = next - m;
+    {math.const_pointer} a = A + batch * a_bs + m * a_rs;
+    {" ".join(f"{math.const_pointer} p{r} = a + {r} * a_rs;" for r in range(0, rows, 4))}
+    {math.vector} {", ".join(f"{sum} = {math.splat('0')}" for sum in pairs)};
+    int k = 0;
+    {sums}
+    {_small_finish_whole(math, target, rows, vectors, addend)}
+    const {math.vector} sums[{rows * vectors}] = {{{", ".join(pairs)}}};
+    {_small_finish(math, target, rows, vectors, addend)}
+  }}
+  begin += block_rows;
+  if (begin >= M) {{
+    begin = 0;
+    ++batch;
+    spare -= (long)M * N;
   }}
 }}"""
     params = operands(math, result, addend, "block_rows", "share", "batches")
@@ -1091,6 +1174,7 @@ def matmul_launches(
     more: dict[str, int] = {}
     wanted, least = 2 * units, _LEAST_PART
     few = 1 if m == 1 else 4
+    small = _is_small(math, batch, m, n, k, unit_b)
     suits = storage == "bf16" and "none" not in (unit_a, unit_b) and k >= bfloat16.LEAST_DEPTH
     paired = on.bfloat16 if suits else None
     groups: tuple[int, ...]
@@ -1114,12 +1198,12 @@ def matmul_launches(
         columns = max(8, min(64, -(-n // (4 * units) // 8 * 8)))
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
         kernel = partial(_dot, storage, few, simd_width)
-    elif m <= 4 and not math.is_complex and unit_b == "outer":
+    elif m <= 4 and not math.is_complex and unit_b == "outer" and (batch == 1 or not small):
         least = max(_LEAST_ROWS, _LEAST_ELEMENTS // n)
         columns = _stretch(n, axpy_columns(few), units, max(1, k // least))
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
         kernel = partial(_axpy, storage, few, simd_width)
-    elif not math.is_complex and k <= _SMALL_DEPTH and n <= 2 * math.width:
+    elif small:
         return [_small_launch(storage, result, (batch, m, n, k), c, a, b, d, alpha, beta, addend, units, simd_width)]
     elif paired:
         rows, columns = block_shape(math, bfloat16.TILE, m, n, k, batch, units, 1_000_000)
@@ -1196,14 +1280,17 @@ def _small_launch(
     narrow = 2 * n <= arithmetic(storage, simd_width).width
     simd_width = max(4, simd_width // 2) if narrow else simd_width
     vectors = ceil_div(n, arithmetic(storage, simd_width).width)
-    rows = _small_rows(m, vectors)
-    block_rows = min(8 * rows, ceil_div(m, rows) * rows)
+    rows = _small_rows(m, vectors, simd_width)
+    tiles = ceil_div(m, rows)
+    in_place = b.column == 1 and tiles <= _SMALL_IN_PLACE
+    block_rows = min(8, tiles) * rows
     blocks = batch * ceil_div(m, block_rows)
-    share = ceil_div(blocks, _wanted_blocks(m * n * k * batch, 400_000, units, 8))
+    cycles = batch * tiles * (k * (rows * vectors + rows + 2) // 2 + 4 * rows + 20)  # about
+    share = ceil_div(blocks, _wanted_blocks(cycles, 25_000, units, 8))
     operands = {"C": c, "A": a, "B": b, **({"D": d} if d else {})}
     more = {"block_rows": block_rows, "share": share, "batches": batch}
     arguments = {**_matrices(operands), "M": m, "N": n, **more, "each_K": k, "last_K": k, "alpha": alpha}
-    kernel = small_kernel(storage, result, rows, vectors, addend, simd_width)
+    kernel = small_kernel(storage, result, rows, vectors, in_place, addend, simd_width)
     return Launch(kernel, (ceil_div(blocks, share),), {**arguments, **({"beta": beta} if d else {})})
 
 
