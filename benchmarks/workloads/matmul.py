@@ -60,7 +60,15 @@ def others() -> Iterator[Case]:
     yield product("vector 1x1000x3000", 1, 3000, 1000)
     matrix_vector = on(lambda a, b: a @ b, (3001, 1000), (1000,))
     yield computing("matmul/matrix 3001x1000 by vector", matrix_vector, 2 * 3001 * 1000, 4 * 3001 * 1001)
-    for batch, m, n, k in ((100, 33, 17, 65), (1000, 10, 10, 10), (24, 197, 197, 64), (7, 300, 200, 100)):
+    for batch, m, n, k in (
+        (100, 33, 17, 65),
+        (1000, 10, 10, 10),
+        (140, 116, 5, 2),
+        (264, 3, 35, 41),
+        (500, 8, 40, 8),
+        (24, 197, 197, 64),
+        (7, 300, 200, 100),
+    ):
         yield batched(batch, m, n, k)
     yield linear(1, 768, 3072)
     yield linear(8, 4096, 1000)

@@ -100,6 +100,8 @@ def _with_gradients() -> Iterator[Case]:
 
     rows = with_gradients(layer_norm, (2048, 768), (768,), (768,))
     yield moving("reduction/layer norm 2048x768 with gradients", rows, 12 * 2048 * 768, 24 * 2048 * 768)
+    rms = with_gradients(lambda x, w: F.rms_norm(x, (768,), w), (2048, 768), (768,))
+    yield moving("reduction/rms norm 2048x768 with gradients", rms, 12 * 2048 * 768, 18 * 2048 * 768)
     softmax = gradients_of(lambda x: x.softmax(1), (2048, 1000))
     yield moving("reduction/softmax 2048x1000, backward", softmax, 12 * 2048 * 1000, 4 * 2048 * 1000)
     yield moving("reduction/cross entropy 512x1000 with gradients", cross_entropy, 8 * 512 * 1000, 6 * 512 * 1000)
