@@ -485,6 +485,9 @@ def test_masks(device: str) -> None:
     compare(device, lambda a, m: a[m], x, m, backward=True)
     compare(device, lambda a, m: a[m[:, 0, 0]], x, m, backward=True)
     compare(device, lambda a, m: a[:, m[0]], x, m, backward=True)
+    compare(device, lambda a, m: a[:, m[0, :, 0]], x, m, backward=True)
+    compare(device, lambda a, m: a[..., m[0, 0]], x, m, backward=True)
+    compare(device, lambda a, m: a.transpose(0, 2)[:, m[0, :, 0]], x, m, backward=True)
     compare(device, lambda a, m, i: a[i, m[0, :, 0]], x, m, torch.tensor(2))
     compare(device, lambda a, m: a.masked_select(m), x, m, backward=True)
     compare(device, lambda a, m: a.masked_select(m[0]), x, m)
@@ -492,6 +495,8 @@ def test_masks(device: str) -> None:
     compare(device, lambda a, m, s: a.masked_scatter(m, s), x, m, make((200,)), backward=True)
     compare(device, lambda a, m: a.masked_fill(m, 2.0), x, m, backward=True)
     compare(device, lambda a, m: a[m & False], x, m)
+    rows = x.to(device).permute(2, 0, 1)[:, m[:, 0, 0].to(device)]
+    assert rows.stride() == x.permute(2, 0, 1)[:, m[:, 0, 0]].stride()
     out = torch.empty(0, device=device)
     torch.masked_select(x.to(device), m.to(device), out=out)
     assert torch.equal(out.cpu(), x[m])

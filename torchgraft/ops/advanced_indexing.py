@@ -91,6 +91,10 @@ def _without_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> l
 
 @composite("index.Tensor", "_unsafe_index.Tensor", when=_has_masks)
 def _index_masks(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
+    (dim, mask), *others = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    alone = not others and mask.dtype == torch.bool and mask.device == self.device and self.is_contiguous()
+    if alone and mask.shape == self.shape[dim : dim + 1]:
+        return self.index_select(dim, mask.nonzero().view(-1))
     result: torch.Tensor = aten.index.Tensor(self, _without_masks(self, indices))
     return result
 

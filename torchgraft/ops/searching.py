@@ -186,7 +186,8 @@ def _nonzero(self: torch.Tensor) -> torch.Tensor:
 def _masked_select(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     if mask.dtype != torch.bool:
         raise RuntimeError(f"masked_select: expected BoolTensor for mask, but got {mask.dtype}")
-    self, mask = torch.broadcast_tensors(self, mask)
+    if self.shape != mask.shape:
+        self, mask = torch.broadcast_tensors(self, mask)
     return self.reshape(-1).index_select(0, mask.reshape(-1).nonzero().view(-1))
 
 

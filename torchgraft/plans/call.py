@@ -71,6 +71,7 @@ _DTYPES: list[torch.dtype | None] = [
 ]
 
 
+_DTYPE_NAMES = ("dtype", "out_dtype")
 _TENSORS = (_C.ArgumentKind.Tensor, _C.ArgumentKind.TensorList)
 
 
@@ -158,13 +159,19 @@ def _function(entry: Entry, arguments: list[Any]) -> Callable[..., Any] | None:
     composite = next((c for c in entry.composites if c.when is None or c.when(**named)), None)
     if composite is None:
         return None
-    return functools.partial(_run, composite, entry.op)
+    return composite.function if _takes_calls(composite, entry.op) else functools.partial(_run, composite, entry.op)
+
+
+def _takes_calls(composite: Composite, op: torch._ops.OpOverload) -> bool:
+    """Whether there is nothing to do for an overload but to call the function with a call's arguments as they are."""
+    as_they_are = all(not a.keyword_only and a.name not in _DTYPE_NAMES for a in parameters(op))
+    return composite.kind == "functional" and as_they_are and not composite.refusals.checks
 
 
 def _named(op: torch._ops.OpOverload, arguments: Sequence[Any]) -> dict[str, Any]:
     """A call's arguments by name, with dtypes as such."""
     return {
-        a.name: _DTYPES[value] if a.name in ("dtype", "out_dtype") and isinstance(value, int) else value
+        a.name: _DTYPES[value] if a.name in _DTYPE_NAMES and isinstance(value, int) else value
         for a, value in zip(parameters(op), arguments, strict=True)
     }
 
@@ -223,7 +230,7 @@ class _Call:
             return Scalar(value, place.first, self.reads)
         if place.kind == _C.ArgumentKind.ScalarList:
             return [Scalar(item, place.first + number, self.reads) for number, item in enumerate(value)]
-        if argument.name in ("dtype", "out_dtype") and isinstance(value, int):
+        if argument.name in _DTYPE_NAMES and isinstance(value, int):
             return _DTYPES[value]
         return value
 
