@@ -10,7 +10,7 @@ CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
 	@echo 'make test   run the tests, ten minutes on two cores                       (ARGS="-k name -n 0": options of pytest)'
-	@echo 'make test-all   the same, those that it leaves out (PARTS=4: a quarter of them), ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, conformance-quick, -gpu and -compile'
+	@echo 'make test-all   the same, those that it leaves out (PARTS=8: an eighth of them), ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, conformance-quick, -gpu and -compile'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
 	@echo 'make test-torch TORCH=2.14.1   the tests, and a slice of the conformance, with another torch in an environment of its own'
 	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (half an hour)   make conformance-quick   a slice of it'
@@ -46,7 +46,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(shell echo $$(($(JOBS) + 1))) 
 test: setup
 	@$(PYTEST) $(ARGS)
 
-# What `make test` leaves out, or with PARTS=4 a quarter of that, another one for each commit; see tests/selection.py.
+# What `make test` leaves out, or with PARTS=8 an eighth of that, another one for each commit; see tests/selection.py.
 # Programs that nobody has tried, for so many seconds; see tests/test_random_programs.py.
 test-rest: export TORCHGRAFT_TEST_SECONDS ?= 600
 test-rest: test

@@ -116,17 +116,19 @@ def test_rows_without_keys(device: str, form: str) -> None:
     ).all()
 
 
-@pytest.mark.quick(form="cpu", dtype=torch.float32, queries=3)
+@pytest.mark.quick(form="cpu", dtype=torch.float32, queries=3, keys=70)
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize("queries", [1, 2, 3, 4])
-def test_few_queries(device: str, form: str, dtype: torch.dtype, queries: int) -> None:
+@pytest.mark.parametrize(("keys", "head", "value_head"), [(1, 1, 3), (70, 24, 32), (200, 64, 80)])
+def test_few_queries(
+    device: str, form: str, dtype: torch.dtype, queries: int, keys: int, head: int, value_head: int
+) -> None:
     """Which have kernels of their own: with heads that fill vectors or not, and blocks of keys."""
-    for keys, head, value_head in ((1, 1, 3), (70, 24, 32), (200, 64, 80)):
-        q, k, v = operand(2, 3, queries, head), operand(2, 3, keys, head), operand(2, 3, keys, value_head)
-        compare(device, dtype, q, k, v)
-        compare(device, dtype, q, k, v, is_causal=True)
-        compare(device, dtype, q, k, v, torch.randn(2, 1, queries, keys, dtype=torch.float64))
-        compare(device, dtype, q, k, v, torch.rand(3, queries, keys) > 0.5)
+    q, k, v = operand(2, 3, queries, head), operand(2, 3, keys, head), operand(2, 3, keys, value_head)
+    compare(device, dtype, q, k, v)
+    compare(device, dtype, q, k, v, is_causal=True)
+    compare(device, dtype, q, k, v, torch.randn(2, 1, queries, keys, dtype=torch.float64))
+    compare(device, dtype, q, k, v, torch.rand(3, queries, keys) > 0.5)
 
 
 def test_few_queries_of_groups(device: str, form: str) -> None:

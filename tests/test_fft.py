@@ -81,6 +81,7 @@ def test_lengths(device: str, n: int, dtype: torch.dtype) -> None:
         check(device, lambda a: torch.fft.hfft(a, n=n), x[:, : n // 2 + 1], n)
 
 
+@pytest.mark.quick(norm="ortho")
 @pytest.mark.parametrize("norm", ["forward", "backward", "ortho"])
 def test_normalization(device: str, norm: str) -> None:
     x = torch.randn(3, 4, 6, 10, dtype=torch.complex64)

@@ -71,6 +71,7 @@ def first(result: Any) -> torch.Tensor:
     return tensor
 
 
+@pytest.mark.quick(network=encoder)
 @pytest.mark.parametrize("network", [encoder, vision, speech], ids=lambda f: f.__name__)
 def test_encoders(device: str, network: Callable[[], tuple[nn.Module, Given]]) -> None:
     model, given = network()
@@ -104,6 +105,7 @@ def test_training(device: str, kind: str) -> None:
         assert (gradient - wanted).norm() <= 1e-4 * wanted.norm()
 
 
+@pytest.mark.quick(kind="llama")
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_generation_with_a_static_cache(device: str, kind: str) -> None:
     model, words = make(kind).eval().to(device), torch.randint(3, WORDS, (2, 6), device=device)
