@@ -85,7 +85,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--slice",
         type=part_of_all,
         metavar="I/N",
-        help="only every N-th of the tests that are asked for, of which the I-th slice (modulo N)",
+        help="only one of N slices of the tests that are asked for, the I-th (modulo N)",
     )
 
 

@@ -8,7 +8,7 @@
   A list stands for each of its values.
 
 `--all` runs everything, `--rest` what is left, and a test that is named (`test_x.py::test_y[z]`) always runs. With
-`--slice I/N` as well it is every N-th of these alone: CI runs another slice with each commit.
+`--slice I/N` as well it is about an N-th of these: CI runs another slice with each commit.
 """
 
 from __future__ import annotations
@@ -35,11 +35,23 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         return
     asked = items if config.getoption("--all") else _part(items, rest=config.getoption("--rest"))
     if (chosen := config.getoption("--slice")) is not None:
-        first, step = chosen
-        asked = asked[first % step :: step]
+        asked = slice_of(asked, *chosen)
     kept = set(asked)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = asked
+
+
+def slice_of(items: list[pytest.Item], number: int, count: int) -> list[pytest.Item]:
+    """The slice of this number, modulo `count`. Tests that share what is made once for a file or a class are in one, or
+    it would be made for each slice."""
+    groups = list(dict.fromkeys(map(_group, items)))
+    chosen = set(groups[number % count :: count])
+    return [item for item in items if _group(item) in chosen]
+
+
+def _group(item: pytest.Item) -> object:
+    fixtures = itertools.chain.from_iterable(item._fixtureinfo.name2fixturedefs.values())  # type: ignore[attr-defined]
+    return item.path if any(fixture.scope in ("module", "class") for fixture in fixtures) else item.nodeid
 
 
 def _part(items: list[pytest.Item], rest: bool) -> list[pytest.Item]:

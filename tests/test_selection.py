@@ -52,13 +52,24 @@ def test_forms(form, dtype): pass
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_named(dtype): pass
 """
+SHARING = """
+import pytest
+
+@pytest.fixture(scope="module")
+def made(): return 1
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", range(4))
+def test_shared(made, number): pass
+"""
 QUICK = {
     *("test_plain", "test_dtypes[1-dtype0]", "test_dtypes[2-dtype0]"),
     *("test_no_quick_dtype[dtype0]", "test_no_quick_dtype[dtype1]"),
     *("test_forms[dtype0-cpu]", "test_forms[dtype1-cpu]", "test_forms[dtype0-gpu]"),
     *("test_marked[1-cpu]", "test_marked[2-cpu]", "test_marked[2-gpu]", "test_named[dtype1]"),
 }
-REST = {
+SHARED = {f"test_shared[{number}]" for number in range(4)}
+REST = SHARED | {
     *("test_long", "test_forms[dtype1-gpu]", "test_marked[1-gpu]", "test_named[dtype0]"),
     *(f"test_dtypes[{size}-dtype{number}]" for size in (1, 2) for number in (1, 2)),
 }
@@ -67,6 +78,7 @@ REST = {
 def test_the_two_parts_are_the_whole(script: Script, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TESTS)
+    (tmp_path / "test_sharing.py").write_text(SHARING)
     slices = [[".", "--rest", "--slice", f"{number}/3"] for number in (3, 7, 5)]
     asked = [["."], [".", "--rest"], [".", "--all"], ["test_it.py::test_long"], *slices]
     printed = script(f"""
@@ -80,5 +92,6 @@ def test_the_two_parts_are_the_whole(script: Script, tmp_path: Path) -> None:
     """)
     parts = [{line.partition("::")[2] for line in each.splitlines() if "::" in line} for each in printed.split("----")]
     assert parts[:4] == [QUICK, REST, QUICK | REST, {"test_long"}]
-    assert sorted(map(len, parts[4:7])) == [2, 3, 3]
     assert set().union(*parts[4:7]) == REST
+    assert sorted(len(part - SHARED) for part in parts[4:7]) == [2, 3, 3]
+    assert sorted(len(part & SHARED) for part in parts[4:7]) == [0, 0, 4]  # what they share is made once
