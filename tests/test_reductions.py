@@ -208,8 +208,12 @@ def test_sums_of_exponentials_of_other_types(device: str) -> None:
             torch.testing.assert_close(got.cpu(), expected)
     for dtype in (torch.float64, torch.float16, torch.complex64):
         out = torch.empty(3, dtype=dtype, device=device)
-        assert torch.logsumexp(x.to(device), 1, out=out) is out
-        torch.testing.assert_close(out.cpu(), torch.logsumexp(x, 1).to(dtype), rtol=1e-3, atol=1e-6)
+        for y in (x, (9 * x).int(), x > 0):
+            assert torch.logsumexp(y.to(device), 1, out=out) is out
+            torch.testing.assert_close(out.cpu(), torch.logsumexp(y, 1).to(dtype), rtol=1e-3, atol=1e-6)
+    for shape in ((0, 5), (5, 0)):
+        none = torch.empty(shape, dtype=torch.complex64)
+        assert torch.equal(torch.logsumexp(none.to(device), 0).cpu(), torch.logsumexp(none, 0))
     with pytest.raises(RuntimeError, match="Expected floating point type for result tensor, but got: Long"):
         torch.logsumexp(x.to(device), 1, out=torch.empty(3, dtype=torch.int64, device=device))
     a, b = (t.requires_grad_() for t in (x.to(device), x.double()))

@@ -437,11 +437,20 @@ def _check_log_sum_exp(out: torch.Tensor | None = None, **_: Any) -> None:
 def _log_sum_exp_of_complex(
     self: torch.Tensor, dim: list[int], keepdim: bool = False, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The largest real part is what is taken out."""
+    """The largest real part is what is taken out. The sums are of the type of `out`, which may have no logarithm of
+    them, as on torch's CPU."""
     dims = reduced_dims(self.dim(), dim)
-    top = torch.amax(self.real, dims, keepdim=True)
-    top = torch.where(top.isinf(), 0, top)
-    return (self - top).exp().sum(dims, keepdim).log() + (top if keepdim else top.squeeze(dims))
+    if not (self.is_complex() or self.is_floating_point()):
+        self = self.to(torch.get_default_dtype())
+    if self.numel() == 0:
+        top = torch.zeros((), device=self.device)
+    else:
+        top = torch.amax(self.real, dims, keepdim=True)
+        top = torch.where(top.isinf(), 0, top)
+    sums = (self - top).exp().sum(dims, keepdim)
+    if out is not None:
+        sums = sums.to(out.dtype)
+    return sums.log() + (top.squeeze(dims) if top.dim() and not keepdim else top)
 
 
 @planner("logsumexp", refuses=_check_log_sum_exp)
