@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -112,3 +113,48 @@ def test_errors(device: str) -> None:
         torch.histogramdd(x.view(1, 5), [1, 1])
     with pytest.raises(RuntimeError, match="2 dimensions"):
         torch.histogramdd(x, [3])
+
+
+# ---- one dimension without edges ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+def test_histc(device: str, dtype: torch.dtype) -> None:
+    """On few elements and on many, in few bins and in many; the range is that of the data or given."""
+    for n, bins in ((0, 3), (1, 1), (50, 7), (300, 200), (random.randint(3000, 9000), random.randint(20, 90))):
+        x = torch.randn(n).to(dtype)
+        _compare_counts(device, lambda a, bins=bins: torch.histc(a, bins, -1.3, 1.1), x)
+        _compare_counts(device, lambda a, bins=bins: torch.histc(a[::3], bins, -2, 1), x)
+        if dtype != torch.float16:  # of which torch's CPU finds no range
+            _compare_counts(device, lambda a, bins=bins: torch.histc(a, bins), x)
+    edges = torch.tensor([-1.0, 1.0, 0.0, -0.0, float("nan"), 1.5, float("inf")]).to(dtype)
+    _compare_counts(device, lambda a: torch.histc(a, 4, -1, 1), edges)
+
+
+def test_counts_are_exact(device: str) -> None:
+    """A dtype's own sums would stop at its last exact number."""
+    x = torch.zeros(3000, dtype=torch.float16, device=device)
+    assert torch.histc(x, 2, -1, 1).tolist() == [0, 3000]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+def test_bincount(device: str, dtype: torch.dtype) -> None:
+    for n, most in ((0, 3), (1, 1), (60, 100), (20_000, 100), (300, 5)):
+        x = torch.randint(0, most, (n,)).to(dtype)
+        _compare_counts(device, torch.bincount, x)
+        _compare_counts(device, lambda a: torch.bincount(a[1::2], minlength=40), x)
+
+
+def test_what_cannot_be_counted(device: str) -> None:
+    for dtype in (torch.complex64, torch.bool):
+        with pytest.raises(NotImplementedError):
+            torch.histc(torch.ones(3, dtype=dtype, device=device), 2, 0, 2)
+    for x in (torch.tensor([3, -1]), torch.ones(2, 2, dtype=torch.int64), torch.ones(3)):
+        with pytest.raises(RuntimeError, match="1-d non-negative integral"):
+            torch.bincount(x.to(device))
+
+
+def _compare_counts(device: str, count: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> None:
+    expected, found = count(x), count(x.to(device))
+    assert found.dtype == expected.dtype
+    assert torch.equal(found.cpu(), expected)

@@ -538,6 +538,28 @@ def test_nonzero(device: str) -> None:
     compare(device, lambda a: torch.nonzero_static(a, size=1), torch.tensor([1, 0, 2]))
 
 
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
+def test_nonzero_of_many(device: str, share: float) -> None:
+    """Groups write beside each other: none may write where another does, nor behind what is asked for."""
+    for shape in ((50_001,), (201, 300), (9, 20, 31, 7)):
+        mask = torch.rand(shape) < share
+        compare(device, lambda a: a.nonzero(), mask)
+        for size in (1, int(mask.sum()) // 2, int(mask.sum()) + 5):
+            compare(device, lambda a, size=size: torch.nonzero_static(a, size=size, fill_value=-7), mask)
+
+
+def test_masks_of_several_dimensions(device: str) -> None:
+    """They select rows of what they cover, wherever it begins."""
+    x = torch.randn(4, 5, 6, 3)
+    for first in range(4):
+        for last in range(first + 1, 5):
+            mask, all_before = torch.rand(x.shape[first:last]) < 0.4, (slice(None),) * first
+            compare(device, lambda a, m, b=all_before: a[(*b, m)], x, mask)
+            compare(device, lambda a, m, b=all_before: a.mT.contiguous().mT[(*b, m)], x, mask)
+    compare(device, lambda a, m: a[m], x[:0], torch.ones(0, 5, dtype=torch.bool))
+    compare(device, lambda a, m: a[m.t()], x, torch.rand(5, 4) < 0.5)
+
+
 def test_one_hot(device: str) -> None:
     x = places(5, 3, 4)
     compare(device, lambda a: F.one_hot(a, 6), x)
@@ -577,19 +599,6 @@ def test_isin(device: str) -> None:
     compare(device, lambda a: torch.isin(a, 3), x)
     compare(device, lambda a: torch.isin(3, a), x)
     compare(device, lambda a, b: torch.isin(a, b), places(10_000, 30_000), places(10_000, 500))
-
-
-def test_bincount_and_histc(device: str) -> None:
-    x = places(9, 50)
-    compare(device, lambda a: torch.bincount(a), x)
-    compare(device, lambda a: torch.bincount(a, minlength=20), x)
-    compare(device, lambda a, w: torch.bincount(a, w), x, torch.rand(50, dtype=torch.float64), tolerance=1e-12)
-    compare(device, lambda a: torch.bincount(a), x[:0])
-    compare(device, lambda a: torch.bincount(a), places(300, 200_000))
-    compare(device, lambda a: torch.bincount(a), places(300, 1000).int())
-    y = make((300,))
-    compare(device, lambda a: torch.histc(a, 7, -1, 1), y)
-    compare(device, lambda a: torch.histc(a, 10), y)
 
 
 def test_repeat_interleave(device: str) -> None:

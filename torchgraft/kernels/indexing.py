@@ -285,20 +285,24 @@ def nonzero_count_kernel(source: str) -> Kernel:
 @functools.cache
 def nonzero_kernel(source: str, rank: int) -> Kernel:
     """Writes the multi-index of each element that is not zero, up to `size` of them; the last group fills up with
-    `fill`."""
+    `fill`.
+
+    Each element's is written, and stays where it is one of them: nothing branches on what a mask of random truths has,
+    and a group ends with the last of its own.
+    """
     walk = Walk("cpu", rank)
     start = "i0"
     for d in range(1, rank):
         start = f"({start}) * n{d} + i{d}"
     places = " ".join(f"out[at * {rank} + {d}] = i{d}{' + j' if d == rank - 1 else ''};" for d in range(rank))
     statements = f"""\
-      if (at >= size) break;
-      if (!{_is_true(source, "source", "start + j")}) continue;
+      if (at >= limit) break;
       {places}
-      ++at;"""
+      at += {_is_true(source, "source", "start + j")};"""
     body = f"""\
   long at = 0;
   for (long g = 0; g < GROUP_ID(0); ++g) at += counts[g];
+  const long limit = min(size, at + counts[GROUP_ID(0)]);
 {walk.each(statements, f"    const long start = {start};", vectorize=False)}
   if (GROUP_ID(0) == NUM_GROUPS(0) - 1)
     for (long i = at * {rank}; i < size * {rank}; ++i) out[i] = fill;"""

@@ -20,10 +20,10 @@ from torchgraft.codegen.vectors import vector_lanes
 INSERTED = 32
 """Rows of at most so many elements are sorted by insertion."""
 
+# Elements that are passed over at once where none is among the first few.
 _PASSED = 32
 # Rows of so many vectors, of which one element is wanted, are ranked.
 _RANKED_VECTORS = 3
-"""Elements that are passed over at once where none is among the first few."""
 
 
 def key_type(type_: str) -> str:
@@ -510,8 +510,8 @@ def mode_kernel(type_: str, form: str) -> Kernel:
 
 
 @functools.cache
-def middle_kernel(type_: str, skip_nan: bool, form: str) -> Kernel:
-    """The lower median of each sorted row; NaN, which comes last, wins or is not counted."""
+def middle_kernel(type_: str, skip_nan: bool) -> Kernel:
+    """The lower median of each sorted row, on GPUs; NaN, which comes last, wins or is not counted."""
     nan = f"load_{type_}(sorted, base + {{0}}) != load_{type_}(sorted, base + {{0}})"
     if skip_nan:
         choose = f"""\
@@ -525,4 +525,4 @@ def middle_kernel(type_: str, skip_nan: bool, form: str) -> Kernel:
       at = length - 1;
       while (at > 0 && {nan.format("at - 1")}) --at;
     }}"""
-    return _pick("median", type_, form, choose)
+    return _pick("median", type_, "gpu", choose)

@@ -93,7 +93,9 @@ def _without_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> l
 def _index_masks(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
     (dim, mask), *others = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     alone = not others and mask.dtype == torch.bool and mask.device == self.device and self.is_contiguous()
-    if alone and mask.shape == self.shape[dim : dim + 1]:
+    if alone and mask.dim() and mask.shape == self.shape[dim : dim + mask.dim()]:
+        if mask.dim() > 1:
+            self, mask = self.flatten(dim, dim + mask.dim() - 1), mask.reshape(-1)
         return self.index_select(dim, mask.nonzero().view(-1))
     result: torch.Tensor = aten.index.Tensor(self, _without_masks(self, indices))
     return result

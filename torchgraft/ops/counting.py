@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from torchgraft.plans import composite
@@ -21,31 +19,11 @@ def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength
         raise RuntimeError("weights should be 1-d and have the same length as input")
     size = max(minlength, high + 1)
     if weights is None or not self.numel():
-        counts = torch.zeros(size, dtype=torch.int64, device=self.device)
-        return counts.scatter_(0, self.long(), 1, reduce="add")
+        counts: torch.Tensor = torch.ops.torchgraft.count_numbers(self, size)
+        return counts
     if weights.dtype not in (torch.float32, torch.float64):
         weights = weights.double()
     return torch.zeros(size, dtype=weights.dtype, device=self.device).scatter_add_(0, self.long(), weights)
-
-
-@composite("histc")
-def _histc(self: torch.Tensor, bins: int = 100, min: complex = 0, max: complex = 0) -> torch.Tensor:
-    if bins <= 0:
-        raise RuntimeError("bins must be > 0")
-    low, high = float(min.real), float(max.real)
-    x = self.reshape(-1)
-    if low == high and x.numel():
-        low, high = float(x.min()), float(x.max())
-    if low == high:
-        low, high = low - 1, high + 1
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise RuntimeError(f"range of [{low}, {high}] is not finite")
-    if low > high:
-        raise RuntimeError("max must be larger than min")
-    inside = (x >= low) & (x <= high)
-    place = ((x - low) * bins / (high - low)).clamp(0, bins - 1)  # rounded after each step, as on torch's CPU
-    place = torch.where(inside, place, 0).long()
-    return torch.zeros(bins, dtype=self.dtype, device=self.device).scatter_add_(0, place, inside.to(self.dtype))
 
 
 @composite("repeat_interleave.Tensor")

@@ -1,5 +1,5 @@
-"""Histograms in one and more dimensions (`torch.histogram`, `torch.histogramdd`): composites, since an error in what
-the range of the data comes to is the caller's at once.
+"""Histograms in one and more dimensions (`torch.histc`, `torch.histogram`, `torch.histogramdd`): composites, since an
+error in what the range of the data comes to is the caller's at once, around ops of our own that count.
 
 An element belongs to the bin whose left edge is the last one that is not greater; the rightmost edge belongs to the
 last bin. What lies outside of all bins, and NaN, is not counted.
@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 
-from torchgraft.plans import composite, other_out
+from torchgraft.codegen import element_type
+from torchgraft.kernels import histogram as kernels
+from torchgraft.ops.reductions import sum_dim
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, other_out, planner
+from torchgraft.plans.refusals import refuse_dtype
+
+torch.library.define("torchgraft::count_numbers", "(Tensor self, int bins) -> Tensor")
+torch.library.define("torchgraft::count_evenly", "(Tensor self, int bins, Scalar low, Scalar high) -> Tensor")
 
 
 def _check_outs(self: torch.Tensor, **arguments: Any) -> None:
@@ -23,6 +30,42 @@ def _check_outs(self: torch.Tensor, **arguments: Any) -> None:
                 f"torch.histogram: input tensor and {out} tensor should have the same dtype, but got input "
                 f"{self.dtype} and {out} {arguments[out].dtype}"
             )
+
+
+# ---- what is planned ----
+
+
+def _counts_meta(self: torch.Tensor, bins: int, **_: object) -> torch.Tensor:
+    return torch.empty((bins,), dtype=torch.int64, device="meta")
+
+
+def _plan_counts(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, even: bool, **edges: Scalar) -> None:
+    bins, type_ = out.numel(), element_type(x.dtype)
+    if x.numel() >= 2**31 or type_.is_complex:
+        raise Unsupported("counts of 2**31 elements, or of complex numbers")
+    # A row of counts for each group is no more work than the elements are.
+    grid, groups = p.walk(x.numel(), 8), max(1, x.numel() // max(1, bins))
+    if p.form == "cpu" and grid.groups[0] > groups:
+        grid = p.dealer.share(x.numel(), groups)
+    counts = p.empty((1 if p.form == "gpu" else grid.groups[0], bins), torch.int32)
+    if p.form == "gpu" or not x.numel():
+        p.fill(counts, 0)
+    if x.numel():
+        kernel = kernels.count_kernel(type_.name, even, p.form)
+        p.launch(kernel, grid, counts=counts, x=p.contiguous(x), bins=bins, **edges)
+    sum_dim(p, out, counts, [0])
+
+
+@planner("torchgraft::count_numbers", meta=_counts_meta)
+def _count_numbers(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, bins: int) -> None:
+    """How often each of the numbers below `bins` is among integers."""
+    _plan_counts(p, out, self, False)
+
+
+@planner("torchgraft::count_evenly", meta=_counts_meta)
+def _count_evenly(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, bins: int, low: Scalar, high: Scalar) -> None:
+    """How many of float32 or float64 numbers are in each of the even parts of a range."""
+    _plan_counts(p, out, self, True, low=low, high=high)
 
 
 # ---- edges ----
@@ -109,16 +152,19 @@ def _count(
     points = self.reshape(-1, len(edges))
     inside = torch.ones(len(points), dtype=torch.bool, device=self.device)
     place = torch.zeros(len(points), dtype=torch.int64, device=self.device)
+    size = math.prod(shape)
     for column, line, bins in zip(points.unbind(1), edges, shape, strict=True):
         inside &= (column >= line[0]) & (column <= line[-1])
         found = torch.searchsorted(line.contiguous(), column.contiguous(), right=True) - 1
         place = place * bins + found.clamp(0, bins - 1)
     # Numbers are counted as integers, and halves summed in float32: neither may stop at the dtype's last exact number.
-    amounts = inside.to(torch.int64)
-    if weight is not None:
+    counts: torch.Tensor
+    if weight is None:
+        counts = torch.ops.torchgraft.count_numbers(torch.where(inside, place, -1), size)
+    else:
         wide = torch.promote_types(self.dtype, torch.float32)
         amounts = torch.where(inside, weight.reshape(-1).to(wide), 0)
-    counts = torch.zeros(math.prod(shape), dtype=amounts.dtype, device=self.device).scatter_add_(0, place, amounts)
+        counts = torch.zeros(size, dtype=wide, device=self.device).scatter_add_(0, place, amounts)
     counts = counts.to(self.dtype).view(shape)
     if density:
         counts = counts / counts.sum()
@@ -144,7 +190,38 @@ def _check_bins(bins: Sequence[int]) -> None:
             raise RuntimeError(f"torch.histogram(): bins must be > 0, but got {count} for dimension {dim}")
 
 
+def _even_places(x: torch.Tensor, bins: int, edges: torch.Tensor) -> torch.Tensor:
+    """The bins of elements between two edges, which lie on the CPU, and -1 elsewhere; each step is rounded to the
+    dtype, as on torch's CPU."""
+    low, high, span = *edges.tolist(), (edges[1] - edges[0]).item()
+    place = (x - low) * torch.tensor(bins, dtype=x.dtype, device="cpu").item() / span
+    return torch.where((x >= low) & (x <= high), place, -1).long().clamp(max=bins - 1)
+
+
 # ---- torch's ops ----
+
+
+@composite("histc")
+def _histc(self: torch.Tensor, bins: int = 100, min: complex = 0, max: complex = 0) -> torch.Tensor:
+    if self.is_complex() or self.dtype == torch.bool:
+        refuse_dtype("histogram", self.dtype)
+    if bins <= 0:
+        raise RuntimeError("bins must be > 0")
+    low, high = float(min.real), float(max.real)
+    if low == high and self.numel():
+        low, high = (float(end) for end in self.aminmax())
+    if low == high:
+        low, high = low - 1, high + 1
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise RuntimeError(f"range of [{low}, {high}] is not finite")
+    if low > high:
+        raise RuntimeError("max must be larger than min")
+    if self.dtype in (torch.float32, torch.float64):
+        counts: torch.Tensor = torch.ops.torchgraft.count_evenly(self, bins, low, high)
+    else:
+        place = _even_places(self, bins, torch.tensor([low, high], dtype=self.dtype, device="cpu"))
+        counts = torch.ops.torchgraft.count_numbers(place, bins)
+    return counts.to(self.dtype)
 
 
 @composite("histogram.bins_tensor", refuses=(_check_outs, other_out))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -112,62 +113,59 @@ def _sort_long_rows(
     parts = ceil_div(length, _GPU_PART) if p.form == "gpu" else 8 * p.device.compute_units
     part = ceil_div(length, parts)
     parts = ceil_div(length, part)
-    grid = p.walk(parts, part, multiple=1, group=FEW).by(n)
-    keys = [p.empty(x.shape, _key_dtype(type_)) for _ in range(2)]
-    orders = [p.empty(x.shape, torch.int32) for _ in range(2)]
-    counts = p.empty((n, 256, parts), torch.int32)
-    pass_by_pass = _deal_on_gpu if p.form == "gpu" else _deal_on_cpu
-    found = pass_by_pass(p, grid, x, descending, keys, orders, counts, part)
+    passes = _Passes(
+        p.walk(parts, part, multiple=1, group=FEW).by(n),
+        part,
+        [p.empty(x.shape, _key_dtype(type_)) for _ in range(2)],
+        [p.empty(x.shape, torch.int32) for _ in range(2)],
+        p.empty((n, 256, parts), torch.int32),
+    )
+    found = (_deal_on_gpu if p.form == "gpu" else _deal_on_cpu)(p, x, descending, passes)
     move = kernels.finish_kernel(MOVES[x.element_size()], p.form)
     p.launch(move, p.walk(x.shape, 2), values=p.bits(values), places=places, x=p.bits(x), **found)
 
 
-def _deal_on_cpu(
-    p: PlanBuilder,
-    grid: Grid,
-    x: torch.Tensor,
-    descending: bool,
-    keys: list[torch.Tensor],
-    orders: list[torch.Tensor],
-    counts: torch.Tensor,
-    part: int,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Passes:
+    """What passes over the digits of long rows work with: parts of `part` elements, keys and places on either side of a
+    pass, and the parts' counts of digits."""
+
+    grid: Grid
+    part: int
+    keys: list[torch.Tensor]
+    orders: list[torch.Tensor]
+    counts: torch.Tensor
+
+
+def _deal_on_cpu(p: PlanBuilder, x: torch.Tensor, descending: bool, passes: _Passes) -> dict[str, Any]:
     """Where the order is. A pass over digits that are the same in all of a row leaves the row as it is."""
-    type_, (n, length), parts = _type(x), x.shape, counts.size(2)
+    type_, (n, length), parts = _type(x), x.shape, passes.counts.size(2)
     key, bounds = kernels.key_type(type_), p.empty((n, parts, 3), torch.int64)
-    shape = {"length": length, "part": part}
+    keys, orders, shape = passes.keys, passes.orders, {"length": length, "part": passes.part}
     kernel = kernels.bounded_key_kernel(type_, descending)
-    p.launch(kernel, grid, keys=keys[0], orders=orders[0], bounds=bounds, x=x, **shape)
+    p.launch(kernel, passes.grid, keys=keys[0], orders=orders[0], bounds=bounds, x=x, **shape)
     sides = {"keys_0": keys[0], "keys_1": keys[1]}
     order_sides = {"orders_0": orders[0], "orders_1": orders[1]}
     for number in range(kernels.passes(type_)):
-        given = {**sides, "counts": counts, "bounds": bounds, "shift": 8 * number, **shape}
-        p.launch(kernels.count_kernel(key, p.form), grid, **given)
-        p.launch(kernels.scan_kernel(p.form), p.long_rows(n, 256 * parts), counts=counts)
-        p.launch(kernels.deal_kernel(key, p.form), grid, **given, **order_sides)
+        given = {**sides, "counts": passes.counts, "bounds": bounds, "shift": 8 * number, **shape}
+        p.launch(kernels.count_kernel(key, p.form), passes.grid, **given)
+        p.launch(kernels.scan_kernel(p.form), p.long_rows(n, 256 * parts), counts=passes.counts)
+        p.launch(kernels.deal_kernel(key, p.form), passes.grid, **given, **order_sides)
     return {**order_sides, "bounds": bounds, "parts": parts, "bits": 8 * kernels.passes(type_)}
 
 
-def _deal_on_gpu(
-    p: PlanBuilder,
-    grid: Grid,
-    x: torch.Tensor,
-    descending: bool,
-    keys: list[torch.Tensor],
-    orders: list[torch.Tensor],
-    counts: torch.Tensor,
-    part: int,
-) -> dict[str, Any]:
+def _deal_on_gpu(p: PlanBuilder, x: torch.Tensor, descending: bool, passes: _Passes) -> dict[str, Any]:
     """Where the order is."""
     type_ = _type(x)
-    key = kernels.key_type(type_)
+    key, keys, orders, counts = kernels.key_type(type_), passes.keys, passes.orders, passes.counts
     p.launch(kernels.key_kernel(type_, descending), p.walk(x.shape), keys=keys[0], orders=orders[0], x=x)
     for number in range(kernels.passes(type_)):
-        given = {"keys": keys[0], "counts": counts, "length": x.size(1), "part": part, "shift": 8 * number}
+        given = {"keys": keys[0], "counts": counts, "length": x.size(1), "part": passes.part, "shift": 8 * number}
         p.fill(counts, 0)
-        p.launch(kernels.count_kernel(key, p.form), grid, **given)
+        p.launch(kernels.count_kernel(key, p.form), passes.grid, **given)
         given |= _begin_digits(p, counts)
-        p.launch(kernels.deal_kernel(key, p.form), grid, to=keys[1], to_order=orders[1], orders=orders[0], **given)
+        deal = kernels.deal_kernel(key, p.form)
+        p.launch(deal, passes.grid, to=keys[1], to_order=orders[1], orders=orders[0], **given)
         keys, orders = keys[::-1], orders[::-1]
     return {"orders": orders[0]}
 
@@ -286,7 +284,7 @@ def _select(
         return
     values, places = sort_rows(p, rows, False)
     if chosen != "kth":
-        _launch_pick(p, kernels.middle_kernel(type_, chosen == "nanmedian", p.form), values, places, value, place)
+        _launch_pick(p, kernels.middle_kernel(type_, chosen == "nanmedian"), values, places, value, place)
         return
     p.copy(value.view(n, 1), values.narrow(1, rank, 1))
     if place is not None:
