@@ -16,6 +16,7 @@ the patches, directly: nothing is copied once for each tap.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -629,13 +630,23 @@ def largest_box(plan: BoxPlan, rows: int) -> Box | None:
         box = _shrunk(box, width)
     if box is None:
         return None
+
     for name in ("y", "z", "i"):  # halving may have left room
-        extent, part = getattr(plan.full, name), getattr(box, name)
-        while part < extent and plan.fits(replace(box, **{name: part + 1}), rows):
-            part += 1
-            box = replace(box, **{name: part})
-        box = replace(box, **{name: even_part(extent, part)})
+        part = even_part(getattr(plan.full, name), _grown(plan, box, name, rows))
+        box = replace(box, **{name: part})
     return box
+
+
+def _grown(plan: BoxPlan, box: Box, name: str, rows: int) -> int:
+    """What an extent of a box may become, so that the box still fits."""
+
+    def is_too_large(part: int) -> bool:
+        return not plan.fits(replace(box, **{name: part}), rows)
+
+    extent, part = getattr(plan.full, name), getattr(box, name)
+    if part == extent or is_too_large(part + 1):
+        return int(part)
+    return int(part) + bisect(range(part + 1, extent + 1), False, key=is_too_large)
 
 
 def shared_box(plan: BoxPlan, box: Box, rows: int, units: int) -> tuple[Box, int]:

@@ -274,16 +274,28 @@ def _meeting(g: Geometry, forward: bool) -> float:
         return 1.0
     source, target = (g.image[1], g.result[1]) if forward else (g.result[1], g.image[1])
     step, sign = (g.stride[1], 1) if forward else (1, -1)
-    rows = [y * step - sign * (g.padding[1] - k * g.dilation[1]) for y in range(target) for k in range(g.taps[1])]
-    return sum(0 <= row < source for row in rows) / len(rows)
+    met = 0
+    for k in range(g.taps[1]):
+        before = sign * (g.padding[1] - k * g.dilation[1])  # line y meets row y * step - before
+        met += max(0, min(target, ceil_div(source + before, step)) - max(0, ceil_div(before, step)))
+    return met / (target * g.taps[1])
 
 
 def _boxes(g: Geometry, planes: int, lines: int) -> Iterator[tuple[int, int]]:
     """Images and lines of ever smaller parts."""
-    for images in dict.fromkeys(ceil_div(g.batch, parts) for parts in range(1, g.batch + 1)):
+    for images in _even_parts(g.batch):
         yield images, lines
-    for band in dict.fromkeys(ceil_div(lines, parts) for parts in range(2, lines + 1 if planes == 1 else 0)):
-        yield 1, band
+    for band in _even_parts(lines) if planes == 1 else ():
+        if band < lines:
+            yield 1, band
+
+
+def _even_parts(n: int) -> Iterator[int]:
+    """What each of one, two, three, ... parts of n has, without what comes again."""
+    part = n
+    while part > 0:
+        yield part
+        part = ceil_div(n, ceil_div(n, part - 1)) if part > 1 else 0
 
 
 def best_part(

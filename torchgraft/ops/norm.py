@@ -15,7 +15,9 @@ from torchgraft.ops.entries import enter, enter_composite
 from torchgraft.ops.reductions import plan_reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
 from torchgraft.plans.grid import Grid
+from torchgraft.plans.quick_meta import QUICK_METAS
 from torchgraft.plans.refusals import check_out
+from torchgraft.plans.schema import overload_name
 
 aten = torch.ops.aten
 
@@ -49,7 +51,12 @@ def _kept(x: torch.Tensor, *parameters: torch.Tensor | None) -> torch.dtype:
 def _meta(op: torch._ops.OpOverload) -> Callable[..., Any]:
     """torch's meta functions keep the statistics as its CUDA device does; users compare with its CPU."""
 
+    quick_meta = QUICK_METAS[overload_name(op)]
+
     def meta(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, **others: Any) -> Any:
+        quick = quick_meta(input=input, weight=weight, bias=bias, **others)
+        if quick is not None:
+            return quick
         y, *statistics = op(input=input, weight=weight, bias=bias, **others)
         dtype = _kept(input, weight, bias)
         return y, *(kept.new_empty(kept.shape, dtype=dtype) for kept in statistics)

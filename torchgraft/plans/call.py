@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
 
 from torchgraft import _C
 from torchgraft.codegen.compiler import KernelCompileError, counts
@@ -405,7 +404,7 @@ def plain_arguments(p: PlanBuilder, arguments: dict[str, Any]) -> dict[str, Any]
         return x
 
     return {
-        name: tree_map(plain, value) if isinstance(value, (list, tuple)) else plain(value)
+        name: [plain(item) for item in value] if isinstance(value, (list, tuple)) else plain(value)
         for name, value in arguments.items()
     }
 
@@ -414,8 +413,12 @@ def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[s
     """Calls a planner with results and arguments as it wants them, and copies back what had to be elsewhere."""
     options = entry.options
     if options.contiguous:
+
+        def contiguous(x: Any) -> Any:
+            return p.contiguous(x) if isinstance(x, torch.Tensor) else x
+
         arguments = {
-            name: tree_map(lambda x: p.contiguous(x) if isinstance(x, torch.Tensor) else x, value)
+            name: [contiguous(item) for item in value] if isinstance(value, (list, tuple)) else contiguous(value)
             for name, value in arguments.items()
         }
     for limits in options.refusals.within:

@@ -14,6 +14,7 @@ import torch
 from torchgraft import _C
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.meta import has_meta, meta_function
+from torchgraft.plans.quick_meta import QUICK_METAS
 from torchgraft.plans.refusals import Refusals, Refuses, check_in_place, gathered, other_out
 from torchgraft.plans.schema import is_composed, overload_name, parameters, resolve, variants, written
 from torchgraft.plans.steps import Unsupported
@@ -258,7 +259,8 @@ def planner(
     def declare(plan: Planner) -> Planner:
         options = Options(contiguous, inplace_safe, meta=meta, apart=apart, refusals=refusals)
         for name in here(names):
-            register(name, plan, options, replace)
+            quick = QUICK_METAS.get(f"aten::{name}") if meta is None else None
+            register(name, plan, dataclasses.replace(options, quick_meta=quick), replace)
         return plan
 
     return declare

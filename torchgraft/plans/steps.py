@@ -10,7 +10,7 @@ import torch
 
 from torchgraft import _C
 from torchgraft.codegen.compiler import compile_ahead, compiled
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer
+from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.loops import GROUP, WIDTH, Layout
 from torchgraft.codegen.pointwise import Loop
 from torchgraft.codegen.tuning import Target
@@ -240,7 +240,8 @@ class Steps:
         for param in kernel.params:
             if param.name in arguments:
                 given = arguments.pop(param.name)
-                self._check_argument(kernel, param, given)
+                if type(given) is not int or type(param) is not Value:
+                    self._check_argument(kernel, param, given)
             elif (of_grid := param.name.removeprefix("tg_")) in grid.values:
                 given = grid.values[of_grid]
             else:
@@ -436,7 +437,11 @@ class Steps:
             return _C.CopyStep(self._address(step.destination), self._address(step.source), step.nbytes)
         if isinstance(step, _Fill):
             return _C.FillStep(self._address(step.destination), step.nbytes, step.pattern)
-        arguments = [self._argument(param, arg) for param, arg in zip(step.kernel.params, step.args, strict=True)]
+        constant = _C.LaunchArgument.constant
+        arguments = [
+            constant(param.type, arg) if type(arg) is int else self._argument(param, arg)
+            for param, arg in zip(step.kernel.params, step.args, strict=True)
+        ]
         nbytes = sum(_extent(spec, step.chunking is not None) for spec in step.specs)
         return _C.LaunchStep(compiled(step.kernel, self.device.index), step.groups, arguments, step.chunking, nbytes)
 
