@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytestmark = pytest.mark.no_fallback
 
@@ -198,6 +200,55 @@ def test_batches_of_small_products(device: str, sizes: tuple[int, int, int, int]
         rows = torch.full((batch + 2, m, n), 7, dtype=dtype, device=device)  # those that touch, between others
         _check(rows[1:-1].zero_().baddbmm_(x, y), expected, k)
         assert (rows[0] == 7).all() and (rows[-1] == 7).all()
+
+
+# Rows, sums and columns: few rows with B along the columns and along the sums, whole vectors and parts of one; short
+# sums with many columns; sums beyond what a copy of B holds.
+FEW = [
+    (1, 800, 10),
+    (2, 70, 361),
+    (3, 78, 130),
+    (3, 803, 13),
+    (4, 17, 40),
+    (6, 200, 10),
+    (11, 300, 25),
+    (16, 1030, 31),
+    (30, 140, 20),
+    (158, 2, 202),
+    (119, 5, 213),
+    (40, 20, 300),
+    (7, 24, 65),
+    (60, 700, 5),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.float16], ids=str)
+@pytest.mark.parametrize("sizes", FEW, ids=str)
+@pytest.mark.quick(dtype=torch.float32)
+@pytest.mark.quick(dtype=torch.float16, sizes=FEW[::5])
+def test_few_rows_columns_or_products(device: str, sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    m, k, n = sizes
+    a, b, bias = _numbers(dtype, m, k), _numbers(dtype, k, n), _numbers(dtype, n)
+    expected = _wide(a) @ _wide(b)
+    for first, second in itertools.product(("plain", "transposed"), ("plain", "transposed", "strided")):
+        x, y = _laid_out(a.to(device), first), _laid_out(b.to(device), second)
+        _check(x @ y, expected, k)
+        _check(torch.addmm(bias.to(device), x, y, beta=2, alpha=3), 3 * expected + 2 * _wide(bias), k)
+        around = torch.full((m + 2, n + 3), 7, dtype=dtype, device=device)
+        torch.mm(x, y, out=around[1:-1, 1:-2])
+        _check(around[1:-1, 1:-2], expected, k)
+        around[1:-1, 1:-2] = 7
+        assert (around == 7).all()
+        rows = torch.full((m + 2, n), 7, dtype=dtype, device=device)  # those that touch, between others
+        _check(rows[1:-1].zero_().addmm_(x, y), expected, k)
+        assert (rows[0] == 7).all() and (rows[-1] == 7).all()
+
+
+def test_infinities_stay_where_they_are(device: str) -> None:
+    """What is read twice at the end of a sum is not counted twice, nor makes NaN of an infinity."""
+    a, b = torch.ones(3, 30), torch.ones(40, 30)
+    b[7, 20], b[9, 29] = math.inf, -math.inf
+    assert torch.equal(F.linear(a.to(device), b.to(device)).cpu(), F.linear(a, b))
 
 
 def test_vectors(device: str) -> None:

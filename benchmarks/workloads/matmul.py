@@ -55,7 +55,15 @@ def others() -> Iterator[Case]:
     yield product("nt 777", 777, 777, 777, "nt")
     yield product("tn 777", 777, 777, 777, "tn")
     yield product("tt 777", 777, 777, 777, "tt")
-    for m, k, n in ((4096, 16, 4096), (16, 4096, 1000), (10000, 64, 65), (31, 3000, 31), (3000, 31, 7)):
+    for m, k, n in (
+        (4096, 16, 4096),
+        (16, 4096, 1000),
+        (10000, 64, 65),
+        (31, 3000, 31),
+        (3000, 31, 7),
+        (525, 9, 291),
+        (3, 803, 13),
+    ):
         yield product(f"nn {m}x{k}x{n}", m, n, k)
     yield product("vector 1x1000x3000", 1, 3000, 1000)
     matrix_vector = on(lambda a, b: a @ b, (3001, 1000), (1000,))
@@ -72,6 +80,8 @@ def others() -> Iterator[Case]:
         yield batched(batch, m, n, k)
     yield linear(1, 768, 3072)
     yield linear(8, 4096, 1000)
+    yield linear(3, 78, 361)
+    yield linear(6, 511, 361)
     yield linear(197, 768, 768)
     yield linear(333, 784, 500, gradients=True)
     for dtype in (torch.float64, torch.float16, torch.bfloat16):

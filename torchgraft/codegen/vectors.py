@@ -99,6 +99,38 @@ def lane_sum(scalar: str, width: int, vector: str) -> str:
     return " ".join(steps) + f" {scalar} {vector}_sum = {even} + {odd};"
 
 
+def lane_sums(scalar: str, width: int, vectors: Sequence[str], to: str) -> str:
+    """Statements that add up the lanes of several vectors, into an array: rounds in which two vectors become one, with
+    a part of both sums in each of its lanes.
+
+    Args:
+        scalar, width: type and number of the lanes.
+        vectors: names of variables, a multiple of 4, which lose their values.
+        to: name of the array, with the alignment of a vector.
+
+    Needs `shuffle_helpers`.
+    """
+    lines, done = [], 0
+    while done < len(vectors):
+        count = 4
+        while 2 * count <= min(width, len(vectors) - done):
+            count *= 2
+        names, half = list(vectors[done : done + count]), 1
+        while len(names) > 1:
+            for a, b in zip(names[::2], names[1::2], strict=True):
+                lines.append(f"{a} = tg_low_{half}({a}, {b}) + tg_high_{half}({a}, {b});")
+            names, half = names[::2], 2 * half
+        by, lanes = names[0], width
+        while lanes > count:
+            lanes //= 2
+            part = f"{scalar}{lanes}"
+            lines.append(f"const {part} {names[0]}_{lanes} = LOW_{part}({by}) + HIGH_{part}({by});")
+            by = f"{names[0]}_{lanes}"
+        lines.append(f"*({scalar}{count}*)({to} + {done}) = {by};")
+        done += count
+    return "\n".join(lines)
+
+
 def parameters(count: int) -> str:
     """Names for a macro's parameters: a, b, ..."""
     return ", ".join("abcdefghijklmnop"[:count])

@@ -29,7 +29,7 @@ from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
 from torchgraft.codegen.tuning import Blocks, Target, Tiles
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.codegen.vectors import lane_sum, shuffle_helpers, transpose_registers
+from torchgraft.codegen.vectors import lane_sums, shuffle_helpers, transpose_registers
 from torchgraft.codegen.x86 import Way
 from torchgraft.kernels import bfloat16, fragments
 from torchgraft.kernels.products import (
@@ -514,16 +514,18 @@ def _balanced(columns: int, panel: int, most: int, n: int, bands: int, units: in
     return best if load(best) < load(columns) else columns
 
 
-def _pays_dot(math: Arithmetic, m: int, k: int) -> bool:
-    """Whether sums across vectors cost less than preparing a B that lies along k. What K has beyond whole vectors is
-    summed element by element."""
-    if math.is_complex or m > 32:
-        return False
-    vectors, rest = divmod(k, math.width)
-    if m <= 4:
-        return vectors > 0
+# For at most so many rows of A, the fewest vectors of a sum for which it pays: of any columns, and of few. To add lanes
+# up costs each element of C the same; to prepare B costs it less with more rows.
+_DOT_VECTORS = {2: (1, 1), 4: (2, 2), 8: (8, 4), 16: (12, 4), 32: (1 << 30, 8)}
+
+
+def _pays_dot(math: Arithmetic, m: int, n: int, k: int) -> bool:
+    """Whether sums across vectors cost less than preparing a B that lies along k."""
     converted = BY_NAME[math.storage].size < math.size
-    return vectors >= (8 if m <= 8 else 16) and (rest == 0 or vectors >= 32) and not (m > 8 and converted)
+    if math.is_complex or m > (8 if converted else 32):
+        return False
+    least = next(least for rows, least in _DOT_VECTORS.items() if m <= rows)
+    return k // math.width >= least[n <= 2 * math.width]
 
 
 # Rows of A for which copying B would cost more than it saves: any B; and one whose vectors are lines of the cache.
@@ -557,22 +559,37 @@ def even_part(size: int, part: int, step: int = 1) -> int:
 
 # --- Few columns and short sums: what is to be prepared would cost more than the product.
 
-# The longest sums: a panel of B stays in the first-level cache.
-_SMALL_DEPTH = 256
+# The longest sums whose B is copied, into a panel that stays in the first-level cache; and where half a vector has all
+# of the columns.
+_SMALL_DEPTH, _NARROW_DEPTH = 256, 1024
 # Rows at once for one, two, ... vectors of columns, where there are 16 registers and where there are 32 of 16 lanes.
 _SMALL_ROWS = ((10, 8, 6, 5, 4, 3, 2, 1), (6, 5, 4, 3, 2, 1), (4, 3, 2, 1), (2, 1))
 _SMALL_ROWS_WIDE = (_SMALL_ROWS[0], (10, 9, 8, 6, 5, 4, 3, 2, 1), (8, 6, 5, 4, 3, 2, 1), (6, 5, 4, 3, 2, 1))
 # Tiles of rows for which copying B would cost more than it saves.
 _SMALL_IN_PLACE = 2
+# Sums so short that whatever the columns, to copy B costs more.
+_SHORT_SUMS = 24
+# So few rows need no panel where columns are few; longer sums than these are shared out.
+_FEW_ROWS, _LONGEST_SUMS = 16, 8192
 # The most rows of products with more than two vectors of columns: for more it is blocks that copy B.
 _SMALL_ROWS_OF_MANY_COLUMNS = 64
 
 
-def _is_small(math: Arithmetic, batch: int, m: int, n: int, k: int, unit_b: Unit) -> bool:
-    if math.is_complex or k > _SMALL_DEPTH:
+def _is_small(math: Arithmetic, batch: int, m: int, n: int, k: int, unit_b: Unit, paired: bool) -> bool:
+    if math.is_complex:
         return False
-    many = batch > 1 and m <= _SMALL_ROWS_OF_MANY_COLUMNS and unit_b == "outer"
-    return n <= (4 if many else 2) * math.width
+    if unit_b == "outer":
+        if k <= _SHORT_SUMS and m > 4 and not paired:
+            return True
+        if m <= _FEW_ROWS and n <= 2 * math.width:
+            return k <= _LONGEST_SUMS
+        if batch > 1 and m <= _SMALL_ROWS_OF_MANY_COLUMNS and n <= 4 * math.width:
+            return k <= _SMALL_DEPTH
+    return k <= _small_depth(math, n) and n <= 2 * math.width
+
+
+def _small_depth(math: Arithmetic, n: int) -> int:
+    return _NARROW_DEPTH if 2 * n <= math.width else _SMALL_DEPTH
 
 
 def _small_rows(m: int, vectors: int, simd_width: int) -> int:
@@ -603,7 +620,7 @@ def _small_in_place(math: Arithmetic, rows: int, vectors: int) -> tuple[str, str
     vectors would go beyond its end."""
     width, panel = math.width, math.width * vectors
     inside = f"last < {panel} || K == 0 ? 0 : b_rs == 0 ? K : (int)min((long)K, (last - {panel}) / b_rs + 1)"
-    fill = f"for (int n = 0; n < {panel}; ++n) lanes[n] = n < N ? {math.load('b', 'k * b_rs + n')} : 0;"
+    fill = f"for (int n = 0; n < {panel}; ++n) lanes[n] = n < columns ? {math.load('b', 'k * b_rs + n')} : 0;"
     sums = _small_steps(
         math, rows, vectors, "k < inside", lambda v: math.load_vector("b", f"k * b_rs + {v * width}")
     ) + _small_steps(math, rows, vectors, "k < K", lambda v: f"*(const {math.vector}*)(lanes + {v * width})", fill)
@@ -617,12 +634,12 @@ def _small_copied(math: Arithmetic, rows: int, vectors: int) -> tuple[str, str]:
   if (batch != held) {{
     held = batch;
     for (int k = 0; k < K; ++k, b += b_rs)
-      for (int n = 0; n < N; n += {width}) {{
+      for (int n = 0; n < columns; n += {width}) {{
         if (b_cs == 1 && b_rs >= 0 && k * b_rs + n + {width} <= last) {{
           panel[k * {vectors} + n / {width}] = {math.load_vector("b", "n")};
         }} else {{
           {math.scalar}* to = ({math.scalar}*)(panel + k * {vectors}) + n;
-          for (int l = 0; l < {width}; ++l) to[l] = n + l < N ? {math.load("b", "(n + l) * b_cs")} : 0;
+          for (int l = 0; l < {width}; ++l) to[l] = n + l < columns ? {math.load("b", "(n + l) * b_cs")} : 0;
         }}
       }}
   }}"""
@@ -642,8 +659,9 @@ def _small_finish_whole(math: Arithmetic, target: Arithmetic, rows: int, vectors
         row = "; ".join(target.store_vector("c", str(n), value) for n, value in zip(at, values, strict=True))
         stores.append(f"if (done <= {r}) {{ {row}; }}")
     return f"""
-    if ((N == {panel} ? c_cs == 1 : spare - (m + {rows - 1}) * (long)N >= {panel}){" && biased" * (addend == "row")}) {{
-      {target.pointer} c = C + batch * c_bs + m * c_rs;
+    const int exceeds = columns < {panel} && spare - (m + {rows - 1}) * (long)N - before < {panel};
+    if (c_cs == 1 && !exceeds{" && biased" * (addend == "row")}) {{
+      {target.pointer} c = C + batch * c_bs + m * c_rs + before * (long)c_cs;
       {" c += c_rs; ".join(stores)}
       continue;
     }}"""
@@ -655,55 +673,59 @@ def _small_finish(math: Arithmetic, target: Arithmetic, rows: int, vectors: int,
     whole = ""
     if addend != "any":
         vector, edges = finish_vector(target, addend, width), [part for part in (16, 8, 4) if part <= width]
-        whole = "".join(f"if (N >= {(v + 1) * width}) {{ {vector} j += {width}; }}" for v in range(vectors - 1))
+        whole = "".join(f"if (columns >= {(v + 1) * width}) {{ {vector} j += {width}; }}" for v in range(vectors - 1))
         for part in edges:
-            whole += f"if (j + {part} <= N) {{ {finish_vector(target, addend, part)} j += {part}; }}"
+            whole += f"if (j + {part} <= columns) {{ {finish_vector(target, addend, part)} j += {part}; }}"
     return f"""
     for (int i = done; i < {rows}; ++i) {{
-      {target.pointer} c = C + batch * c_bs + (m + i) * c_rs;
-      {f"{math.const_pointer} d = D + batch * d_bs + (m + i) * d_rs;" if addend != "none" else ""}
+      {target.pointer} c = C + batch * c_bs + (m + i) * c_rs + before * (long)c_cs;
+      {f"{math.const_pointer} d = D + batch * d_bs + (m + i) * d_rs + before * (long)d_cs;" if addend != "none" else ""}
       const {math.scalar}* from = (const {math.scalar}*)sums + i * {width * vectors};
       int j = 0;
       {f"if (c_cs == 1) {{ {whole} }}" if whole else ""}
-      for (; j < N; ++j) {finish_scalar(target, addend, "from[j]", "j * d_cs", "j * c_cs")}
+      for (; j < columns; ++j) {finish_scalar(target, addend, "from[j]", "j * d_cs", "j * c_cs")}
     }}"""
 
 
 @cache
 def small_kernel(
-    storage: str, result: str, rows: int, vectors: int, in_place: bool, addend: Addend, simd_width: int
+    storage: str, result: str, rows: int, vectors: int, depth: int, addend: Addend, simd_width: int
 ) -> Kernel:
-    """The CPU form for at most so many vectors of columns, and sums of at most `_SMALL_DEPTH`: A is read where it lies,
-    `rows` rows at once, of which M has as many, and so is B if `in_place`, which then has unit stride along the
-    columns; otherwise its columns are copied into one panel. A work-item has `share` blocks of rows, of one matrix
-    after the other. Launch with `matmul_launches`.
+    """The CPU form for few columns, or short sums, of which A is read where it lies, `rows` rows at once; M has as
+    many.
+
+    So is B if `depth` is 0, which then has unit stride along the columns, and as many vectors of them at once as
+    `vectors`. Otherwise these are all of the columns, and are copied into one panel, of sums of at most `depth`. A
+    work-item has `share` blocks of rows, of one matrix after the other. Launch with `matmul_launches`.
     """
     math, target = arithmetic(storage, simd_width), arithmetic(result, simd_width)
-    prepare, sums = (_small_in_place if in_place else _small_copied)(math, rows, vectors)
-    pairs = [f"s{r}_{v}" for r in range(rows) for v in range(vectors)]
+    prepare, sums = (_small_copied if depth else _small_in_place)(math, rows, vectors)
+    pairs, panel = [f"s{r}_{v}" for r in range(rows) for v in range(vectors)], vectors * math.width
     bias = ""
     if addend == "row":
         bias = f"""
-const int biased = d_rs == 0 && d_bs == 0;
-{math.scalar} bias[{vectors * math.width}] ALIGN(64);
-for (int n = 0; n < {vectors * math.width}; ++n)
-  bias[n] = biased && n < N && beta != 0 ? beta * {math.load("D", "n")} : 0;"""
+  for (int n = 0; n < {panel}; ++n)
+    bias[n] = biased && n < columns && beta != 0 ? beta * {math.load("D", "before + n")} : 0;"""
     body = f"""
 const int K = last_K;
 const long blocks = (M + block_rows - 1) / block_rows, first = GROUP_ID(0) * (long)share;
 const long count = min((long)share, blocks * batches - first), after = first + count;
 long batch = first / blocks;
 int begin = (int)(first - batch * blocks) * block_rows;
-{"" if in_place else f"{math.vector} panel[{_SMALL_DEPTH * vectors}]; long held = -1;"}
+{f"{math.vector} panel[{depth * vectors}]; long held = -1;" if depth else ""}
 // Elements from this matrix's first to the last that this work-item makes.
 const int touching = c_cs == 1 && c_rs == N && (batches == 1 || c_bs == (long)M * N);
 long spare = touching ? ((after / blocks - batch) * M + after % blocks * block_rows) * N : 0;
-{bias}
+{f"const int biased = d_rs == 0 && d_bs == 0; {math.scalar} bias[{panel}] ALIGN(64);" if bias else ""}
 for (long unit = 0; unit < count; ++unit) {{
   const int end = min(M, begin + block_rows);
-  {math.const_pointer} b = B + batch * b_bs;
+  // From the last columns on: what is stored beyond them comes before the next row's first ones.
+  for (int before = (N - 1) / {panel} * {panel}; before >= 0; before -= {panel}) {{
+  const int columns = min({panel}, N - before);
+  {math.const_pointer} b = B + batch * b_bs + before * (long)b_cs;
   // The lanes beside the matrix may hold what comes after its rows: they are not stored.
-  const long last = (K - 1) * b_rs + N;
+  const long last = (K - 1) * b_rs + N - before;
+  {bias}
   {prepare}
   for (int next = begin; next < end; next += {rows}) {{
     // The last tile has rows of the one before, which are not stored again.
@@ -716,6 +738,7 @@ for (long unit = 0; unit < count; ++unit) {{
     {_small_finish_whole(math, target, rows, vectors, addend)}
     const {math.vector} sums[{rows * vectors}] = {{{", ".join(pairs)}}};
     {_small_finish(math, target, rows, vectors, addend)}
+  }}
   }}
   begin += block_rows;
   if (begin >= M) {{
@@ -730,31 +753,47 @@ for (long unit = 0; unit < count; ++unit) {{
 
 @cache
 def dot_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width: int = 16) -> Kernel:
-    """A few rows of A with unit stride along k, `rows` (1 or 4) at once, times a B with unit stride along k: one dot
-    product for each element, several columns at a time for the sake of the memory. Launch with `matmul_launches`.
+    """A few rows of A with unit stride along k, `rows` (1 to 4) at once, times a B with unit stride along k: one dot
+    product for each element, several columns at a time for the sake of the memory. What a sum has beyond whole vectors
+    are the last lanes of one that ends where it does. Launch with `matmul_launches`.
     """
     math = arithmetic(storage, simd_width)
     target = arithmetic(result, simd_width)
-    together = 8 if rows == 1 else 4
+    together = 8 if rows == 1 or (rows == 2 and simd_width >= 16) else 4
     pairs = [(i, j) for i in range(rows) for j in range(together)]
+    names = [f"s{i}_{j}" for i, j in pairs]
+    updates = "\n".join(f"s{i}_{j} = {math.multiply_add(f'u{i}', f'v{j}', f's{i}_{j}')};" for i, j in pairs)
+    lane = f"{'long' if math.size == 8 else 'int'}{math.width}"
+
+    def load(at: str, part: str) -> str:
+        vectors = [(f"u{i}", f"a{i}") for i in range(rows)] + [(f"v{j}", f"b{j}") for j in range(together)]
+        return "\n".join(f"const {math.vector} {v} = {part.format(math.load_vector(p, at))};" for v, p in vectors)
+
     body = f"""{begin_product(addend, 1)}
+const {lane} lanes = MAKE_{lane}({", ".join(map(str, range(math.width)))});
+const {math.vector} none = {math.splat("0")};
 const int begin = GROUP_ID(0) * block_columns, end = min(N, begin + block_columns);
 for (int n = begin; n < end; n += {together})
 for (int m = 0; m < M; m += {rows}) {{
   {" ".join(f"{math.const_pointer} a{i} = A + min(m + {i}, M - 1) * a_rs;" for i in range(rows))}
   {" ".join(f"{math.const_pointer} b{j} = B + min(n + {j}, N - 1) * b_cs;" for j in range(together))}
-  {math.vector} {", ".join(f"s{i}_{j} = {math.splat('0')}" for i, j in pairs)};
+  {math.vector} {", ".join(f"{name} = none" for name in names)};
+  {math.scalar} sums[{rows * together}] ALIGN(64);
   int k = 0;
   for (; k + {math.width} <= K; k += {math.width}) {{
-    {" ".join(f"const {math.vector} u{i} = {math.load_vector(f'a{i}', 'k')};" for i in range(rows))}
-    {" ".join(f"const {math.vector} v{j} = {math.load_vector(f'b{j}', 'k')};" for j in range(together))}
-    {" ".join(f"s{i}_{j} = {math.multiply_add(f'u{i}', f'v{j}', f's{i}_{j}')};" for i, j in pairs)}
+    {load("k", "{}")}
+    {updates}
   }}
-  {" ".join(lane_sum(math.scalar, math.width, f"s{i}_{j}") for i, j in pairs)}
+  if (k > 0 && k < K) {{
+    const {lane} seen = SPLAT_{lane}({math.width} - (K - k));
+    {load(f"K - {math.width}", "SELECT(lanes >= seen, {}, none)")}
+    {updates}
+    k = K;
+  }}
+  {lane_sums(math.scalar, math.width, names, "sums")}
   for (; k < K; ++k) {{
-    {" ".join(f"s{i}_{j}_sum += {math.load(f'a{i}', 'k')} * {math.load(f'b{j}', 'k')};" for i, j in pairs)}
+    {" ".join(f"sums[{i * together + j}] += {math.load(f'a{i}', 'k')} * {math.load(f'b{j}', 'k')};" for i, j in pairs)}
   }}
-  const {math.scalar} sums[{rows * together}] = {{{", ".join(f"s{i}_{j}_sum" for i, j in pairs)}}};
   for (int i = 0; i < min({rows}, M - m); ++i)
     for (int j = 0; j < min({together}, end - n); ++j) {{
       {target.pointer} c = C + (m + i) * c_rs + (n + j) * c_cs;
@@ -762,7 +801,8 @@ for (int m = 0; m < M; m += {rows}) {{
       {finish_scalar(target, addend, f"sums[i * {together} + j]", "0", "0")}
     }}
 }}"""
-    return Kernel("matmul_dot", operands(math, result, addend, "block_columns"), body, local=(1, 1))
+    params, helpers = operands(math, result, addend, "block_columns"), shuffle_helpers(math.width, math.vector)
+    return Kernel("matmul_dot", params, body, helpers, local=(1, 1))
 
 
 def axpy_columns(rows: int) -> int:
@@ -1174,9 +1214,9 @@ def matmul_launches(
     more: dict[str, int] = {}
     wanted, least = 2 * units, _LEAST_PART
     few = 1 if m == 1 else 4
-    small = _is_small(math, batch, m, n, k, unit_b)
     suits = storage == "bf16" and "none" not in (unit_a, unit_b) and k >= bfloat16.LEAST_DEPTH
     paired = on.bfloat16 if suits else None
+    small = _is_small(math, batch, m, n, k, unit_b, paired is not None)
     groups: tuple[int, ...]
     parts = 0
     if on.form != "cpu" and m <= GPU_ROWS and not math.is_complex:
@@ -1194,11 +1234,11 @@ def matmul_launches(
         parts = parts if batch == 1 else 1
         groups = tile_groups(tiles, m, n, 1)[:2]
         kernel = partial(_tile, storage, unit_a, unit_b, tiles)
-    elif unit_b == "k" and a.column == 1 and _pays_dot(math, m, k) and not (paired and m > 4):
+    elif unit_b == "k" and a.column == 1 and _pays_dot(math, m, n, k) and not (paired and m > 4):
         columns = max(8, min(64, -(-n // (4 * units) // 8 * 8)))
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
-        kernel = partial(_dot, storage, few, simd_width)
-    elif m <= 4 and not math.is_complex and unit_b == "outer" and (batch == 1 or not small):
+        kernel = partial(_dot, storage, min(m, 4), simd_width)
+    elif m <= 4 and not math.is_complex and unit_b == "outer" and not small:
         least = max(_LEAST_ROWS, _LEAST_ELEMENTS // n)
         columns = _stretch(n, axpy_columns(few), units, max(1, k // least))
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
@@ -1277,20 +1317,22 @@ def _small_launch(
     simd_width: int,
 ) -> Launch:
     batch, m, n, k = sizes
-    narrow = 2 * n <= arithmetic(storage, simd_width).width
-    simd_width = max(4, simd_width // 2) if narrow else simd_width
-    vectors = ceil_div(n, arithmetic(storage, simd_width).width)
+    depth = _small_depth(arithmetic(storage, simd_width), n)
+    simd_width = max(4, simd_width // 2) if depth == _NARROW_DEPTH else simd_width
+    wide, most = ceil_div(n, arithmetic(storage, simd_width).width), 4 if simd_width >= 16 else 2
+    panels = 1 if wide <= 4 else ceil_div(wide, most)
+    vectors = ceil_div(wide, panels)
     rows = _small_rows(m, vectors, simd_width)
     tiles = ceil_div(m, rows)
-    in_place = b.column == 1 and tiles <= _SMALL_IN_PLACE
-    block_rows = min(8, tiles) * rows
+    in_place = b.column == 1 and (tiles <= _SMALL_IN_PLACE or panels > 1 or k > depth)
+    block_rows = min(8, ceil_div(tiles, 2 * units) if panels > 1 else tiles) * rows
     blocks = batch * ceil_div(m, block_rows)
-    cycles = batch * tiles * (k * (rows * vectors + rows + 2) // 2 + 4 * rows + 20)  # about
+    cycles = batch * panels * tiles * (k * (rows * vectors + rows + 2) // 2 + 4 * rows + 20)  # about
     share = ceil_div(blocks, _wanted_blocks(cycles, 25_000, units, 8))
     operands = {"C": c, "A": a, "B": b, **({"D": d} if d else {})}
     more = {"block_rows": block_rows, "share": share, "batches": batch}
     arguments = {**_matrices(operands), "M": m, "N": n, **more, "each_K": k, "last_K": k, "alpha": alpha}
-    kernel = small_kernel(storage, result, rows, vectors, in_place, addend, simd_width)
+    kernel = small_kernel(storage, result, rows, vectors, 0 if in_place else depth, addend, simd_width)
     return Launch(kernel, (ceil_div(blocks, share),), {**arguments, **({"beta": beta} if d else {})})
 
 
