@@ -567,8 +567,9 @@ _SMALL_ROWS = ((10, 8, 6, 5, 4, 3, 2, 1), (6, 5, 4, 3, 2, 1), (4, 3, 2, 1), (2, 
 _SMALL_ROWS_WIDE = (_SMALL_ROWS[0], (10, 9, 8, 6, 5, 4, 3, 2, 1), (8, 6, 5, 4, 3, 2, 1), (6, 5, 4, 3, 2, 1))
 # Tiles of rows for which copying B would cost more than it saves.
 _SMALL_IN_PLACE = 2
-# Sums so short that whatever the columns, to copy B costs more.
-_SHORT_SUMS = 24
+# Sums so short that whatever the columns, to copy B costs more. Where it lies otherwise, and has to be copied, they pay
+# for so many rows, and those with more than four vectors of columns where they are shorter still.
+_SHORT_SUMS, _SHORTEST_SUMS, _MANY_ROWS = 24, 5, 128
 # So few rows need no panel where columns are few; longer sums than these are shared out.
 _FEW_ROWS, _LONGEST_SUMS = 16, 8192
 # The most rows of products with more than two vectors of columns: for more it is blocks that copy B.
@@ -578,6 +579,9 @@ _SMALL_ROWS_OF_MANY_COLUMNS = 64
 def _is_small(math: Arithmetic, batch: int, m: int, n: int, k: int, unit_b: Unit, paired: bool) -> bool:
     if math.is_complex:
         return False
+    short = _SHORT_SUMS if n <= 4 * math.width else _SHORTEST_SUMS
+    if unit_b != "outer" and m >= _MANY_ROWS and k <= short and not paired:
+        return True
     if unit_b == "outer":
         if k <= _SHORT_SUMS and m > 4 and not paired:
             return True
@@ -631,8 +635,9 @@ def _small_copied(math: Arithmetic, rows: int, vectors: int) -> tuple[str, str]:
     """The same with a panel that has a copy of B."""
     width = math.width
     copy = f"""
-  if (batch != held) {{
-    held = batch;
+  const long wanted = batch * ((N + {width * vectors - 1}) / {width * vectors}) + before / {width * vectors};
+  if (wanted != held) {{
+    held = wanted;
     for (int k = 0; k < K; ++k, b += b_rs)
       for (int n = 0; n < columns; n += {width}) {{
         if (b_cs == 1 && b_rs >= 0 && k * b_rs + n + {width} <= last) {{
@@ -694,9 +699,9 @@ def small_kernel(
     """The CPU form for few columns, or short sums, of which A is read where it lies, `rows` rows at once; M has as
     many.
 
-    So is B if `depth` is 0, which then has unit stride along the columns, and as many vectors of them at once as
-    `vectors`. Otherwise these are all of the columns, and are copied into one panel, of sums of at most `depth`. A
-    work-item has `share` blocks of rows, of one matrix after the other. Launch with `matmul_launches`.
+    So is B if `depth` is 0, which then has unit stride along the columns; otherwise it is copied into a panel, of sums
+    of at most `depth`. Either way `vectors` of columns are taken at once. A work-item has `share` blocks of rows, of
+    one matrix after the other. Launch with `matmul_launches`.
     """
     math, target = arithmetic(storage, simd_width), arithmetic(result, simd_width)
     prepare, sums = (_small_copied if depth else _small_in_place)(math, rows, vectors)
@@ -1325,7 +1330,8 @@ def _small_launch(
     rows = _small_rows(m, vectors, simd_width)
     tiles = ceil_div(m, rows)
     in_place = b.column == 1 and (tiles <= _SMALL_IN_PLACE or panels > 1 or k > depth)
-    block_rows = min(8, ceil_div(tiles, 2 * units) if panels > 1 else tiles) * rows
+    # One panel is copied for all blocks of a matrix, several for each block, which has more rows then.
+    block_rows = min(8 if in_place or panels == 1 else 32, ceil_div(tiles, 2 * units) if panels > 1 else tiles) * rows
     blocks = batch * ceil_div(m, block_rows)
     cycles = batch * panels * tiles * (k * (rows * vectors + rows + 2) // 2 + 4 * rows + 20)  # about
     share = ceil_div(blocks, _wanted_blocks(cycles, 25_000, units, 8))
