@@ -94,6 +94,8 @@ class PlanBuilder(Steps):
 
     def settle(self) -> None:
         """Makes few steps of many: the last thing before the plan is finished, or its kernels are looked at."""
+        if len(self._steps) == 1 and self.kernels:
+            return
         steps = self._steps if self.any_shape else fusion.without_copies(self, self._steps)
         self._steps = []
         for step in fusion.fused(self, steps):

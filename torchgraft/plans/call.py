@@ -140,6 +140,8 @@ def plan_call(
 
 def _check_written(entry: Entry, arguments: list[Any], overlap: bool, partial: bool) -> None:
     """Refuses what torch's CPU refuses: a result that lies over itself, or over an input that must be elsewhere."""
+    if entry.kind == "functional":
+        return
     named = {a.name: value for a, value in zip(parameters(entry.op), arguments, strict=True)}
     targets = named_tensors(named, written(entry.op))
     if not entry.op._schema.name.startswith("aten::_copy_from"):
@@ -154,6 +156,8 @@ def _check_written(entry: Entry, arguments: list[Any], overlap: bool, partial: b
 
 def _function(entry: Entry, arguments: list[Any]) -> Callable[..., Any] | None:
     """What is run in place of a plan: a function of the overload's own arguments."""
+    if not entry.composites:
+        return None
     named = _named(entry.op, arguments)
     composite = next((c for c in entry.composites if c.when is None or c.when(**named)), None)
     if composite is None:
@@ -219,15 +223,16 @@ class _Call:
     # arguments
 
     def _convert(self, argument: Parameter, place: _C.Place, value: Any) -> Any:
-        if place.kind == _C.ArgumentKind.Tensor:
+        kind = place.kind
+        if kind == _C.ArgumentKind.Tensor:
             return self._tensor(value, place.first)
-        if value is None or place.kind == _C.ArgumentKind.Generator:
+        if value is None or kind == _C.ArgumentKind.Generator:
             return None
-        if place.kind == _C.ArgumentKind.TensorList:
+        if kind == _C.ArgumentKind.TensorList:
             return [self._tensor(item, place.first + number) for number, item in enumerate(value)]
-        if place.kind == _C.ArgumentKind.Scalar:
+        if kind == _C.ArgumentKind.Scalar:
             return Scalar(value, place.first, self.reads)
-        if place.kind == _C.ArgumentKind.ScalarList:
+        if kind == _C.ArgumentKind.ScalarList:
             return [Scalar(item, place.first + number, self.reads) for number, item in enumerate(value)]
         if argument.name in _DTYPE_NAMES and isinstance(value, int):
             return _DTYPES[value]
@@ -260,7 +265,9 @@ class _Call:
     def plan(self, overlap: bool) -> _C.Plan:
         """Runs torch's meta kernel, then the planner, then numbers the memory."""
         entry, p = self.entry, self.p
-        before = [None if spec is None else (spec.shape, spec.stride()) for spec in self.specs]
+        before: list[tuple[torch.Size, tuple[int, ...]] | None] = [None] * len(self.specs)
+        if entry.kind != "functional":
+            before = [None if spec is None else (spec.shape, spec.stride()) for spec in self.specs]
         returned = self._run_meta()
         resizes = []
         for slot, (spec, kept) in enumerate(zip(self.specs, before, strict=True)):
@@ -426,7 +433,7 @@ def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[s
     wanted = list(outs)
     backs: list[tuple[torch.Tensor, torch.Tensor]] = []
     dtypes = _result_dtypes(p, entry, arguments, outs) if entry.kind == "out" else [None] * len(outs)
-    in_memory = {p.memory(t) for t in tensors_in(arguments)}
+    in_memory = set() if options.inplace_safe else {p.memory(t) for t in tensors_in(arguments)}
     for i, out in enumerate(outs):
         if not isinstance(out, torch.Tensor):
             continue

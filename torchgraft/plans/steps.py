@@ -75,10 +75,10 @@ class _Launch:
     groups: tuple[int, ...]
     chunking: _C.Chunking | None
     args: list[Any]
+    specs: list[torch.Tensor] = field(init=False)
 
-    @property
-    def specs(self) -> list[torch.Tensor]:
-        return [arg for arg in self.args if isinstance(arg, torch.Tensor)]
+    def __post_init__(self) -> None:
+        self.specs = [arg for arg in self.args if isinstance(arg, torch.Tensor)]
 
 
 @dataclass
@@ -406,6 +406,8 @@ class Steps:
     def _place_temporaries(self, first_slot: int) -> tuple[list[_C.Address], int]:
         """Gives each temporary a slot and a place in one arena; those whose uses do not overlap in time share
         memory."""
+        if not any(memory.kind == "temporary" for memory in self._memory.values()):
+            return [], 0
         lives: dict[int, tuple[Memory, int, int]] = {}
         for time, step in enumerate(self._steps):
             for spec in step.specs:
