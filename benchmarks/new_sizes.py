@@ -10,13 +10,14 @@ its results; kernels are compiled before.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from harness.clock import seconds
 from torch import nn
 
 Tensors = tuple[torch.Tensor, ...]
@@ -56,20 +57,12 @@ def steps() -> Iterator[tuple[str, nn.Module, Callable[[int], torch.Tensor]]]:
     yield "CNN, training", network, lambda n: torch.randn(2, 3, n, 20)
 
 
-def seconds(call: Callable[..., Any], tensors: Tensors, device: str) -> float:
-    begin = time.perf_counter()
-    call(*tensors)
-    if device != "cpu":
-        torch.accelerator.synchronize()
-    return time.perf_counter() - begin
-
-
 def measure(call: Callable[..., Any], made: list[Tensors], device: str) -> tuple[float, float]:
     """Microseconds with new sizes and with known ones, after the first calls of all."""
     tensors = [tuple(t.to(device) for t in each) for each in made]
     for each in tensors[:5]:
         call(*each)
-    rounds = [[seconds(call, each, device) for each in tensors[5:]] for _ in range(2)]
+    rounds = [[seconds(partial(call, *each), device, 0) for each in tensors[5:]] for _ in range(2)]
     new, known = (median(times) * 1e6 for times in rounds)
     return new, known
 

@@ -139,10 +139,18 @@ def test_counts_are_exact(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
 def test_bincount(device: str, dtype: torch.dtype) -> None:
-    for n, most in ((0, 3), (1, 1), (60, 100), (20_000, 100), (300, 5)):
+    for n, most in ((0, 3), (1, 1), (60, 100), (200_000, 100), (300, 5)):
         x = torch.randint(0, most, (n,)).to(dtype)
         _compare_counts(device, torch.bincount, x)
         _compare_counts(device, lambda a: torch.bincount(a[1::2], minlength=40), x)
+
+
+def test_weighted_bincount(device: str) -> None:
+    x, weight = torch.randint(0, 9, (50,)), torch.rand(50, dtype=torch.float64)
+    found = torch.bincount(x.to(device), weight.to(device))
+    torch.testing.assert_close(found.cpu(), torch.bincount(x, weight), rtol=1e-12, atol=1e-12)
+    for bins in (300, 1000):
+        _compare_counts(device, torch.bincount, torch.randint(0, bins, (200_000,)))
 
 
 def test_what_cannot_be_counted(device: str) -> None:

@@ -630,7 +630,6 @@ def largest_box(plan: BoxPlan, rows: int) -> Box | None:
         box = _shrunk(box, width)
     if box is None:
         return None
-
     for name in ("y", "z", "i"):  # halving may have left room
         part = even_part(getattr(plan.full, name), _grown(plan, box, name, rows))
         box = replace(box, **{name: part})

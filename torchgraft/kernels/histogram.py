@@ -26,20 +26,23 @@ def count_kernel(type_: str, even: bool, form: str) -> Kernel:
         form: "cpu" or "gpu".
     """
     walk, t = Walk(form), value_ctype(type_)
-    element = f"load_{type_}(x, i)"
+    if form == "cpu":
+        head = "const long row = (long)GROUP_ID(0) * bins;\n  for (long k = 0; k < bins; ++k) counts[row + k] = 0;"
+        add, helpers = "++counts[row + k];", ""
+    else:
+        head, add, helpers = "", "tg_add_into_place_i32(counts + k, 1);", add_into_place("i32")
     if even:
         find = f"""\
-    const {t} v = {element};
+    const {t} v = load_{type_}(x, i);
     if (!(v >= low && v <= high)) continue;
-    const long at = (long)((v - low) * ({t})bins / (high - low)), k = at < bins ? at : bins - 1;"""
+    const long at = (long)((v - low) * ({t})bins / (high - low)), k = at < bins ? at : bins - 1;
+    """
     else:
         find = f"""\
-    const long k = {element};
-    if (k < 0 || k >= bins) continue;"""
-    own = "const long row = (long)GROUP_ID(0) * bins;" if form == "cpu" else ""
-    zero = "for (long k = 0; k < bins; ++k) counts[row + k] = 0;" if form == "cpu" else ""
-    add = "++counts[row + k];" if form == "cpu" else "tg_add_into_place_i32(counts + k, 1);"
-    body = f"  {own}\n  {zero}\n{walk.each(f'{find}{chr(10)}    {add}', vectorize=False)}"
+    const long k = load_{type_}(x, i);
+    if (k < 0 || k >= bins) continue;
+    """
+    body = f"  {head}\n{walk.each(find + add, vectorize=False)}"
     edges = f"; {type_} low, high" if even else ""
     params = parameters(f"i32* counts; const {type_}* x; i64 bins{edges}")
-    return walk.kernel("histogram", params, body, "" if form == "cpu" else add_into_place("i32"))
+    return walk.kernel("histogram", params, body, helpers)

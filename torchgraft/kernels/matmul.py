@@ -1242,7 +1242,7 @@ def matmul_launches(
     elif unit_b == "k" and a.column == 1 and _pays_dot(math, m, n, k) and not (paired and m > 4):
         columns = max(8, min(64, -(-n // (4 * units) // 8 * 8)))
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
-        kernel = partial(_dot, storage, ceil_div(m, ceil_div(m, 4)), simd_width)
+        kernel = partial(_dot, storage, even_part(m, 4), simd_width)
     elif m <= 4 and not math.is_complex and unit_b == "outer" and not small:
         least = max(_LEAST_ROWS, _LEAST_ELEMENTS // n)
         columns = _stretch(n, axpy_columns(few), units, max(1, k // least))

@@ -53,9 +53,10 @@ def _numbers(*numbers: Any) -> bool:
 
 
 def _dims(x: Tensor, dims: int | Sequence[int] | None) -> list[int] | None:
-    """Dimensions from 0 on, all where none are given; None if there is one twice, or one that is not there."""
+    """Dimensions from 0 on, all where none are given; None if there is one twice, one that is not there, or more than
+    torch reduces."""
     given = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
-    if not all(-x.dim() <= dim < x.dim() for dim in given):
+    if x.dim() > 64 or not all(-x.dim() <= dim < x.dim() for dim in given):
         return None
     found = [dim % x.dim() for dim in given]
     return found if len(set(found)) == len(found) else None
@@ -80,7 +81,7 @@ def _scan(self: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor
 
 @_says("normal_")
 def _drawn(self: Tensor, mean: Any = 0, std: Any = 1, *, generator: Any = None) -> Tensor | None:
-    return self if _ordinary(self) and generator is None else None
+    return self if _ordinary(self) and generator is None and std >= 0 else None
 
 
 @_says("tril", "triu")
@@ -143,9 +144,8 @@ def _variance_and_mean(
 def _enough(x: Tensor, dims: Sequence[int] | None, correction: Any) -> bool:
     """Whether there is no need to warn of too few elements."""
     found = _dims(x, dims)
-    if found is None or type(correction) not in (int, float, type(None)):
-        return False
-    return math.prod(x.size(d) for d in found) > (1 if correction is None else correction)
+    correction = 1 if correction is None else correction
+    return found is not None and _numbers(correction) and math.prod(x.size(d) for d in found) > correction
 
 
 @_says("linalg_vector_norm")

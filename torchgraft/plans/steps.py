@@ -240,8 +240,7 @@ class Steps:
         for param in kernel.params:
             if param.name in arguments:
                 given = arguments.pop(param.name)
-                if type(given) is not int or type(param) is not Value:
-                    self._check_argument(kernel, param, given)
+                self._check_argument(kernel, param, given)
             elif (of_grid := param.name.removeprefix("tg_")) in grid.values:
                 given = grid.values[of_grid]
             else:
@@ -254,7 +253,7 @@ class Steps:
 
     def _check_argument(self, kernel: Kernel, param: Parameter, given: Any) -> None:
         """Refuses what only the kernel would find, and not by an error."""
-        if isinstance(given, _C.LaunchArgument):
+        if isinstance(given, _C.LaunchArgument) or (type(given) is int and isinstance(param, Value)):
             return
         spec = given if isinstance(given, torch.Tensor) else None
         number = isinstance(given, (int, float, complex, Scalar)) or (spec is not None and self.is_cpu_scalar(spec))
@@ -439,11 +438,7 @@ class Steps:
             return _C.CopyStep(self._address(step.destination), self._address(step.source), step.nbytes)
         if isinstance(step, _Fill):
             return _C.FillStep(self._address(step.destination), step.nbytes, step.pattern)
-        constant = _C.LaunchArgument.constant
-        arguments = [
-            constant(param.type, arg) if type(arg) is int else self._argument(param, arg)
-            for param, arg in zip(step.kernel.params, step.args, strict=True)
-        ]
+        arguments = [self._argument(param, arg) for param, arg in zip(step.kernel.params, step.args, strict=True)]
         nbytes = sum(_extent(spec, step.chunking is not None) for spec in step.specs)
         return _C.LaunchStep(compiled(step.kernel, self.device.index), step.groups, arguments, step.chunking, nbytes)
 
@@ -456,6 +451,8 @@ class Steps:
 
     def _argument(self, param: Parameter, arg: Any) -> _C.LaunchArgument:
         """What a launch gets for a parameter; `launch` has seen to it that it suits."""
+        if type(arg) is int:  # as most are
+            return _C.LaunchArgument.constant(param.type, arg)
         if isinstance(arg, _C.LaunchArgument):
             return arg
         return self._pointer(arg) if isinstance(param, Pointer) else self._value(param.type, arg)
