@@ -203,7 +203,8 @@ def test_batches_of_small_products(device: str, sizes: tuple[int, int, int, int]
 
 
 # Rows, sums and columns: few rows with B along the columns and along the sums, whole vectors and parts of one; short
-# sums with many columns; sums beyond what a copy of B holds.
+# sums with many columns; sums beyond what a copy of B holds; sums shorter than a vector of B; several panels of columns
+# of a B that is read in place.
 FEW = [
     (1, 800, 10),
     (2, 70, 361),
@@ -221,6 +222,10 @@ FEW = [
     (60, 700, 5),
     (300, 9, 50),
     (140, 4, 150),
+    (5, 8, 83),
+    (12, 11, 17),
+    (5, 300, 150),
+    (80, 500, 19),
 ]
 
 

@@ -105,29 +105,38 @@ def pack_transposed(
     """Fills steps `begin .. end` of the panels from a B that lies along k: step k of column n is at base[n * stride +
     k]. With `places`, the name of a table, step k goes to the panels' row places[k].
     """
-    row = f"{places}[step + {{}}]" if places else "(step + {})"
+    row = f"{places}[{{}}]" if places else "({})"
     width, panel = math.width, math.width * tile.vectors
     pitch = (pitch or tile.depth * tile.vectors) * width
     offsets = " ".join(f"const long o{i} = min({i}, columns - n - 1) * {stride};" for i in range(width))
-    loads = "\n".join(f"{math.vector} r{i} = {math.load_vector('b', f'o{i} + step')};" for i in range(width))
-    stores = "\n".join(f"*({math.vector}*)(to + {row.format(i)} * {panel}) = r{i};" for i in range(width))
+    loads = "\n".join(f"{math.vector} r{i} = {math.load_vector('b', f'o{i} + at')};" for i in range(width))
+    stores = [f"*({math.vector}*)(to + {row.format(f'at + {i}')} * {panel}) = r{i};" for i in range(width)]
+    wanted = [f"if (at + {i} >= {begin} && at + {i} < {end}) {store}" for i, store in enumerate(stores)]
     return f"""
 for (int n = 0; n < columns; n += {width}) {{
   {math.scalar}* to = ({math.scalar}*)panels + (n / {panel}) * {pitch} + n % {panel};
   {math.const_pointer} b = {base} + n * {stride};
   {offsets}
   int step = {begin};
-  while (step < {end} && {end} - {begin} >= {width}) {{
+  // Fewer steps than a vector has are loaded with what lies before or after them, where B has as much.
+  const int steps = {end} - ({begin}), few = steps < {width};
+  const int before = n * (long){stride} + steps >= {width};
+  const int after = o{width - 1} + {width} <= (columns - 1 - n) * (long){stride} + steps;
+  while (step < {end} && (!few || before || after)) {{
     // The last vectors end where the steps do, and repeat some.
-    step = min(step, {end} - {width});
+    const int at = few && !before ? {begin} : min(step, {end} - {width});
     {loads}
     {transpose_registers(width, math.vector)}
-    {stores}
-    step += {width};
+    if (!few) {{
+      {" ".join(stores)}
+    }} else {{
+      {" ".join(wanted)}
+    }}
+    step = at + {width};
   }}
   for (; step < {end}; ++step)
     for (int j = 0; j < {width}; ++j)
-      to[{row.format(0)} * {panel} + j] = n + j < columns ? {math.load("b", f"j * {stride} + step")} : 0;
+      to[{row.format("step")} * {panel} + j] = n + j < columns ? {math.load("b", f"j * {stride} + step")} : 0;
 }}"""
 
 
@@ -476,6 +485,8 @@ def block_kernel(
 
 # Storing a sum takes as long as so many products of it.
 _STORING = 24
+# Copying a B that lies along k takes as long as the products of so many rows.
+_TRANSPOSING = 16
 
 
 def block_shape(
@@ -560,8 +571,8 @@ def even_part(size: int, part: int, step: int = 1) -> int:
 # --- Few columns and short sums: what is to be prepared would cost more than the product.
 
 # The longest sums whose B is copied, into a panel that stays in the first-level cache; and where half a vector has all
-# of the columns.
-_SMALL_DEPTH, _NARROW_DEPTH = 256, 1024
+# of the columns; and those whose B can be read where it lies.
+_SMALL_DEPTH, _NARROW_DEPTH, _SMALL_DEPTH_IN_PLACE = 256, 1024, 1024
 # Rows at once for one, two, ... vectors of columns, where there are 16 registers and where there are 32 of 16 lanes.
 _SMALL_ROWS = ((10, 8, 6, 5, 4, 3, 2, 1), (6, 5, 4, 3, 2, 1), (4, 3, 2, 1), (2, 1))
 _SMALL_ROWS_WIDE = (_SMALL_ROWS[0], (10, 9, 8, 6, 5, 4, 3, 2, 1), (8, 6, 5, 4, 3, 2, 1), (6, 5, 4, 3, 2, 1))
@@ -572,6 +583,8 @@ _SMALL_IN_PLACE = 2
 _SHORT_SUMS, _SHORTEST_SUMS, _MANY_ROWS = 24, 5, 128
 # So few rows need no panel where columns are few; longer sums than these are shared out.
 _FEW_ROWS, _LONGEST_SUMS = 16, 8192
+# So few rows need none either while B stays in the second-level cache, and is not cut into too many panels.
+_ROWS_IN_PLACE, _PANELS_IN_PLACE, _BYTES_IN_PLACE = 6, 10, 1 << 19
 # The most rows of products with more than two vectors of columns: for more it is blocks that copy B.
 _SMALL_ROWS_OF_MANY_COLUMNS = 64
 
@@ -587,13 +600,20 @@ def _is_small(math: Arithmetic, batch: int, m: int, n: int, k: int, unit_b: Unit
             return True
         if m <= _FEW_ROWS and n <= 2 * math.width:
             return k <= _LONGEST_SUMS
+        if 1 < m <= _ROWS_IN_PLACE and n <= _PANELS_IN_PLACE * _most_vectors(math.width) * math.width and not paired:
+            return n * k * math.size <= _BYTES_IN_PLACE
         if batch > 1 and m <= _SMALL_ROWS_OF_MANY_COLUMNS and n <= 4 * math.width:
             return k <= _SMALL_DEPTH
-    return k <= _small_depth(math, n) and n <= 2 * math.width
+    return k <= (_SMALL_DEPTH_IN_PLACE if unit_b == "outer" else _small_depth(math, n)) and n <= 2 * math.width
 
 
 def _small_depth(math: Arithmetic, n: int) -> int:
     return _NARROW_DEPTH if 2 * n <= math.width else _SMALL_DEPTH
+
+
+def _most_vectors(simd_width: int) -> int:
+    """Vectors of columns at once where there are several panels of them: what the registers have room for."""
+    return 4 if simd_width >= 16 else 2
 
 
 def _small_rows(m: int, vectors: int, simd_width: int) -> int:
@@ -631,24 +651,29 @@ def _small_in_place(math: Arithmetic, rows: int, vectors: int) -> tuple[str, str
     return f"const int inside = {inside}; {math.scalar} lanes[{panel}] ALIGN(64);", sums
 
 
-def _small_copied(math: Arithmetic, rows: int, vectors: int) -> tuple[str, str]:
-    """The same with a panel that has a copy of B."""
+def _small_copied(math: Arithmetic, rows: int, vectors: int, depth: int, unit: Unit) -> tuple[str, str]:
+    """The same with panels, one at a time, that have a copy of B."""
     width = math.width
     copy = f"""
-  const long wanted = batch * ((N + {width * vectors - 1}) / {width * vectors}) + before / {width * vectors};
-  if (wanted != held) {{
-    held = wanted;
     for (int k = 0; k < K; ++k, b += b_rs)
       for (int n = 0; n < columns; n += {width}) {{
         if (b_cs == 1 && b_rs >= 0 && k * b_rs + n + {width} <= last) {{
-          panel[k * {vectors} + n / {width}] = {math.load_vector("b", "n")};
+          panels[k * {vectors} + n / {width}] = {math.load_vector("b", "n")};
         }} else {{
-          {math.scalar}* to = ({math.scalar}*)(panel + k * {vectors}) + n;
+          {math.scalar}* to = ({math.scalar}*)(panels + k * {vectors}) + n;
           for (int l = 0; l < {width}; ++l) to[l] = n + l < columns ? {math.load("b", "(n + l) * b_cs")} : 0;
         }}
-      }}
+      }}"""
+    if unit == "k":
+        base = "B + batch * b_bs + before * (long)b_cs"
+        copy = pack_transposed(math, Tile(rows, vectors, depth, rows, width * vectors), base, "b_cs", "0", "K")
+    prepare = f"""
+  const long wanted = batch * ((N + {width * vectors - 1}) / {width * vectors}) + before / {width * vectors};
+  if (wanted != held) {{
+    held = wanted;
+    {copy}
   }}"""
-    return copy, _small_steps(math, rows, vectors, "k < K", lambda v: f"panel[k * {vectors} + {v}]")
+    return prepare, _small_steps(math, rows, vectors, "k < K", lambda v: f"panels[k * {vectors} + {v}]")
 
 
 def _small_finish_whole(math: Arithmetic, target: Arithmetic, rows: int, vectors: int, addend: Addend) -> str:
@@ -694,17 +719,20 @@ def _small_finish(math: Arithmetic, target: Arithmetic, rows: int, vectors: int,
 
 @cache
 def small_kernel(
-    storage: str, result: str, rows: int, vectors: int, depth: int, addend: Addend, simd_width: int
+    storage: str, result: str, rows: int, vectors: int, depth: int, unit_b: Unit, addend: Addend, simd_width: int
 ) -> Kernel:
     """The CPU form for few columns, or short sums, of which A is read where it lies, `rows` rows at once; M has as
     many.
 
     So is B if `depth` is 0, which then has unit stride along the columns; otherwise it is copied into a panel, of sums
-    of at most `depth`. Either way `vectors` of columns are taken at once. A work-item has `share` blocks of rows, of
-    one matrix after the other. Launch with `matmul_launches`.
+    of at most `depth`, by vectors along k where `unit_b` says that it lies so. Either way `vectors` of columns are
+    taken at once. A work-item has `share` blocks of rows, of one matrix after the other. Launch with `matmul_launches`.
     """
     math, target = arithmetic(storage, simd_width), arithmetic(result, simd_width)
-    prepare, sums = (_small_copied if depth else _small_in_place)(math, rows, vectors)
+    if depth:
+        prepare, sums = _small_copied(math, rows, vectors, depth, unit_b)
+    else:
+        prepare, sums = _small_in_place(math, rows, vectors)
     pairs, panel = [f"s{r}_{v}" for r in range(rows) for v in range(vectors)], vectors * math.width
     bias = ""
     if addend == "row":
@@ -717,7 +745,7 @@ const long blocks = (M + block_rows - 1) / block_rows, first = GROUP_ID(0) * (lo
 const long count = min((long)share, blocks * batches - first), after = first + count;
 long batch = first / blocks;
 int begin = (int)(first - batch * blocks) * block_rows;
-{f"{math.vector} panel[{depth * vectors}]; long held = -1;" if depth else ""}
+{f"{math.vector} panels[{depth * vectors}]; long held = -1;" if depth else ""}
 // Elements from this matrix's first to the last that this work-item makes.
 const int touching = c_cs == 1 && c_rs == N && (batches == 1 || c_bs == (long)M * N);
 long spare = touching ? ((after / blocks - batch) * M + after % blocks * block_rows) * N : 0;
@@ -753,7 +781,8 @@ for (long unit = 0; unit < count; ++unit) {{
   }}
 }}"""
     params = operands(math, result, addend, "block_rows", "share", "batches")
-    return Kernel("matmul_small", params, body, local=(1,))
+    helpers = shuffle_helpers(math.width, math.vector) if depth and unit_b == "k" else ""
+    return Kernel("matmul_small", params, body, helpers, local=(1,))
 
 
 @cache
@@ -1265,6 +1294,8 @@ def matmul_launches(
             blocks = _shallow(blocks, k)
             tile = product_tile(math, blocks)
         least = 2_000_000 // math.size if math.is_float else 250_000
+        if unit_b == "k":
+            least = least * m // (m + _TRANSPOSING)
         rows, columns = block_shape(math, tile, m, n, k, batch, units, least)
         more = {"block_rows": rows, "block_columns": columns}
         groups = (ceil_div(n, columns), ceil_div(m, rows))
@@ -1324,21 +1355,27 @@ def _small_launch(
     batch, m, n, k = sizes
     depth = _small_depth(arithmetic(storage, simd_width), n)
     simd_width = max(4, simd_width // 2) if depth == _NARROW_DEPTH else simd_width
-    wide, most = ceil_div(n, arithmetic(storage, simd_width).width), 4 if simd_width >= 16 else 2
-    panels = 1 if wide <= 4 else ceil_div(wide, most)
+    wide = ceil_div(n, arithmetic(storage, simd_width).width)
+    panels = 1 if wide <= 4 else ceil_div(wide, _most_vectors(simd_width))
     vectors = ceil_div(wide, panels)
     rows = _small_rows(m, vectors, simd_width)
     tiles = ceil_div(m, rows)
     in_place = b.column == 1 and (tiles <= _SMALL_IN_PLACE or panels > 1 or k > depth)
-    # One panel is copied for all blocks of a matrix, several for each block, which has more rows then.
-    block_rows = min(8 if in_place or panels == 1 else 32, ceil_div(tiles, 2 * units) if panels > 1 else tiles) * rows
-    blocks = batch * ceil_div(m, block_rows)
     cycles = batch * panels * tiles * (k * (rows * vectors + rows + 2) // 2 + 4 * rows + 20)  # about
-    share = ceil_div(blocks, _wanted_blocks(cycles, 25_000, units, 8))
+    wanted = _wanted_blocks(cycles, 25_000, units, 8)
+    # One panel is copied for all blocks of a matrix, several for each block, which has more rows then.
+    if panels == 1:
+        block_tiles = even_part(tiles, min(8, ceil_div(batch * tiles, wanted)))
+    else:
+        block_tiles = min(8 if in_place else 32, ceil_div(tiles, 2 * units))
+    block_rows = block_tiles * rows
+    blocks = batch * ceil_div(m, block_rows)
+    share = ceil_div(blocks, wanted)
     operands = {"C": c, "A": a, "B": b, **({"D": d} if d else {})}
     more = {"block_rows": block_rows, "share": share, "batches": batch}
     arguments = {**_matrices(operands), "M": m, "N": n, **more, "each_K": k, "last_K": k, "alpha": alpha}
-    kernel = small_kernel(storage, result, rows, vectors, 0 if in_place else depth, addend, simd_width)
+    unit_b: Unit = "k" if b.row == 1 and b.column != 1 else "none"
+    kernel = small_kernel(storage, result, rows, vectors, 0 if in_place else depth, unit_b, addend, simd_width)
     return Launch(kernel, (ceil_div(blocks, share),), {**arguments, **({"beta": beta} if d else {})})
 
 
