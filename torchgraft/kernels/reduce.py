@@ -345,7 +345,8 @@ def variance(acc: str, out: str, root: bool, with_mean: bool) -> Reduction:
     """Variance (or its root) by Welford's method, and the mean. The divisor is count - correction, not below 0."""
     ctype = value_ctype(acc)
     zero = "0"
-    value = f"(A.n == 0 ? ({ctype})NAN : A.m2 / fmax(({ctype})0, ({ctype})count - correction))"
+    # An addend rather than a choice: Intel's compiler dies of a division that vectors of a loop do under a condition.
+    value = f"(A.m2 / fmax(({ctype})0, ({ctype})count - correction) + (A.n == 0 ? ({ctype})NAN : 0))"
     results: tuple[tuple[str, str], ...] = ((out, f"sqrt({value})" if root else value),)
     if with_mean:
         results = (*results, (out, "(A.n == 0 ? NAN : A.mean)"))
