@@ -581,6 +581,8 @@ _SMALL_IN_PLACE = 2
 # Sums so short that whatever the columns, to copy B costs more. Where it lies otherwise, and has to be copied, they pay
 # for so many rows, and those with more than four vectors of columns where they are shorter still.
 _SHORT_SUMS, _SHORTEST_SUMS, _MANY_ROWS = 24, 5, 128
+# A larger result of short sums is better written in longer rows than panels have.
+_BYTES_OF_SHORT_SUMS = 4 << 20
 # So few rows need no panel where columns are few; longer sums than these are shared out.
 _FEW_ROWS, _LONGEST_SUMS = 16, 8192
 # So few rows need none either while B stays in the second-level cache, and is not cut into too many panels.
@@ -596,7 +598,7 @@ def _is_small(math: Arithmetic, batch: int, m: int, n: int, k: int, unit_b: Unit
     if unit_b != "outer" and m >= _MANY_ROWS and k <= short and not paired:
         return True
     if unit_b == "outer":
-        if k <= _SHORT_SUMS and m > 4 and not paired:
+        if k <= _SHORT_SUMS and m > 4 and m * n * math.size <= _BYTES_OF_SHORT_SUMS and not paired:
             return True
         if m <= _FEW_ROWS and n <= 2 * math.width:
             return k <= _LONGEST_SUMS
