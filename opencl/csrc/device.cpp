@@ -361,6 +361,7 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
       is_cpu && (number<cl_bitfield>(*this, CL_DEVICE_EXECUTION_CAPABILITIES) & CL_EXEC_NATIVE_KERNEL) != 0;
   has_priorities = api->clCreateCommandQueueWithProperties != nullptr && has("cl_khr_priority_hints");
 
+  if (is_cpu && platform_name == "Intel(R) OpenCL") lent_thread = std::make_unique<LentThread>(*api);
   prints_counts = is_pocl(*this);
   rounds_if_asked =
       !is_cpu && (number<cl_bitfield>(*this, CL_DEVICE_SINGLE_FP_CONFIG) & CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT) != 0;

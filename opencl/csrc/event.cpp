@@ -171,7 +171,9 @@ bool is_reached_by_other(const Held& held, std::chrono::steady_clock::time_point
 bool is_reached(const Held& held, tg_event_& event, std::chrono::steady_clock::time_point end) {
   constexpr std::chrono::microseconds kShortest(20), kLongest(1000);
   if (held.is_done()) return true;
-  if (const std::shared_ptr<Bell> bell = bell_behind(event)) {
+  const std::shared_ptr<Bell> bell = bell_behind(event);
+  if (event.device->lent_thread != nullptr) event.device->lent_thread->wait_for(held.command);
+  if (bell != nullptr) {
     const bool rung = bell->wait_until(end);
     const bool done = held.is_done();
     // OpenCL takes a moment longer to see that the bell's command is complete.

@@ -1,8 +1,6 @@
 #include "thread_team.h"
 
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #ifdef __linux__
 #include <unistd.h>
 #endif
@@ -15,6 +13,8 @@
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
+
+#include "signals_blocked.h"
 
 namespace ocl {
 namespace {
@@ -33,22 +33,6 @@ void pause() {
   _mm_pause();
 #endif
 }
-
-// Signals are for the program's own threads.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 #ifdef __linux__
 // Those that the asking thread may use; none if the system does not say.

@@ -113,7 +113,8 @@ HELPERS["tg_narrow_f64"] = "#define tg_narrow_f64(x) (x)\n"
 HELPERS["tg_narrow_bf16"] = """\
 TG_FUNCTION float tg_narrow_bf16(float x) {
   uint u = AS_uint(x);
-  return x != x ? x : AS_float((u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u);
+  const uint rounded = (u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u;
+  return AS_float(x != x ? u : rounded);
 }"""
 # Adding and taking away 1.5 * 2^23 units of the last place leaves none below it; the least unit is 2^-24.
 HELPERS["tg_narrow_f16"] = """\

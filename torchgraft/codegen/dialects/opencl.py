@@ -70,29 +70,37 @@ def _accesses() -> dict[str, str]:
 # added is no constant to them, and no other number.
 _NO_BITS = "#define tg_no_bits(p) ((ulong)(p) >> 63)"
 
-# Where clang has the conversion instructions its own half type vectorises; vload_half and vstore_half do not. But of a
-# number that it knows to come from a half, or to become one, it compares and negates the half, and there are no
-# instructions for that: each element would be taken out of its vector and widened once more.
-_F16_ACCESS = """\
+# Where clang has the conversion instructions, or compiles for another compiler that knows halves, a type of halves
+# vectorises; vload_half and vstore_half do not.
+_HALVES = """\
 #if defined(__clang__) && defined(__F16C__)
-#define load_f16(p, i) as_float(as_uint((float)((const GLOBAL _Float16*)(p))[i]) | (uint)tg_no_bits(p))
-#define store_f16(p, i, v) (((GLOBAL _Float16*)(p))[i] = (_Float16)as_float(as_uint((float)(v)) | (uint)tg_no_bits(p)))
+#define TG_HALF _Float16
+#elif defined(__SPIR__) && defined(cl_khr_fp16)
+#define TG_HALF half
+#endif
+"""
+# But of a number that it knows to come from a half, or to become one, clang compares and negates the half, and there
+# are no instructions for that: each element would be taken out of its vector and widened once more.
+_F16_ACCESS = f"""\
+{_HALVES}#ifdef TG_HALF
+#define load_f16(p, i) as_float(as_uint((float)((const GLOBAL TG_HALF*)(p))[i]) | (uint)tg_no_bits(p))
+#define store_f16(p, i, v) (((GLOBAL TG_HALF*)(p))[i] = (TG_HALF)as_float(as_uint((float)(v)) | (uint)tg_no_bits(p)))
 #else
 #define load_f16(p, i) vload_half(i, p)
 #define store_f16(p, i, v) vstore_half_rte(v, i, p)
 #endif"""
 
 # PoCL 3.1 reads and writes what vload_half and vstore_half are given as if it were aligned as a whole vector.
-_F16_VECTOR_ACCESS = """\
-#if defined(__clang__) && defined(__F16C__)
-typedef _Float16 tg_half{n} __attribute__((ext_vector_type({n}), aligned(2)));
-#define load_f16x{n}(p, i) as_float{n}(as_uint{n}( \\
-  __builtin_convertvector(*(const GLOBAL tg_half{n}*)((p) + (i)), float{n})) | (uint)tg_no_bits(p))
-#define store_f16x{n}(p, i, v) (*(GLOBAL tg_half{n}*)((p) + (i)) = \\
-  __builtin_convertvector(as_float{n}(as_uint{n}(v) | (uint)tg_no_bits(p)), tg_half{n}))
+_F16_VECTOR_ACCESS = f"""\
+{_HALVES}#ifdef TG_HALF
+typedef TG_HALF tg_half{{n}} __attribute__((ext_vector_type({{n}}), aligned(2)));
+#define load_f16x{{n}}(p, i) as_float{{n}}(as_uint{{n}}( \\
+  __builtin_convertvector(*(const GLOBAL tg_half{{n}}*)((p) + (i)), float{{n}})) | (uint)tg_no_bits(p))
+#define store_f16x{{n}}(p, i, v) (*(GLOBAL tg_half{{n}}*)((p) + (i)) = \\
+  __builtin_convertvector(as_float{{n}}(as_uint{{n}}(v) | (uint)tg_no_bits(p)), tg_half{{n}}))
 #else
-#define load_f16x{n}(p, i) vload_half{n}(0, (p) + (i))
-#define store_f16x{n}(p, i, v) vstore_half{n}_rte(v, 0, (p) + (i))
+#define load_f16x{{n}}(p, i) vload_half{{n}}(0, (p) + (i))
+#define store_f16x{{n}}(p, i, v) vstore_half{{n}}_rte(v, 0, (p) + (i))
 #endif"""
 
 # 1 as no constant, for the reason that the next has: mostly no element is a NaN, say.
