@@ -36,6 +36,8 @@ class Dialect:
         vectorize: what the word VECTORIZE stands for; `{lanes}` in it becomes the number of float32 lanes.
         vectorize_masked: what VECTORIZE_MASKED does, before a loop whose last elements are treated as a vector, too,
             under a mask. Empty: as VECTORIZE.
+        vectorize_once: what VECTORIZE_ONCE does, before a loop of as many iterations as a vector has lanes, whose body
+            is long; for compilers that unroll such a loop before they look for vectors. Empty: as VECTORIZE.
         kernel_prefix, global_prefix: parts of a signature.
         kernel_words: those that mark a kernel in the language itself.
         group_size_attribute: format of the attribute that fixes a kernel's work-group size.
@@ -47,6 +49,7 @@ class Dialect:
     definitions: ClassVar[dict[str, str]] = {}
     vectorize = ""
     vectorize_masked = ""
+    vectorize_once = ""
     kernel_prefix = ""
     kernel_words: tuple[str, ...] = ()
     global_prefix = ""
@@ -66,7 +69,11 @@ class Dialect:
             UnsupportedKernel: the language cannot express it.
         """
         text = "\n".join([kernel.helpers, self.function(kernel, base_offset)])
-        hints = {"VECTORIZE": self.vectorize, "VECTORIZE_MASKED": self.vectorize_masked or self.vectorize}
+        hints = {
+            "VECTORIZE": self.vectorize,
+            "VECTORIZE_MASKED": self.vectorize_masked or self.vectorize,
+            "VECTORIZE_ONCE": self.vectorize_once or self.vectorize,
+        }
         words = [f"#define {word} {hint.replace('{lanes}', str(simd_width))}" for word, hint in hints.items()]
         head = [self.prelude, *words, *self._used_definitions(text)]
         return "\n".join([*head, text, ""])

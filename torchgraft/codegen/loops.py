@@ -776,7 +776,8 @@ class _Accumulators:
 
 def _each_of(lanes: int, statements: str, place: int = 0, unroll: bool = False) -> str:
     """For so many lanes, from a place on."""
-    hint = "UNROLL" if unroll or lanes <= _FEW else "VECTORIZE"
+    vectorize = "VECTORIZE_ONCE" if "tg_exp" in statements else "VECTORIZE"
+    hint = "UNROLL" if unroll or lanes <= _FEW else vectorize
     if place == 0:
         return f"{hint} for (int tg_j = 0; tg_j < {lanes}; ++tg_j) {{ {statements} }}"
     return f"{hint} for (int tg_i = 0; tg_i < {lanes}; ++tg_i) {{ const int tg_j = tg_i + {place}; {statements} }}"

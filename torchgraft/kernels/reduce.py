@@ -225,7 +225,7 @@ def log_sum_exp(acc: str, out: str) -> Reduction:
     of exponentials of the distances from it (M. Milakov and N. Gimelshein, "Online normalizer calculation for softmax",
     2018). Numbers that are both infinite are no distance apart."""
     t = value_ctype(acc)
-    apart = f"const {t} e = {{0}} == A.top ? 1 : tg_exp_{acc}(-fabs({{0}} - A.top));"
+    apart = f"const {t} d = fabs({{0}} - A.top); const {t} e = tg_exp_{acc}({{0}} == A.top ? 0 : -d);"
     return Reduction(
         f"logsumexp_{acc}",
         (("top", acc, "-INFINITY"), ("sum", acc, "0")),
