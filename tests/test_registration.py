@@ -417,9 +417,10 @@ def test_import_is_quick_and_quiet(script: Script) -> None:
 
 @pytest.mark.thorough
 def test_what_autoloading_adds_to_the_import_of_torch() -> None:
-    """Less than 150 ms, and no device is opened. The quickest of a few runs counts: the machine has more to do."""
+    """Less than a quarter of what torch takes itself in the same process, and no device is opened. The least share of a
+    few runs counts: the machine has more to do."""
     script = Path(__file__).parents[1] / "benchmarks" / "import_time.py"
-    command = [sys.executable, str(script), "--runs", "3", "--limit", "150"]
+    command = [sys.executable, str(script), "--runs", "3", "--limit", "25"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "backend ocl, devices closed"
