@@ -204,7 +204,7 @@ def test_batches_of_small_products(device: str, sizes: tuple[int, int, int, int]
 
 # Rows, sums and columns: few rows with B along the columns and along the sums, whole vectors and parts of one; short
 # sums with many columns; sums beyond what a copy of B holds; sums shorter than a vector of B; several panels of columns
-# of a B that is read in place.
+# of a B that is read in place; sums of one product, and one column, of which a stride means nothing.
 FEW = [
     (1, 800, 10),
     (2, 70, 361),
@@ -226,6 +226,9 @@ FEW = [
     (12, 11, 17),
     (5, 300, 150),
     (80, 500, 19),
+    (23, 1, 9),
+    (90, 1, 70),
+    (9, 31, 1),
 ]
 
 

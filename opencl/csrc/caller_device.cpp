@@ -1,10 +1,13 @@
 #include "caller_device.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <string>
 
+#include "divided_launch.h"
 #include "error.h"
 #include "event.h"
 #include "program.h"
@@ -98,10 +101,18 @@ namespace {
 
 void run_nothing(void*) {}
 
+// As programs wait where that is not as quick as OpenCL's own waits.
+void wait_elsewhere(Device& device, tg_stream_& stream) {
+  const std::unique_ptr<tg_event_, void (*)(tg_event)> event(create_event(device, /*timing=*/false), destroy_event);
+  record(*event, stream);
+  while (!wait_for(*event, std::chrono::seconds(1))) continue;
+}
+
 // What a wait for the least that a worker can do takes.
 uint32_t measure_wake(Device& device) {
   constexpr int kTries = 9;
-  constexpr uint32_t kPause = 20000;
+  // PoCL's workers sleep at once, those of Intel's runtime look for more work first.
+  const uint32_t pause = device.lent_thread != nullptr ? 2000000 : 20000;
   std::array<uint32_t, kTries> times{};
   tg_stream_& stream = *device.transfer_stream();
   for (uint32_t& time : times) {
@@ -109,9 +120,9 @@ uint32_t measure_wake(Device& device) {
     submit(stream, "clEnqueueNativeKernel", [&](cl_command_queue queue, cl_event* event) {
       return device.api->clEnqueueNativeKernel(queue, run_nothing, nullptr, 0, 0, nullptr, nullptr, 0, nullptr, event);
     });
-    wait(stream);
+    device.lent_thread != nullptr ? wait_elsewhere(device, stream) : wait(stream);
     time = nanoseconds_since(begin);
-    for (const auto end = Clock::now(); nanoseconds_since(end) < kPause;) continue;  // the worker falls asleep
+    for (const auto end = Clock::now(); nanoseconds_since(end) < pause;) continue;  // the worker falls asleep
   }
   std::nth_element(times.begin(), times.begin() + kTries / 2, times.end());
   return times[kTries / 2];
@@ -122,6 +133,40 @@ cl_program build(const Api& api, cl_program program, cl_device_id id, const char
   if (api.clBuildProgram(program, 1, &id, options, nullptr, nullptr) == CL_SUCCESS) return program;
   api.clReleaseProgram(program);
   return nullptr;
+}
+
+// What a kernel keeps of its own is on the stack of the thread that runs it. Workers' are made for that: a product may
+// take 30 MB. Other threads are asked for so much at most.
+constexpr size_t kStack = size_t{1} << 20;
+
+bool fits_stack(const Api& api, cl_kernel kernel, cl_device_id id) {
+  cl_ulong bytes = 0;
+  return api.clGetKernelWorkGroupInfo(kernel, id, CL_KERNEL_PRIVATE_MEM_SIZE, sizeof bytes, &bytes, nullptr) ==
+             CL_SUCCESS &&
+         bytes <= kStack;
+}
+
+// Where the calling thread's stack ends, downwards; the highest address where that is not known.
+uintptr_t find_stack_end() {
+  void* end = nullptr;
+  int status = -1;
+#ifdef __linux__
+  pthread_attr_t attributes;
+  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return UINTPTR_MAX;
+  size_t size = 0;
+  status = pthread_attr_getstack(&attributes, &end, &size);
+  pthread_attr_destroy(&attributes);
+#endif
+  return status == 0 ? reinterpret_cast<uintptr_t>(end) : UINTPTR_MAX;
+}
+
+// Whether the calling thread has that, and what the implementation needs itself.
+bool has_stack() {
+  constexpr uintptr_t kBeside = uintptr_t{256} << 10;
+  thread_local const uintptr_t end = find_stack_end();
+  const char here = 0;
+  const auto place = reinterpret_cast<uintptr_t>(&here);
+  return place > end && place - end > kStack + kBeside;
 }
 
 std::vector<unsigned char> binary_of(const Api& api, cl_program program) {
@@ -171,17 +216,27 @@ uint64_t id_by_rule(const std::string& device_name, uint64_t own_id) {
 
 }  // namespace
 
+cl_command_queue CallerDevice::make_queue(cl_bitfield properties, cl_int& status) const {
+  if (is_other()) return api_.clCreateCommandQueue(context_, id_, properties, &status);
+  const cl_ulong list[] = {CL_QUEUE_PROPERTIES, properties | CL_QUEUE_THREAD_LOCAL_EXEC_ENABLE_INTEL, 0};
+  return api_.clCreateCommandQueueWithProperties(context_, id_, list, &status);
+}
+
 // With the mutex held. What cannot be opened is not needed: the workers do everything.
 bool CallerDevice::open(Device& device) {
   if (opened_) return usable_;
   opened_ = true;
   cl_int status = CL_SUCCESS;
-  context_ = create_context(api_, platform_, id_, status);
+  context_ = is_other() ? create_context(api_, platform_, id_, status) : device.context();
   for (const bool timed : {false, true}) {
     if (status != CL_SUCCESS) return false;
-    queues_[timed] = api_.clCreateCommandQueue(context_, id_, timed ? CL_QUEUE_PROFILING_ENABLE : 0, &status);
+    queues_[timed] = make_queue(timed ? CL_QUEUE_PROFILING_ENABLE : 0, status);
   }
+  constexpr unsigned kPieces = 8;  // of each thread, at most
+  for (unsigned i = 0; !is_other() && status == CL_SUCCESS && i < kPieces * team_.size(); ++i)
+    piece_queues_.push_back(make_queue(0, status));
   usable_ = status == CL_SUCCESS;
+  if (usable_ && !is_other()) team_.start();
   if (usable_ && device.has_native_kernels) wake_nanoseconds_ = measure_wake(device);
   return usable_;
 }
@@ -237,10 +292,14 @@ cl_kernel CallerDevice::kernel_of(tg_kernel_& kernel) {
   CallerKernel& mine = kernel.by_caller;
   if (mine.kernel != nullptr || mine.refused) return mine.kernel;
   mine.refused = true;
-  cl_program program = kernel.origin == nullptr ? load(kernel) : program_of(kernel_of(*kernel.origin));
+  if (!is_other() && !fits_stack(api_, kernel.kernel, id_)) return nullptr;
+  cl_program program = !is_other()                ? program_of(kernel.kernel)
+                       : kernel.origin == nullptr ? load(kernel)
+                                                  : program_of(kernel_of(*kernel.origin));
   if (program == nullptr) return nullptr;
   cl_int status = CL_SUCCESS;
   cl_kernel made = api_.clCreateKernel(program, kernel.name.c_str(), &status);
+  mine.divisible = is_other() ? 0 : divisible_dimensions(api_, program);
   api_.clReleaseProgram(program);  // the kernel keeps it
   if (status != CL_SUCCESS) return nullptr;
   mine.refused = false;
@@ -248,6 +307,8 @@ cl_kernel CallerDevice::kernel_of(tg_kernel_& kernel) {
   mine.ready.store(true, std::memory_order_release);
   return made;
 }
+
+bool CallerDevice::suits_thread() const { return is_other() || has_stack(); }
 
 void CallerDevice::release(CallerKernel& kernel) const {
   if (kernel.kernel != nullptr) api_.clReleaseKernel(kernel.kernel);
@@ -304,8 +365,8 @@ bool CallerDevice::needs_code(CallerKernel& original) const {
   // PoCL loads the code when a worker first runs it, which may be later than expected.
   constexpr uint32_t kSearches = 4;
   const KernelCode& code = original.code;
-  return code.function.load(std::memory_order_relaxed) == nullptr && code.learned.load(std::memory_order_acquire) &&
-         code.searches.load(std::memory_order_relaxed) < kSearches;
+  return is_other() && code.function.load(std::memory_order_relaxed) == nullptr &&
+         code.learned.load(std::memory_order_acquire) && code.searches.load(std::memory_order_relaxed) < kSearches;
 }
 
 void CallerDevice::find_code(tg_kernel_& kernel) {
@@ -327,6 +388,41 @@ void CallerDevice::find_code(tg_kernel_& kernel) {
   code.object = find_object(code_of(binary_of(api_, program), first.name));
   code.function.store(find_work_group(code.object, first.name), std::memory_order_release);
   team_.start();
+}
+
+// So that it is known whether its launches may be divided.
+bool CallerDevice::needs_preparing(const tg_kernel_& kernel) const {
+  return !is_other() && !kernel.by_caller.ready.load(std::memory_order_relaxed) && !kernel.by_caller.refused;
+}
+
+void CallerDevice::prepare(tg_kernel_& kernel) {
+  const std::unique_lock alone(mutex_, std::try_to_lock);
+  if (alone && open(*kernel.device)) kernel_of(kernel);
+}
+
+bool CallerDevice::divides(const tg_kernel_& kernel, const tg_launch& launch) const {
+  return kernel.by_caller.ready.load(std::memory_order_acquire) &&
+         find_cut(launch, kernel.by_caller.divisible).groups > 1;
+}
+
+// With the stream and the mutex held.
+void CallerDevice::run_divided(tg_kernel_& kernel, const tg_launch& launch) {
+  // To queue a piece takes 2 us where several threads do: one piece for each, unless it is long.
+  constexpr uint32_t kLeastOfPiece = 50000;
+  CallerKernel &mine = kernel.by_caller, &first = original(kernel);
+  LaunchCosts& costs = first.shared_costs;
+  set_arguments(kernel, mine.kernel, mine.set, launch);
+  const LaunchScale scale(launch);
+  const bool measured = first.code.ran && costs.wants_time(scale);
+  const auto begin = measured ? Clock::now() : Clock::time_point();
+  first.code.ran = true;
+  const bool wakes = first.costs.known(scale) == 0 || first.costs.known(scale) >= kWorthWaking;
+  const size_t pieces = std::max(team_.size(), costs.known(scale) / kLeastOfPiece * team_.size());
+  const Cut cut = find_cut(launch, mine.divisible);
+  const cl_int status = ocl::run_divided(api_, mine.kernel, piece_queues_, launch, cut, pieces, team_, wakes);
+  if (status != CL_SUCCESS) [[unlikely]]
+    fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);
+  costs.note(scale, measured ? nanoseconds_since(begin) : 0);
 }
 
 // With the mutex held.
@@ -393,17 +489,19 @@ bool CallerDevice::team_is_all() const { return team_.size() >= units_; }
 // The most that a launch may take by the team where the program waits for it soon. Where the device has more threads,
 // they would be done earlier at some time.
 uint32_t CallerDevice::most_together() const {
-  constexpr uint32_t kMost = 10, kMostOfAll = 3000000;  // times a wake; nanoseconds
-  if (team_is_all()) return kMostOfAll;
+  constexpr uint32_t kMost = 10, kMostOfAll = 3000000, kMostDivided = 300000;  // times a wake; nanoseconds
+  if (team_is_all()) return is_other() ? kMostOfAll : kMostDivided;
   return std::min(kMost, units_ / (units_ - team_.size())) * wake_nanoseconds();
 }
 
 CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch) {
   CallerKernel& first = original(kernel);
-  const bool all = team_is_all(), soon = all || waits_soon(stream);
-  const bool runs = timer == nullptr && first.code.runs(launch);
+  // Queues of the device's own hand over for a microsecond: while the program goes on, workers begin.
+  const bool all = team_is_all() && is_other(), soon = all || waits_soon(stream);
+  const bool has_code = first.code.runs(launch), runs = timer == nullptr && (has_code || divides(kernel, launch));
+  const Way by_this_thread = timer == nullptr && has_code ? Way::kAlone : Way::kByOpenCL;
   const LaunchScale scale(launch);
-  if (runs && scale.groups > 1 && team_.size() > 1) {
+  if (runs && scale.groups > 1 && team_.size() > 1 && (soon || is_other())) {
     const uint32_t alone = first.costs.known(scale), together = first.shared_costs.known(scale);
     const uint64_t expected = alone != 0 ? alone : together != 0 ? uint64_t{2} * together : launch.bytes / kGuess;
     if (expected >= kWorthSharing) {
@@ -412,20 +510,19 @@ CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& ker
       // What one thread does as quickly by itself is not worth a second one.
       const uint32_t useful = alone != 0 ? std::min(alone, most) : most;
       if (first.shared_costs.expects(scale, useful, least_nanoseconds_, trial)) return Way::kTogether;
-      return alone != 0 && alone <= most ? Way::kAlone : Way::kWorkers;
+      return alone != 0 && alone <= most ? by_this_thread : Way::kWorkers;
     }
-    if (alone == 0 && together != 0) return Way::kAlone;
+    if (alone == 0 && together != 0) return by_this_thread;
   }
   const uint32_t most = soon ? wake_nanoseconds() : wake_nanoseconds() / kPatience;
   const uint64_t trial = runs && all ? kTrialOfAll : kTrial;
   if (!first.costs.expects(scale, most, least_nanoseconds_, trial)) return Way::kWorkers;
-  if (runs) return Way::kAlone;
-  return kernel.by_caller.refused ? Way::kWorkers : Way::kByPocl;
+  return by_this_thread == Way::kByOpenCL && kernel.by_caller.refused ? Way::kWorkers : by_this_thread;
 }
 
 // With the stream and the mutex held.
-void CallerDevice::run_by_pocl(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global,
-                               bool known) {
+void CallerDevice::run_by_opencl(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global,
+                                 bool known) {
   CallerKernel& mine = kernel.by_caller;
   LaunchCosts& costs = original(kernel).costs;
   set_arguments(kernel, mine.kernel, mine.set, launch);
@@ -453,23 +550,28 @@ bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launc
   CallerKernel& first = original(kernel);
   if (needs_code(first)) [[unlikely]]
     find_code(kernel);
+  if (needs_preparing(kernel)) [[unlikely]]
+    prepare(kernel);
   const Way way = choose(stream, kernel, launch);
   if (way == Way::kWorkers || !is_idle(stream)) {
     team_.rest();
     return false;
   }
   const std::unique_lock alone(mutex_, std::try_to_lock);
-  if (!alone || (way == Way::kByPocl && !open(*stream.device))) return false;
+  if (!alone || !suits_thread() || (way == Way::kByOpenCL && !open(*stream.device))) return false;
   const bool known = kernel.by_caller.kernel != nullptr;
-  if (way == Way::kByPocl && kernel_of(kernel) == nullptr) return false;
+  if (way == Way::kByOpenCL && kernel_of(kernel) == nullptr) return false;
 
   std::lock_guard lock(stream.mutex);
   if (stream.busy.load(std::memory_order_relaxed)) return false;  // another thread was quicker
-  if (way == Way::kByPocl || !first.code.runs(launch)) {
-    if (way != Way::kByPocl) return false;
-    run_by_pocl(stream, kernel, launch, global, known);
-  } else {
+  if (way == Way::kByOpenCL) {
+    run_by_opencl(stream, kernel, launch, global, known);
+  } else if (first.code.runs(launch)) {
     run_code(first, launch, way == Way::kTogether ? &team_ : nullptr);
+  } else if (way == Way::kTogether && divides(kernel, launch)) {
+    run_divided(kernel, launch);
+  } else {
+    return false;
   }
   stream.since_wait.fetch_add(1, std::memory_order_relaxed);
   return true;

@@ -1,12 +1,14 @@
 // Small launches in the calling thread.
 //
-// To wake a worker costs PoCL 20 us where a small kernel takes one. PoCL has a second device on the CPU ("basic", later
-// "cpu-minimal") that runs a launch in the thread that makes it, and has run it when the call returns. It stands behind
+// To wake a worker and to wait for it costs PoCL 20 us and Intel's runtime 7, where a small kernel takes one. PoCL has
+// a second device on the CPU ("basic", later "cpu-minimal") that runs a launch in the thread that makes it, and has run
+// it when the call returns; of Intel's runtime queues of the same device do so that are made for it. That stands behind
 // the device that users see: a launch that is small goes there while its stream has nothing to do, so that the order of
-// a stream's commands stays what it is. Both devices take any address of the host.
+// a stream's commands stays what it is. PoCL's devices both take any address of the host.
 //
-// Once a kernel's machine code is known it is called without that device (work_group.h), and launches that are not so
-// small are shared with other threads (thread_team.h).
+// Launches that are not so small are shared with other threads (thread_team.h). Once PoCL's machine code of a kernel is
+// known it is called without that device (work_group.h); where it is queues, each thread has some of its own, for
+// pieces of the launch.
 #pragma once
 
 #include <algorithm>
@@ -89,6 +91,7 @@ struct CallerKernel {
   cl_kernel kernel = nullptr;         // owned
   std::atomic<bool> refused = false;  // the other device does not take the program
   std::atomic<bool> ready = false;    // it has taken it
+  uint32_t divisible = 0;             // along which dimensions its launches may be divided; known once it is ready
   std::vector<tg_arg> set;            // the arguments that the kernel has now
   LaunchCosts costs;                  // of launches by one thread
   LaunchCosts shared_costs;           // of those that the team has shared
@@ -97,9 +100,10 @@ struct CallerKernel {
 
 class CallerDevice {
  public:
-  // For a device with so many compute units.
-  CallerDevice(const Api& api, cl_platform_id platform, cl_device_id id, uint32_t units)
-      : api_(api), platform_(platform), id_(id), units_(units), team_(ThreadTeam::suitable_size(units)) {}
+  // For a device with so many compute units, whose own queues can do it, or whose platform has another device for it.
+  CallerDevice(const Api& api, cl_device_id id, uint32_t units) : CallerDevice(api, nullptr, id, units) {}
+  CallerDevice(const Api& api, cl_platform_id platform, cl_device_id other, uint32_t units)
+      : api_(api), platform_(platform), id_(other), units_(units), team_(ThreadTeam::suitable_size(units)) {}
 
   // Runs a launch if that pays and its stream is idle; otherwise does nothing and returns false.
   bool launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global);
@@ -119,7 +123,7 @@ class CallerDevice {
    public:
     explicit Turn(CallerDevice& device) : device_(device), lock_(device.mutex_) {}
     Turn(CallerDevice& device, std::try_to_lock_t at_once) : device_(device), lock_(device.mutex_, at_once) {}
-    explicit operator bool() const { return lock_.owns_lock(); }
+    explicit operator bool() const { return lock_.owns_lock() && device_.suits_thread(); }
     // Throws if this device cannot run the launch. With `unchanged` the kernel has been run with the same arguments.
     void run(const tg_launch& launch, bool unchanged = false);
 
@@ -131,17 +135,24 @@ class CallerDevice {
 
  private:
   // By whom a launch is run.
-  enum class Way { kWorkers, kByPocl, kAlone, kTogether };
+  enum class Way { kWorkers, kByOpenCL, kAlone, kTogether };
 
+  bool suits_thread() const;
+  bool is_other() const { return platform_ != nullptr; }
   static CallerKernel& original(tg_kernel_& kernel);
   void learn(tg_kernel_& kernel, const tg_launch& launch);
   void find_code(tg_kernel_& kernel);
+  bool needs_preparing(const tg_kernel_& kernel) const;
+  void prepare(tg_kernel_& kernel);
+  bool divides(const tg_kernel_& kernel, const tg_launch& launch) const;
   bool needs_code(CallerKernel& original) const;
   Way choose(const tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch);
   bool team_is_all() const;
   uint32_t most_together() const;
   void run_code(CallerKernel& original, const tg_launch& launch, ThreadTeam* team);
-  void run_by_pocl(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global, bool known);
+  void run_divided(tg_kernel_& kernel, const tg_launch& launch);
+  cl_command_queue make_queue(cl_bitfield properties, cl_int& status) const;
+  void run_by_opencl(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global, bool known);
   bool open(Device& device);
   uint64_t binary_id(Device& device, uint64_t own_id);
   cl_program load(tg_kernel_& kernel);
@@ -149,7 +160,7 @@ class CallerDevice {
   cl_kernel kernel_of(tg_kernel_& kernel);
 
   const Api& api_;
-  const cl_platform_id platform_;
+  const cl_platform_id platform_;  // of another device; NULL if it is the same
   const cl_device_id id_;
   const uint32_t units_;
   ThreadTeam team_;
@@ -158,6 +169,7 @@ class CallerDevice {
   bool opened_ = false, usable_ = false;
   cl_context context_ = nullptr;
   cl_command_queue queues_[2] = {};  // without and with times
+  std::vector<cl_command_queue> piece_queues_;
   uint64_t binary_id_ = 0;
   // What it costs to wake a worker and to wait for it. Small is what takes less.
   std::atomic<uint32_t> wake_nanoseconds_{20000};

@@ -225,6 +225,12 @@ void add_device(const Platform& platform, cl_device_id id, Devices& devices, Jou
 
 using Names = std::set<std::string, std::less<>>;
 
+// Of a device whose own queues can have the calling thread run what is queued.
+void add_caller_queue(Device& device) {
+  if (!device.has_local_queues || device.memory->model != MemoryModel::kHost) return;
+  device.caller_device = std::make_unique<CallerDevice>(*device.api, device.id, device.properties.compute_units);
+}
+
 // Small launches go to `id`, which users do not see. `device`, the last that was added, is another platform's if this
 // one's was refused; and addresses must be the same.
 void add_caller_device(const Platform& platform, cl_device_id id, Device& device) {
@@ -296,6 +302,8 @@ void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_c
     for (cl_device_id id : ids) add_device(platform, id, devices, journal);
     if (caller != nullptr && !devices.empty()) add_caller_device(platform, caller, *devices.back());
     for (const auto& device : devices)
+      if (device->platform == platform.id && device->caller_device == nullptr) add_caller_queue(*device);
+    for (const auto& device : devices)
       if (device->is_cpu && device->caller_device == nullptr && device->transfer_team == nullptr)
         device->transfer_team = std::make_unique<SharedTeam>(device->properties.compute_units);
   }
@@ -359,6 +367,8 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
 
   has_native_kernels =
       is_cpu && (number<cl_bitfield>(*this, CL_DEVICE_EXECUTION_CAPABILITIES) & CL_EXEC_NATIVE_KERNEL) != 0;
+  has_local_queues =
+      is_cpu && api->clCreateCommandQueueWithProperties != nullptr && has("cl_intel_exec_by_local_thread");
   has_priorities = api->clCreateCommandQueueWithProperties != nullptr && has("cl_khr_priority_hints");
 
   if (is_cpu && platform_name == "Intel(R) OpenCL") lent_thread = std::make_unique<LentThread>(*api);

@@ -35,6 +35,7 @@ struct Device {
 
   bool is_cpu = false;
   bool has_native_kernels = false;  // host functions can be queued
+  bool has_local_queues = false;    // queues can be made whose commands the calling thread runs
   bool has_priorities = false;
   // The compiler parses declarations of all builtin functions for every program; see program.cpp.
   bool includes_builtins = false;

@@ -78,10 +78,12 @@ enum : cl_uint {
 
   CL_PROGRAM_BINARY_SIZES = 0x1165,
   CL_PROGRAM_BINARIES = 0x1166,
+  CL_PROGRAM_KERNEL_NAMES = 0x1168,
   CL_PROGRAM_BUILD_LOG = 0x1183,
   CL_KERNEL_NUM_ARGS = 0x1191,
   CL_KERNEL_PROGRAM = 0x1194,
   CL_KERNEL_LOCAL_MEM_SIZE = 0x11B2,
+  CL_KERNEL_PRIVATE_MEM_SIZE = 0x11B4,
 
   CL_EVENT_COMMAND_EXECUTION_STATUS = 0x11D3,
   CL_PROFILING_COMMAND_START = 0x1282,
@@ -97,6 +99,8 @@ inline constexpr cl_bitfield CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT = 1 << 7;
 
 inline constexpr cl_bitfield CL_EXEC_NATIVE_KERNEL = 1 << 1;
 inline constexpr cl_bitfield CL_QUEUE_PROFILING_ENABLE = 1 << 1;
+// Of cl_intel_exec_by_local_thread: the thread that queues a command runs it, and comes back when it is done.
+inline constexpr cl_bitfield CL_QUEUE_THREAD_LOCAL_EXEC_ENABLE_INTEL = cl_bitfield{1} << 31;
 inline constexpr cl_bitfield CL_QUEUE_PRIORITY_HIGH_KHR = 1 << 0;
 inline constexpr cl_bitfield CL_QUEUE_PRIORITY_MED_KHR = 1 << 1;
 inline constexpr cl_bitfield CL_QUEUE_PRIORITY_LOW_KHR = 1 << 2;

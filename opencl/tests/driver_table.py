@@ -46,12 +46,19 @@ def private_copy(folder: Path) -> Path:
     return Path(shutil.copy(LIBRARY, folder / f"driver-{len(list(folder.iterdir()))}.so"))
 
 
-def pocl_driver(folder: Path) -> Driver:
-    """For tests of what the driver does on PoCL alone, which are skipped elsewhere."""
+POCL, INTEL = "Portable Computing Language", "Intel(R) OpenCL"
+
+
+def driver_of(folder: Path, *platforms: str) -> Driver:
+    """For tests of what the driver does on some platforms alone, which are skipped elsewhere."""
     driver = Driver(folder)
-    if driver.count == 0 or driver.properties().platform != b"Portable Computing Language":
-        pytest.skip("needs PoCL")
+    if driver.count == 0 or driver.properties().platform.decode() not in platforms:
+        pytest.skip(f"needs {' or '.join(platforms)}")
     return driver
+
+
+def pocl_driver(folder: Path) -> Driver:
+    return driver_of(folder, POCL)
 
 
 def floats(data: bytes) -> list[float]:

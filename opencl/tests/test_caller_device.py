@@ -1,4 +1,4 @@
-"""Small launches in the calling thread, through PoCL's other device on the CPU."""
+"""Small launches in the calling thread, through PoCL's other device on the CPU, or a queue of Intel's for that."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_double, c_float, c_uint32, c_uint64
+from math import prod
 from pathlib import Path
 
 import pytest
-from driver_table import ERROR, NOT_READY, OK, OUT_OF_MEMORY, Driver, DriverError, floats, pocl_driver
+from driver_table import ERROR, INTEL, NOT_READY, OK, OUT_OF_MEMORY, POCL, Driver, DriverError, driver_of, floats
 
 TESTS = Path(__file__).parent
 
@@ -35,7 +36,7 @@ LONG = c_uint32(3_000_000)  # rounds of a tenth of a second
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    return pocl_driver(tmp_path_factory.mktemp("drivers"))
+    return driver_of(tmp_path_factory.mktemp("drivers"), POCL, INTEL)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,8 @@ def test_what_spans_the_same_memory_is_told_apart_by_its_groups(
     for _ in range(40):
         driver.launch(stream, spin, [32], [1], block, c_uint32(LONG.value // 64), nbytes=4)
         driver.call("stream_synchronize", 0, stream)
-        driver.launch(stream, spin, [1], [1], block, c_uint32(1), nbytes=4)
+        for _ in range(4):  # the first one's code and data are no longer in the caches
+            driver.launch(stream, spin, [1], [1], block, c_uint32(1), nbytes=4)
         done += driver.status("stream_query", 0, stream) == OK
         driver.call("stream_synchronize", 0, stream)
     assert done >= 20, done  # what interrupts one while it is timed has workers run the next ones
@@ -491,10 +493,74 @@ def test_torch_raises_what_failed(graph: bool) -> None:
     """)
 
 
-@pytest.mark.usefixtures("driver")
+# As codegen/dialects/opencl.py marks what may be divided along every dimension.
+DIVISIBLE = """
+#ifdef __SPIR__
+__kernel void tg_divisible_7() {}
+#endif
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void count(__global int* times, int x, int y) {
+  times[(get_global_id(2) * y + get_global_id(1)) * x + get_global_id(0)] += 1;
+}
+__kernel __attribute__((reqd_work_group_size(1, 1, 1)))
+void meet(volatile __global int* here, __global int* met, int patience) {
+  const int own = get_global_id(0);
+  here[own] = 1;
+  for (int i = 0; i < patience && !met[own]; ++i) met[own] = here[1 - own];
+}
+"""
+SHARED = 1 << 20  # bytes of a launch that is not so small that one thread does it
+
+
+@pytest.mark.parametrize("grid", [(2,), (1001,), (40, 3), (3, 40), (5, 7, 31), (1, 1, 64)], ids=str)
+def test_each_group_of_a_shared_launch_runs_once(
+    driver: Driver, stream: int, block: int, grid: tuple[int, ...]
+) -> None:
+    count = driver.kernel_of(driver.compile(DIVISIBLE)[0], "count")
+    x, y, groups = grid[0], (*grid, 1)[1], prod(grid)
+    driver.call("fill", 0, stream, block, b"\0", 1, 4 * groups)
+    for _ in range(100):
+        driver.launch(stream, count, [*grid], [1] * len(grid), block, c_uint32(x), c_uint32(y), nbytes=SHARED)
+    assert list(struct.unpack(f"{groups}i", driver.read(stream, block, 4 * groups))) == [100] * groups
+
+
+def test_two_threads_share_a_launch(driver: Driver, stream: int, block: int) -> None:
+    """Two groups meet, though neither waits for ever: one thread would run the first to its end."""
+    if driver.properties().compute_units < 2 or len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    meet = driver.kernel_of(driver.compile(DIVISIBLE)[0], "meet")
+    for _ in range(1000):  # the other thread may have other work for a while
+        driver.call("fill", 0, stream, block, b"\0", 1, 256)
+        driver.launch(stream, meet, [2], [1], block, block + 128, c_uint32(1 << 20), nbytes=SHARED)
+        driver.call("stream_synchronize", 0, stream)
+        if struct.unpack("2i", driver.read(stream, block + 128, 8)) == (1, 1):
+            return
+    pytest.fail("they never met")
+
+
+def test_a_thread_with_a_small_stack(driver: Driver, module: int, stream: int, block: int) -> None:
+    """What does not fit there is run by workers, who have stacks for it."""
+    add, results = driver.kernel_of(module, "add"), []
+
+    def launch() -> None:
+        for i in range(50):
+            driver.launch(stream, add, [1], [16], block, block, block + 64, c_float(i), c_uint32(16), nbytes=192)
+            results.append(floats(driver.read(stream, block + 64, 64)))
+
+    before = threading.stack_size(512 << 10)
+    try:
+        thread = threading.Thread(target=launch)
+        thread.start()
+    finally:
+        threading.stack_size(before)
+    thread.join()
+    assert results == [[2 + i] * 16 for i in range(50)]
+
+
 @pytest.mark.parametrize("chosen", ["", "pthread", "basic"])
-def test_users_see_what_they_have_chosen(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_users_see_what_they_have_chosen(driver: Driver, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other device is hidden, a choice of the user's own stays, and no child inherits ours."""
+    if driver.properties().platform.decode() != POCL:
+        pytest.skip("needs PoCL")
     program = f"""
         import ctypes, sys
         from pathlib import Path

@@ -1280,7 +1280,8 @@ def matmul_launches(
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
         kernel = partial(_axpy, storage, few, simd_width)
     elif small:
-        return [_small_launch(storage, result, (batch, m, n, k), c, a, b, d, alpha, beta, addend, units, simd_width)]
+        whole = (batch, m, n, k)
+        return [_small_launch(storage, result, whole, c, a, b, d, alpha, beta, unit_b, addend, units, simd_width)]
     elif paired:
         rows, columns = block_shape(math, bfloat16.TILE, m, n, k, batch, units, 1_000_000)
         more = {"block_rows": rows, "block_columns": columns}
@@ -1350,6 +1351,7 @@ def _small_launch(
     d: Matrix | None,
     alpha: object,
     beta: object,
+    unit_b: Unit,
     addend: Addend,
     units: int,
     simd_width: int,
@@ -1362,7 +1364,7 @@ def _small_launch(
     vectors = ceil_div(wide, panels)
     rows = _small_rows(m, vectors, simd_width)
     tiles = ceil_div(m, rows)
-    in_place = b.column == 1 and (tiles <= _SMALL_IN_PLACE or panels > 1 or k > depth)
+    in_place = unit_b == "outer" and (tiles <= _SMALL_IN_PLACE or panels > 1 or k > depth)
     cycles = batch * panels * tiles * (k * (rows * vectors + rows + 2) // 2 + 4 * rows + 20)  # about
     wanted = _wanted_blocks(cycles, 25_000, units, 8)
     # One panel is copied for all blocks of a matrix, several for each block, which has more rows then.
@@ -1376,7 +1378,6 @@ def _small_launch(
     operands = {"C": c, "A": a, "B": b, **({"D": d} if d else {})}
     more = {"block_rows": block_rows, "share": share, "batches": batch}
     arguments = {**_matrices(operands), "M": m, "N": n, **more, "each_K": k, "last_K": k, "alpha": alpha}
-    unit_b: Unit = "k" if b.row == 1 and b.column != 1 else "none"
     kernel = small_kernel(storage, result, rows, vectors, 0 if in_place else depth, unit_b, addend, simd_width)
     return Launch(kernel, (ceil_div(blocks, share),), {**arguments, **({"beta": beta} if d else {})})
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from torchgraft.codegen.dialect import Dialect, plain_accesses
+from torchgraft.codegen.kernel import Kernel
 from torchgraft.codegen.ptx import addition_words, fragment_words
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import LOADED, PAIRS, SIZES, VECTORS, WIDTHS, parameters
@@ -128,6 +130,9 @@ static inline ushort{n} tg_to_bf16x{n}(float{n} v) {{
 _ON_CPU = "#if defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__))\n"
 
 
+_NUM_GROUPS = re.compile(r"\bNUM_GROUPS\((\w+)\)")
+
+
 class OpenCL(Dialect):
     """OpenCL C 1.2 and later."""
 
@@ -159,7 +164,11 @@ class OpenCL(Dialect):
 #define LOCAL __local
 #define BARRIER barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
 #define GLOBAL_ID(d) get_global_id(d)
+#ifdef TG_DIVISIBLE
+#define GROUP_ID(d) (get_group_id(d) + get_global_offset(d))
+#else
 #define GROUP_ID(d) get_group_id(d)
+#endif
 #define LOCAL_ID(d) get_local_id(d)
 #define LOCAL_SIZE(d) get_local_size(d)
 #define NUM_GROUPS(d) get_num_groups(d)
@@ -191,3 +200,16 @@ class OpenCL(Dialect):
         "ATOMIC_CAS_long": "#pragma OPENCL EXTENSION cl_khr_int64_base_atomics : enable\n"
         "#define ATOMIC_CAS_long(p, expected, value) atom_cmpxchg((volatile GLOBAL long*)(p), expected, value)",
     }
+
+    def render(self, kernel: Kernel, base_offset: bool, simd_width: int = 16) -> str:
+        """As of every dialect, and with a word for implementations that can have several threads each run a part of a
+        launch: along which dimensions nothing tells a part from the whole, where groups are of one work-item. Their
+        numbers are then the work-items' global ones, which have an offset."""
+        text = super().render(kernel, base_offset, simd_width)
+        own = kernel.helpers + kernel.body
+        told = _NUM_GROUPS.findall(own)  # how many groups there are along these
+        along = sum(1 << d for d in range(3) if str(d) not in told)
+        if set(kernel.local) != {1} or not along or "get_" in own:
+            return text
+        word = f"#define TG_DIVISIBLE {along}\n__kernel void tg_divisible_{along}() {{}}"
+        return f"#ifdef __SPIR__\n{word}\n#endif\n{text}"
