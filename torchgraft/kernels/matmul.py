@@ -1280,8 +1280,8 @@ def matmul_launches(
         more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
         kernel = partial(_axpy, storage, few, simd_width)
     elif small:
-        whole = (batch, m, n, k)
-        return [_small_launch(storage, result, whole, c, a, b, d, alpha, beta, unit_b, addend, units, simd_width)]
+        extents = (batch, m, n, k)
+        return [_small_launch(storage, result, extents, c, a, b, d, alpha, beta, unit_b, addend, units, simd_width)]
     elif paired:
         rows, columns = block_shape(math, bfloat16.TILE, m, n, k, batch, units, 1_000_000)
         more = {"block_rows": rows, "block_columns": columns}
