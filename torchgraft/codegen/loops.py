@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Value
+from torchgraft.codegen.lanes import FEW_LANES, each_lane
 from torchgraft.codegen.types import value_ctype
 
 #: Work-items of a group in the GPU form.
@@ -35,8 +36,6 @@ _RUN = 256
 
 # Elements of each of a few columns that a CPU takes at once.
 _TOGETHER = 16
-# Lanes that what is left of a row goes to.
-_FEW = 4
 _BYTES = {"double": 8, "long": 8, "ulong": 8}
 # Registers of lanes that are summed beside each other along a row.
 _REGISTERS = 4
@@ -531,35 +530,35 @@ class Team:
         lanes = self.layout.simd_width
         together = lanes * (_REGISTERS if len(fields) <= _MOST_FIELDS else 1)
         accumulators = _Accumulators(fields, together, cascade=False)
-        types = accumulators.types
+        types, scalar = accumulators.types, accumulators.scalar
         inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
         tree = " ".join(
-            _each_of(min(w, lanes), bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), place, w < lanes)
+            each_lane(min(w, lanes), bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), place, w < lanes, scalar)
             for w in (together >> k for k in range(1, together.bit_length()))
             for place in range(0, w, lanes)
         )
 
         def every(statements: str) -> str:
-            return " ".join(_each_of(lanes, statements, place) for place in range(0, together, lanes))
+            return " ".join(each_lane(lanes, statements, place, scalar=scalar) for place in range(0, together, lanes))
 
         def piece(end: str) -> str:
             several = f"for (; tg_first + {together} <= {end}; tg_first += {together}) {{ {every(inner)} }}"
             return f"""{accumulators.declared}
         {every(accumulators.start)}
         {several if together > lanes else ""}
-        for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {_each_of(lanes, inner)}
-        for (; tg_first + {_FEW} <= {end}; tg_first += {_FEW}) {_each_of(_FEW, inner)}
+        for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {each_lane(lanes, inner, scalar=scalar)}
+        for (; tg_first + {FEW_LANES} <= {end}; tg_first += {FEW_LANES}) {each_lane(FEW_LANES, inner)}
         {tree}
         {bind(combine, A="{}", B="tg_{}[0]")}"""
 
         if cascade:
             stretch = together * _RUN
-            text = f"""while (tg_size - tg_first >= {_FEW}) {{
+            text = f"""while (tg_size - tg_first >= {FEW_LANES}) {{
         const long tg_stop = tg_size - tg_first < {stretch} ? tg_size : tg_first + {stretch};
         {piece("tg_stop")}
       }}"""
         else:
-            text = f"if (tg_size >= {_FEW}) {{ {piece('tg_size')} }}"
+            text = f"if (tg_size >= {FEW_LANES}) {{ {piece('tg_size')} }}"
         return f"""{" ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())} {{
       const long tg_size = {size or "size"};
       long tg_first = 0;
@@ -573,19 +572,19 @@ class Team:
         if len(fields) > _MOST_FIELDS:
             return self._fold_runs_swept(fields, step, combine, cascade)
         accumulators = _Accumulators(fields, LANES, cascade=False)
-        types, stretch = accumulators.types, LANES * _RUN
+        types, scalar, stretch = accumulators.types, accumulators.scalar, LANES * _RUN
         lanes = self.layout.simd_width
-        if lanes == 2 * _FEW and any(_BYTES.get(t, 4) == 8 for t in types.values()):
-            lanes = _FEW  # a register
+        if lanes == 2 * FEW_LANES and any(_BYTES.get(t, 4) == 8 for t in types.values()):
+            lanes = FEW_LANES  # a register
         rest = {n: f"tg_{n}_rest" for n in types}
         start = " ".join(
             [
-                *(_each_of(lanes, accumulators.start, place) for place in range(0, LANES, lanes)),
+                *(each_lane(lanes, accumulators.start, place, scalar=scalar) for place in range(0, LANES, lanes)),
                 *(f"{rest[n]} = {identity};" for n, (_, identity) in fields.items()),
             ]
         )
         tree = " ".join(
-            _each_of(min(w, lanes), bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), place, w < lanes)
+            each_lane(min(w, lanes), bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), place, w < lanes, scalar)
             for w in (LANES >> k for k in range(1, LANES.bit_length()))
             for place in range(0, w, lanes)
         )
@@ -593,11 +592,11 @@ class Team:
         inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
 
         def loop(begin: str, end: str) -> str:
-            every = " ".join(_each_of(lanes, inner, place) for place in range(0, LANES, lanes))
+            every = " ".join(each_lane(lanes, inner, place, scalar=scalar) for place in range(0, LANES, lanes))
             return f"""long tg_first = {begin};
         for (; tg_first + {LANES} <= {end}; tg_first += {LANES}) {{ {every} }}
-        for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {{ {_each_of(lanes, inner)} }}
-        for (; tg_first + {_FEW} <= {end}; tg_first += {_FEW}) {{ {_each_of(_FEW, inner)} }}
+        for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {{ {each_lane(lanes, inner, scalar=scalar)} }}
+        for (; tg_first + {FEW_LANES} <= {end}; tg_first += {FEW_LANES}) {{ {each_lane(FEW_LANES, inner)} }}
         for (long c = tg_first; c < {end}; ++c) {{ {bind(step, A=rest)} }}"""
 
         def pieces(begin: str, end: str) -> str:
@@ -731,6 +730,12 @@ class _Accumulators:
         return {name: value_ctype(type_) for name, (type_, _) in self.fields.items()}
 
     @property
+    def scalar(self) -> str:
+        """The type of all of them; "" where they are of several."""
+        types = {*self.types.values()}
+        return types.pop() if len(types) == 1 else ""
+
+    @property
     def _at(self) -> str:
         return "[tg_j]" if self.count else ""
 
@@ -772,15 +777,6 @@ class _Accumulators:
         """Adds what was put aside."""
         put = bind(combine, A=f"tg_{{}}{self._at}", B=f"tg_{{}}_aside{self._at}")
         return every(put) if self.cascade else ""
-
-
-def _each_of(lanes: int, statements: str, place: int = 0, unroll: bool = False) -> str:
-    """For so many lanes, from a place on."""
-    vectorize = "VECTORIZE_ONCE" if "tg_exp" in statements else "VECTORIZE"
-    hint = "UNROLL" if unroll or lanes <= _FEW else vectorize
-    if place == 0:
-        return f"{hint} for (int tg_j = 0; tg_j < {lanes}; ++tg_j) {{ {statements} }}"
-    return f"{hint} for (int tg_i = 0; tg_i < {lanes}; ++tg_i) {{ const int tg_j = tg_i + {place}; {statements} }}"
 
 
 def bind(text: str, **accumulators: str | Mapping[str, str]) -> str:

@@ -153,6 +153,7 @@ class OpenCL(Dialect):
     prelude = """\
 #if defined(__SPIR__)
 #define TG_VECTORIZE_ONCE _Pragma("clang loop vectorize(assume_safety) unroll(disable)")
+#define TG_VECTOR_OPERATORS
 #else
 #define TG_VECTORIZE_ONCE VECTORIZE
 #endif
