@@ -10,7 +10,7 @@ CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
 	@echo 'make test   run the tests, ten minutes on two cores                       (ARGS="-k name -n 0": options of pytest)'
-	@echo 'make test-all   the same, those that it leaves out (PARTS=8: an eighth of them), ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, conformance-quick, -gpu and -compile'
+	@echo 'make test-all   the same, those that it leaves out (PARTS=16: a sixteenth of them, and a quarter of the conformance), ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, conformance-quick, -gpu and -compile'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
 	@echo 'make test-torch TORCH=2.14.1   the tests, and a slice of the conformance, with another torch in an environment of its own'
 	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (half an hour)   make conformance-quick   a slice of it'
@@ -46,7 +46,7 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(shell echo $$(($(JOBS) + 1))) 
 test: setup
 	@$(PYTEST) $(ARGS)
 
-# What `make test` leaves out, or with PARTS=8 an eighth of that, another one for each commit; see tests/selection.py.
+# What `make test` leaves out, or with PARTS=16 a sixteenth of that, another one for each commit; see tests/selection.py.
 # Programs that nobody has tried, for so many seconds; see tests/test_random_programs.py.
 test-rest: export TORCHGRAFT_TEST_SECONDS ?= 600
 test-rest: test
@@ -81,11 +81,14 @@ conformance: setup
 	@mkdir -p build
 	@$(CONFORM) --results build/conformance.jsonl --jobs $(JOBS) --compare $(STORED) $(ARGS)
 
-# Every op in float32 and in one other dtype, which changes with the commit; a few minutes.
+# Every op in float32 and in one other dtype, which changes with the commit; a few minutes. With PARTS a quarter of them,
+# another one for each commit, and the dtypes change when all have had their turn.
+QUARTER := $(if $(PARTS),--slice $(COMMITS)/4)
+ROTATION := $(shell echo $$(($(COMMITS) / $(if $(PARTS),4,1))))
 conformance-quick: setup
 	@mkdir -p build
 	@$(CONFORM) --results build/conformance-quick.jsonl --again --samples 2 --jobs $(JOBS) --compare $(STORED) \
-	  --quick $(COMMITS) $(ARGS)
+	  --quick $(ROTATION) $(QUARTER) $(ARGS)
 
 # A slice of the ops through torch.compile, another one for each commit: an eighth, in float32 and in one of the other
 # dtypes. These are seven, so that in time each has each of the slices.
@@ -102,7 +105,7 @@ conformance-compile: setup
 conformance-gpu: setup
 	@mkdir -p build
 	@TORCHGRAFT_KERNEL_FORM=gpu $(CONFORM) --results build/conformance-gpu.jsonl --again --samples 1 --dtypes float32 \
-	  --jobs $(JOBS) --compare $(STORED) $(ARGS)
+	  --jobs $(JOBS) --compare $(STORED) $(QUARTER) $(ARGS)
 
 # The same whole runs, kept as what counts from now on, with the pages that show them.
 conformance-record: setup
