@@ -24,8 +24,13 @@ FIRST = "const long c = tg_first + tg_j; "
             "const long c = tg_first + 32;  const float16 m = load_f32(mean, row); "
             "(*(float16u*)(tg_a + 32)) += fabs(load_f32x16(in, c) - m);",
         ),
+        (
+            FIRST + "const float e = tg_exp_f32(load_f16(x, c) - top); store_f16(out, row * size + c, e);",
+            "const long c = tg_first + 32;  const float16 e = tg_exp_f32x16(load_f16x16(x, c) - top); "
+            "store_f16x16(out, row * size + c, e);",
+        ),
     ],
-    ids=["a number", "a tree", "a choice", "one place for all"],
+    ids=["a number", "a tree", "a choice", "one place for all", "exponentials"],
 )
 def test_what_means_the_same_of_vectors(statements: str, expected: str) -> None:
     assert as_vectors(16, statements, 32, "float") == expected
@@ -44,8 +49,9 @@ def test_what_means_the_same_of_vectors(statements: str, expected: str) -> None:
         "tg_a[tg_j] += load_f32(in, c) != 0;",
         "tg_a[tg_j] += load_f32(in, c) != 0 ? 1 : 0;",
         "tg_a[tg_j] += load_f32(in, c) != 0 ? load_f32(in, c) > 1 : tg_a[tg_j];",
-        "tg_a[tg_j] += tg_exp_f32(load_f32(in, c));",
-        "const float e = load_f32(in, c); store_f32(out, c, e); tg_a[tg_j] += e;",
+        "tg_a[tg_j] += tg_log_f32(load_f32(in, c));",
+        "const float e = load_f32(in, c); store_f32(out, row, e); tg_a[tg_j] += e;",
+        "const float e = load_f32(in, c); store_f64(out, c, e); tg_a[tg_j] += e;",
         "if (load_f32(in, c) > tg_a[tg_j]) tg_a[tg_j] = 1;",
     ],
 )

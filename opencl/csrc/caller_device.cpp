@@ -236,7 +236,6 @@ bool CallerDevice::open(Device& device) {
   for (unsigned i = 0; !is_other() && status == CL_SUCCESS && i < kPieces * team_.size(); ++i)
     piece_queues_.push_back(make_queue(0, status));
   usable_ = status == CL_SUCCESS;
-  if (usable_ && !is_other()) team_.start();
   if (usable_ && device.has_native_kernels) wake_nanoseconds_ = measure_wake(device);
   return usable_;
 }
@@ -411,6 +410,7 @@ void CallerDevice::run_divided(tg_kernel_& kernel, const tg_launch& launch) {
   constexpr uint32_t kLeastOfPiece = 50000;
   CallerKernel &mine = kernel.by_caller, &first = original(kernel);
   LaunchCosts& costs = first.shared_costs;
+  team_.start();
   set_arguments(kernel, mine.kernel, mine.set, launch);
   const LaunchScale scale(launch);
   const bool measured = first.code.ran && costs.wants_time(scale);

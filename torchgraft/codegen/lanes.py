@@ -36,7 +36,11 @@ _FIRST = "const long c = tg_first + tg_j;"
 _LANE = re.compile(r"\b(tg_\w+)\[tg_j(?: \+ (\d+))?\]")
 _LOADED_AS = {"float": ("f32", "f16", "bf16"), "double": ("f64",)}
 # Of neighbours for each lane, or of one place for all.
-_LOAD = re.compile(r"\bload_(\w+)\((\w+), ((?:[\w ]+[+*] )*)(\w+)\)")
+_PLACE = r"(\w+), ((?:[\w ]+[+*] )*)(\w+)"
+_LOAD = re.compile(rf"\bload_(\w+)\({_PLACE}\)")
+_STORE = re.compile(rf"\bstore_(\w+)\({_PLACE}, ")
+# A function of the library's that dialects with such operators have of vectors, too.
+_FUNCTION = re.compile(r"\b(tg_exp_f32)\(")
 _DECLARED = re.compile(r"\bconst (\w+) \w+ = ")
 _OTHER_CALL = re.compile(r"\b(?!fabs\b|fma\b)\w+\(|\bif\b")
 # A comparison of vectors is -1 where it holds, so it may only choose, and between values of their type.
@@ -49,7 +53,9 @@ def as_vectors(lanes: int, statements: str, place: int, scalar: str) -> str | No
     Certain are loads from neighbouring places, arithmetic of one floating-point type, and choices by comparisons.
     """
     text = statements.replace(_FIRST, "")
-    rest = _LOAD.sub(lambda load: "" if _is_alike(load, _LOADED_AS.get(scalar, ())) else load[0], text)
+    types = _LOADED_AS.get(scalar, ())
+    rest = _LOAD.sub(lambda load: "" if _is_alike(load, types) else load[0], _FUNCTION.sub("(", text))
+    rest = _STORE.sub(lambda store: "(" if _is_alike(store, types) and store[4] == "c" else store[0], rest)
     if scalar not in _LOADED_AS or {*_DECLARED.findall(rest)} - {scalar}:
         return None
     if _OTHER_CALL.search(rest) or _NUMBERS.search(rest) or re.search(r"\bc\b|\btg_j\b", _LANE.sub("", rest)):
@@ -62,12 +68,14 @@ def as_vectors(lanes: int, statements: str, place: int, scalar: str) -> str | No
         lambda load: f"load_{load[1]}x{lanes}({load[2]}, {load[3]}c)" if load[4] == "c" else load[0],
         text,
     )
+    text = _STORE.sub(lambda store: f"store_{store[1]}x{lanes}({store[2]}, {store[3]}c, ", text)
+    text = _FUNCTION.sub(lambda function: f"{function[1]}x{lanes}(", text)
     text = text.replace(f"const {scalar} ", f"const {vector} ").replace(f"({scalar})", "")
     return (f"const long c = tg_first + {place}; " if _FIRST in statements else "") + text
 
 
-def _is_alike(load: re.Match[str], types: tuple[str, ...]) -> bool:
-    """Whether a load gives each lane its neighbour's neighbour, or all of them the same."""
-    _, _, before, last = load.groups()
+def _is_alike(access: re.Match[str], types: tuple[str, ...]) -> bool:
+    """Whether a load or a store has neighbouring places for the lanes, or the same for all."""
+    type_, _, before, last = access.groups()
     steps = re.search(r"\bc\b", before) is None and (last != "c" or not before.rstrip().endswith("*"))
-    return load[1] in types and steps
+    return type_ in types and steps

@@ -184,6 +184,7 @@ class OpenCL(Dialect):
         # Where a CPU's make prefers vectors of 256 bits, Clang has no wider ones in a function without such arguments.
         "WIDE": "#if defined(__clang__) && defined(__AVX512F__)\n#define WIDE __attribute__((min_vector_width(512)))\n"
         "#else\n#define WIDE\n#endif",
+        **{f"tg_exp_f32x{n}": f"#define tg_exp_f32x{n}(v) exp(v)" for n in WIDTHS},
         "PREFETCH": f"{_ON_CPU}#define PREFETCH(p) __builtin_prefetch((const void*)(size_t)(p))\n"
         "#else\n#define PREFETCH(p) ((void)0)\n#endif",
         "PREFETCH_TO_WRITE": f"{_ON_CPU}#define PREFETCH_TO_WRITE(p) __builtin_prefetch((const void*)(size_t)(p), 1)\n"
