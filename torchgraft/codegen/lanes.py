@@ -41,7 +41,7 @@ _LOAD = re.compile(rf"\bload_(\w+)\({_PLACE}\)")
 _STORE = re.compile(rf"\bstore_(\w+)\({_PLACE}, ")
 # A function of the library's that dialects with such operators have of vectors, too.
 _FUNCTION = re.compile(r"\b(tg_exp_f32)\(")
-_DECLARED = re.compile(r"\bconst (\w+) \w+ = ")
+_TYPE = re.compile(r"\b(?:u?(?:char|short|int|long)|bool|half|float|double)\d*\b")
 _OTHER_CALL = re.compile(r"\b(?!fabs\b|fma\b)\w+\(|\bif\b")
 # A comparison of vectors is -1 where it holds, so it may only choose, and between values of their type.
 _COMPARISON = re.compile(r"[<>!]|[=!]=|&&|\|\|")
@@ -56,7 +56,7 @@ def as_vectors(lanes: int, statements: str, place: int, scalar: str) -> str | No
     types = _LOADED_AS.get(scalar, ())
     rest = _LOAD.sub(lambda load: "" if _is_alike(load, types) else load[0], _FUNCTION.sub("(", text))
     rest = _STORE.sub(lambda store: "(" if _is_alike(store, types) and store[4] == "c" else store[0], rest)
-    if scalar not in _LOADED_AS or {*_DECLARED.findall(rest)} - {scalar}:
+    if scalar not in _LOADED_AS or _TYPE.search(re.sub(rf"\bconst {scalar} (?=\w+ =)|\({scalar}\)", "", rest)):
         return None
     if _OTHER_CALL.search(rest) or _NUMBERS.search(rest) or re.search(r"\bc\b|\btg_j\b", _LANE.sub("", rest)):
         return None
