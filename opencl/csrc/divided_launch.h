@@ -2,8 +2,8 @@
 //
 // A queue of Intel's runtime that has the calling thread run what it queues has no other thread help. So a thread of a
 // team queues a piece of the launch, a range of its groups along one dimension, in a queue of the piece's. What a
-// kernel sees of the launch must not tell a piece from the whole: its groups have one work-item, whose global number is
-// theirs.
+// kernel sees of the launch must not tell a piece from the whole: its groups have one work-item, so that the
+// piece's offset, which is counted in work-items, is theirs.
 #pragma once
 
 #include <cstddef>

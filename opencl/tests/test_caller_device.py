@@ -93,10 +93,12 @@ def test_what_spans_the_same_memory_is_told_apart_by_its_groups(
 ) -> None:
     """A small launch of a kernel that takes long with many groups is still done when the call returns."""
     spin, done = driver.kernel_of(module, "spin"), 0
+    # The first one's code and data are no longer in the caches, and Intel's runtime has more of both.
+    small = 1 if driver.properties().platform.decode() == POCL else 4
     for _ in range(40):
         driver.launch(stream, spin, [32], [1], block, c_uint32(LONG.value // 64), nbytes=4)
         driver.call("stream_synchronize", 0, stream)
-        for _ in range(4):  # the first one's code and data are no longer in the caches
+        for _ in range(small):
             driver.launch(stream, spin, [1], [1], block, c_uint32(1), nbytes=4)
         done += driver.status("stream_query", 0, stream) == OK
         driver.call("stream_synchronize", 0, stream)

@@ -206,7 +206,7 @@ class OpenCL(Dialect):
     def render(self, kernel: Kernel, base_offset: bool, simd_width: int = 16) -> str:
         """As of every dialect, and with a word for implementations that can have several threads each run a part of a
         launch: along which dimensions nothing tells a part from the whole, where groups are of one work-item. Their
-        numbers are then the work-items' global ones, which have an offset."""
+        numbers then have the offset of the part added, which is counted in work-items."""
         text = super().render(kernel, base_offset, simd_width)
         own = kernel.helpers + kernel.body
         told = _NUM_GROUPS.findall(own)  # how many groups there are along these
