@@ -6,10 +6,12 @@
 #include <chrono>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "divided_launch.h"
 #include "error.h"
 #include "event.h"
+#include "pocl_binary.h"
 #include "program.h"
 #include "stream.h"
 
@@ -18,11 +20,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-uint32_t nanoseconds_since(Clock::time_point begin) {
-  const auto passed = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - begin).count();
-  return static_cast<uint32_t>(std::clamp<int64_t>(passed, 1, UINT32_MAX));
-}
-
 // A kernel of which nothing is known is tried with so many bytes: an elementwise one has done them in 10 us.
 constexpr uint64_t kTrial = uint64_t{256} << 10;
 // One that a team may share, with so many. Where the team is all threads that the device has, with any number: one that
@@ -30,74 +27,12 @@ constexpr uint64_t kTrial = uint64_t{256} << 10;
 constexpr uint64_t kSharedTrial = uint64_t{4} << 20, kTrialOfAll = UINT64_MAX;
 // Bytes of an unknown kernel that a thread has done in a nanosecond, roughly.
 constexpr uint64_t kGuess = 16;
-// Nanoseconds of one thread from which on others are to help, and from which on they are woken for it.
-constexpr uint32_t kWorthSharing = 5000, kWorthWaking = 10000;
-// Launches that were too long are tried again after so many, after twice as many, and so on up to so many: whoever
-// measured may have been interrupted, for a moment or for as long as the machine has other work.
-constexpr uint32_t kFirstRetry = 8, kLastRetry = 1024;
-// Of launches whose time is known one in so many is timed.
-constexpr uint32_t kSample = 8;
+// Nanoseconds of one thread from which on others are to help.
+constexpr uint32_t kWorthSharing = 5000;
 // Where nobody waits soon a launch in the calling thread must not take much longer than the handing over.
 constexpr uint32_t kPatience = 6;
 
-}  // namespace
-
-// ---- costs ----
-
-LaunchScale::LaunchScale(const tg_launch& launch) : bytes(launch.bytes) {
-  for (uint32_t d = 0; d < launch.dims; ++d) groups *= launch.groups[d];
-}
-
-bool LaunchCosts::expects(const LaunchScale& scale, uint32_t nanoseconds, uint32_t least, uint64_t trial) {
-  const size_t own = class_of(scale);
-  if (const uint32_t known = costs_[own].load(std::memory_order_relaxed)) {
-    std::atomic<uint32_t>& passed_over = passed_over_[own];
-    if (known <= nanoseconds) {
-      passed_over.store(0, std::memory_order_relaxed);
-      return true;
-    }
-    const uint32_t passed = passed_over.fetch_add(1, std::memory_order_relaxed) + 1;
-    const bool again = passed >= kFirstRetry && (std::has_single_bit(passed) || passed % kLastRetry == 0);
-    if (again) tried_again_.store(true, std::memory_order_relaxed);
-    return again;
-  }
-  // The next smaller one that is known, of as many groups or fewer.
-  const size_t most_groups = own % kGroupClasses;
-  for (size_t smaller = own; smaller-- > 0;) {
-    const uint64_t known = costs_[smaller].load(std::memory_order_relaxed);
-    if (known == 0 || smaller % kGroupClasses > most_groups) continue;
-    const uint64_t grown = least + ((known - std::min<uint64_t>(known, least)) << (own - smaller) / kGroupClasses);
-    return (scale.bytes <= trial ? known : grown) <= nanoseconds;
-  }
-  return scale.bytes <= trial;
-}
-
-bool LaunchCosts::wants_time(const LaunchScale& scale) {
-  if (tried_again_.load(std::memory_order_relaxed)) {
-    tried_again_.store(false, std::memory_order_relaxed);
-    return true;
-  }
-  return costs_[class_of(scale)].load(std::memory_order_relaxed) == 0 ||
-         launches_.load(std::memory_order_relaxed) % kSample == 0;
-}
-
-void LaunchCosts::note(const LaunchScale& scale, uint32_t nanoseconds) {
-  launches_.fetch_add(1, std::memory_order_relaxed);
-  if (nanoseconds == 0) return;
-  std::atomic<uint32_t>& cost = costs_[class_of(scale)];
-  const uint32_t known = cost.load(std::memory_order_relaxed);
-  // The mean of the last few, of which none counts for more than four times what was known. What is less than that
-  // counts for more, and what is far less for all: interruptions only make a time longer.
-  const int64_t sample = std::min<int64_t>(nanoseconds, known == 0 ? INT32_MAX : int64_t{4} * known);
-  const int64_t more = sample - int64_t{known};
-  const bool alone = known == 0 || nanoseconds < known / 4;
-  const int64_t mean = alone ? sample : known + (more < 0 ? 3 * more / 4 : more / 4);
-  cost.store(static_cast<uint32_t>(std::clamp<int64_t>(mean, 1, INT32_MAX)), std::memory_order_relaxed);
-}
-
 // ---- the device ----
-
-namespace {
 
 void run_nothing(void*) {}
 
@@ -169,51 +104,6 @@ bool has_stack() {
   return place > end && place - end > kStack + kBeside;
 }
 
-std::vector<unsigned char> binary_of(const Api& api, cl_program program) {
-  size_t size = 0;
-  if (api.clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, nullptr) != CL_SUCCESS) return {};
-  std::vector<unsigned char> binary(size);
-  unsigned char* data = binary.data();
-  if (api.clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof data, &data, nullptr) != CL_SUCCESS) return {};
-  return binary;
-}
-
-// ---- PoCL's binaries ----
-
-// They begin with a word and a number that stands for the device they are for: the FNV-1 hash of its driver's name, the
-// target and the processor, as in "pthread-x86_64-pc-linux-gnu-skylake-avx512" (pocl_binary.c, read for 3.1). Both
-// devices' machine code is the same, so the number is all that has to be exchanged.
-constexpr char kBinaryWord[] = "poclbin";
-constexpr size_t kIdOffset = 8;
-
-uint64_t id_in(const std::vector<unsigned char>& binary) {
-  uint64_t id = 0;
-  if (binary.size() < kIdOffset + sizeof id || std::memcmp(binary.data(), kBinaryWord, sizeof kBinaryWord) != 0)
-    return 0;
-  std::memcpy(&id, binary.data() + kIdOffset, sizeof id);
-  return id;
-}
-
-uint64_t fnv1(const std::string& text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) hash = (hash * 0x100000001b3) ^ static_cast<unsigned char>(c);
-  return hash;
-}
-
-// The number of binaries for the other device, given that of this one's; 0 if the rule is not the one that is known.
-uint64_t id_by_rule(const std::string& device_name, uint64_t own_id) {
-  // The name is "pthread-skylake-avx512-Some Processor", so that it is not known where the target's ends.
-  const size_t first = device_name.find('-');
-  if (first == device_name.npos) return 0;
-  for (const char* target : {"x86_64-pc-linux-gnu", "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"}) {
-    for (size_t end = device_name.find('-', first + 1); end != device_name.npos; end = device_name.find('-', end + 1)) {
-      const std::string rest = "-" + std::string(target) + device_name.substr(first, end - first);
-      if (fnv1("pthread" + rest) == own_id) return fnv1("basic" + rest);
-    }
-  }
-  return 0;
-}
-
 }  // namespace
 
 cl_command_queue CallerDevice::make_queue(cl_bitfield properties, cl_int& status) const {
@@ -241,31 +131,31 @@ bool CallerDevice::open(Device& device) {
 }
 
 // The number in binaries for this device: by the rule, else what a compilation says.
-uint64_t CallerDevice::binary_id(Device& device, uint64_t own_id) {
-  if (binary_id_ == 0) binary_id_ = id_by_rule(device.properties.name, own_id);
-  if (binary_id_ == 0) {
+uint64_t CallerDevice::binary_number(Device& device, uint64_t own) {
+  if (binary_number_ == 0) binary_number_ = caller_device_number(device.properties.name, own);
+  if (binary_number_ == 0) {
     const char* text = "__kernel void tg_nothing() {}";
     const size_t length = std::strlen(text);
     cl_int status = CL_SUCCESS;
     cl_program program = api_.clCreateProgramWithSource(context_, 1, &text, &length, &status);
     program = build(api_, program, id_, "-cl-std=CL1.2");
     if (program != nullptr) {
-      binary_id_ = id_in(binary_of(api_, program));
+      binary_number_ = device_number(binary_of(api_, program));
       api_.clReleaseProgram(program);
     }
   }
-  return binary_id_;
+  return binary_number_;
 }
 
 // The kernel's program for this device, from its binary for the other; NULL if that is impossible.
 cl_program CallerDevice::load(tg_kernel_& kernel) {
   cl_program own = nullptr;
   if (api_.clGetKernelInfo(kernel.kernel, CL_KERNEL_PROGRAM, sizeof own, &own, nullptr) != CL_SUCCESS) return nullptr;
-  std::vector<unsigned char> binary = binary_of(api_, own);
-  const uint64_t own_id = id_in(binary);
-  const uint64_t id = own_id == 0 ? 0 : binary_id(*kernel.device, own_id);
-  if (id == 0) return nullptr;
-  std::memcpy(binary.data() + kIdOffset, &id, sizeof id);
+  Binary binary = binary_of(api_, own);
+  const uint64_t own_number = device_number(binary);
+  const uint64_t number = own_number == 0 ? 0 : binary_number(*kernel.device, own_number);
+  if (number == 0) return nullptr;
+  set_device_number(binary, number);
   const unsigned char* data = binary.data();
   const size_t size = binary.size();
   cl_int status = CL_SUCCESS, binary_status = CL_SUCCESS;
@@ -413,34 +303,32 @@ void CallerDevice::run_divided(tg_kernel_& kernel, const tg_launch& launch) {
   team_.start();
   set_arguments(kernel, mine.kernel, mine.set, launch);
   const LaunchScale scale(launch);
-  const bool measured = first.code.ran && costs.wants_time(scale);
-  const auto begin = measured ? Clock::now() : Clock::time_point();
-  first.code.ran = true;
-  const bool wakes = first.costs.known(scale) == 0 || first.costs.known(scale) >= kWorthWaking;
   const size_t pieces = std::max(team_.size(), costs.known(scale) / kLeastOfPiece * team_.size());
-  const Cut cut = find_cut(launch, mine.divisible);
-  const cl_int status = ocl::run_divided(api_, mine.kernel, piece_queues_, launch, cut, pieces, team_, wakes);
-  if (status != CL_SUCCESS) [[unlikely]]
-    fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);
-  costs.note(scale, measured ? nanoseconds_since(begin) : 0);
+  costs.run(scale, std::exchange(first.code.ran, true), [&] {
+    const cl_int status = ocl::run_divided(api_, mine.kernel, piece_queues_, launch, find_cut(launch, mine.divisible),
+                                           pieces, team_, first.costs.worth_waking(scale));
+    if (status != CL_SUCCESS) [[unlikely]]
+      fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);
+  });
 }
 
 // With the mutex held.
 void CallerDevice::run_code(CallerKernel& original, const tg_launch& launch, ThreadTeam* team) {
   LaunchCosts& costs = team != nullptr ? original.shared_costs : original.costs;
   const LaunchScale scale(launch);
-  const bool measured = original.code.ran && costs.wants_time(scale);  // what runs first is read from disk
-  const auto begin = measured ? Clock::now() : Clock::time_point();
-  original.code.ran = true;
-  const bool wakes = original.costs.known(scale) == 0 || original.costs.known(scale) >= kWorthWaking;
-  if (run_groups(original.code.function.load(std::memory_order_relaxed), launch, team, wakes)) [[unlikely]] {
+  const WorkGroup function = original.code.function.load(std::memory_order_relaxed);
+  bool prints = false;
+  note_least(costs.run(scale, std::exchange(original.code.ran, true),
+                       [&] { prints = run_groups(function, launch, team, original.costs.worth_waking(scale)); }));
+  if (prints) [[unlikely]] {
     original.code.prints = true;
     original.code.searches = UINT32_MAX;
     original.code.function = nullptr;
   }
-  const uint32_t taken = measured ? nanoseconds_since(begin) : 0;
-  if (measured) least_nanoseconds_ = std::min(least_nanoseconds_.load(std::memory_order_relaxed), taken);
-  costs.note(scale, taken);
+}
+
+void CallerDevice::note_least(uint32_t nanoseconds) {
+  if (nanoseconds != 0) least_nanoseconds_ = std::min(least_nanoseconds_.load(std::memory_order_relaxed), nanoseconds);
 }
 
 std::optional<uint32_t> CallerDevice::takes(const tg_launch& launch) {
@@ -473,13 +361,11 @@ void CallerDevice::Turn::run(const tg_launch& launch, bool unchanged) {
   if (mine.kernel == nullptr && (!device_.open(*kernel.device) || device_.kernel_of(kernel) == nullptr))
     throw Failure(TG_ERROR, "kernel " + kernel.name + " cannot be run by the thread that asks");
   if (!unchanged || mine.set.empty() || first.code.prints) set_arguments(kernel, mine.kernel, mine.set, launch);
-  const LaunchScale scale(launch);
-  const bool measured = first.costs.wants_time(scale);
-  const auto begin = measured ? Clock::now() : Clock::time_point();
-  check(device_.api_.clEnqueueNDRangeKernel(device_.queues_[0], mine.kernel, launch.dims, nullptr, global, launch.local,
-                                            0, nullptr, nullptr),
-        "clEnqueueNDRangeKernel");
-  first.costs.note(scale, measured ? nanoseconds_since(begin) : 0);
+  first.costs.run(LaunchScale(launch), true, [&] {
+    check(device_.api_.clEnqueueNDRangeKernel(device_.queues_[0], mine.kernel, launch.dims, nullptr, global,
+                                              launch.local, 0, nullptr, nullptr),
+          "clEnqueueNDRangeKernel");
+  });
 }
 
 // Whether nobody but the calling thread and its helpers would do what is handed over. It would only begin later, and
@@ -524,20 +410,15 @@ CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& ker
 void CallerDevice::run_by_opencl(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global,
                                  bool known) {
   CallerKernel& mine = kernel.by_caller;
-  LaunchCosts& costs = original(kernel).costs;
   set_arguments(kernel, mine.kernel, mine.set, launch);
   const bool timed = timer != nullptr && is_of(*timer, *stream.device);
   cl_event event = nullptr;
-  const LaunchScale scale(launch);
-  const bool measured = known && costs.wants_time(scale);  // the first launch loads its code
-  const auto begin = measured ? Clock::now() : Clock::time_point();
-  const cl_int status = api_.clEnqueueNDRangeKernel(queues_[timed], mine.kernel, launch.dims, nullptr, global,
-                                                    launch.local, 0, nullptr, timed ? &event : nullptr);
-  if (status != CL_SUCCESS) [[unlikely]]
-    fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);
-  const uint32_t taken = measured ? nanoseconds_since(begin) : 0;
-  if (measured) least_nanoseconds_ = std::min(least_nanoseconds_.load(std::memory_order_relaxed), taken);
-  costs.note(scale, taken);
+  note_least(original(kernel).costs.run(LaunchScale(launch), known, [&] {
+    const cl_int status = api_.clEnqueueNDRangeKernel(queues_[timed], mine.kernel, launch.dims, nullptr, global,
+                                                      launch.local, 0, nullptr, timed ? &event : nullptr);
+    if (status != CL_SUCCESS) [[unlikely]]
+      fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);
+  }));
   learn(kernel, launch);
   if (timed) [[unlikely]] {
     time_command(*timer, event);

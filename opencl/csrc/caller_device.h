@@ -11,16 +11,14 @@
 // pieces of the launch.
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <atomic>
-#include <bit>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
+#include "launch_costs.h"
 #include "opencl_api.h"
 #include "thread_team.h"
 #include "torchgraft/driver.h"
@@ -34,41 +32,6 @@ struct Device;
 // otherwise does nothing and returns false.
 bool share_if_idle(tg_stream_& stream, ThreadTeam& team, std::mutex& mutex, ThreadTeam::Part part, const void* work,
                    size_t count);
-
-// What a launch's time is known by. Of launches that span the same memory those of a part of it have fewer groups.
-struct LaunchScale {
-  explicit LaunchScale(const tg_launch& launch);
-  uint64_t bytes;
-  uint64_t groups = 1;
-};
-
-// What launches of one kernel have cost in the calling thread.
-class LaunchCosts {
- public:
-  // Whether a launch is known, or can be expected, to take at most so long. `least` is what one without work takes. A
-  // launch of which nothing is known is tried if it spans at most `trial` bytes.
-  bool expects(const LaunchScale& scale, uint32_t nanoseconds, uint32_t least, uint64_t trial);
-  // Whether the launch that follows is to be timed: the first, some of those that are known, and each that is tried
-  // though it is expected to take longer.
-  bool wants_time(const LaunchScale& scale);
-  uint32_t known(const LaunchScale& scale) const { return costs_[class_of(scale)].load(std::memory_order_relaxed); }
-  void note(const LaunchScale& scale, uint32_t nanoseconds);
-
- private:
-  static constexpr size_t kByteClasses = 40, kGroupClasses = 8;
-  static size_t class_of(const LaunchScale& scale) {
-    return std::min<size_t>(std::bit_width(scale.bytes), kByteClasses - 1) * kGroupClasses +
-           std::min<size_t>(std::bit_width(scale.groups), kGroupClasses - 1);
-  }
-
-  // By the binary logarithms of the bytes and of the groups; 0 where nothing is known. Racing writers lose a sample at
-  // worst.
-  std::array<std::atomic<uint32_t>, kByteClasses * kGroupClasses> costs_{};
-  // How many launches of each have been passed over since the last that was not.
-  std::array<std::atomic<uint32_t>, kByteClasses * kGroupClasses> passed_over_{};
-  std::atomic<uint32_t> launches_{0};
-  std::atomic<bool> tried_again_{false};
-};
 
 // A kernel's machine code, where it can be called without PoCL, and the launches that it is known to be right for: PoCL
 // has accepted one with such arguments and such groups. Written with the device's mutex held, before `function`.
@@ -149,12 +112,13 @@ class CallerDevice {
   Way choose(const tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch);
   bool team_is_all() const;
   uint32_t most_together() const;
+  void note_least(uint32_t nanoseconds);
   void run_code(CallerKernel& original, const tg_launch& launch, ThreadTeam* team);
   void run_divided(tg_kernel_& kernel, const tg_launch& launch);
   cl_command_queue make_queue(cl_bitfield properties, cl_int& status) const;
   void run_by_opencl(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global, bool known);
   bool open(Device& device);
-  uint64_t binary_id(Device& device, uint64_t own_id);
+  uint64_t binary_number(Device& device, uint64_t own);
   cl_program load(tg_kernel_& kernel);
   cl_program program_of(cl_kernel kernel) const;
   cl_kernel kernel_of(tg_kernel_& kernel);
@@ -170,7 +134,7 @@ class CallerDevice {
   cl_context context_ = nullptr;
   cl_command_queue queues_[2] = {};  // without and with times
   std::vector<cl_command_queue> piece_queues_;
-  uint64_t binary_id_ = 0;
+  uint64_t binary_number_ = 0;
   // What it costs to wake a worker and to wait for it. Small is what takes less.
   std::atomic<uint32_t> wake_nanoseconds_{20000};
   std::atomic<uint32_t> least_nanoseconds_{1000};
