@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from conftest import in_threads
 
+import torchgraft
 from torchgraft import _C, plans
 from torchgraft.codegen.dialects import dialect
-from torchgraft.codegen.kernel import Kernel
+from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.x86 import LINES
 from torchgraft.driver import Capability
 from torchgraft.kernels import attention, bfloat16, boxes_bfloat16, channel_lanes_bfloat16
@@ -470,3 +471,32 @@ def test_convolution_with_values_without_bounds(made: list[Kernel], device: str,
     assert torch.equal(got.isnan(), wanted.isnan())
     close(got[~got.isnan()], wanted[~got.isnan()])
     assert made
+
+
+# As many vectors as the processor has registers are in use around the instructions.
+VALUES = 32
+REGISTERS = Kernel(
+    "registers",
+    parameters("f32* x; const f32* other"),
+    f"""
+  ALIGN(64) float sums[4 * 32], a[4 * 2], b[2 * 32];
+  for (int i = 0; i < 4 * 32; ++i) sums[i] = 0;
+  for (int i = 0; i < 4 * 2; ++i) a[i] = 1;
+  for (int i = 0; i < 2 * 32; ++i) b[i] = 1;
+{"".join(f"  const float16 v{i} = load_f32x16(x, {16 * i});" for i in range(VALUES))}
+  VECTORS_MULTIPLY_4(sums, 128, a, 8, b, 64, 128, 2, 1);
+  const float16 w = load_f32x16(other, 0) * sums[0];
+{"".join(f"  store_f32x16(x, {16 * i}, v{i} * w);" for i in range(VALUES))}
+""",
+)
+
+
+def test_registers_are_as_before(device: str) -> None:
+    properties = _C.device_properties(torch.device(device).index or 0)
+    if not int(properties["capabilities"]) & Capability.BFLOAT16_VECTORS:
+        pytest.skip("the processor has no vectors of bfloat16, or the driver does not offer them")
+    x, other = torch.randn(VALUES * 16), torch.randn(16)
+    got = x.to(device)
+    torchgraft.kernel(REGISTERS)[1](got, other.to(device))
+    # Each pair of ones as bfloat16: 1.0 is 0x3f800000, of which the lower half is zero, at two steps.
+    assert torch.equal(got.cpu(), (x.view(-1, 16) * (other * 2)).view(-1))

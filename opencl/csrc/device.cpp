@@ -111,9 +111,10 @@ uint64_t usable_host_memory() {
   return bytes - std::min<uint64_t>(bytes / 4, uint64_t{2} << 30);
 }
 
-constexpr std::string_view kPocl = "Portable Computing Language";
+constexpr std::string_view kPocl = "Portable Computing Language", kIntel = "Intel(R) OpenCL";
 
 bool is_pocl(const Device& device) { return device.properties.platform == kPocl; }
+bool is_intel(const Device& device) { return device.properties.platform == kIntel; }
 
 MemoryModel choose_memory(const Device& device, cl_bitfield svm, bool& unified) {
   const Api& api = *device.api;
@@ -309,13 +310,15 @@ void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_c
   }
 }
 
-// PoCL's CPU device is the host, and its compiler takes assembly within OpenCL C; LLVM knows instructions for bfloat16
-// since versions 9 (vectors) and 11 (tiles). The platform's version names its own: "OpenCL 3.0 PoCL 3.1 Linux, LLVM
-// 15.0.6, SLEEF".
-bool assembles_bfloat16(const std::string& version) {
+// Whether an implementation for the host's processor takes assembly within OpenCL C that has instructions for bfloat16.
+// LLVM knows them since versions 9 (vectors) and 11 (tiles). PoCL's platform has its own in its version: "OpenCL 3.0
+// PoCL 3.1 Linux, LLVM 15.0.6, SLEEF"; Intel's driver begins its with the year: "2026.22.10.0.01_160000".
+bool assembles_bfloat16(const Device& device, const std::string& platform_version) {
+  constexpr int kLlvm = 11, kIntel = 2026;
+  if (is_intel(device)) return std::atoi(device.properties.driver_version) >= kIntel;
   const std::string name = "LLVM ";
-  const size_t at = version.find(name);
-  return at != std::string::npos && std::atoi(version.c_str() + at + name.size()) >= 11;
+  const size_t at = platform_version.find(name);
+  return is_pocl(device) && at != std::string::npos && std::atoi(platform_version.c_str() + at + name.size()) >= kLlvm;
 }
 
 // PoCL compiles a kernel's machine code when it is first launched, and by default once for each local size, small and
@@ -371,7 +374,7 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
       is_cpu && api->clCreateCommandQueueWithProperties != nullptr && has("cl_intel_exec_by_local_thread");
   has_priorities = api->clCreateCommandQueueWithProperties != nullptr && has("cl_khr_priority_hints");
 
-  if (is_cpu && platform_name == "Intel(R) OpenCL") lent_thread = std::make_unique<LentThread>(*api);
+  if (is_cpu && is_intel(*this)) lent_thread = std::make_unique<LentThread>(*api);
   prints_counts = is_pocl(*this);
   rounds_if_asked =
       !is_cpu && (number<cl_bitfield>(*this, CL_DEVICE_SINGLE_FP_CONFIG) & CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT) != 0;
@@ -403,7 +406,7 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
   has_fragments =
       has("cl_nv_device_attribute_query") && number<cl_uint>(*this, CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV) >= 8;
   if (has_fragments) p.capabilities |= TG_CAP_FRAGMENTS;
-  if (is_cpu && is_pocl(*this) && assembles_bfloat16(platform_text(platform, CL_PLATFORM_VERSION))) {
+  if (is_cpu && assembles_bfloat16(*this, platform_text(platform, CL_PLATFORM_VERSION))) {
     if (may_use_tiles()) p.capabilities |= TG_CAP_BFLOAT16_TILES;
     if (may_use_vectors()) p.capabilities |= TG_CAP_BFLOAT16_VECTORS;
   }

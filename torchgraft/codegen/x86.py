@@ -30,28 +30,52 @@ VECTOR_ROWS = (4, 8, 12)
 # The registers for two vectors of B, and for a pair of A in all lanes.
 _LOW, _HIGH, _EACH = 24, 25, 26
 
-# A compiler that does not know the upper sixteen registers does not use them, and takes no word of them.
-_UPPER_REGISTERS = f"""\
-#ifdef __AVX512F__
-#define UPPER_REGISTERS {"".join(f', "xmm{r}"' for r in range(16, 32))}
+_REGISTERS = 32
+
+
+def _save(instruction: str, operands: str) -> str:
+    """All registers, to or from the stack's top."""
+    places = (f"{64 * r or ''}(%%rsp)" for r in range(_REGISTERS))
+    return "".join(instruction + operands.format(place=place, r=r) + "\\n" for r, place in enumerate(places))
+
+
+def _vector_registers() -> str:
+    """What assembly on the vectors' registers begins and ends with, and its list of them.
+
+    A compiler that does not know the upper sixteen does not use them, and takes no word of them. One that makes SPIR
+    first, a machine without registers, takes no word of any: so they are saved where no other variable lies, behind
+    the 128 bytes below the stack's top that a function may use.
+    """
+    # All of them are listed, since `vzeroupper` makes their upper halves zero.
+    lower, upper = ("".join(f', "xmm{r}"' for r in range(*part)) for part in ((0, 16), (16, 32)))
+    size = 128 + 64 * _REGISTERS
+    return f"""\
+#ifdef __SPIR__
+#define VECTORS_BEGIN "sub ${size}, %%rsp\\n{_save("vmovups ", "%%zmm{r}, {place}")}"
+#define VECTORS_END "{_save("vmovups ", "{place}, %%zmm{r}")}add ${size}, %%rsp\\n"
+#define VECTOR_REGISTERS
 #else
-#define UPPER_REGISTERS
+#define VECTORS_BEGIN
+#define VECTORS_END "vzeroupper\\n"
+#ifdef __AVX512F__
+#define VECTOR_REGISTERS{lower}{upper}
+#else
+#define VECTOR_REGISTERS{lower}
+#endif
 #endif"""
 
 
 def _assembly(word: str, declarations: list[str], code: list[str], outputs: str, inputs: str) -> str:
     """A word of instructions on the vectors' registers, which are as after a function's end behind it."""
-    # All of them, since `vzeroupper` makes their upper halves zero.
-    lower = ", ".join(f'"xmm{r}"' for r in range(16))
     lines = [
         f"#define {word}",
         "  do {",
         *(f"    {declaration}" for declaration in declarations),
-        "    __asm__ volatile(",
-        *(f'      "{line}\\n"' for line in [*code, "vzeroupper"]),
-        f"      : {outputs}",
+        "    __asm__ volatile(VECTORS_BEGIN",
+        *(f'      "{line}\\n"' for line in code),
+        f"      VECTORS_END : {outputs}",
         f"      : {inputs}",
-        f'      : "memory", "cc", {lower} UPPER_REGISTERS);',
+        '      : "memory", "cc" VECTOR_REGISTERS);',
         "  } while (0)",
     ]
     return " \\\n".join(lines)
@@ -133,7 +157,7 @@ def bfloat16_words() -> dict[str, str]:
         "uint16h": "typedef uint16 uint16h __attribute__((aligned(2), may_alias));",
         "TO_PAIRS": "#define TO_PAIRS(low, high) (CONVERT_uint16(low) | CONVERT_uint16(high) << 16)",
         "TILES_BEGIN": _TILES_BEGIN,
-        "UPPER_REGISTERS": _UPPER_REGISTERS,
+        "VECTOR_REGISTERS": _vector_registers(),
         **{f"VECTORS_MULTIPLY_{rows}": _vector_multiply(rows) for rows in VECTOR_ROWS},
         **{f"VECTORS_LINE_{pixels}": _line_multiply(pixels) for pixels in LINES},
     }
