@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from torchgraft.functions.math import own_or_builtin
 from torchgraft.functions.polynomials import ATAN, ERF_NEAR, ERFC_FAR
 
 HELPERS: dict[str, str] = {}
@@ -24,11 +25,9 @@ def _define(name: str, params: str, body: str) -> None:
 
 
 def _own(name: str, params: str, body: str, builtin: str) -> None:
-    """Defines a function: by `body` where loops are vectorised by the compiler, by `builtin` elsewhere."""
+    """Defines a function; see `own_or_builtin`."""
     head = f"TG_FUNCTION double tg_{name}_f64({params})"
-    HELPERS[f"tg_{name}_f64"] = (
-        f"#ifdef TG_OWN_MATH\n{head} {{{body}}}\n#else\n{head} {{ return {builtin}; }}\n#endif\n"
-    )
+    HELPERS[f"tg_{name}_f64"] = own_or_builtin(name, head, body, builtin)
 
 
 def _polynomial(result: str, x: str, coefficients: Sequence[float]) -> str:
