@@ -57,7 +57,7 @@ test-all: test test-rest test-second conformance-quick conformance-gpu conforman
 # A second, independent OpenCL: Intel's runtime for the CPU, from PyPI. It serves as the only one here, with a part of the tests.
 SECOND := from torchgraft_opencl.implementations import packaged_implementations as p; print(*p(), sep=":")
 SECOND_TESTS ?= tests/test_bfloat16.py tests/test_copy.py tests/test_matmul.py tests/test_norm.py tests/test_reductions.py tests/test_softmax.py \
-  tests/test_streams.py tests/test_training.py opencl/tests
+  tests/test_special.py tests/test_streams.py tests/test_training.py opencl/tests
 
 test-second:
 	@$(PYTHON) scripts/setup --venv $(VENV) --opencl wheels

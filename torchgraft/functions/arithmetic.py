@@ -71,11 +71,12 @@ TG_FUNCTION {t} tg_ipow_{s}({t} base, {t} exponent) {{
   return result;
 }}"""
 
-# Euclid's algorithm on magnitudes; of 0 and b it is |b|.
+# Euclid's algorithm on magnitudes; of 0 and b it is |b|. The least number has none and stays what it is, for which it
+# is negated without a sign: of others compilers believe that the result is not negative.
 _GCD = """\
 TG_FUNCTION {t} tg_gcd_{s}({t} a, {t} b) {{
-  a = ({t})(a < 0 ? 0 - a : a);
-  b = ({t})(b < 0 ? 0 - b : b);
+  a = a < 0 ? ({t})(0UL - a) : a;
+  b = b < 0 ? ({t})(0UL - b) : b;
   while (a != 0) {{
     {t} rest = ({t})(b % a);
     b = a;

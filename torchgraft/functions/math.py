@@ -21,14 +21,16 @@ def _define(name: str, text: str) -> None:
     HELPERS[name] = text.strip() + "\n"
 
 
-# A library's functions of vectors may leave them for each number that they find rare: with Intel's log1p of normal
-# random numbers takes seven times as long as of positive ones. Its compiler crashes over others of our texts (2026.2).
-_LEAVE_VECTORS = frozenset("acosh atanh expm1 lgamma log1p".split())
+# Functions whose builtins are not as good where the compiler goes by way of SPIR, as Intel's for CPUs does (2026.2).
+# Its library leaves vectors for each number that it finds rare, so that log1p of normal random numbers takes seven
+# times as long as of positive ones; and the compiler crashes over `trunc` of a quotient that is rounded to float16.
+# Over others of our texts it crashes, too: asin.
+_OWN_BEHIND_SPIR = frozenset("acosh atanh expm1 lgamma log1p trunc".split())
 
 
 def own_or_builtin(name: str, head: str, body: str, builtin: str) -> str:
     """The text of a function: by `body` where loops are vectorised by the compiler, by `builtin` elsewhere."""
-    where = "defined(TG_OWN_MATH)" + " || defined(__SPIR__)" * (name in _LEAVE_VECTORS)
+    where = "defined(TG_OWN_MATH)" + " || defined(__SPIR__)" * (name in _OWN_BEHIND_SPIR)
     return f"#if {where}\n{head} {{{body}}}\n#else\n{head} {{ return {builtin}; }}\n#endif\n"
 
 
@@ -95,10 +97,13 @@ _WHOLE = {
     "ceil": "T r = tg_rint_S(x); return tg_copysign_S(r < x ? r + 1.0F : r, x);",
 }
 for _name, _body in _WHOLE.items():
-    _builtin = in_both_precisions(_name, "T x", f" return {_name}(x); ")
-    for _helper, _text in in_both_precisions(_name, "T x", f" {_body} ").items():
-        _limit = "8388608.0f" if _helper.endswith("f32") else "4503599627370496.0"
-        _define(_helper, f"#ifdef TG_OWN_MATH\n{_text.replace('LIMIT', _limit)}#else\n{_builtin[_helper]}#endif")
+    for _type, _suffix, _limit in (("float", "f32", "8388608.0f"), ("double", "f64", "4503599627370496.0")):
+        _text = in_both_precisions(_name, "T x", f" {_body} ")[f"tg_{_name}_{_suffix}"]
+        _head, _, _rest = _text.partition(" {")
+        _define(
+            f"tg_{_name}_{_suffix}",
+            own_or_builtin(_name, _head, _rest.rstrip("}\n").replace("LIMIT", _limit), f"{_name}(x)"),
+        )
 
 # Exponentials ------------------------------------------------------------------------------------------------------
 
