@@ -164,10 +164,15 @@ class UNet(nn.Module):
         return self.last(self.residual(x + self.out(mixed), 2))
 
 
-def denoising(device: str, compile: Compile) -> Call:
-    torch.manual_seed(0)
-    model, x = compile(UNet().eval().to(device)), torch.randn(1, 3, 32, 32).to(device)
-    return torch.no_grad()(lambda: model(x))
+def denoising(side: int) -> Callable[[str, Compile], Call]:
+    """Of one image. A pixel attends to all, so that a quarter of them needs a sixteenth of attention's arithmetic."""
+
+    def make(device: str, compile: Compile) -> Call:
+        torch.manual_seed(0)
+        model, x = compile(UNet().eval().to(device)), torch.randn(1, 3, side, side).to(device)
+        return torch.no_grad()(lambda: model(x))
+
+    return make
 
 
 def optimizing(device: str, compile: Compile) -> Call:
@@ -218,7 +223,8 @@ def cases() -> Iterator[Case]:
     yield Case("GPT, training", gpt_training)
     yield Case("GPT, decoding a token", decoding)
     yield Case("encoder", encoding)
-    yield Case("U-Net", denoising)
+    yield Case("U-Net, 16 by 16", denoising(16))
+    yield Case("U-Net, 32 by 32", denoising(32))
     yield Case("AdamW, a step", optimizing)
 
 
