@@ -261,24 +261,28 @@ class TestActivities:
 class TestTimes:
     def test_commands_come_after_their_calls(self, device: str, tmp_path: Path) -> None:
         x = torch.randn(200, 200, device=device)
-        clock = Clock()
-        with profile(activities=activities(device)) as prof:
-            clock.mark()
-            for _ in range(20):
-                x = (x @ x).tanh()
-            x.cpu()
-            clock.mark()
-        trace = Trace(prof, tmp_path)
-        slack = SLACK + clock.error(trace)
+        for _ in range(5):  # until torch's clock is right
+            clock = Clock()
+            with profile(activities=activities(device)) as prof:
+                clock.mark()
+                for _ in range(20):
+                    x = (x @ x).tanh()
+                x.cpu()
+                clock.mark()
+            trace = Trace(prof, tmp_path)
+            if clock.error(trace) <= SLACK:
+                break
+        else:
+            pytest.fail("torch's times are wrong in each of five profiles")
         [span] = [e for e in trace.events if e.get("cat") == "Trace" and e["ph"] == "X"]
         assert len(trace.commands) >= 20
         for command in trace.commands:
             call, op = trace.call_of(command), trace.op_of(command)
             assert call["ts"] <= command["ts"] + 0.002
-            assert op["ts"] - slack <= call["ts"]
-            assert end(call) <= end(op) + slack
-            assert span["ts"] - slack <= command["ts"]
-            assert end(command) <= end(span) + slack
+            assert op["ts"] - SLACK <= call["ts"]
+            assert end(call) <= end(op) + SLACK
+            assert span["ts"] - SLACK <= command["ts"]
+            assert end(command) <= end(span) + SLACK
 
     def test_a_stream_does_one_thing_at_a_time(self, device: str, tmp_path: Path) -> None:
         x = torch.randn(300, 300, device=device)

@@ -314,8 +314,8 @@ void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_c
 // LLVM knows them since versions 9 (vectors) and 11 (tiles). PoCL's platform has its own in its version: "OpenCL 3.0
 // PoCL 3.1 Linux, LLVM 15.0.6, SLEEF"; Intel's driver begins its with the year: "2026.22.10.0.01_160000".
 bool assembles_bfloat16(const Device& device, const std::string& platform_version) {
-  constexpr int kLlvm = 11, kIntel = 2026;
-  if (is_intel(device)) return std::atoi(device.properties.driver_version) >= kIntel;
+  constexpr int kLlvm = 11, kYear = 2026;
+  if (is_intel(device)) return std::atoi(device.properties.driver_version) >= kYear;
   const std::string name = "LLVM ";
   const size_t at = platform_version.find(name);
   return is_pocl(device) && at != std::string::npos && std::atoi(platform_version.c_str() + at + name.size()) >= kLlvm;

@@ -96,14 +96,12 @@ _WHOLE = {
     "floor": "T r = tg_rint_S(x); return r > x ? r - 1.0F : r;",
     "ceil": "T r = tg_rint_S(x); return tg_copysign_S(r < x ? r + 1.0F : r, x);",
 }
+_LIMITS = {"f32": "8388608.0f", "f64": "4503599627370496.0"}
 for _name, _body in _WHOLE.items():
-    for _type, _suffix, _limit in (("float", "f32", "8388608.0f"), ("double", "f64", "4503599627370496.0")):
-        _text = in_both_precisions(_name, "T x", f" {_body} ")[f"tg_{_name}_{_suffix}"]
-        _head, _, _rest = _text.partition(" {")
-        _define(
-            f"tg_{_name}_{_suffix}",
-            own_or_builtin(_name, _head, _rest.rstrip("}\n").replace("LIMIT", _limit), f"{_name}(x)"),
-        )
+    for _helper, _text in in_both_precisions(_name, "T x", _body).items():
+        _head, _, _rest = _text.rstrip("\n").removesuffix("}").partition(" {")
+        _rest = f" {_rest.replace('LIMIT', _LIMITS[_helper[-3:]])} "
+        _define(_helper, own_or_builtin(_name, _head, _rest, f"{_name}(x)"))
 
 # Exponentials ------------------------------------------------------------------------------------------------------
 
