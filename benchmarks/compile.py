@@ -146,8 +146,9 @@ class LSTM(nn.Module):
 class UNet(nn.Module):
     """One level of a diffusion model's: residual blocks with group norms around attention over pixels."""
 
-    def __init__(self, width: int = 32) -> None:
+    def __init__(self, width: int = 32, attends: bool = True) -> None:
         super().__init__()
+        self.attends = attends
         self.first, self.last = nn.Conv2d(3, width, 3, padding=1), nn.Conv2d(width, 3, 3, padding=1)
         self.norms = nn.ModuleList(nn.GroupNorm(8, width) for _ in range(5))
         self.convolutions = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in range(4))
@@ -157,19 +158,22 @@ class UNet(nn.Module):
         inner = self.convolutions[number](F.silu(self.norms[number](x)))
         return x + self.convolutions[number + 1](F.silu(self.norms[number + 1](inner)))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.residual(self.first(x), 0)
+    def attention(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (t.flatten(2).transpose(1, 2)[:, None] for t in self.into(self.norms[4](x)).chunk(3, 1))
         mixed = F.scaled_dot_product_attention(q, k, v)[:, 0].transpose(1, 2).reshape(x.shape)
-        return self.last(self.residual(x + self.out(mixed), 2))
+        return x + self.out(mixed)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.residual(self.first(x), 0)
+        return self.last(self.residual(self.attention(x) if self.attends else x, 2))
 
 
-def denoising(side: int) -> Callable[[str, Compile], Call]:
+def denoising(side: int, attends: bool = True) -> Callable[[str, Compile], Call]:
     """Of one image. A pixel attends to all, so that a quarter of them needs a sixteenth of attention's arithmetic."""
 
     def make(device: str, compile: Compile) -> Call:
         torch.manual_seed(0)
-        model, x = compile(UNet().eval().to(device)), torch.randn(1, 3, side, side).to(device)
+        model, x = compile(UNet(attends=attends).eval().to(device)), torch.randn(1, 3, side, side).to(device)
         return torch.no_grad()(lambda: model(x))
 
     return make
@@ -223,6 +227,7 @@ def cases() -> Iterator[Case]:
     yield Case("GPT, training", gpt_training)
     yield Case("GPT, decoding a token", decoding)
     yield Case("encoder", encoding)
+    yield Case("U-Net without attention, 32 by 32", denoising(32, attends=False))
     yield Case("U-Net, 16 by 16", denoising(16))
     yield Case("U-Net, 32 by 32", denoising(32))
     yield Case("AdamW, a step", optimizing)

@@ -224,13 +224,13 @@ bool KernelCode::runs(const tg_launch& launch) const {
 
 bool share_if_idle(tg_stream_& stream, ThreadTeam& team, std::mutex& mutex, ThreadTeam::Part part, const void* work,
                    size_t count) {
-  if (timer != nullptr || !is_idle(stream)) return false;
+  if (!can_time(*stream.device) || !is_idle(stream)) return false;
   const std::unique_lock alone(mutex, std::try_to_lock);
   if (!alone) return false;
   std::lock_guard lock(stream.mutex);
   if (stream.busy.load(std::memory_order_relaxed)) return false;  // another thread was quicker
   team.start();
-  team.share(part, work, count, /*wake=*/true);
+  run_timed(*stream.device, [&] { team.share(part, work, count, /*wake=*/true); });
   return true;
 }
 
@@ -384,8 +384,9 @@ CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& ker
   CallerKernel& first = original(kernel);
   // Queues of the device's own hand over for a microsecond: while the program goes on, workers begin.
   const bool all = team_is_all() && is_other(), soon = all || waits_soon(stream);
-  const bool has_code = first.code.runs(launch), runs = timer == nullptr && (has_code || divides(kernel, launch));
-  const Way by_this_thread = timer == nullptr && has_code ? Way::kAlone : Way::kByOpenCL;
+  const bool has_code = first.code.runs(launch), can_run = can_time(*stream.device);
+  const bool runs = can_run && (has_code || divides(kernel, launch));
+  const Way by_this_thread = can_run && has_code ? Way::kAlone : Way::kByOpenCL;
   const LaunchScale scale(launch);
   if (runs && scale.groups > 1 && team_.size() > 1 && (soon || is_other())) {
     const uint32_t alone = first.costs.known(scale), together = first.shared_costs.known(scale);
@@ -448,9 +449,9 @@ bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launc
   if (way == Way::kByOpenCL) {
     run_by_opencl(stream, kernel, launch, global, known);
   } else if (first.code.runs(launch)) {
-    run_code(first, launch, way == Way::kTogether ? &team_ : nullptr);
+    run_timed(*stream.device, [&] { run_code(first, launch, way == Way::kTogether ? &team_ : nullptr); });
   } else if (way == Way::kTogether && divides(kernel, launch)) {
-    run_divided(kernel, launch);
+    run_timed(*stream.device, [&] { run_divided(kernel, launch); });
   } else {
     return false;
   }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "caller_device.h"
+#include "host_clock.h"
 #include "lent_thread.h"
 #include "memory.h"
 #include "opencl_api.h"
@@ -55,6 +56,7 @@ struct Device {
   std::unique_ptr<CallerDevice> caller_device;  // for small launches, where the implementation has one
   std::unique_ptr<SharedTeam> transfer_team;    // for copies on a CPU where it has none
   std::unique_ptr<LentThread> lent_thread;      // where the implementation counts on threads that wait
+  HostClock host_clock;
 
   std::mutex streams_mutex;
   std::set<tg_stream> streams;  // for device_synchronize

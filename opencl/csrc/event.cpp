@@ -207,7 +207,12 @@ double elapsed_milliseconds(tg_event_& start, tg_event_& end) {
 
 void begin_timing(tg_event_& event) {
   if (!event.timing) fail_invalid("commands are timed by events made with timing");
+  event.device->host_clock.find(*event.device);
   point_to(event, nullptr, nullptr);
+  {
+    std::lock_guard lock(event.mutex);
+    event.by_host = {};
+  }
   timer = &event;
 }
 
@@ -221,10 +226,23 @@ void time_command(tg_event_& event, cl_event command) {
   point_to(event, command, first);
 }
 
+void time_by_host(tg_event_& event, uint64_t begin) {
+  std::lock_guard lock(event.mutex);
+  if (event.by_host.begin == 0) event.by_host.begin = begin;
+  event.by_host.end = event.device->host_clock.now();
+}
+
 Times command_times(tg_event_& event) {
   const Held first(event, &tg_event_::first);
-  if (first.command == nullptr) return {0, 0};
-  return {first.time(CL_PROFILING_COMMAND_START), Held(event).time()};
+  Times times;
+  {
+    std::lock_guard lock(event.mutex);
+    times = event.by_host;
+  }
+  if (first.command == nullptr) return times;
+  const Times queued{first.time(CL_PROFILING_COMMAND_START), Held(event).time()};
+  if (times.end == 0) return queued;
+  return {std::min(times.begin, queued.begin), std::max(times.end, queued.end)};
 }
 
 uint64_t device_time(Device& device) {

@@ -10,7 +10,10 @@
 
 namespace ocl {
 class Bell;
-}
+struct Times {
+  uint64_t begin = 0, end = 0;  // nanoseconds of the device's clock; 0 where nothing was queued
+};
+}  // namespace ocl
 
 // The opaque type of the driver's contract.
 struct tg_event_ {
@@ -22,6 +25,7 @@ struct tg_event_ {
   std::mutex mutex;                    // guards what follows
   ocl::cl_event command = nullptr;     // the point; NULL where nothing has to be waited for. Owned.
   ocl::cl_event first = nullptr;       // of the commands that the event times; owned
+  ocl::Times by_host;                  // of those of them that the driver ran itself
   std::shared_ptr<tg_stream_> stream;  // that it was recorded in
   std::shared_ptr<ocl::Bell> bell;     // that rings when the point is passed, if one was asked for
 };
@@ -41,9 +45,6 @@ double elapsed_milliseconds(tg_event_& start, tg_event_& end);
 // The event times what the calling thread queues on the event's device, until timing ends.
 void begin_timing(tg_event_& event);
 inline void end_timing() { timer = nullptr; }
-struct Times {
-  uint64_t begin, end;  // nanoseconds of the device's clock; 0 where nothing was queued
-};
 Times command_times(tg_event_& event);
 // What that clock shows.
 uint64_t device_time(Device& device);

@@ -96,6 +96,22 @@ void prepare_timing(tg_stream_& stream);
 // Notes a command that `event` times. With the stream locked.
 void time_command(tg_event_& event, cl_event command);
 bool is_of(const tg_event_& event, const Device& device);
+// Notes that what the driver ran itself began then, and has ended.
+void time_by_host(tg_event_& event, uint64_t begin);
+
+// Whether what the calling thread runs without OpenCL on the device is not to be timed, or can be.
+inline bool can_time(const Device& device) {
+  return timer == nullptr || !is_of(*timer, device) || device.host_clock.is_known();
+}
+// Runs that, and times it if it is to be timed.
+template <class Run>
+void run_timed(const Device& device, Run&& run) {
+  if (timer == nullptr || !is_of(*timer, device)) [[likely]]
+    return run();
+  const uint64_t begin = device.host_clock.now();
+  run();
+  time_by_host(*timer, begin);
+}
 
 // Notes a command that was queued; `event` (perhaps NULL) becomes the tail. With the stream locked.
 void note_submission(tg_stream_& stream, cl_event event);

@@ -10,7 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from ctypes import c_float, c_int8, c_int64, c_uint32, c_uint64
+from ctypes import byref, c_float, c_int8, c_int64, c_uint32, c_uint64
 from pathlib import Path
 
 import pytest
@@ -92,20 +92,34 @@ def test_each_group_is_run_once(driver: Driver, module: int, stream: int, block:
     driver.call("kernel_destroy", visit)
 
 
-def test_helpers_take_part(driver: Driver, module: int, stream: int, block: int) -> None:
-    """In launches that are done when the call returns."""
+@pytest.mark.parametrize("timed", [False, True], ids=["untimed", "timed"])
+def test_helpers_take_part(driver: Driver, module: int, stream: int, block: int, timed: bool) -> None:
+    """In launches that are done when the call returns, whether or not their time is asked for."""
     if driver.properties().compute_units < 2 or len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two processors")
-    visit = driver.kernel_of(module, "visit")
+    visit, event = driver.kernel_of(module, "visit"), driver.created("event_create", 0, 1)
+    moments = [c_uint64() for _ in range(4)]
     for _ in range(2000):  # others may need the processors
+        driver.call("device_time", 0, byref(moments[0]))
+        if timed:
+            driver.call("event_time_next", 0, event)
         driver.launch(stream, visit, [64], [1], block, block + 8192, block + 16384, nbytes=SPAN)
         done = driver.status("stream_query", 0, stream) == OK
+        if timed:
+            driver.call("event_synchronize", 0, event)
+            driver.call("event_times", 0, event, byref(moments[1]), byref(moments[2]))
+            driver.call("device_time", 0, byref(moments[3]))
+            times = [moment.value for moment in moments]
+            assert times == sorted(times)
+            assert times[1] < times[2]
         driver.call("stream_synchronize", 0, stream)
         stacks = struct.unpack("64Q", driver.read(stream, block + 8192, 512))
         if done and len(set(stacks)) > 1:
             break
     else:
         pytest.fail("one thread has done everything")
+    driver.call("event_destroy", 0, event)
+    driver.call("kernel_destroy", visit)
 
 
 @pytest.mark.parametrize("name", ["advance", "advance_local"])
