@@ -368,10 +368,6 @@ void CallerDevice::Turn::run(const tg_launch& launch, bool unchanged) {
   });
 }
 
-// Whether nobody but the calling thread and its helpers would do what is handed over. It would only begin later, and
-// what the program does meanwhile takes the same processors' time.
-bool CallerDevice::team_is_all() const { return team_.size() >= units_; }
-
 // The most that a launch may take by the team where the program waits for it soon. Where the device has more threads,
 // they would be done earlier at some time.
 uint32_t CallerDevice::most_together() const {
@@ -383,7 +379,7 @@ uint32_t CallerDevice::most_together() const {
 CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch) {
   CallerKernel& first = original(kernel);
   // Queues of the device's own hand over for a microsecond: while the program goes on, workers begin.
-  const bool all = team_is_all() && is_other(), soon = all || waits_soon(stream);
+  const bool all = is_all(), soon = all || waits_soon(stream);
   const bool has_code = first.code.runs(launch), can_run = can_time(*stream.device);
   const bool runs = can_run && (has_code || divides(kernel, launch));
   const Way by_this_thread = can_run && has_code ? Way::kAlone : Way::kByOpenCL;

@@ -79,6 +79,9 @@ class CallerDevice {
   // Nanoseconds that a launch is expected to take here; nothing if several workers would have it done earlier, their
   // waking counted, or if the kernel has not been run here yet.
   std::optional<uint32_t> takes(const tg_launch& launch);
+  // Whether nobody but the calling thread and its helpers would do what is handed over to workers. They would only
+  // begin later, and what the program does meanwhile takes the same processors' time.
+  bool is_all() const { return is_other() && team_is_all(); }
   uint32_t wake_nanoseconds() const { return wake_nanoseconds_.load(std::memory_order_relaxed); }
   // The calling thread's turn: no other thread's launches are run meanwhile. The first waits for it; the second has it
   // at once or not at all, as `operator bool` tells.
@@ -110,7 +113,7 @@ class CallerDevice {
   bool divides(const tg_kernel_& kernel, const tg_launch& launch) const;
   bool needs_code(CallerKernel& original) const;
   Way choose(const tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch);
-  bool team_is_all() const;
+  bool team_is_all() const { return team_.size() >= units_; }
   uint32_t most_together() const;
   void note_least(uint32_t nanoseconds);
   void run_code(CallerKernel& original, const tg_launch& launch, ThreadTeam* team);

@@ -99,7 +99,8 @@ std::shared_ptr<const Arguments> current(const Command& command) {
 // the stream has other work, or another thread is there.
 bool run_at_once(tg_stream_& stream, Commands& commands, size_t first, size_t last, uint64_t cost) {
   CallerDevice& caller = *stream.device->caller_device;
-  if (!(waits_soon(stream) || cost <= caller.wake_nanoseconds()) || !is_idle(stream)) return false;
+  const bool pays = caller.is_all() || waits_soon(stream) || cost <= caller.wake_nanoseconds();
+  if (!pays || !is_idle(stream)) return false;
   CallerDevice::Turn turn(caller, std::try_to_lock);
   if (!turn) return false;
   std::lock_guard lock(stream.mutex);
