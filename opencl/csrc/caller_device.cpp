@@ -408,7 +408,7 @@ void CallerDevice::run_by_opencl(tg_stream_& stream, tg_kernel_& kernel, const t
                                  bool known) {
   CallerKernel& mine = kernel.by_caller;
   set_arguments(kernel, mine.kernel, mine.set, launch);
-  const bool timed = timer != nullptr && is_of(*timer, *stream.device);
+  const bool timed = is_timed(*stream.device);
   cl_event event = nullptr;
   note_least(original(kernel).costs.run(LaunchScale(launch), known, [&] {
     const cl_int status = api_.clEnqueueNDRangeKernel(queues_[timed], mine.kernel, launch.dims, nullptr, global,

@@ -27,6 +27,7 @@ constexpr clockid_t kClocks[] = {
 void HostClock::find(Device& device) {
   std::call_once(once_, [&] {
     if (!device.is_cpu) return;
+    device_time(device);  // the first takes milliseconds, by which clocks may differ that are not the same
     for (const clockid_t id : kClocks) {
       const uint64_t before = time_of(id), time = device_time(device), after = time_of(id);
       known_ = before != 0 && before <= time && time <= after;

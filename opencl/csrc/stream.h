@@ -96,17 +96,17 @@ void prepare_timing(tg_stream_& stream);
 // Notes a command that `event` times. With the stream locked.
 void time_command(tg_event_& event, cl_event command);
 bool is_of(const tg_event_& event, const Device& device);
+// Whether what the calling thread queues on the device is to be timed.
+inline bool is_timed(const Device& device) { return timer != nullptr && is_of(*timer, device); }
 // Notes that what the driver ran itself began then, and has ended.
 void time_by_host(tg_event_& event, uint64_t begin);
 
 // Whether what the calling thread runs without OpenCL on the device is not to be timed, or can be.
-inline bool can_time(const Device& device) {
-  return timer == nullptr || !is_of(*timer, device) || device.host_clock.is_known();
-}
+inline bool can_time(const Device& device) { return !is_timed(device) || device.host_clock.is_known(); }
 // Runs that, and times it if it is to be timed.
 template <class Run>
 void run_timed(const Device& device, Run&& run) {
-  if (timer == nullptr || !is_of(*timer, device)) [[likely]]
+  if (!is_timed(device)) [[likely]]
     return run();
   const uint64_t begin = device.host_clock.now();
   run();
@@ -124,7 +124,7 @@ void note_submission(tg_stream_& stream, cl_event event);
 template <class Enqueue>
 cl_int try_submit(tg_stream_& stream, Enqueue&& enqueue) {
   std::lock_guard lock(stream.mutex);
-  const bool timed = timer != nullptr && is_of(*timer, *stream.device);
+  const bool timed = is_timed(*stream.device);
   if (timed) [[unlikely]]
     prepare_timing(stream);
   cl_event event = nullptr;
