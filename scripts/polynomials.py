@@ -39,6 +39,11 @@ def atan(s: mpf) -> mpf:
     return (mp.atan(mp.sqrt(s)) / mp.sqrt(s) - 1) / s
 
 
+def asin(s: mpf) -> mpf:
+    """(asin(x) / x - 1) / x^2, of s = x^2."""
+    return (mp.asin(mp.sqrt(s)) / mp.sqrt(s) - 1) / s
+
+
 def place(x: str) -> mpf:
     """q of `erfc_far`."""
     return (mpf(x) - 4) / (mpf(x) + 4)
@@ -49,6 +54,7 @@ POLYNOMIALS: dict[str, tuple[Callable[[mpf], mpf], mpf, mpf, int]] = {
     "ERF_NEAR": (erf_near, LEAST, mpf(1), 11),
     "ERFC_FAR": (erfc_far, place("0.45"), place("27.3"), 20),
     "ATAN": (atan, LEAST, mpf("0.1716"), 11),
+    "ASIN": (asin, LEAST, mpf("0.36"), 15),
 }
 
 

@@ -2,8 +2,8 @@
 
 Reductions are the usual ones: exponentials by whole powers of two (Cody and Waite), logarithms by
 s = f / (2 + f), error functions by a polynomial near 0 and exp(-x^2) times one elsewhere, the inverse tangent by
-(t - 1) / (t + 1). Coefficients are the power series' own, or `polynomials`'. Results are within 2.5 units in the last
-place, those of `erfc` within 4.
+(t - 1) / (t + 1), the inverse sine by half the angle. Coefficients are the power series' own, or `polynomials`'.
+Results are within 2.5 units in the last place, those of `erfc` within 4.
 
 Integers of 64 bits are only added, subtracted and shifted to the left or, unsigned, to the right: for the other
 operations, and for conversions, processors with vectors of 256 bits have no instructions.
@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 
 from torchgraft.functions.math import own_or_builtin
-from torchgraft.functions.polynomials import ATAN, ERF_NEAR, ERFC_FAR
+from torchgraft.functions.polynomials import ASIN, ATAN, ERF_NEAR, ERFC_FAR
 
 HELPERS: dict[str, str] = {}
 
@@ -334,7 +334,7 @@ _REDUCE = (
   double z = r * r;
 """
     + _polynomial("p", "z", [(-1) ** k / math.factorial(2 * k + 1) for k in range(1, 9)])
-    + "  double sine = fma(p * z, r, r) + low * fma(-0.5, z, 1.0);\n"
+    + "  double sine = r + fma(p * z, r, low * fma(-0.5, z, 1.0));\n"
     + _polynomial("q", "z", [(-1) ** k / math.factorial(2 * k) for k in range(2, 9)])
     + """
   double halved = 0.5 * z;
@@ -418,26 +418,34 @@ _own(
 """,
     "atan2(y, x)",
 )
+# asin(t) beyond 0.6 is pi/2 - 2 asin(sqrt((1 - t) / 2)). From 1/2 on it would do, too, but what is subtracted is there
+# twice as large as what remains, and so are its errors.
+_ASIN = (
+    "\n"
+    + _ABSOLUTE
+    + """  bool outer = t > 0.6;
+  double s = outer ? fma(-0.5, t, 0.5) : t * t;
+"""
+    + _polynomial("p", "s", ASIN)
+    + """  double r = outer ? sqrt(s) : t;
+  double y = fma(p * s, r, r);
+"""
+)
 _own(
     "asin",
     "double x",
-    "\n"
-    + _ABSOLUTE
-    + f"""
-  double y = tg_angle_f64(t, sqrt((1.0 - t) * (1.0 + t)));
-  return t <= 1.0 ? {_SIGN.format("y")} : NAN;
+    _ASIN
+    + f"""  y = outer ? 1.5707963267948966 - fma(2.0, y, -6.1232339957367660e-17) : y;
+  return {_SIGN.format("y")};
 """,
     "asin(x)",
 )
 _own(
     "acos",
     "double x",
-    "\n"
-    + _ABSOLUTE
-    + """
-  double y = tg_angle_f64(sqrt((1.0 - t) * (1.0 + t)), t);
-  y = x < 0.0 ? 3.1415926535897931 - (y - 1.2246467991473532e-16) : y;
-  return t <= 1.0 ? y : NAN;
+    _ASIN
+    + f"""  double far = x < 0.0 ? 3.1415926535897931 - fma(2.0, y, -1.2246467991473532e-16) : 2.0 * y;
+  return outer ? far : 1.5707963267948966 - ({_SIGN.format("y")} - 6.1232339957367660e-17);
 """,
     "acos(x)",
 )
