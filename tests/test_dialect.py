@@ -232,6 +232,22 @@ def test_vectorize_follows_the_registers() -> None:
         assert f"vectorize_width({width})" in dialect("opencl-c").render(loop, False, width)
 
 
+@pytest.mark.parametrize(
+    ("body", "local", "along"),
+    [
+        ("target_s0[GROUP_ID(0)] = 1;", (1,), 7),  # a name that ends in get_ and goes on
+        ("x[0] = NUM_GROUPS(1);", (1,), 5),
+        ("x[0] = NUM_GROUPS(0) + NUM_GROUPS(1) + NUM_GROUPS(2);", (1,), None),
+        ("x[0] = get_num_groups(0);", (1,), None),
+        ("x[0] = get_global_id (0);", (1,), None),
+        ("x[LOCAL_ID(0)] = 1;", (64,), None),
+    ],
+)
+def test_it_is_said_along_what_launches_may_be_divided(body: str, local: tuple[int], along: int | None) -> None:
+    text = dialect("opencl-c").render(Kernel("any", (Pointer("x", "i32"),), body, local=local), False)
+    assert re.findall(r"__kernel void tg_divisible_(\d)\(\) \{\}", text) == ([] if along is None else [str(along)])
+
+
 class TestRegistration:
     def test_one_that_is_registered_is_found(self) -> None:
         class Mine(torchgraft.Dialect):

@@ -131,6 +131,7 @@ _ON_CPU = "#if defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__
 
 
 _NUM_GROUPS = re.compile(r"\bNUM_GROUPS\((\w+)\)")
+_BUILTINS_OF_RANGES = re.compile(r"\bget_\w+\s*\(")  # get_group_id and the like
 
 
 class OpenCL(Dialect):
@@ -211,7 +212,7 @@ class OpenCL(Dialect):
         own = kernel.helpers + kernel.body
         told = _NUM_GROUPS.findall(own)  # how many groups there are along these
         along = sum(1 << d for d in range(3) if str(d) not in told)
-        if set(kernel.local) != {1} or not along or "get_" in own:
+        if set(kernel.local) != {1} or not along or _BUILTINS_OF_RANGES.search(own):
             return text
         word = f"#define TG_DIVISIBLE {along}\n__kernel void tg_divisible_{along}() {{}}"
         return f"#ifdef __SPIR__\n{word}\n#endif\n{text}"
