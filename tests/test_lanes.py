@@ -6,6 +6,7 @@ import pytest
 
 from torchgraft.codegen.lanes import as_vectors, each_lane
 
+TYPES = dict.fromkeys(("sum", "s", "a"), "float")
 FIRST = "const long c = tg_first + tg_j; "
 
 
@@ -33,7 +34,7 @@ FIRST = "const long c = tg_first + tg_j; "
     ids=["a number", "a tree", "a choice", "one place for all", "exponentials"],
 )
 def test_what_means_the_same_of_vectors(statements: str, expected: str) -> None:
-    assert as_vectors(16, statements, 32, "float") == expected
+    assert as_vectors(16, statements, 32, TYPES) == expected
 
 
 @pytest.mark.parametrize(
@@ -59,15 +60,54 @@ def test_what_means_the_same_of_vectors(statements: str, expected: str) -> None:
     ],
 )
 def test_what_may_not_mean_the_same(statements: str) -> None:
-    assert as_vectors(16, FIRST + statements, 0, "float") is None
-    assert "TG_VECTOR_OPERATORS" not in each_lane(16, FIRST + statements, scalar="float")
+    assert as_vectors(16, FIRST + statements, 0, TYPES) is None
+    assert "TG_VECTOR_OPERATORS" not in each_lane(16, FIRST + statements, types=TYPES)
 
 
 def test_variables_of_several_types() -> None:
-    assert as_vectors(16, "tg_a[tg_j] = 0; tg_i[tg_j] = 0;", 0, "") is None
+    assert as_vectors(16, "tg_a[tg_j] = 0; tg_i[tg_j] = 0;", 0, {"a": "float", "i": "long"}) is None
+    assert as_vectors(16, "tg_a[tg_j] = 0; tg_i[tg_j] = 0;", 0, {"a": "int", "i": "int"}) is None
+    assert as_vectors(16, "tg_a[tg_j] = 0; tg_b[tg_j] = 0;", 0, {"a": "float"}) is None
+
+
+BEST = "tg_best[tg_j] = t ? x : tg_best[tg_j]; tg_at[tg_j] = t ? i : tg_at[tg_j];"
+
+
+@pytest.mark.parametrize(("scalar", "integer", "storage"), [("float", "int", "f32"), ("double", "long", "f64")])
+def test_places_of_extremes(scalar: str, integer: str, storage: str) -> None:
+    types = {"best": scalar, "at": integer}
+    best, at = f"(*({scalar}4u*)(tg_best + 8))", f"(*({integer}4u*)(tg_at + 8))"
+    step = (
+        f"{FIRST}const {integer} i = ({integer})c; const {scalar} x = load_{storage}(in, c); "
+        f"const int t = !(x <= tg_best[tg_j]) || (tg_at[tg_j] == INT_MAX && x == tg_best[tg_j]); {BEST}"
+    )
+    assert as_vectors(4, step, 8, types) == (
+        f"const long c = tg_first + 8;  const {integer}4 i = ({integer})c + MAKE_{integer}4(0, 1, 2, 3); "
+        f"const {scalar}4 x = load_{storage}x4(in, c); "
+        f"const {integer}4 t = !(x <= {best}) || ({at} == INT_MAX && x == {best}); "
+        f"{best} = t ? x : {best}; {at} = t ? i : {at};"
+    )
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        f"const long i = (long)c; const int t = x < tg_best[tg_j]; {BEST}",
+        f"const int i = (int)c; const int t = x < tg_best[tg_j]; {BEST} tg_best[tg_j] += t;",
+        f"const int i = (int)c; const int t = 3; {BEST}",
+        f"const int i = (int)c; const int t = x < tg_at[tg_j]; {BEST}",
+        f"const int i = (int)c; const int t = x < tg_best[tg_j]; {BEST} tg_best[tg_j] += i;",
+        f"const int i = (int)c; const int t = x < tg_best[tg_j]; {BEST} tg_at[tg_j] += 1;",
+        "const int i = (int)c; const int t = x < tg_best[tg_j]; tg_at[tg_j] = t ? i : x;",
+        "const int t = x < tg_best[tg_j]; tg_at[tg_j] = t;",
+        "tg_at[tg_j] = x;",
+    ],
+)
+def test_integers_that_meet_others(statements: str) -> None:
+    assert as_vectors(16, "const float x = load_f32(in, c); " + statements, 0, {"best": "float", "at": "int"}) is None
 
 
 def test_both_are_in_the_text() -> None:
-    text = each_lane(8, "tg_a[tg_j] = 0;", 8, scalar="double")
+    text = each_lane(8, "tg_a[tg_j] = 0;", 8, types={"a": "double"})
     assert "#ifdef TG_VECTOR_OPERATORS\n{ (*(double8u*)(tg_a + 8)) = 0; }\n#else\n" in text
     assert "for (int tg_i = 0; tg_i < 8; ++tg_i) { const int tg_j = tg_i + 8; tg_a[tg_j] = 0; }" in text

@@ -7,12 +7,15 @@ and in languages that have operators for vectors, the same is said of whole vect
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 #: Lanes that what is left of a row goes to.
 FEW_LANES = 4
 
 
-def each_lane(lanes: int, statements: str, place: int = 0, unroll: bool = False, scalar: str = "") -> str:
+def each_lane(
+    lanes: int, statements: str, place: int = 0, unroll: bool = False, types: Mapping[str, str] | None = None
+) -> str:
     """Statements for so many lanes, ``tg_j``, from a place on.
 
     Args:
@@ -20,7 +23,7 @@ def each_lane(lanes: int, statements: str, place: int = 0, unroll: bool = False,
         statements: of one lane, whose variables are ``tg_<name>[tg_j]``, and whose element is ``c``.
         place: number of the first.
         unroll: there had better be no loop.
-        scalar: the type of all variables, where it is one.
+        types: of the variables: name -> type of a lane.
     """
     vectorize = "VECTORIZE_ONCE" if "tg_exp" in statements else "VECTORIZE"
     hint = "UNROLL" if unroll or lanes <= FEW_LANES else vectorize
@@ -28,13 +31,14 @@ def each_lane(lanes: int, statements: str, place: int = 0, unroll: bool = False,
         loop = f"{hint} for (int tg_j = 0; tg_j < {lanes}; ++tg_j) {{ {statements} }}"
     else:
         loop = f"{hint} for (int tg_i = 0; tg_i < {lanes}; ++tg_i) {{ const int tg_j = tg_i + {place}; {statements} }}"
-    vectors = as_vectors(lanes, statements, place, scalar) if lanes > FEW_LANES else None
+    vectors = as_vectors(lanes, statements, place, types or {}) if lanes > FEW_LANES else None
     return loop if vectors is None else f"\n#ifdef TG_VECTOR_OPERATORS\n{{ {vectors} }}\n#else\n{loop}\n#endif\n"
 
 
 _FIRST = "const long c = tg_first + tg_j;"
-_LANE = re.compile(r"\b(tg_\w+)\[tg_j(?: \+ (\d+))?\]")
+_LANE = re.compile(r"\btg_(\w+)\[tg_j(?: \+ (\d+))?\]")
 _LOADED_AS = {"float": ("f32", "f16", "bf16"), "double": ("f64",)}
+_INTEGERS = {"float": "int", "double": "long"}  # as wide: what a comparison of vectors gives
 # Of neighbours for each lane, or of one place for all.
 _PLACE = r"(\w+), ((?:[\w ]+[+*] )*)(\w+)"
 _LOAD = re.compile(rf"\bload_(\w+)\({_PLACE}\)")
@@ -46,36 +50,72 @@ _OTHER_CALL = re.compile(r"\b(?!fabs\b|fma\b)\w+\(|\bif\b")
 # A comparison of vectors is -1 where it holds, so it may only choose, and between values of their type.
 _COMPARISON = re.compile(r"[<>!]|[=!]=|&&|\|\|")
 _NUMBERS = re.compile(r"\?[\s(]*-?[\d.]+f?[\s)]*:[\s(]*-?[\d.]+f?\b")
+_TRUTH = re.compile(r"\bconst int (\w+) = ([^;?]*);")
+_INDEX = re.compile(r"\bconst (int|long) (\w+) = \((?:int|long)\)c;")
 
 
-def as_vectors(lanes: int, statements: str, place: int, scalar: str) -> str | None:
+def as_vectors(lanes: int, statements: str, place: int, types: Mapping[str, str]) -> str | None:
     """The same as statements of vectors; None where they would not be the same, or it is not certain that they are.
-    Certain are loads from neighbouring places, arithmetic of one floating-point type, and choices by comparisons.
+    Certain are loads from neighbouring places, arithmetic of one floating-point type, choices by comparisons, and
+    the number of an element, as an integer that is as wide.
     """
+    scalar = next((t for t in types.values() if t in _LOADED_AS), "")
+    integer = _INTEGERS.get(scalar, "")
+    if not scalar or not {*types.values()} <= {scalar, integer}:
+        return None
     text = statements.replace(_FIRST, "")
-    types = _LOADED_AS.get(scalar, ())
-    rest = _LOAD.sub(lambda load: "" if _is_alike(load, types) else load[0], _FUNCTION.sub("(", text))
-    rest = _STORE.sub(lambda store: "(" if _is_alike(store, types) and store[4] == "c" else store[0], rest)
-    if scalar not in _LOADED_AS or _TYPE.search(re.sub(rf"\bconst {scalar} (?=\w+ =)|\({scalar}\)", "", rest)):
+    rest = _without_integers(_without_truths(text), types, integer)
+    rest = _LOAD.sub(lambda load: "" if _is_alike(load, scalar) else load[0], _FUNCTION.sub("(", rest))
+    rest = _STORE.sub(lambda store: "(" if _is_alike(store, scalar) and store[4] == "c" else store[0], rest)
+    if _TYPE.search(re.sub(rf"\bconst {scalar} (?=\w+ =)|\({scalar}\)", "", rest)):
         return None
     if _OTHER_CALL.search(rest) or _NUMBERS.search(rest) or re.search(r"\bc\b|\btg_j\b", _LANE.sub("", rest)):
         return None
     if any(_COMPARISON.search(statement.rpartition("?")[2]) for statement in rest.split(";")):
         return None
+    if any(lane[1] not in types for lane in _LANE.finditer(rest)):
+        return None
     vector = f"{scalar}{lanes}"
-    text = _LANE.sub(lambda lane: f"(*({vector}u*)({lane[1]} + {place + int(lane[2] or 0)}))", text)
+    text = _LANE.sub(lambda lane: f"(*({types[lane[1]]}{lanes}u*)(tg_{lane[1]} + {place + int(lane[2] or 0)}))", text)
     text = _LOAD.sub(
         lambda load: f"load_{load[1]}x{lanes}({load[2]}, {load[3]}c)" if load[4] == "c" else load[0],
         text,
     )
     text = _STORE.sub(lambda store: f"store_{store[1]}x{lanes}({store[2]}, {store[3]}c, ", text)
     text = _FUNCTION.sub(lambda function: f"{function[1]}x{lanes}(", text)
+    numbers = f"MAKE_{integer}{lanes}({', '.join(map(str, range(lanes)))})"
+    text = _INDEX.sub(rf"const {integer}{lanes} \2 = ({integer})c + {numbers};", text)
+    text = _TRUTH.sub(rf"const {integer}{lanes} \1 = \2;", text)
     text = text.replace(f"const {scalar} ", f"const {vector} ").replace(f"({scalar})", "")
     return (f"const long c = tg_first + {place}; " if _FIRST in statements else "") + text
 
 
-def _is_alike(access: re.Match[str], types: tuple[str, ...]) -> bool:
+def _without_integers(text: str, types: Mapping[str, str], integer: str) -> str:
+    """Without comparisons of integers with each other and assignments of one to another, chosen or not."""
+    indices = [index[2] for index in _INDEX.finditer(text) if index[1] == integer]
+    arrays = [name for name, type_ in types.items() if type_ == integer]
+    if not indices and not arrays:
+        return text
+    names = rf"(?:\btg_(?:{'|'.join(arrays) or '_'})\[tg_j(?: \+ \d+)?\]|\b(?:{'|'.join(indices) or '_'})\b)"
+    text = _INDEX.sub(lambda index: "" if index[1] == integer else index[0], text)
+    text = re.sub(rf"{names} (?:[<>]=?|[=!]=) (?:{names}|[A-Z_]+\b)", "tg < tg", text)
+    text = re.sub(rf"{names} = ([^;?]* \? ){names} : {names};", r"tg = \1tg : tg;", text)
+    text = re.sub(rf"{names} = (?:{names}|[A-Z_]+\b|-?\d+);", "", text)
+    return f"{text} int;" if re.search(names, text) else text  # which is no type for others
+
+
+def _without_truths(text: str) -> str:
+    """Without the statements that keep what a comparison says, where it is used for choices only."""
+    for truth in [*_TRUTH.finditer(text)]:
+        name, value = truth.groups()
+        after = text.replace(truth[0], f"({value}) ? 0 : tg;")  # a choice by it: what it is made of is looked at, too
+        if _COMPARISON.search(value) and not re.search(rf"\b{name}\b(?! \?)", after):
+            text = after
+    return text
+
+
+def _is_alike(access: re.Match[str], scalar: str) -> bool:
     """Whether a load or a store has neighbouring places for the lanes, or the same for all."""
     type_, _, before, last = access.groups()
     steps = re.search(r"\bc\b", before) is None and (last != "c" or not before.rstrip().endswith("*"))
-    return type_ in types and steps
+    return type_ in _LOADED_AS[scalar] and steps

@@ -530,23 +530,23 @@ class Team:
         lanes = self.layout.simd_width
         together = lanes * (_REGISTERS if len(fields) <= _MOST_FIELDS else 1)
         accumulators = _Accumulators(fields, together, cascade=False)
-        types, scalar = accumulators.types, accumulators.scalar
+        types = accumulators.types
         inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
         tree = " ".join(
-            each_lane(min(w, lanes), bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), place, w < lanes, scalar)
+            each_lane(min(w, lanes), bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), place, w < lanes, types)
             for w in (together >> k for k in range(1, together.bit_length()))
             for place in range(0, w, lanes)
         )
 
         def every(statements: str) -> str:
-            return " ".join(each_lane(lanes, statements, place, scalar=scalar) for place in range(0, together, lanes))
+            return " ".join(each_lane(lanes, statements, place, types=types) for place in range(0, together, lanes))
 
         def piece(end: str) -> str:
             several = f"for (; tg_first + {together} <= {end}; tg_first += {together}) {{ {every(inner)} }}"
             return f"""{accumulators.declared}
         {every(accumulators.start)}
         {several if together > lanes else ""}
-        for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {each_lane(lanes, inner, scalar=scalar)}
+        for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {each_lane(lanes, inner, types=types)}
         for (; tg_first + {FEW_LANES} <= {end}; tg_first += {FEW_LANES}) {each_lane(FEW_LANES, inner)}
         {tree}
         {bind(combine, A="{}", B="tg_{}[0]")}"""
@@ -572,19 +572,19 @@ class Team:
         if len(fields) > _MOST_FIELDS:
             return self._fold_runs_swept(fields, step, combine, cascade)
         accumulators = _Accumulators(fields, LANES, cascade=False)
-        types, scalar, stretch = accumulators.types, accumulators.scalar, LANES * _RUN
+        types, stretch = accumulators.types, LANES * _RUN
         lanes = self.layout.simd_width
         if lanes == 2 * FEW_LANES and any(_BYTES.get(t, 4) == 8 for t in types.values()):
             lanes = FEW_LANES  # a register
         rest = {n: f"tg_{n}_rest" for n in types}
         start = " ".join(
             [
-                *(each_lane(lanes, accumulators.start, place, scalar=scalar) for place in range(0, LANES, lanes)),
+                *(each_lane(lanes, accumulators.start, place, types=types) for place in range(0, LANES, lanes)),
                 *(f"{rest[n]} = {identity};" for n, (_, identity) in fields.items()),
             ]
         )
         tree = " ".join(
-            each_lane(min(w, lanes), bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), place, w < lanes, scalar)
+            each_lane(min(w, lanes), bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), place, w < lanes, types)
             for w in (LANES >> k for k in range(1, LANES.bit_length()))
             for place in range(0, w, lanes)
         )
@@ -592,10 +592,10 @@ class Team:
         inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
 
         def loop(begin: str, end: str) -> str:
-            every = " ".join(each_lane(lanes, inner, place, scalar=scalar) for place in range(0, LANES, lanes))
+            every = " ".join(each_lane(lanes, inner, place, types=types) for place in range(0, LANES, lanes))
             return f"""long tg_first = {begin};
         for (; tg_first + {LANES} <= {end}; tg_first += {LANES}) {{ {every} }}
-        for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {{ {each_lane(lanes, inner, scalar=scalar)} }}
+        for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {{ {each_lane(lanes, inner, types=types)} }}
         for (; tg_first + {FEW_LANES} <= {end}; tg_first += {FEW_LANES}) {{ {each_lane(FEW_LANES, inner)} }}
         for (long c = tg_first; c < {end}; ++c) {{ {bind(step, A=rest)} }}"""
 
@@ -728,12 +728,6 @@ class _Accumulators:
     @property
     def types(self) -> dict[str, str]:
         return {name: value_ctype(type_) for name, (type_, _) in self.fields.items()}
-
-    @property
-    def scalar(self) -> str:
-        """The type of all of them; "" where they are of several."""
-        types = {*self.types.values()}
-        return types.pop() if len(types) == 1 else ""
 
     @property
     def _at(self) -> str:
