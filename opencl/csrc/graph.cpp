@@ -95,8 +95,8 @@ std::shared_ptr<const Arguments> current(const Command& command) {
   return command.changed != nullptr ? command.changed : command.arguments;
 }
 
-// Where the calling thread is about to wait, or handing over would take as long, it may as well do the work. False if
-// the stream has other work, or another thread is there.
+// Where the calling thread is about to wait, handing over would take as long, or nobody else would do the work, it may
+// as well do it itself. False if the stream has other work, or another thread is there.
 bool run_at_once(tg_stream_& stream, Commands& commands, size_t first, size_t last, uint64_t cost) {
   CallerDevice& caller = *stream.device->caller_device;
   const bool pays = caller.is_all() || waits_soon(stream) || cost <= caller.wake_nanoseconds();
