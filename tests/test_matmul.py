@@ -177,12 +177,29 @@ SMALL = [
     (11, 1, 8, 60),
     (7, 33, 65, 17),
 ]
+# Many of a few elements each: whole products in the text, in vectors and not; sums along rows that lie together, of
+# less and more than a vector; a row times a matrix.
+TINY = [
+    (300, 3, 3, 3),
+    (77, 4, 4, 1),
+    (64, 2, 2, 2),
+    (201, 1, 4, 1),
+    (90, 3, 1, 4),
+    (130, 1, 8, 7),
+    (70, 8, 2, 4),
+    (200, 1, 10, 1),
+    (99, 1, 33, 1),
+    (85, 12, 12, 1),
+    (70, 1, 20, 40),
+    (70, 3, 70, 2),
+]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("sizes", SMALL, ids=str)
-@pytest.mark.quick(dtype=torch.float32, sizes=SMALL[::2])
-@pytest.mark.quick(dtype=torch.bfloat16, sizes=SMALL[:1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize("sizes", SMALL + TINY, ids=str)
+@pytest.mark.quick(dtype=torch.float32, sizes=SMALL[::2] + TINY)
+@pytest.mark.quick(dtype=torch.bfloat16, sizes=SMALL[:1] + TINY[::4])
+@pytest.mark.quick(dtype=torch.complex64, sizes=TINY[:3])
 def test_batches_of_small_products(device: str, sizes: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     batch, m, k, n = sizes
     a, b, bias, column = (_numbers(dtype, *shape) for shape in ((batch, m, k), (batch, k, n), (n,), (batch, m, 1)))
@@ -190,6 +207,8 @@ def test_batches_of_small_products(device: str, sizes: tuple[int, int, int, int]
     for layout in ("plain", "transposed", "strided"):
         x, y = a.to(device), _laid_out(b.to(device), layout)
         _check(x @ y, expected, k)
+        _check(torch.bmm(x, y[:1].expand(batch, -1, -1)), _wide(a) @ _wide(b[:1]), k)
+        _check(torch.bmm(x[:1].expand(batch, -1, -1), y), _wide(a[:1]) @ _wide(b), k)
         _check(torch.baddbmm(bias.to(device), x, y, beta=2, alpha=3), 3 * expected + 2 * _wide(bias), k)
         _check(torch.baddbmm(column.to(device), x, y), expected + _wide(column), k)
         around = torch.full((batch + 1, m + 2, n + 3), 7, dtype=dtype, device=device)
@@ -229,6 +248,11 @@ FEW = [
     (23, 1, 9),
     (90, 1, 70),
     (9, 31, 1),
+    (200, 3, 3),
+    (3, 3, 200),
+    (150, 4, 1),
+    (120, 1, 2),
+    (100, 6, 1),
 ]
 
 

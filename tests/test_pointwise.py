@@ -265,6 +265,41 @@ def test_every_few_elements(device: str, step: int, dtype: torch.dtype) -> None:
     check(device, lambda x: x.permute(0, 3, 1, 2).contiguous(), image)
 
 
+INTERLEAVED = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", INTERLEAVED, ids=str)
+@pytest.mark.parametrize("channels", [2, 3, 5, 7])
+def test_short_rows_that_touch(device: str, channels: int, dtype: torch.dtype) -> None:
+    image, last = sample(dtype, (2, channels, 35, 57)), sample(dtype, (2, 35, 57, channels))
+    few, gates = sample(dtype, (channels,)), sample(dtype, (2, 35, 57, 1))
+    check(device, lambda x: x.permute(0, 2, 3, 1).contiguous(), image)
+    check(device, lambda x: x.permute(0, 2, 3, 1).contiguous()[:, 3:], image)
+    check(device, lambda x: x.contiguous(memory_format=torch.channels_last), image)
+    wider = torch.complex128 if dtype.is_complex else torch.float64
+    check(device, lambda x: x.permute(0, 2, 3, 1).to(wider).contiguous(), image)
+    check(device, lambda x: x.expand(-1, -1, -1, channels).contiguous(), gates)
+    check(device, lambda x: x[:, :, ::2].contiguous(), last)
+    check(device, lambda x: x.transpose(1, 2).flip(2)[:, 1:].contiguous(), last)
+    check(device, lambda x, y, few, gates: x.permute(0, 2, 3, 1) + few + y * gates, image, last, few, gates)
+    check(device, lambda x: x.permute(0, 2, 3, 1).reshape(-1, channels) == x.view(-1, channels), image)
+    out, more = sample(dtype, (2, 36, 57, channels)), sample(dtype, (2, 35, 60, channels))
+    for own in (lambda x: x[:, 1:], lambda x: x[:, :35]):
+        check(device, lambda x, y, own=own: own(x.clone()).add_(y[:, :, 3:]), out, more)
+        check(device, lambda x, y, own=own: own(x.clone()).copy_(y.permute(0, 2, 3, 1)), out, image)
+
+
+@pytest.mark.parametrize("factor", [2, 3, 4])
+def test_pixels_shuffled(device: str, factor: int) -> None:
+    x = torch.randn(2, 3 * factor**2, 17, 23, requires_grad=True)
+    y = x.detach().to(device).requires_grad_()
+    grad = torch.randn(2, 3, 17 * factor, 23 * factor)
+    for tensor, by in ((x, grad), (y, grad.to(device))):
+        torch.nn.functional.pixel_shuffle(tensor, factor).backward(by)
+    torch.testing.assert_close(y.grad.cpu(), x.grad, rtol=0, atol=0)
+    check(device, lambda x: torch.nn.functional.pixel_shuffle(x, factor), x.detach())
+
+
 @pytest.mark.parametrize("function", [torch.sin, torch.cos])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_large_angles_among_small_ones(device: str, function: Callable[..., Any], dtype: torch.dtype) -> None:

@@ -135,31 +135,37 @@ def _load(operand: Input, index: str) -> str:
     return f"-({value})" if operand.negate else value
 
 
-def _store(result: Result, index: str) -> str:
+def _store(result: Result, index: str, value: str) -> str:
     """A statement that stores a result, converted."""
     if result.exact and (result.storage, result.compute) == ("bf16", "f32"):  # the upper half of a float32
-        return f"{result.name}_p[{index}] = (ushort)(AS_uint({result.name}_v) >> 16);"
-    value = convert(f"{result.name}_v", result.compute, result.storage)
-    return f"store_{result.storage}({result.name}_p, {index}, {value});"
+        return f"{result.name}_p[{index}] = (ushort)(AS_uint({value}) >> 16);"
+    return f"store_{result.storage}({result.name}_p, {index}, {convert(value, result.compute, result.storage)});"
 
 
 def element(loop: Loop, index: dict[str, str], indent: str, loaded: dict[str, str] | None = None) -> str:
     """Statements for one element, given each operand's index expression; `loaded` has the values of inputs that were
     loaded before."""
+    # All results are computed before any is stored: an output may be an input.
+    lines = [*_values(loop, index, loaded or {}), *_stores(loop, index)]
+    return "\n".join(indent + line for line in lines)
+
+
+def _values(loop: Loop, index: dict[str, str], loaded: dict[str, str]) -> list[str]:
+    """Statements that compute an element's results, `<name>_v`."""
     lines = []
     for operand in loop.inputs:
-        value = (loaded or {}).get(operand.name) or _load(operand, index[operand.name])
+        value = loaded.get(operand.name) or _load(operand, index[operand.name])
         lines.append(f"{value_ctype(operand.compute)} {operand.name} = {value};")
     if loop.statements:
         lines += loop.statements.splitlines()
     if loop.fault:
         lines.append(f"tg_bad |= {loop.fault};")
-    # All results are computed before any is stored: an output may be an input.
-    for result in loop.results:
-        lines.append(f"{value_ctype(result.compute)} {result.name}_v = {result.text};")
-    for result in loop.results:
-        lines.append(_store(result, index[result.name]))
-    return "\n".join(indent + line for line in lines)
+    return lines + [f"{value_ctype(r.compute)} {r.name}_v = {r.text};" for r in loop.results]
+
+
+def _stores(loop: Loop, index: dict[str, str], value: str = "{}_v") -> list[str]:
+    """Statements that store an element's results, whose values are named like `value`."""
+    return [_store(result, index[result.name], value.format(result.name)) for result in loop.results]
 
 
 @functools.cache
@@ -246,6 +252,34 @@ def strided_kernel(loop: Loop, form: str, rank: int, index: str, inner: tuple[st
     at = {o.name: along.get(s, far).format(n=o.name, s=step[o.name]) for o, s in zip(loop.operands, inner, strict=True)}
     body = walk.each(element(loop, at, "      "), starts)
     return walk.kernel(loop.name, loop_parameters(loop, rank, index), _reporting(loop, body))
+
+
+@functools.cache
+def interleaved_kernel(loop: Loop, rank: int, index: str, inner: tuple[str, ...], together: int) -> Kernel:
+    """The results' rows are `together` elements each, a few, and touch each other: what is innermost in the walk is the
+    dimension before, and at each of its places a whole row is written, such as the colours of a pixel. What a compiler
+    makes vectors of then are whole vectors of all rows' first elements, of their second ones and so on.
+
+    The walk has `rank` dimensions without the rows; `inner` is as of `strided_kernel`, of the last of them. Behind
+    the strides over these a parameter `<name>_row` has each operand's along a row.
+    """
+    walk = Walk("cpu", rank, index, prefix="tg_")
+    t = value_ctype(index)
+    step = _steps(loop, rank - 1, inner)
+    starts = "\n".join(f"    {t} {n}_at = {walk.offset(f'{n}_s', s)};" for n, s in step.items())
+    results = {r.name for r in loop.results}
+    lines: list[str] = []
+    stores: list[str] = []
+    for c in range(together):
+        along = {n: f"{c}" if n in results else f"UNWRAPPED({c}) * {n}_row" for n in step}
+        at = {n: f"UNWRAPPED({n}_at) + UNWRAPPED(tg_j) * {s} + {along[n]}" for n, s in step.items()}
+        values = _values(loop, at, {}) + [f"{r.name}_v{c} = {r.name}_v;" for r in loop.results]
+        lines += [f"{value_ctype(r.compute)} {r.name}_v{c};" for r in loop.results]
+        lines += ["{", *(f"  {line}" for line in values), "}"]
+        stores += _stores(loop, at, f"{{}}_v{c}")
+    body = walk.each("\n".join(f"      {line}" for line in lines + stores), starts)
+    params = (*loop_parameters(loop, rank, index), *(Value(f"{o.name}_row", index) for o in loop.operands))
+    return walk.kernel(loop.name, params, _reporting(loop, body))
 
 
 @functools.cache

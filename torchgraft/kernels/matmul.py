@@ -1,18 +1,19 @@
 """Matrix multiplication: `C[b] = alpha * A[b] @ B[b] + beta * D[b]`.
 
-Four families of kernels, each for every dtype and every layout:
+Five families of kernels, each for every dtype and every layout:
 
 * `block_kernel`, the CPU form: a work-item owns a block of C, copies the part of B that it needs into panels of a few
   vectors' width and the rows of A into tiles, in its private memory, and multiplies tile by panel with all
   accumulators in registers. There is no barrier, and nothing but the copies depends on dtype or layout.
 * `small_kernel`, the CPU form for few columns and short sums, which reads A in place.
+* `tiny_kernel`, the CPU form for many matrices of a few elements each.
 * `dot_kernel` and `axpy_kernel`, the CPU form for one to four rows, which read B once and straight: such products are
   bound by memory.
 * `tile_kernel`, the GPU form: a work-group shares tiles of A and B in local memory.
 
-Sizes and strides are run-time arguments, in elements; so a new shape needs no new kernel. What is fixed in the text is
-the dtype, which stride of an operand is one, and whether there is a D. The `*_launch` functions give the groups and
-the arguments, in the order of the kernel's parameters.
+Sizes and strides are run-time arguments, in elements; so a new shape needs no new kernel, but for tiny products. What
+is fixed in the text is the dtype, which stride of an operand is one, and whether there is a D. The `*_launch` functions
+give the groups and the arguments, in the order of the kernel's parameters.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
 from torchgraft.codegen.tuning import Blocks, Target, Tiles
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.codegen.vectors import lane_sums, shuffle_helpers, transpose_registers
+from torchgraft.codegen.vectors import lane_sum, lane_sums, shuffle_helpers, transpose_registers
 from torchgraft.codegen.x86 import Way
-from torchgraft.kernels import bfloat16, fragments
+from torchgraft.kernels import bfloat16, fragments, tiny_products
 from torchgraft.kernels.products import (
     Addend,
     Tile,
     Unit,
+    begin_batches,
     begin_block,
     begin_product,
     finish_block,
@@ -45,6 +47,7 @@ from torchgraft.kernels.products import (
     operands,
     plain_loops,
 )
+from torchgraft.kernels.tiny_products import is_tiny, tiny_kernel, tiny_strides
 
 
 def _round_up(value: int, step: int) -> int:
@@ -530,17 +533,30 @@ def _balanced(columns: int, panel: int, most: int, n: int, bands: int, units: in
 _DOT_VECTORS = {2: (1, 1), 4: (2, 2), 8: (8, 4), 16: (12, 4), 32: (1 << 30, 8)}
 
 
+# Lanes of the shortest vectors.
+_LEAST_LANES = 4
+
+
 def _pays_dot(math: Arithmetic, m: int, n: int, k: int) -> bool:
     """Whether sums across vectors cost less than preparing a B that lies along k."""
     converted = BY_NAME[math.storage].size < math.size
     if math.is_complex or m > (8 if converted else 32):
         return False
+    if m == 1:
+        return k >= _LEAST_LANES
     least = next(least for rows, least in _DOT_VECTORS.items() if m <= rows)
     return k // math.width >= least[n <= 2 * math.width]
 
 
 # Rows of A for which copying B would cost more than it saves: any B; and one whose vectors are lines of the cache.
 _IN_PLACE_ROWS, _IN_PLACE_ROWS_OF_LINES = 64, 640
+
+
+def _dot_width(storage: str, simd_width: int, k: int) -> int:
+    """That of registers whose vectors are no longer than the sums, if there are such."""
+    while simd_width > _LEAST_LANES and arithmetic(storage, simd_width).width > max(k, _LEAST_LANES):
+        simd_width //= 2
+    return simd_width
 
 
 def _pays_in_place(math: Arithmetic, m: int, b: Matrix) -> bool:
@@ -558,6 +574,20 @@ def _wanted_blocks(products: int, least: int, units: int, each: int) -> int:
     wanted = min(each * units, 1 + products // least)
     # That no core has one more than the others.
     return _round_up(wanted, units) if wanted > units else wanted
+
+
+# Cycles for which it pays to begin a work-item, and those of a sum across the lanes of a vector.
+_LEAST_CYCLES, _LANES_SUMMED = 25_000, 16
+
+
+def _share(batch: int, cycles: int, units: int) -> int:
+    """How many matrices of a batch a work-item has, each of which takes it about so many cycles."""
+    return max(1, min(ceil_div(_LEAST_CYCLES, max(1, cycles)), ceil_div(batch, units)))
+
+
+def _power_of_two(size: int) -> int:
+    """The least one that is no smaller."""
+    return 1 << (size - 1).bit_length()
 
 
 def even_part(size: int, part: int, step: int = 1) -> int:
@@ -788,14 +818,14 @@ for (long unit = 0; unit < count; ++unit) {{
 
 
 @cache
-def dot_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width: int = 16) -> Kernel:
-    """A few rows of A with unit stride along k, `rows` (1 to 4) at once, times a B with unit stride along k: one dot
-    product for each element, several columns at a time for the sake of the memory. What a sum has beyond whole vectors
-    are the last lanes of one that ends where it does. Launch with `matmul_launches`.
+def dot_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width: int = 16, columns: int = 8) -> Kernel:
+    """A few rows of A with unit stride along k, `rows` (1 to 4) at once, times a B of `columns` columns (or more) with
+    unit stride along k: one dot product for each element, several columns at a time for the sake of the memory. What a
+    sum has beyond whole vectors are the last lanes of one that ends where it does. Launch with `matmul_launches`.
     """
     math = arithmetic(storage, simd_width)
     target = arithmetic(result, simd_width)
-    together = 8 if rows == 1 or (rows == 2 and simd_width >= 16) else 4
+    together = min(columns, 8 if rows == 1 or (rows == 2 and simd_width >= 16) else 4)
     pairs = [(i, j) for i in range(rows) for j in range(together)]
     names = [f"s{i}_{j}" for i, j in pairs]
     updates = "\n".join(f"s{i}_{j} = {math.multiply_add(f'u{i}', f'v{j}', f's{i}_{j}')};" for i, j in pairs)
@@ -805,7 +835,14 @@ def dot_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width:
         vectors = [(f"u{i}", f"a{i}") for i in range(rows)] + [(f"v{j}", f"b{j}") for j in range(together)]
         return "\n".join(f"const {math.vector} {v} = {part.format(math.load_vector(p, at))};" for v, p in vectors)
 
-    body = f"""{begin_product(addend, 1)}
+    added = (
+        lane_sums(math.scalar, math.width, names, "sums")
+        if len(names) % 4 == 0
+        else " ".join(
+            f"{{ {lane_sum(math.scalar, math.width, name)} sums[{at}] = {name}_sum; }}" for at, name in enumerate(names)
+        )
+    )
+    body = f"""{begin_batches(addend, 1)}
 const {lane} lanes = MAKE_{lane}({", ".join(map(str, range(math.width)))});
 const {math.vector} none = {math.splat("0")};
 const int begin = GROUP_ID(0) * block_columns, end = min(N, begin + block_columns);
@@ -826,7 +863,7 @@ for (int m = 0; m < M; m += {rows}) {{
     {updates}
     k = K;
   }}
-  {lane_sums(math.scalar, math.width, names, "sums")}
+  {added}
   for (; k < K; ++k) {{
     {" ".join(f"sums[{i * together + j}] += {math.load(f'a{i}', 'k')} * {math.load(f'b{j}', 'k')};" for i, j in pairs)}
   }}
@@ -836,8 +873,10 @@ for (int m = 0; m < M; m += {rows}) {{
       {"" if addend == "none" else f"{math.const_pointer} d = D + (m + i) * d_rs + (n + j) * d_cs;"}
       {finish_scalar(target, addend, f"sums[i * {together} + j]", "0", "0")}
     }}
+}}
 }}"""
-    params, helpers = operands(math, result, addend, "block_columns"), shuffle_helpers(math.width, math.vector)
+    params = operands(math, result, addend, "block_columns", "share", "batches")
+    helpers = shuffle_helpers(math.width, math.vector)
     return Kernel("matmul_dot", params, body, helpers, local=(1, 1))
 
 
@@ -881,7 +920,7 @@ def axpy_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width
     for (; n + {math.width} <= columns; n += {math.width}) {{ {loads} {updates} }}
     for (; n < columns; ++n) {{ {singles} }}"""
 
-    body = f"""{begin_product(addend, 1)}
+    body = f"""{begin_batches(addend, 1)}
 const int begin = GROUP_ID(0) * block_columns, columns = min(block_columns, N - begin);
 {math.scalar} sums[{rows * pitch}] ALIGN(64);
 for (int i = 0; i < {rows}; ++i)
@@ -894,8 +933,10 @@ for (int i = 0; i < min({rows}, M); ++i)
     {target.pointer} c = C + i * c_rs + (begin + n) * c_cs;
     {"" if addend == "none" else f"{math.const_pointer} d = D + i * d_rs + (begin + n) * d_cs;"}
     {finish_scalar(target, addend, f"sums[i * {pitch} + n]", "0", "0")}
-  }}"""
-    return Kernel("matmul_axpy", operands(math, result, addend, "block_columns"), body, local=(1, 1))
+  }}
+}}"""
+    params = operands(math, result, addend, "block_columns", "share", "batches")
+    return Kernel("matmul_axpy", params, body, local=(1, 1))
 
 
 # --- The GPU form.
@@ -1161,6 +1202,11 @@ class Matrix:
     def transposed(self) -> Matrix:
         return Matrix(self.pointer, self.column, self.row, self.batch)
 
+    @property
+    def by_rows(self) -> Matrix:
+        """A batch of its rows."""
+        return Matrix(self.pointer, 0, self.column, self.row)
+
 
 def _unit(k_stride: int, outer_stride: int, k: int, outer: int) -> Unit:
     # A dimension of one element has any stride.
@@ -1237,12 +1283,20 @@ def matmul_launches(
     result = result or storage
     batch, m, n, k = sizes
     units, simd_width, tiles, blocks = on.units, on.simd_width, on.tuning.tiles, on.tuning.blocks
+    if on.form == "cpu" and batch == 1 and max(n, k) <= tiny_products.FEW and is_tiny(m, 1, n, k):
+        # Each row is a product of its own.
+        batch, m = m, 1
+        a, b, c, d = a.by_rows, replace(b, batch=0), c.by_rows, d.by_rows if d else None
+    if on.form == "cpu" and is_tiny(batch, m, n, k):
+        return [_tiny_launch(storage, result, (batch, m, n, k), c, a, b, d, alpha, beta, on)]
     math = arithmetic(storage, simd_width)
     if n == 1 and m > 1:
         # A matrix times a column, as a row times a matrix.
         m, n = n, m
         a, b, c, d = b.transposed, a.transposed, c.transposed, d.transposed if d else None
     unit_a, unit_b = _unit(a.column, a.row, k, m), _unit(b.row, b.column, k, n)
+    if m == n == 1 and b.row == 1:
+        unit_b = "k"  # both strides may be 1
     addend: Addend = "none" if d is None else {0: "column", 1: "row"}.get(d.column, "any")  # type: ignore[assignment]
 
     # The kernel as a function of C's element type and D's kind, its groups within a matrix, and the sizes it takes.
@@ -1272,12 +1326,16 @@ def matmul_launches(
         kernel = partial(_tile, storage, unit_a, unit_b, tiles)
     elif unit_b == "k" and a.column == 1 and _pays_dot(math, m, n, k) and not (paired and m > 4):
         columns = max(8, min(64, -(-n // (4 * units) // 8 * 8)))
-        more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
-        kernel = partial(_dot, storage, even_part(m, 4), simd_width)
+        groups = (ceil_div(n, columns),)
+        share = _share(batch, m * min(n, columns) * (k // math.width + _LANES_SUMMED), units)
+        more = {"block_columns": columns, "share": share}
+        width = _dot_width(storage, simd_width, k)
+        kernel = partial(_dot, storage, even_part(m, 4), width, _power_of_two(min(n, 8)))
     elif m <= 4 and not math.is_complex and unit_b == "outer" and not small:
         least = max(_LEAST_ROWS, _LEAST_ELEMENTS // n)
         columns = _stretch(n, axpy_columns(few), units, max(1, k // least))
-        more, groups = {"block_columns": columns}, (ceil_div(n, columns),)
+        groups = (ceil_div(n, columns),)
+        more = {"block_columns": columns, "share": _share(batch, few * k * min(n, columns) // math.width, units)}
         kernel = partial(_axpy, storage, few, simd_width)
     elif small:
         extents = (batch, m, n, k)
@@ -1314,7 +1372,9 @@ def matmul_launches(
     if parts == 1:
         operands = {"C": c, "A": a, "B": b, **({"D": d} if d else {})}
         arguments = {**_matrices(operands), **sized, "each_K": k, "last_K": k, **sums}
-        return [Launch(kernel(result, addend), (*groups, batch), arguments)]
+        if "share" in more:
+            arguments["batches"] = batch
+        return [Launch(kernel(result, addend), (*groups, ceil_div(batch, more.get("share", 1))), arguments)]
     # Too few blocks, of long sums: every group sums a part.
     each = ceil_div(k, parts)
     parts = ceil_div(k, each)
@@ -1325,6 +1385,8 @@ def matmul_launches(
         "B": Matrix(b.pointer, b.row, b.column, each * b.row),
     }
     of_parts = {"each_K": each, "last_K": k - (parts - 1) * each, "alpha": 1.0 if math.is_float else 1}
+    if "share" in more:
+        of_parts |= {"share": 1, "batches": parts}
     product = Launch(kernel(math.value, "none"), (*groups, parts), {**_matrices(matrices), **sized, **of_parts})
     whole: dict[str, object] = {
         "C": c.pointer,
@@ -1339,6 +1401,27 @@ def matmul_launches(
         whole |= {"D": d.pointer, "d_rs": d.row, "d_cs": d.column}
     fold = fold_kernel(result, "any" if d else "none")
     return [product, Launch(fold, (ceil_div(m * n, 64),), {**whole, **sums})]
+
+
+def _tiny_launch(
+    storage: str,
+    result: str,
+    sizes: tuple[int, int, int, int],
+    c: Matrix,
+    a: Matrix,
+    b: Matrix,
+    d: Matrix | None,
+    alpha: object,
+    beta: object,
+    on: Target,
+) -> Launch:
+    batch, m, n, k = sizes
+    strides = tiny_strides([(x.row, x.column, x.batch) for x in (a, b, c)])
+    kernel = tiny_kernel(storage, result, (m, n, k), strides, "any" if d else "none")
+    share = _share(batch, m * n * k + m * k + k * n + 2 * m * n, on.units)
+    operands = {"C": c, "A": a, "B": b, **({"D": d} if d else {})}
+    arguments = {**_matrices(operands), "share": share, "batches": batch, "alpha": alpha}
+    return Launch(kernel, (ceil_div(batch, share),), {**arguments, **({"beta": beta} if d else {})})
 
 
 def _small_launch(
@@ -1404,8 +1487,8 @@ def _fragments(storage: str, unit_a: Unit, unit_b: Unit, side: int, result: str,
     return fragments.fragment_kernel(storage, result, unit_a, unit_b, addend, side)
 
 
-def _dot(storage: str, rows: int, simd_width: int, result: str, addend: Addend) -> Kernel:
-    return dot_kernel(storage, result, rows, "any" if addend != "none" else "none", simd_width)
+def _dot(storage: str, rows: int, simd_width: int, columns: int, result: str, addend: Addend) -> Kernel:
+    return dot_kernel(storage, result, rows, "any" if addend != "none" else "none", simd_width, columns)
 
 
 def _axpy(storage: str, rows: int, simd_width: int, result: str, addend: Addend) -> Kernel:

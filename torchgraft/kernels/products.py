@@ -57,6 +57,19 @@ C += batch * c_bs;
 {"D += batch * d_bs;" if addend != "none" else ""}"""
 
 
+def begin_batches(addend: Addend, dimension: int) -> str:
+    """What a product begins with of which a work-item has `share` of the `batches`: the loop over them, with K and the
+    pointers of each (or of parts of the sums)."""
+    names = "ABC" if addend == "none" else "ABCD"
+    begin = " ".join(f"{name} += first * {name.lower()}_bs;" for name in names)
+    move = "".join(f", {name} += {name.lower()}_bs" for name in names)
+    return f"""
+const long first = GROUP_ID({dimension}) * (long)share, after = min(first + share, (long)batches);
+{begin}
+for (long batch = first; batch < after; ++batch{move}) {{
+const int K = batch + 1 == batches ? last_K : each_K;"""
+
+
 def begin_block(addend: Addend) -> str:
     """What a product of blocks begins with: the pointers moved to the block's origin, and its `rows` and `columns`."""
     return f"""{begin_product(addend, 2)}

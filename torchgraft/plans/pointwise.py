@@ -18,6 +18,7 @@ from torchgraft.codegen.pointwise import (
     Result,
     contiguous_kernel,
     convert,
+    interleaved_kernel,
     strided_kernel,
     tiled_kernel,
 )
@@ -108,6 +109,8 @@ def plan_strided_loop(
     if len(sizes) == 1 and all(s[0] == 1 for s in strides):
         p.launch(contiguous_kernel(loop, p.form), p.walk(n, loop.cost), **arguments)
         return
+    if p.form == "cpu" and n >= _TILED_FROM and _plan_interleaved(p, loop, arguments, sizes, strides):
+        return
     if p.form == "cpu" and n >= _TILED_FROM and _plan_tiled(p, loop, arguments, sizes, strides):
         return
     grid = p.walk(sizes, loop.cost)
@@ -126,6 +129,31 @@ def ends_within_a_vector(p: Steps, size: int) -> bool:
 def is_dense(spec: torch.Tensor) -> bool:
     """The elements fill one block of memory, each once (in any order of the dimensions)."""
     return bool(torch._prims_common.is_non_overlapping_and_dense_or_false(spec))
+
+
+def _plan_interleaved(
+    p: Steps,
+    loop: Loop,
+    arguments: dict[str, Any],
+    sizes: Sequence[int],
+    strides: Sequence[Sequence[int]],
+) -> bool:
+    """Plans `interleaved_kernel` if the results' rows are short and touch each other."""
+    if len(sizes) < 2 or sizes[-1] >= _NARROW or sizes[-2] < _NARROW:
+        return False
+    together = sizes[-1]
+    if any(s[-1] != 1 or s[-2] != together for s in strides[: len(loop.results)]):
+        return False
+    rows, outer, along = [s[-1] for s in strides], [s[:-1] for s in strides], sizes[:-1]
+    grid = p.walk(along, together * loop.cost)
+    index = (
+        "i32" if _reach(sizes, strides) + together * (math.prod(along) + grid.values["chunk"]) <= _INT32_MAX else "i64"
+    )
+    inner = tuple(str(s[-1]) if 0 <= s[-1] <= _NARROW else "s" for s in outer)
+    kernel = interleaved_kernel(loop, len(along), index, inner, together)
+    steps = {f"{o.name}_row": row for o, row in zip(loop.operands, rows, strict=True)}
+    p.launch(kernel, grid, **arguments, **_strides(loop, outer), **steps)
+    return True
 
 
 def _plan_tiled(
