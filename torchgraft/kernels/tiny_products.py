@@ -83,14 +83,12 @@ def tiny_kernel(storage: str, result: str, sizes: tuple[int, int, int], strides:
         else:
             own = loads + own
     before, each = ("\n  ".join(lines) for lines in (shared, own))
-    near = all(by is not None for own in strides for by in own)
-    vectorize = "VECTORIZE" if near and addend == "none" and not math.is_complex else ""
     body = f"""
 const long first = GROUP_ID(0) * (long)share, last = min(first + share, (long)batches);
 {"" if addend == "none" else f"{math.const_pointer} d = D;"}
 {target.pointer} c = C;
   {before}
-{vectorize}
+// Compilers make vectors of it unasked where they can; told to, one for CPUs has been seen to crash.
 for (long batch = first; batch < last; ++batch) {{
   {each}
 }}"""
