@@ -548,15 +548,15 @@ def _pays_dot(math: Arithmetic, m: int, n: int, k: int) -> bool:
     return k // math.width >= least[n <= 2 * math.width]
 
 
-# Rows of A for which copying B would cost more than it saves: any B; and one whose vectors are lines of the cache.
-_IN_PLACE_ROWS, _IN_PLACE_ROWS_OF_LINES = 64, 640
-
-
 def _dot_width(storage: str, simd_width: int, k: int) -> int:
     """That of registers whose vectors are no longer than the sums, if there are such."""
     while simd_width > _LEAST_LANES and arithmetic(storage, simd_width).width > max(k, _LEAST_LANES):
         simd_width //= 2
     return simd_width
+
+
+# Rows of A for which copying B would cost more than it saves: any B; and one whose vectors are lines of the cache.
+_IN_PLACE_ROWS, _IN_PLACE_ROWS_OF_LINES = 64, 640
 
 
 def _pays_in_place(math: Arithmetic, m: int, b: Matrix) -> bool:
@@ -583,11 +583,6 @@ _LEAST_CYCLES, _LANES_SUMMED = 25_000, 16
 def _share(batch: int, cycles: int, units: int) -> int:
     """How many matrices of a batch a work-item has, each of which takes it about so many cycles."""
     return max(1, min(ceil_div(_LEAST_CYCLES, max(1, cycles)), ceil_div(batch, units)))
-
-
-def _power_of_two(size: int) -> int:
-    """The least one that is no smaller."""
-    return 1 << (size - 1).bit_length()
 
 
 def even_part(size: int, part: int, step: int = 1) -> int:
@@ -1288,7 +1283,7 @@ def matmul_launches(
         batch, m = m, 1
         a, b, c, d = a.by_rows, replace(b, batch=0), c.by_rows, d.by_rows if d else None
     if on.form == "cpu" and is_tiny(batch, m, n, k):
-        return [_tiny_launch(storage, result, (batch, m, n, k), c, a, b, d, alpha, beta, on)]
+        return [_tiny_launch(storage, result, (batch, m, n, k), c, a, b, d, alpha, beta, units)]
     math = arithmetic(storage, simd_width)
     if n == 1 and m > 1:
         # A matrix times a column, as a row times a matrix.
@@ -1329,8 +1324,8 @@ def matmul_launches(
         groups = (ceil_div(n, columns),)
         share = _share(batch, m * min(n, columns) * (k // math.width + _LANES_SUMMED), units)
         more = {"block_columns": columns, "share": share}
-        width = _dot_width(storage, simd_width, k)
-        kernel = partial(_dot, storage, even_part(m, 4), width, _power_of_two(min(n, 8)))
+        width, together = _dot_width(storage, simd_width, k), 1 << (min(n, 8) - 1).bit_length()
+        kernel = partial(_dot, storage, even_part(m, 4), width, together)
     elif m <= 4 and not math.is_complex and unit_b == "outer" and not small:
         least = max(_LEAST_ROWS, _LEAST_ELEMENTS // n)
         columns = _stretch(n, axpy_columns(few), units, max(1, k // least))
@@ -1367,11 +1362,9 @@ def matmul_launches(
 
     if parts == 0:
         parts = _parts(prod(groups), k, wanted, least, units) if batch == 1 and units > 1 else 1
-    sums = {"alpha": alpha, **({"beta": beta} if d else {})}
     sized = {"M": m, "N": n, **more}
     if parts == 1:
-        operands = {"C": c, "A": a, "B": b, **({"D": d} if d else {})}
-        arguments = {**_matrices(operands), **sized, "each_K": k, "last_K": k, **sums}
+        arguments = {**_operands(c, a, b, d, alpha, beta), **sized, "each_K": k, "last_K": k}
         if "share" in more:
             arguments["batches"] = batch
         return [Launch(kernel(result, addend), (*groups, ceil_div(batch, more.get("share", 1))), arguments)]
@@ -1396,11 +1389,12 @@ def matmul_launches(
         "parts": parts,
         "c_rs": c.row,
         "c_cs": c.column,
+        "alpha": alpha,
     }
     if d:
-        whole |= {"D": d.pointer, "d_rs": d.row, "d_cs": d.column}
+        whole |= {"D": d.pointer, "d_rs": d.row, "d_cs": d.column, "beta": beta}
     fold = fold_kernel(result, "any" if d else "none")
-    return [product, Launch(fold, (ceil_div(m * n, 64),), {**whole, **sums})]
+    return [product, Launch(fold, (ceil_div(m * n, 64),), whole)]
 
 
 def _tiny_launch(
@@ -1413,15 +1407,14 @@ def _tiny_launch(
     d: Matrix | None,
     alpha: object,
     beta: object,
-    on: Target,
+    units: int,
 ) -> Launch:
     batch, m, n, k = sizes
     strides = tiny_strides([(x.row, x.column, x.batch) for x in (a, b, c)])
     kernel = tiny_kernel(storage, result, (m, n, k), strides, "any" if d else "none")
-    share = _share(batch, m * n * k + m * k + k * n + 2 * m * n, on.units)
-    operands = {"C": c, "A": a, "B": b, **({"D": d} if d else {})}
-    arguments = {**_matrices(operands), "share": share, "batches": batch, "alpha": alpha}
-    return Launch(kernel, (ceil_div(batch, share),), {**arguments, **({"beta": beta} if d else {})})
+    share = _share(batch, m * n * k + m * k + k * n + 2 * m * n, units)
+    arguments = {**_operands(c, a, b, d, alpha, beta), "share": share, "batches": batch}
+    return Launch(kernel, (ceil_div(batch, share),), arguments)
 
 
 def _small_launch(
@@ -1458,11 +1451,17 @@ def _small_launch(
     block_rows = block_tiles * rows
     blocks = batch * ceil_div(m, block_rows)
     share = ceil_div(blocks, wanted)
-    operands = {"C": c, "A": a, "B": b, **({"D": d} if d else {})}
     more = {"block_rows": block_rows, "share": share, "batches": batch}
-    arguments = {**_matrices(operands), "M": m, "N": n, **more, "each_K": k, "last_K": k, "alpha": alpha}
+    arguments = {**_operands(c, a, b, d, alpha, beta), "M": m, "N": n, **more, "each_K": k, "last_K": k}
     kernel = small_kernel(storage, result, rows, vectors, 0 if in_place else depth, unit_b, addend, simd_width)
-    return Launch(kernel, (ceil_div(blocks, share),), {**arguments, **({"beta": beta} if d else {})})
+    return Launch(kernel, (ceil_div(blocks, share),), arguments)
+
+
+def _operands(c: Matrix, a: Matrix, b: Matrix, d: Matrix | None, alpha: object, beta: object) -> dict[str, object]:
+    """The arguments for all matrices and their factors."""
+    if d is None:
+        return {**_matrices({"C": c, "A": a, "B": b}), "alpha": alpha}
+    return {**_matrices({"C": c, "A": a, "B": b, "D": d}), "alpha": alpha, "beta": beta}
 
 
 def _matrices(matrices: Mapping[str, Matrix]) -> dict[str, object]:

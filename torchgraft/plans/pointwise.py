@@ -26,7 +26,7 @@ from torchgraft.codegen.types import element_type
 from torchgraft.plans.steps import PlannedLoop, Steps
 
 _INT32_MAX = 2**31 - 1
-# The size from which it pays to read transposed operands in squares.
+# The size from which it pays to read transposed operands in squares, and to write short rows interleaved.
 _TILED_FROM = 2048
 # Of narrower squares rows are hardly longer than elements.
 _NARROW = 8
@@ -109,10 +109,10 @@ def plan_strided_loop(
     if len(sizes) == 1 and all(s[0] == 1 for s in strides):
         p.launch(contiguous_kernel(loop, p.form), p.walk(n, loop.cost), **arguments)
         return
-    if p.form == "cpu" and n >= _TILED_FROM and _plan_interleaved(p, loop, arguments, sizes, strides):
-        return
-    if p.form == "cpu" and n >= _TILED_FROM and _plan_tiled(p, loop, arguments, sizes, strides):
-        return
+    if p.form == "cpu" and n >= _TILED_FROM:
+        kinds = (_plan_interleaved, _plan_tiled)
+        if any(plan(p, loop, arguments, sizes, strides) for plan in kinds):
+            return
     grid = p.walk(sizes, loop.cost)
     index = "i32" if max(_reach(sizes, strides), n + grid.values["chunk"]) <= _INT32_MAX else "i64"
     short = not loop.fault and ends_within_a_vector(p, sizes[-1])
