@@ -207,6 +207,44 @@ class TestPointwise:
         assert lines
         assert not any("/" in line or "%" in line for line in lines)
 
+    @pytest.mark.quick(dtype=[torch.float32, torch.bool], count=3)
+    @pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.uint8, torch.bool])
+    @pytest.mark.parametrize("count", [2, 3, 5, 7, 8])
+    def test_short_rows(self, device: str, form: str, count: int, dtype: torch.dtype) -> None:
+        """Whose elements vectors do not go along."""
+
+        def work(x: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = torch.where(row, x, ~x) if x.dtype == torch.bool else x * 2 + row
+            image = y.view(3, 11, -1, count)
+            colours = image.permute(0, 3, 1, 2).contiguous()
+            padded = F.pad(y, (1, 2, 0, 1), value=True)  # a load under a condition
+            taken = y[row.nonzero_static(size=count, fill_value=0)[:, 0].clamp(max=count - 1)]  # indices from memory
+            return y, image.permute(0, 2, 1, 3).contiguous(), colours, colours + colours.flip(1), padded, taken
+
+        x = torch.randint(0, 9, (3 * 11 * 13, count)).to(dtype)
+        same(device, work, x, torch.randint(0, 9, (count,)).to(dtype))
+
+    @pytest.mark.quick(factor=3)
+    @pytest.mark.parametrize("factor", [2, 3, 9])
+    @pytest.mark.parametrize("dynamic", [False, True])
+    def test_divided_indices(self, device: str, form: str, factor: int, dynamic: bool) -> None:
+        def work(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            large = F.pixel_shuffle(x, factor) * 2
+            return (
+                *(large, F.pixel_unshuffle(large + 1, factor) * x, F.interpolate(x, scale_factor=2.0) + 1),
+                *(x.repeat_interleave(3, 2) + 1, x.tile(1, 1, 2, 3) + 1, F.channel_shuffle(large, 2) + large),
+            )
+
+        same(device, work, torch.randn(2, 2 * factor**2, 5, 6), dynamic=dynamic)
+
+    @pytest.mark.parametrize("form", ["cpu"], indirect=True)
+    def test_divided_indices_are_loops(self, device: str, form: str) -> None:
+        work = torch.compile(lambda x: F.pixel_shuffle(x, 3) + 1)
+        _, (program,) = torch._inductor.utils.run_and_get_code(work, torch.randn(2, 18, 5, 6, device=device))
+        lines = [line for line in program.splitlines() if "= load_" in line]
+        assert lines
+        assert not any("/" in line or "%" in line for line in lines)
+
 
 @pytest.mark.no_fallback
 class TestReductions:
@@ -813,12 +851,30 @@ def test_costly_values_are_kept(device: str, form: str, monkeypatch: pytest.Monk
         torch._dynamo.reset()
         x = torch.randn(4, 100, device=device)
         _, (program,) = torch._inductor.utils.run_and_get_code(torch.compile(lambda x: torch.softmax(x, -1)), x)
-        loops = re.sub(r"const int tg_rest.*?\n}\n", "", program, flags=re.DOTALL)
-        return loops.count("tg_exp_f32(")
+        # One loop for whole vectors, and others for what is left of a row.
+        return len(re.findall(r"VECTORIZE[^}]*tg_exp_f32\(", program))
 
     assert times() == 1
     monkeypatch.setattr(torch._inductor.ir, "is_cpu", torch._inductor.ir.is_cpu.__wrapped__)
     assert times() == 2
+
+
+@pytest.mark.parametrize("form", ["cpu"], indirect=True)
+def test_short_variances_take_two_steps(device: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The patch is still needed: without it, each element of a row takes divisions."""
+    from torch._inductor import lowering
+
+    register()
+
+    def is_welford() -> bool:
+        torch._dynamo.reset()
+        x = torch.randn(40, 100, device=device)
+        _, (program,) = torch._inductor.utils.run_and_get_code(torch.compile(lambda x: F.layer_norm(x, (100,))), x)
+        return "_weight" in program
+
+    assert not is_welford()
+    monkeypatch.setattr(lowering, "use_two_step_variance", lowering.use_two_step_variance.__wrapped__)
+    assert is_welford()
 
 
 def test_extremes_have_places(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ indices come by division and remainder. `Loops` makes of a tree the loops whose 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 from torch.utils._sympy.printers import ExprPrinter
 
-__all__ = ["Loop", "Loops", "printed"]
+__all__ = ["Loop", "Loops", "divisions", "printed"]
 
 
 class _Printer(ExprPrinter):
@@ -200,7 +200,9 @@ class Loops:
     loops: list[Loop] = field(default_factory=list)
 
     @staticmethod
-    def of(tree: IterationRangesRoot, used: Iterable[IterationRangesEntry], first: int) -> Loops:
+    def of(
+        tree: IterationRangesRoot, used: Iterable[IterationRangesEntry], first: int, divided: Iterable[sympy.Expr] = ()
+    ) -> Loops:
         """The loops by which the tree's indices are sums of loop variables.
 
         Each index is a digit of the element's number: (number // divisor) % length. Where all divisors and their
@@ -211,6 +213,7 @@ class Loops:
             tree: the flattened dimension.
             used: its indices that occur.
             first: the number of the first loop variable.
+            divided: where loops are cut, too, if that fits into the chain, as `divisions` gives it.
         """
         ones = sympy.S.One
         cuts: list[sympy.Expr] = [ones, tree.numel]
@@ -224,6 +227,10 @@ class Loops:
                 chain.append(cut)
         if not _equal(chain[-1], tree.numel):
             chain.append(tree.numel)
+        for cut in divided:
+            at = next((k for k, high in enumerate(chain) if _hint(high) >= _hint(cut)), 0)
+            if at and _hint(chain[at]) > _hint(cut) and _divides(chain[at - 1], cut) and _divides(cut, chain[at]):
+                chain.insert(at, cut)
         loops = Loops(tree)
         for k, (low, high) in enumerate(itertools.pairwise(chain)):
             loops.loops.append(Loop(sympy_index_symbol(f"q{first + k}"), _quotient(high, low), low))
@@ -253,6 +260,16 @@ class Loops:
         if _equal(end, self.tree.numel):
             return FloorDiv(self.number, entry.divisor)
         return ModularIndexing(self.number, entry.divisor, entry.length)
+
+
+def divisions(index: sympy.Expr, entries: Iterable[IterationRangesEntry]) -> Iterator[sympy.Expr]:
+    """By what an index divides indices of a tree, in elements of the tree: x // 3 and x % 3, where pixels are shuffled
+    by 3, are variables of loops if that over x is cut."""
+    strides = {entry.symbol(): entry.divisor for entry in entries}
+    for quotient in index.atoms(FloorDiv, ModularIndexing):
+        stride = strides.get(quotient.args[0])
+        if stride is not None:
+            yield from itertools.accumulate(quotient.args[1:], sympy.Mul, initial=stride)
 
 
 def _equal(a: sympy.Expr, b: sympy.Expr) -> bool:

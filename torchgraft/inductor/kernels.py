@@ -1,9 +1,11 @@
 """Inductor's fused loops as kernels of the kernel language, in both forms.
 
 What Inductor calls a kernel is some nodes over the same elements: x, or x and r where r is reduced. It becomes a walk
-over x (`codegen/loops.py`). Without a reduction the walk goes over elements. With one, an element of the walk is:
+over x (`codegen/loops.py`). Without a reduction the walk goes over elements, in the CPU form over groups of a few where
+the loop along memory is short: that loop is written out. With one, an element of the walk is:
 
-* a *row*: loops over r, as many as the nodes need one after the other, with what is accumulated in lanes side by side;
+* a *row*: loops over r, as many as the nodes need one after the other, with what is accumulated in lanes side by side,
+  or, where a CPU's rows are shorter than a vector, written out: then vectors go across rows;
 * or *columns*, in the CPU form and where neighbours in x touch in memory: as many rows side by side as there are
   lanes, and the loops over r go round them;
 * or the row of a *team*, in the GPU form and where rows are long or few: the loops over r are shared out among the
@@ -18,6 +20,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -39,7 +42,8 @@ from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.loops import FEW, GROUP, Layout, Team, Walk, bind
 from torchgraft.codegen.places import add_into_place, is_addable
 from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
-from torchgraft.inductor.indices import Loop, Loops, printed
+from torchgraft.codegen.vectors import vector_lanes
+from torchgraft.inductor.indices import Loop, Loops, divisions, printed
 from torchgraft.inductor.invariants import by_loop
 from torchgraft.inductor.operations import Operations, as_type, literal
 from torchgraft.inductor.reductions import Reduction, reduction
@@ -48,10 +52,17 @@ from torchgraft.plans.grid import SHORT_ROW, SOME_ROWS
 
 __all__ = ["GeneratedKernel", "Text"]
 
-#: Columns that are treated side by side, and partial results of a long row.
+#: Columns that are treated side by side.
 WIDTH = 64
-# Partial results of a shorter row; rows shorter than this have one.
+# Vectors of partial results of a row, so that additions need not wait for each other. Of elements with more statements
+# than these, or with functions, nothing waits: they have one.
+_VECTORS, _FEW_STATEMENTS = 4, 12
+# Rows of so many elements are a work-item's each on a GPU.
 _SHORT = 16
+# Loops shorter than this are no vectors.
+_SHORTEST = 8
+# Operations of the elements of a short row, at most, where a CPU goes along many of them side by side.
+_WRITTEN_OUT = 1024
 # Elements that are accumulated before that is put aside: a sum of millions would round off what is added last. So many
 # times later what lies aside is put aside in its turn.
 _RUN = 256
@@ -116,9 +127,11 @@ class GeneratedKernel(SIMDKernel):
         self._trees: list[Loops] = []
         self._walked: list[Loop] = []  # outermost first; the last one is that of the lanes, where there are columns
         self._reduced: list[Loop] = []  # outermost first
+        self._short: Loop | None = None  # of a few iterations, which are written out for each element of the walk
         self.team: Team | None = None
         self._columns = False
         self._lanes = 1
+        self._flat = False  # whether rows are short and vectors go across them
         self._levels = 0  # how many times over what is accumulated is put aside
         self._kept: OrderedSet[CSEVariable] = OrderedSet()  # variables that later loops of the row see
         self._before: list[str] = []
@@ -143,7 +156,10 @@ class GeneratedKernel(SIMDKernel):
         first = 0
         for tree in self.range_trees:
             entries = [entry for entry in tree.nodes.values() if entry.symbol() in symbols]
-            self._trees.append(Loops.of(tree, entries, first))
+            # Of rows, cut loops would be shorter ones to accumulate along; to a GPU a division by a number is nothing.
+            cuts = self.form == "cpu" and not self.has_reduction
+            divided = [cut for index in used for cut in divisions(index, entries)] if cuts else []
+            self._trees.append(Loops.of(tree, entries, first, divided))
             first += len(self._trees[-1].loops)
         in_loops = [self._as_loops(index) for index in used]
         walked = [loop for trees in self._trees if not _is_reduced(trees) for loop in reversed(trees.loops)]
@@ -153,6 +169,19 @@ class GeneratedKernel(SIMDKernel):
         if self.has_reduction:
             self._choose_lanes(units)
             self._levels = self._levels_of(self._steps)
+        elif self.form == "cpu" and len(self._walked) > 1:
+            self._set_short_apart(in_loops, units)
+
+    def _set_short_apart(self, indices: Iterable[sympy.Expr], units: dict[Loop, int]) -> None:
+        """Where a loop along memory is short, such as that over a pixel's colours, has vectors go along another: whole
+        vectors of all first colours, of the second ones and so on."""
+        for short in filter(_is_short, reversed(self._walked)):
+            others = _innermost_last([loop for loop in self._walked if loop != short], units)
+            long = others[-1]
+            interleaved = (_stride(index, short) == 1 and _stride(index, long) != 0 for index in indices)
+            if _hint(long.size) >= _SHORTEST and any(interleaved):
+                self._short, self._walked = short, others
+                return
 
     def _choose_lanes(self, units: dict[Loop, int]) -> None:
         """Decides on what a CPU treats side by side, and on whether a row is a work-item's or a team's on a GPU."""
@@ -168,8 +197,23 @@ class GeneratedKernel(SIMDKernel):
         if self._columns:
             self._lanes = WIDTH
         elif self._reduced:
-            size = _hint(self._reduced[-1].size)
-            self._lanes = WIDTH if size >= 4 * WIDTH else _SHORT if size >= _SHORT else 1
+            self._choose_lanes_of_rows()
+
+    def _choose_lanes_of_rows(self) -> None:
+        """Decides on how many elements of a row a CPU accumulates side by side, or on whether it treats neighbouring
+        rows side by side, though they do not lie so: short ones have too few elements for vectors."""
+        size, row = self._reduced[-1].size, sympy.Mul(*(loop.size for loop in self._reduced))
+        operations = sum(self.features.op_counts().values())
+        many = bool(self._walked) and _hint(self._walked[-1].size) >= _SHORTEST
+        short = isinstance(row, sympy.Integer) and row < self._vector
+        self._flat = many and short and row * operations <= _WRITTEN_OUT
+        if not self._flat and _hint(size) >= self._vector:
+            self._lanes = self._vector * (_VECTORS if _hint(size) >= _VECTORS * self._vector else 1)
+
+    @cached_property
+    def _vector(self) -> int:
+        """Lanes of a vector register."""
+        return vector_lanes(device_traits(_device()).simd_width)
 
     @property
     def _steps(self) -> sympy.Expr:
@@ -181,7 +225,7 @@ class GeneratedKernel(SIMDKernel):
         """Elements of a row that are accumulated side by side."""
         if self.team is not None:
             return self.team.group
-        return 1 if self._columns else self._lanes
+        return 1 if self._columns else min(self._lanes, self._vector)
 
     @property
     def _adds_into_places(self) -> bool:
@@ -236,6 +280,9 @@ class GeneratedKernel(SIMDKernel):
         pointer, index = self.args.output(name), self.prepare_indexing(index)
         type_ = element_type(V.graph.get_dtype(name)).name
         at, text = self.index_to_str(index), as_type(value, type_)
+        # To store rounds as a conversion does.
+        narrowed = re.fullmatch(rf"tg_narrow_{type_}\((.*)\)", self._definition(text))
+        text = narrowed[1] if narrowed else text
         if mode is None:
             return f"store_{type_}({pointer}, {at}, {text});"
         if mode != "atomic_add":
@@ -339,11 +386,9 @@ class GeneratedKernel(SIMDKernel):
         if made.rounds:
             self._put_aside(made, name, array, lane)
         if side_by_side and not self._columns:
-            # Places in the arrays are all known beforehand, so that short ones are registers.
             for half in (self._lanes >> k for k in range(1, self._lanes.bit_length())):
                 combine = bind(made.combine, A=f"{name}_{{}}[tg_l]", B=f"{name}_{{}}[tg_l + {half}]")
-                hint = self._hint if half >= _SHORT else "UNROLL "
-                self._after.writeline(f"{hint}for (int tg_l = 0; tg_l < {half}; ++tg_l) {{ {combine} }}")
+                self._after.splice(self._each_lane(half, combine))
         if self.team is not None:
             types = {f"{name}_{field}": value_ctype(type_) for field, (type_, _) in made.fields.items()}
             combine = bind(made.combine, A=f"A.{name}_{{}}", B=f"B.{name}_{{}}")
@@ -380,7 +425,20 @@ class GeneratedKernel(SIMDKernel):
         """Statements for each of what is accumulated side by side."""
         if self._lanes == 1:
             return statements
-        return f"VECTORIZE for (int tg_l = 0; tg_l < {self._lanes}; ++tg_l) {{ {statements} }}"
+        if self._columns:
+            return f"VECTORIZE for (int tg_l = 0; tg_l < {self._lanes}; ++tg_l) {{ {statements} }}"
+        return _text(self._each_lane(self._lanes, statements))
+
+    def _each_lane(self, lanes: int, *statements: str | IndentedBuffer) -> IndentedBuffer:
+        """Statements for so many lanes of a row, a vector or less at a time: where places in arrays are all known
+        beforehand, the arrays are registers."""
+        text, step = IndentedBuffer(), min(lanes, self._vector)
+        # A compiler may write a long body out before it makes a vector of it.
+        vector = "VECTORIZE_ONCE " if self.vectorized and _functions_in(map(_text, statements)) else self._hint
+        hint = vector if lanes >= self._vector else "UNROLL "
+        for first in range(0, lanes, step):
+            text.splice(_block(f"{hint}for (int tg_l = {first}; tg_l < {first + step}; ++tg_l) {{", *statements))
+        return text
 
     def _place(self) -> sympy.Expr:
         """An element's place in its row."""
@@ -442,7 +500,7 @@ class GeneratedKernel(SIMDKernel):
         else:
             text = self._along_without_invariants(inner, statements)
         for loop in reversed(outer):
-            text = _block(f"{self._for(loop)} {{", text)
+            text = _block(f"{'UNROLL ' if self._flat else ''}{self._for(loop)} {{", text)
         return _block("{", "int tg_steps = 0, tg_runs = 0;", text) if self._aside else text
 
     def _along_without_invariants(self, loop: Loop, statements: IndentedBuffer) -> IndentedBuffer:
@@ -511,6 +569,8 @@ class GeneratedKernel(SIMDKernel):
             return _block(head, self._over_lanes(statements))
         if self._lanes > 1 and self._accumulates:
             return self._in_lanes(loop, begin, end, statements)
+        if self._flat:
+            return _block(f"UNROLL {head}", statements)
         hint = self._hint if not self._accumulates and self.form == "cpu" else ""
         return _block(f"{hint}{head}", statements)
 
@@ -522,15 +582,21 @@ class GeneratedKernel(SIMDKernel):
         return f"for (long {loop.variable} = 0; {loop.variable} < {self.index_to_str(loop.size)}; ++{loop.variable})"
 
     def _in_lanes(self, loop: Loop, begin: str, end: str, statements: IndentedBuffer) -> IndentedBuffer:
-        lanes = self._lanes
-        first, variable = f"long tg_first = {begin};", f"const long {loop.variable} = tg_first + tg_l;"
-        text = _block(f"{self._hint}for (int tg_l = 0; tg_l < {lanes}; ++tg_l) {{", variable, statements)
-        text = _block(f"for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {{", text)
-        if isinstance(loop.size, sympy.Integer) and int(loop.size) % lanes == 0:
-            return _block("{", first, text)
-        rest = f"const int tg_rest = (int)({end} - tg_first);"
-        last = _block(f"{self._hint}for (int tg_l = 0; tg_l < tg_rest; ++tg_l) {{", variable, statements)
-        return _block("{", first, text, rest, last)
+        """The innermost loop in steps of all lanes, and of fewer for what is left."""
+        text = IndentedBuffer()
+        text.writeline(f"long tg_first = {begin};")
+        place = f"const long {loop.variable} = tg_first + tg_l;"
+        left, static = loop.size, isinstance(loop.size, sympy.Integer)
+        body = _text(statements)
+        several = len(body.splitlines()) <= _FEW_STATEMENTS and not _functions_in([body])
+        fewer = range(self._vector.bit_length()) if static else (0, 2, self._vector.bit_length() - 1)
+        for lanes in dict.fromkeys((*([self._lanes] if several else []), *(self._vector >> k for k in fewer))):
+            if static and left < lanes:
+                continue
+            whole = f"for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {{"
+            text.splice(_block(whole, self._each_lane(lanes, place, statements)))
+            left = left % lanes
+        return _block("{", text)
 
     def text(self) -> Text:
         """What it does, once all nodes are in it."""
@@ -542,7 +608,7 @@ class GeneratedKernel(SIMDKernel):
         if self.has_reduction:
             text = self.body.getvalue()
             self._functions = _functions_in([text])
-            body = walk.each("\n".join((*self._places, text)), vectorize=False)
+            body = walk.each("\n".join((*self._places, text)), vectorize=self._flat and self.vectorized)
         else:
             body = self._elements(walk)
         if self.team is not None:
@@ -552,12 +618,29 @@ class GeneratedKernel(SIMDKernel):
     def _elements(self, walk: Walk) -> str:
         """The loops over elements, with what is the same for several of them outside."""
         variables = [str(loop.variable) for loop in self._walked]
-        statements = by_loop(self.body.getvalue().splitlines(), variables[:-1], variables[-1:])
+        short = [str(self._short.variable)] if self._short else []
+        statements = by_loop(self.body.getvalue().splitlines(), variables[:-1], variables[-1:] + short)
         *outer, own = self._places or [""]
-        each, row = (own, *statements.each), (*outer, *statements.row)
-        self._functions = _functions_in(map(str, each))
-        loops = walk.each("\n".join(map(str, each)), row="\n".join(map(str, row)), vectorize=self.vectorized)
+        each, row = [str(line) for line in statements.each], (*outer, *statements.row)
+        self._functions = _functions_in(each)
+        if self._short:
+            each = self._written_out(self._short, each)
+        loops = walk.each("\n".join((own, *each)), row="\n".join(map(str, row)), vectorize=self.vectorized)
         return "\n".join((*map(str, statements.once), loops))
+
+    def _written_out(self, loop: Loop, lines: list[str]) -> list[str]:
+        """A short loop's statements, iteration by iteration: all values, then all stores, which lie together."""
+        declared = [found[1] for line in lines if (found := _DECLARED.match(line.strip()))]
+        stores = sum(line.strip().startswith("store_") for line in lines)
+        if len(declared) + stores < len(lines):
+            return [f"UNROLL {self._for(loop)} {{", *lines, "}"]
+        named = re.compile(rf"\b({'|'.join((str(loop.variable), *declared))})\b")
+
+        def iteration(line: str, c: int) -> str:
+            return named.sub(lambda m: str(c) if m[1] == str(loop.variable) else f"{m[1]}_{c}", line)
+
+        out = [iteration(line, c) for c in range(int(loop.size)) for line in lines]
+        return sorted(out, key=lambda line: line.strip().startswith("store_"))
 
     @property
     def _places(self) -> list[str]:
@@ -590,7 +673,7 @@ class GeneratedKernel(SIMDKernel):
     def cost(self) -> int:
         """Of an element of the walk relative to an addition, once there is a text."""
         cost = 1 + 4 * self._functions
-        for loop in self._reduced:
+        for loop in (*self._reduced, *([self._short] if self._short else ())):
             cost *= _hint(loop.size)
         return cost * (WIDTH if self._columns else 1)
 
@@ -630,9 +713,16 @@ class GeneratedKernel(SIMDKernel):
         return f"({''.join(f'{size}, ' for size in sizes)})"
 
 
+_DECLARED = re.compile(r"(?:const )?\w+ (\w+) = [^{}]*;$")
+
+
 def _functions_in(lines: Iterable[str]) -> int:
     """How many calls of functions there are that cost more than an operation."""
     return sum(len(re.findall(r"\btg_\w+_f\d\d\(", line)) for line in lines)
+
+
+def _text(statements: str | IndentedBuffer) -> str:
+    return statements if isinstance(statements, str) else str(statements.getvalue())
 
 
 def _block(head: str, *parts: str | IndentedBuffer) -> IndentedBuffer:
@@ -654,6 +744,10 @@ def _innermost_last(loops: list[Loop], units: dict[Loop, int]) -> list[Loop]:
         return []
     best = max(range(len(loops)), key=lambda k: (units[loops[k]], k))
     return [*loops[:best], *loops[best + 1 :], loops[best]]
+
+
+def _is_short(loop: Loop) -> bool:
+    return isinstance(loop.size, sympy.Integer) and loop.size < _SHORTEST
 
 
 def _is_reduced(trees: Loops) -> bool:

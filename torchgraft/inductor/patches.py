@@ -18,6 +18,9 @@ from torchgraft.plans.device import kernel_form
 
 __all__ = ["PATCHES", "apply"]
 
+#: Elements of a row that stay in a processor's nearest cache while it is gone along again.
+CACHED = 4096
+
 
 def pointwise_results_are_on_the_device() -> None:
     """The result of a pointwise op with a tensor of the CPU without dimensions goes where its first operand is, unless
@@ -105,6 +108,31 @@ def _with_places(values: Callable[..., Any], sizes: Sequence[Any]) -> Callable[.
     return both
 
 
+def short_variances_take_two_steps() -> None:
+    """The variance of a row that a cache holds is quicker found once its mean is known: to go along it again costs less
+    than Welford's division for each element, and than those of combining lanes. Inductor knows that of the device named
+    "cpu", up to a number of elements that is an option of its C++ code; devices with the CPU form of kernels are CPUs.
+    torch 2.13 (torch/_inductor/lowering.py, `use_two_step_variance`).
+    """
+    import sympy
+    import torch._inductor.ir
+    import torch._inductor.lowering
+
+    lowering: Any = torch._inductor.lowering
+    plain = lowering.use_two_step_variance
+
+    @wraps(plain)
+    def use_two_step_variance(x: Any, axis: Any, *args: Any, **options: Any) -> bool:
+        device = x.get_device()
+        if device is None or device.type != _backend.name() or kernel_form(device.index or 0) != "cpu":
+            return bool(plain(x, axis, *args, **options))
+        sizes = x.get_size()
+        size = sympy.Mul(*(sizes[dim] for dim in lowering._validate_reduction_axis(x, axis)))
+        return isinstance(size, sympy.Integer) and size <= CACHED and size != sympy.Mul(*sizes)
+
+    lowering.use_two_step_variance = use_two_step_variance
+
+
 def programs_are_split() -> None:
     """Programs are made of functions with nodes between them that cannot be recorded. Inductor splits them for CUDA's
     graphs alone: which nodes those are is asked by the names of torch's own devices, and only if the option
@@ -159,6 +187,7 @@ PATCHES = (
     pointwise_results_are_on_the_device,
     costly_values_are_kept,
     extremes_have_places,
+    short_variances_take_two_steps,
     programs_are_split,
     convolutions_keep_their_layout,
 )
