@@ -61,6 +61,18 @@ def test_sort_dtypes(device: str, dtype: torch.dtype, descending: bool) -> None:
         compare(device, lambda a: a.sort(stable=True, descending=descending), make((5, length), dtype))
 
 
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sort_shortest_rows(device: str, dtype: torch.dtype, descending: bool) -> None:
+    for length in range(1, 11):
+        x = make((203, length), dtype)
+        if dtype.is_floating_point:
+            x[torch.rand(x.shape) < 0.1] = float("nan")
+            x[torch.rand(x.shape) < 0.2] = -0.0
+        compare(device, lambda a: a.sort(stable=True, descending=descending), x)
+        compare(device, lambda a: a.view(7, 29, -1).transpose(1, 2).sort(dim=1, stable=True, descending=descending), x)
+
+
 def test_sort(device: str) -> None:
     x = make((6, 50, 4))
     for dim in (0, 1, 2, -1):

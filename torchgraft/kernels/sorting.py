@@ -3,8 +3,8 @@
 Elements are mapped to unsigned keys of the same order: NaN is the largest, the two zeros are equal. Sorting goes over
 the keys' bytes from the lowest to the highest, each pass keeping the order that it finds, so equal elements stay in
 order. `row_kernel` sorts a row with one work-item; for few long rows `count_kernel`, `scan_kernel` and `deal_kernel`
-share each pass among several, each of which has a part of a row. On a CPU `rank_kernel` sorts short rows, and
-`select_kernel` finds one element of a row without sorting it.
+share each pass among several, each of which has a part of a row. On a CPU `exchange_kernel` sorts the shortest rows,
+many at once, and `rank_kernel` short ones, and `select_kernel` finds one element of a row without sorting it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from torchgraft.codegen.vectors import vector_lanes
 
 INSERTED = 32
 """Rows of at most so many elements are sorted by insertion."""
+EXCHANGED = 8
+"""Rows of at most so many elements are sorted by exchanges of neighbours on a CPU, whose vectors go across rows."""
 
 # Elements that are passed over at once where none is among the first few.
 _PASSED = 32
@@ -173,6 +175,35 @@ def _ranks(vector: str, load: str, use: str) -> str:
       {add("behind", "count", "{} < k")}
       {use}
     }}"""
+
+
+@functools.cache
+def exchange_kernel(type_: str, descending: bool, length: int) -> Kernel:
+    """Sorts contiguous rows of so few elements on a CPU, as many rows at once as vectors have lanes: in as many rounds
+    as a row has elements, every second pair of neighbours is put in order, which leaves equal ones as they were.
+
+    Source: odd-even transposition (Knuth, The Art of Computer Programming 3, 5.3.4, exercise 37).
+    """
+    signed, stored = _signed(type_), BY_NAME[MOVES[BY_NAME[type_].size]].storage
+    lines = [f"const long base = i * {length};"]
+    for e in range(length):
+        lines.append(f"{signed} key{e} = ({signed})sort_key(load_{type_}(x, base + {e})) ^ {_LOWEST[signed]};")
+        lines.append(f"{stored} value{e} = ((const GLOBAL {stored}*)x)[base + {e}];")
+        lines.append(f"{signed} place{e} = {e};")
+    carried = {"key": signed, "value": stored, "place": signed}
+    for first in (e for turn in range(length) for e in range(turn % 2, length - 1, 2)):
+        swaps = " ".join(
+            f"const {ctype} {name} = turned ? {name}{first + 1} : {name}{first};"
+            f" {name}{first + 1} = turned ? {name}{first} : {name}{first + 1}; {name}{first} = {name};"
+            for name, ctype in carried.items()
+        )
+        lines.append(f"{{ const int turned = key{first} > key{first + 1}; {swaps} }}")
+    for e in range(length):
+        lines.append(f"((GLOBAL {stored}*)values)[base + {e}] = value{e};")
+        lines.append(f"places[base + {e}] = place{e};")
+    walk = Walk("cpu")
+    params = parameters(f"{type_}* values; i64* places; const {type_}* x")
+    return walk.kernel("sort_shortest_rows", params, walk.each("\n".join(lines)), _key(type_, descending))
 
 
 @functools.cache

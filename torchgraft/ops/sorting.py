@@ -79,6 +79,10 @@ def sort_rows(
     if _is_long(p, n, length):
         _sort_long_rows(p, x, descending, values, places)
         return values, places
+    if p.form == "cpu" and length <= kernels.EXCHANGED:
+        shortest = kernels.exchange_kernel(type_, descending, length)
+        p.launch(shortest, p.walk(n, length * 2), values=values, places=places, x=x)
+        return values, places
     simd_width = p.device.simd_width
     if p.form == "cpu" and length <= kernels.ranked(type_, simd_width):
         short = kernels.rank_kernel(type_, descending, simd_width)
