@@ -197,6 +197,16 @@ def chain(size: int) -> Callable[[str, Compile], Call]:
     return make
 
 
+def of(work: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> Callable[[str, Compile], Call]:
+    """A function of one tensor."""
+
+    def make(device: str, compile: Compile) -> Call:
+        x, compiled = torch.randn(*shape).to(device), compile(work)
+        return lambda: compiled(x)
+
+    return make
+
+
 def additions(length: int) -> Callable[[str, Compile], Call]:
     """Small ops that cannot be fused: each is seen by the caller."""
 
@@ -218,6 +228,9 @@ def additions(length: int) -> Callable[[str, Compile], Call]:
 def cases() -> Iterator[Case]:
     yield Case("chain of 1,000", chain(1000))
     yield Case("chain of 1,000,000", chain(1_000_000))
+    yield Case("images to NHWC, normalised", of(lambda x: (x.permute(0, 2, 3, 1) * 2 - 1).contiguous(), 8, 3, 224, 224))
+    yield Case("layer norm of 50,000 rows of 24", of(lambda x: F.gelu(F.layer_norm(x, (24,))), 50_000, 24))
+    yield Case("softmax of 100,000 rows of 10", of(lambda x: torch.softmax(x * 2, -1), 100_000, 10))
     yield Case("10 small ops", additions(10))
     yield Case("200 small ops", additions(200))
     yield Case("MLP, training", training(mlp, 32, 64))

@@ -224,6 +224,20 @@ class TestPointwise:
         x = torch.randint(0, 9, (3 * 11 * 13, count)).to(dtype)
         same(device, work, x, torch.randint(0, 9, (count,)).to(dtype))
 
+    def test_short_rows_of_large_numbers(self, device: str) -> None:
+        def work(x: torch.Tensor) -> torch.Tensor:
+            return x + torch.arange(0, 7 * 10**9, 10**9, device=x.device)
+
+        same(device, work, torch.zeros(64, 7, dtype=torch.int64))
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_what_is_added_in_place_is_rounded_before(self, device: str, form: str, dtype: torch.dtype) -> None:
+        def work(x: torch.Tensor, where: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            return x.index_put((where,), (values * 1.0).to(dtype), accumulate=True)
+
+        x, where = torch.tensor([-6e4, -6e4, 1, 0]).to(dtype), torch.tensor([1, 2, 3])
+        same(device, work, x, where, torch.tensor([7e4, 2**-8 * 1.001, 1.001]))
+
     @pytest.mark.quick(factor=3)
     @pytest.mark.parametrize("factor", [2, 3, 9])
     @pytest.mark.parametrize("dynamic", [False, True])

@@ -50,6 +50,8 @@ def others() -> Iterator[Case]:
     yield one("heads 8x256x12x64", lambda x: x.transpose(1, 2).contiguous(), (8, 256, 12, 64))
     yield one("last to first 300x200x30", lambda x: x.permute(2, 0, 1).contiguous(), (300, 200, 30))
     yield one("nhwc to nchw 8x224x224x3", lambda x: x.permute(0, 3, 1, 2).contiguous(), (8, 224, 224, 3))
+    yield one("nchw to nhwc 8x3x224x224", lambda x: x.permute(0, 2, 3, 1).contiguous(), (8, 3, 224, 224))
+    yield one("pixel shuffle 4x36x50x70", lambda x: torch.nn.functional.pixel_shuffle(x, 3), (4, 36, 50, 70))
     yield one("columns 100 to 900 of 3000x1000", lambda x: x[:, 100:900].contiguous(), (3000, 1000), 0.8)
     yield one("every third row of 3000x1000", lambda x: x[::3].contiguous(), (3000, 1000), 1 / 3)
     yield one("flip 1000x3001", lambda x: x.flip(1), (1000, 3001))

@@ -63,6 +63,7 @@ def others() -> Iterator[Case]:
     yield two("div 10000019", lambda a, b: a / b, (odd,), (odd,))
     yield two("lerp 3000x1537", lambda a, b: a.lerp(b, 0.1), (3000, 1537), (3000, 1537))
     yield two("broadcast row 3000x1537", lambda a, b: a + b, (3000, 1537), (1537,))
+    yield two("broadcast row 200000x3", lambda a, b: a + b, (200_000, 3), (3,))
     yield two("broadcast column 1537x3000", lambda a, b: a * b, (1537, 3000), (1537, 1))
     yield two("broadcast middle 64x37x1000", lambda a, b: a + b, (64, 37, 1000), (64, 1, 1000))
     yield two("outer 3001x1009", lambda a, b: a[:, None] * b, (3001,), (1009,))

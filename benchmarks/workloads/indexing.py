@@ -115,6 +115,7 @@ def _ordering() -> Iterator[Case]:
 
     yield moving("indexing/sort 300001", on(lambda x: x.sort(), (300_001,)), 16 * 300_001)
     yield moving("indexing/sort rows 1000x300", on(lambda x: x.sort(1), (1000, 300)), 16 * 300_000)
+    yield moving("indexing/sort rows 200000x2", on(lambda x: x.sort(1), (200_000, 2)), 16 * 400_000)
     yield moving("indexing/topk 50 of rows 64x50257", on(lambda x: x.topk(50), (64, 50257)), 4 * 64 * 50257)
     yield moving("indexing/searchsorted 300000 in 1001", searchsorted, 12 * 300_000)
     yield moving("indexing/bincount 300000", bincount, 8 * 300_000)

@@ -63,6 +63,7 @@ def others() -> Iterator[Case]:
         (3000, 31, 7),
         (525, 9, 291),
         (3, 803, 13),
+        (100_000, 3, 3),
     ):
         yield product(f"nn {m}x{k}x{n}", m, n, k)
     yield product("vector 1x1000x3000", 1, 3000, 1000)
@@ -76,6 +77,8 @@ def others() -> Iterator[Case]:
         (500, 8, 40, 8),
         (24, 197, 197, 64),
         (7, 300, 200, 100),
+        (100_000, 3, 1, 3),
+        (10_000, 1, 1, 128),
     ):
         yield batched(batch, m, n, k)
     yield linear(1, 768, 3072)

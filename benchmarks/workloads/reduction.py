@@ -57,6 +57,8 @@ def _to_few() -> Iterator[Case]:
     yield one("sum float64 3000001", lambda x: x.sum(), 3_000_001, dtype=torch.float64)
     yield one("sum bfloat16 3000001", lambda x: x.sum(), 3_000_001, dtype=torch.bfloat16)
     yield one("mean of rows 100000x10", lambda x: x.mean(1), 100_000, 10)
+    yield one("norm of rows 200000x3", lambda x: x.norm(dim=1), 200_000, 3)
+    yield one("argmax of rows 100000x10", lambda x: x.argmax(1), 100_000, 10)
     yield one("sum of rows 10x300001", lambda x: x.sum(1), 10, 300_001)
     yield one("sum of columns 300001x10", lambda x: x.sum(0), 300_001, 10)
     yield one("sum of the middle 64x1000x100", lambda x: x.sum(1), 64, 1000, 100)

@@ -185,6 +185,8 @@ class Layout:
             columns do. Several groups may share a row: each has `part` elements of it.
         simd_width: float32 elements of a CPU's vector registers: 4, 8 or 16.
         group: work-items of a group that share a row in the GPU form, a power of two.
+        flat: of contiguous rows on a CPU that are shorter than a vector, how many elements they have, otherwise 0.
+            Loops along a row are written out then, and vectors go across rows.
     """
 
     form: str
@@ -193,6 +195,7 @@ class Layout:
     runs: bool = False
     simd_width: int = 16
     group: int = GROUP
+    flat: int = 0
 
 
 Fields = Mapping[str, tuple[str, str]]
@@ -258,7 +261,8 @@ class Team:
         """Where element c lies in tensors of the rows' shape."""
         base, unit = "tg_run" if self.layout.runs else "tg_base", self.layout.unit
         if not self.layout.across:
-            return f"{base} + c{'' if unit else ' * stride'}" if self.layout.runs else "row * size + c"
+            row = f"row * {self.layout.flat or 'size'} + c"
+            return f"{base} + c{'' if unit else ' * stride'}" if self.layout.runs else row
         if self.layout.form == "gpu":
             return f"{base} + c * stride"
         return f"{base} + c * stride + tg_j{'' if unit else ' * inner_stride'}"
@@ -285,6 +289,8 @@ class Team:
             return f"for (long c = 0; c < {size}; ++c) {{ {self._lanes(statements, vectorize)} }}"
         if self.layout.form == "gpu":
             return self._members("0", size, statements)
+        if self.layout.flat and size == "size":
+            return self._written_out(statements)
         return f"{'VECTORIZE ' if vectorize else ''}for (long c = 0; c < {size}; ++c) {{ {statements} }}"
 
     def leader(self, statements: str) -> str:
@@ -359,6 +365,9 @@ class Team:
             return self._fold_group(fields, step, combine, cascade, size)
         if self.layout.runs and not size:
             return self._fold_runs(fields, step, combine, cascade)
+        if self.layout.flat and not size:
+            start = " ".join(f"{value_ctype(type_)} {name} = {first};" for name, (type_, first) in fields.items())
+            return f"{start} {self._written_out(bind(step, A='{}'))}"
         return self._fold_row(fields, step, combine, cascade, size)
 
     def scan(self, fields: Fields, load: str, combine: str, then: str, ahead: str = "") -> str:
@@ -382,6 +391,8 @@ class Team:
         start = " ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())
         if self._is_group:
             return self._scan_group(fields, types, load, combine, then)
+        if self.layout.flat:
+            return f"{start} {self._written_out(f'{step} {then}')}"
         ahead = "" if self.layout.across else ahead
         return f"{start} long c = 0; {ahead} for (; c < size; ++c) {{ {step} {then} }}"
 
@@ -430,6 +441,7 @@ class Team:
             body = f"""  {head}
   {"const long rows = outer * inner;" if layout.runs else ""}
   const long tg_row_end = (GROUP_ID(0) + 1) * chunk < rows ? (GROUP_ID(0) + 1) * chunk : rows;
+  {"VECTORIZE" if layout.flat else ""}
   for (long row = GROUP_ID(0) * chunk; row < tg_row_end; ++row) {{
     {text}
   }}
@@ -454,6 +466,10 @@ class Team:
     def _bounds(self, size: str) -> tuple[str, str]:
         """The elements that the group has of a row, or of `size` others."""
         return ("tg_begin", "tg_end") if self.layout.runs and not size else ("0", size or "size")
+
+    def _written_out(self, statements: str) -> str:
+        """The loop along a row of a known number of elements."""
+        return f"UNROLL for (int c = 0; c < {self.layout.flat}; ++c) {{ {statements} }}"
 
     def _over(self, loop: Callable[[str, str], str], size: str = "") -> str:
         """What `loop` makes of a range of elements, for the row or for each run of it, or of `size` elements."""

@@ -45,7 +45,7 @@ from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
 from torchgraft.codegen.vectors import vector_lanes
 from torchgraft.inductor.indices import Loop, Loops, divisions, printed
 from torchgraft.inductor.invariants import by_loop
-from torchgraft.inductor.operations import Operations, as_type, literal
+from torchgraft.inductor.operations import FUNCTIONS, Operations, as_type, literal
 from torchgraft.inductor.reductions import Reduction, reduction
 from torchgraft.plans.device import device_traits, kernel_form
 from torchgraft.plans.grid import SHORT_ROW, SOME_ROWS
@@ -61,8 +61,9 @@ _VECTORS, _FEW_STATEMENTS = 4, 12
 _SHORT = 16
 # Loops shorter than this are no vectors.
 _SHORTEST = 8
-# Operations of the elements of a short row, at most, where a CPU goes along many of them side by side.
-_WRITTEN_OUT = 1024
+# Operations of the elements of a loop that is written out, at most, of which a function is as many: a compiler takes
+# its time.
+_WRITTEN_OUT, _FUNCTION = 1024, 16
 # Elements that are accumulated before that is put aside: a sum of millions would round off what is added last. So many
 # times later what lies aside is put aside in its turn.
 _RUN = 256
@@ -176,6 +177,8 @@ class GeneratedKernel(SIMDKernel):
         """Where a loop along memory is short, such as that over a pixel's colours, has vectors go along another: whole
         vectors of all first colours, of the second ones and so on."""
         for short in filter(_is_short, reversed(self._walked)):
+            if not self._may_be_written_out(short.size):
+                continue
             others = _innermost_last([loop for loop in self._walked if loop != short], units)
             long = others[-1]
             interleaved = (_stride(index, short) == 1 and _stride(index, long) != 0 for index in indices)
@@ -203,12 +206,17 @@ class GeneratedKernel(SIMDKernel):
         """Decides on how many elements of a row a CPU accumulates side by side, or on whether it treats neighbouring
         rows side by side, though they do not lie so: short ones have too few elements for vectors."""
         size, row = self._reduced[-1].size, sympy.Mul(*(loop.size for loop in self._reduced))
-        operations = sum(self.features.op_counts().values())
         many = bool(self._walked) and _hint(self._walked[-1].size) >= _SHORTEST
         short = isinstance(row, sympy.Integer) and row < self._vector
-        self._flat = many and short and row * operations <= _WRITTEN_OUT
+        self._flat = many and short and self._may_be_written_out(row)
         if not self._flat and _hint(size) >= self._vector:
             self._lanes = self._vector * (_VECTORS if _hint(size) >= _VECTORS * self._vector else 1)
+
+    def _may_be_written_out(self, times: sympy.Integer) -> bool:
+        """Whether the text of an element is short enough to stand so many times."""
+        counts = self.features.op_counts()
+        functions = sum(count for name, count in counts.items() if name in FUNCTIONS)
+        return bool(times * (sum(counts.values()) + _FUNCTION * functions) <= _WRITTEN_OUT)
 
     @cached_property
     def _vector(self) -> int:
@@ -280,11 +288,10 @@ class GeneratedKernel(SIMDKernel):
         pointer, index = self.args.output(name), self.prepare_indexing(index)
         type_ = element_type(V.graph.get_dtype(name)).name
         at, text = self.index_to_str(index), as_type(value, type_)
-        # To store rounds as a conversion does.
-        narrowed = re.fullmatch(rf"tg_narrow_{type_}\((.*)\)", self._definition(text))
-        text = narrowed[1] if narrowed else text
         if mode is None:
-            return f"store_{type_}({pointer}, {at}, {text});"
+            # To store rounds as a conversion does.
+            narrowed = re.fullmatch(rf"tg_narrow_{type_}\((.*)\)", self._definition(text))
+            return f"store_{type_}({pointer}, {at}, {narrowed[1] if narrowed else text});"
         if mode != "atomic_add":
             raise NotImplementedError(f"stores of kind {mode}")
         self.vectorized = False
@@ -637,7 +644,7 @@ class GeneratedKernel(SIMDKernel):
         named = re.compile(rf"\b({'|'.join((str(loop.variable), *declared))})\b")
 
         def iteration(line: str, c: int) -> str:
-            return named.sub(lambda m: str(c) if m[1] == str(loop.variable) else f"{m[1]}_{c}", line)
+            return named.sub(lambda m: f"{c}L" if m[1] == str(loop.variable) else f"{m[1]}_{c}", line)
 
         out = [iteration(line, c) for c in range(int(loop.size)) for line in lines]
         return sorted(out, key=lambda line: line.strip().startswith("store_"))

@@ -151,6 +151,9 @@ _POLYNOMIALS = (
     "laguerre_polynomial_l"
 )
 
+#: Operations that are functions of the library's, of some lines each.
+FUNCTIONS = frozenset(f"{_FUNCTIONS} {_FUNCTIONS_OF_TWO} {_POLYNOMIALS} polygamma pow gammainc gammaincc ndtr".split())
+
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "gt": ">", "le": "<=", "ge": ">="}
 
 _OPERATIONS: dict[str, Callable[..., str]] = {

@@ -105,7 +105,7 @@ def reduce_kernel(r: Reduction, input_type: str, layout: Layout, width: int, par
     Args:
         r: what is accumulated.
         input_type: element type of the input.
-        layout: of rows of runs.
+        layout: of rows of runs, or of flat ones, whose outputs lie side by side.
         width: rows side by side, as of `Team`.
         parts: stores accumulators of parts instead of results.
     """
@@ -114,7 +114,8 @@ def reduce_kernel(r: Reduction, input_type: str, layout: Layout, width: int, par
         at = f"GROUP_ID(1) * (outer * inner) + {team.row}"
         store = " ".join(f"part_{name}[{at}] = {name};" for name, _, _ in r.fields)
     else:
-        store = f"const long count = size; {r.store(f'o * os0 + {team.column} * os1', team.row, '{}')}"
+        at = "row" if layout.flat else f"o * os0 + {team.column} * os1"
+        store = f"const long count = size; {r.store(at, team.row, '{}')}"
     return team.kernel(
         f"{r.name}_{input_type}",
         r.parameters(f"const {input_type}* input; {_inputs(r.others)}", parts),

@@ -15,8 +15,8 @@ def forward_kernel(layout: Layout, in_type: str, out_type: str, log: bool) -> Ke
     team, acc = Team(layout), BY_NAME[in_type].accumulate
     x = f"load_{in_type}(x, {team.at})"
     exponential = f"tg_exp_{acc}({x} - top)"
-    # Of contiguous rows the exponentials are kept in the output where it can hold them; 16 bits would round them twice.
-    keep = not log and out_type == acc and not layout.across
+    # Of long rows the exponentials are kept in the output where it can hold them; 16 bits would round them twice.
+    keep = not log and out_type == acc and not layout.across and not layout.flat
     store = f"store_{out_type}(out, {team.at}, {{}});"
     step = f"const {value_ctype(acc)} e = {exponential}; {store.format('e') if keep else ''} A.sum += e;"
     kept = f"load_{out_type}(out, {team.at})" if keep else exponential

@@ -84,9 +84,9 @@ def layer_norm(
         p.fill(mean, 0)
         p.fill(rstd, math.nan)
         return
-    rows = input.numel() // size
+    layout, grid = p.along_rows(input.numel() // size, size)
     kernel = kernels.layer_norm(
-        p.layout,
+        layout,
         type_,
         _name(weight if weight is not None else bias, type_),
         _name(mean, type_),
@@ -94,7 +94,7 @@ def layer_norm(
         bias is not None,
     )
     statistics = {"means": mean, "rstds": rstd}
-    p.launch(kernel, p.long_rows(rows, size), x=input, weight=weight, bias=bias, out=y, **statistics, eps=eps)
+    p.launch(kernel, grid, x=input, weight=weight, bias=bias, out=y, **statistics, eps=eps)
 
 
 @planner("native_layer_norm_backward", contiguous=True)
@@ -187,9 +187,10 @@ def rms_norm(
     if input.numel() == 0:
         p.fill(rstd, math.nan)
         return
-    kernel = kernels.rms_norm(p.layout, type_, _name(weight, type_), weight is not None)
+    layout, grid = p.along_rows(input.numel() // size, size)
+    kernel = kernels.rms_norm(layout, type_, _name(weight, type_), weight is not None)
     added = torch.finfo(rstd.dtype).eps if eps is None else eps
-    p.launch(kernel, p.long_rows(input.numel() // size, size), x=input, weight=weight, out=y, rstds=rstd, eps=added)
+    p.launch(kernel, grid, x=input, weight=weight, out=y, rstds=rstd, eps=added)
 
 
 @planner("_fused_rms_norm_backward", contiguous=True)

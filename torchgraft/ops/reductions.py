@@ -186,6 +186,13 @@ def _is_row(p: PlanBuilder, r: Reduction, g: _Geometry) -> bool:
     return reduced.stride < kept.stride or kept.stride == 0
 
 
+def _is_flat(p: PlanBuilder, g: _Geometry) -> bool:
+    """Whether the rows are contiguous, short and many, and their outputs lie side by side."""
+    (k0, k1), (r0, r1) = g.kept, g.reduced
+    contiguous = k0.size == 1 and r0.size == 1 and r1.stride == 1 and k1.stride == r1.size and k1.out_stride == 1
+    return contiguous and p.is_flat(k1.size, r1.size)
+
+
 @dataclass(frozen=True)
 class _Share:
     """How a reduction is dealt out.
@@ -248,6 +255,16 @@ def _reduce(
     values: Sequence[Any],
     others: Sequence[torch.Tensor],
 ) -> None:
+    given: dict[str, Any] = {name: value for (name, _), value in zip(r.values, values, strict=True)}
+    given |= {"os0": g.kept[0].out_stride, "os1": g.kept[1].out_stride}
+    results = {f"out{n}": out for n, out in enumerate(outs)}
+    sources = {f"in_{name}": other for (name, _, _), other in zip(r.others, others, strict=True)}
+    type_ = element_type(x.dtype).name
+    if _is_flat(p, g):
+        flat, grid = p.along_rows(g.outputs, g.count)
+        kernel = kernels.reduce_kernel(replace(r, cascade=False), type_, flat, WIDTH, False)
+        p.launch(kernel, grid, input=x, **sources, **results, **given)
+        return
     share = _share_gpu(p, r, g) if p.form == "gpu" else _share_cpu(p, r, g)
     parts = max(1, ceil_div(g.count, max(1, share.part)))
     if share.part <= share.short:
@@ -258,14 +275,10 @@ def _reduce(
     shape |= {"size": g.count, "run": max(1, r1.size), "run_stride": r0.stride, "stride": r1.stride}
     deal = {"span": 1, "chunk": share.chunk} if row else {"span": share.chunk, "chunk": 1}
     grid = Grid((share.groups, parts), {**shape, **deal, "part": share.part})
-    given: dict[str, Any] = {name: value for (name, _), value in zip(r.values, values, strict=True)}
-    given |= {"os0": k0.out_stride, "os1": k1.out_stride}
-    results = {f"out{n}": out for n, out in enumerate(outs)}
     targets = results
     if parts > 1:
         targets = {f"part_{name}": p.empty((parts * g.outputs,), BY_NAME[type_].dtype) for name, type_, _ in r.fields}
-    sources = {f"in_{name}": other for (name, _, _), other in zip(r.others, others, strict=True)}
-    kernel = kernels.reduce_kernel(r, element_type(x.dtype).name, layout, share.width, parts > 1)
+    kernel = kernels.reduce_kernel(r, type_, layout, share.width, parts > 1)
     p.launch(kernel, grid, input=x, **sources, **targets, **given)
     if parts > 1:
         r = replace(r, cascade=False, others=r.kept_for_results(), index="")

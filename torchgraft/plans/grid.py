@@ -19,6 +19,8 @@ MULTIPLE = 256
 # loaded one by one, or by instructions that take some processors longer still.
 SHORT_ROW = 64
 SOME_ROWS = 16
+# So many short rows are worth a kernel of their own for the number of their elements.
+MANY_ROWS = 1024
 # Rows of so many elements keep a large group of a GPU busy.
 LONG_ROW = 4096
 
@@ -92,6 +94,8 @@ class Dealer:
     def rows(self, outer: int, size: int, inner: int = 1, cost: int = 1) -> tuple[Layout, Grid]:
         """For a `Team` that works along the middle of a contiguous (outer, size, inner): how its rows lie, and its
         groups."""
+        if inner == 1 and self.is_flat(outer, size):
+            return replace(self.layout, flat=size), self.long_rows(outer, size, cost)
         short = SHORT_ROW if self.target.form == "gpu" else vector_lanes(self.target.simd_width) - 1
         if inner == 1 and not (size <= short and outer >= SOME_ROWS):
             return replace(self.layout, group=self._members(outer, size)), self.long_rows(outer, size, cost)
@@ -103,6 +107,15 @@ class Dealer:
         grid = self.columns(outer, inner, size * cost)
         values = {"outer_stride": outer_stride, "size": size, "stride": stride, "inner_stride": inner_stride}
         return replace(self.layout, across=True, unit=unit), Grid(grid.groups, {**grid.values, **values})
+
+    def is_flat(self, rows: int, size: int) -> bool:
+        """Whether contiguous rows are `Layout.flat`."""
+        return self.target.form == "cpu" and 0 < size < vector_lanes(self.target.simd_width) and rows >= MANY_ROWS
+
+    def along_rows(self, rows: int, size: int, cost: int = 1) -> tuple[Layout, Grid]:
+        """For a `Team` that works along contiguous rows, whatever their length."""
+        layout = replace(self.layout, flat=size) if self.is_flat(rows, size) else self.layout
+        return layout, self.long_rows(rows, size, cost)
 
     def _members(self, rows: int, size: int) -> int:
         """Of the group that shares a row on a GPU: larger ones where few long rows would leave units idle."""

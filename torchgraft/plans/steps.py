@@ -283,6 +283,15 @@ class Steps:
         """Of contiguous rows."""
         return self.dealer.layout
 
+    def along_rows(self, rows: int, size: int, cost: int = 1) -> tuple[Layout, Grid]:
+        """The layout and grid of a `codegen.loops.Team` that works along contiguous rows; see
+        `plans.grid.Dealer.along_rows`."""
+        return self.dealer.along_rows(rows, size, cost)
+
+    def is_flat(self, rows: int, size: int) -> bool:
+        """Whether so many contiguous rows are treated side by side, and loops along them are written out."""
+        return self.dealer.is_flat(rows, size)
+
     def long_rows(self, rows: int, size: int, cost: int = 1) -> Grid:
         """The grid of a `codegen.loops.Team` on contiguous rows."""
         return self.dealer.long_rows(rows, size, cost)
