@@ -67,6 +67,7 @@ class Capability(enum.IntFlag):
     BFLOAT16_TILES = 1 << 8  #: kernels may use the kernel language's words for tiles of bfloat16
     BFLOAT16_VECTORS = 1 << 9  #: kernels may use the kernel language's words for vectors of bfloat16
     FRAGMENTS = 1 << 10  #: kernels may use the kernel language's words for fragments of 16-bit floats
+    OUTER_VECTORS = 1 << 11  #: the compiler makes vectors of a loop around one that is written out
 
 
 class CopyKind(enum.IntEnum):

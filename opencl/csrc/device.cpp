@@ -193,6 +193,7 @@ std::string features(const Device& device) {
   add((capabilities & TG_CAP_BFLOAT16_TILES) != 0, "tiles of bfloat16");
   add((capabilities & TG_CAP_BFLOAT16_VECTORS) != 0, "vectors of bfloat16");
   add((capabilities & TG_CAP_FRAGMENTS) != 0, "fragments of 16-bit floats");
+  add((capabilities & TG_CAP_OUTER_VECTORS) != 0, "vectors of outer loops");
   add((svm & CL_DEVICE_SVM_COARSE_GRAIN_BUFFER) != 0, "SVM");
   add((svm & CL_DEVICE_SVM_FINE_GRAIN_BUFFER) != 0, "fine-grained SVM");
   add((svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0, "system SVM");
@@ -406,6 +407,8 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
   has_fragments =
       has("cl_nv_device_attribute_query") && number<cl_uint>(*this, CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV) >= 8;
   if (has_fragments) p.capabilities |= TG_CAP_FRAGMENTS;
+  // Intel's compiler (2026.2) may crash (a segmentation fault in clBuildProgram) where it is told to.
+  if (is_cpu && is_pocl(*this)) p.capabilities |= TG_CAP_OUTER_VECTORS;
   if (is_cpu && assembles_bfloat16(*this, platform_text(platform, CL_PLATFORM_VERSION))) {
     if (may_use_tiles()) p.capabilities |= TG_CAP_BFLOAT16_TILES;
     if (may_use_vectors()) p.capabilities |= TG_CAP_BFLOAT16_VECTORS;

@@ -151,6 +151,7 @@ class Target:
         bfloat16: whose words kernels may use to multiply bfloat16, if any.
         fragments: whether they may use those for a GPU's matrix units.
         work_group: work-items of a work-group, at most.
+        outer_vectors: whether its compiler makes vectors of a loop around one that is written out.
     """
 
     form: str
@@ -160,6 +161,7 @@ class Target:
     bfloat16: Way | None = None
     fragments: bool = False
     work_group: int = 256
+    outer_vectors: bool = False
 
 
 # By float32 elements of a vector register: there are 32 registers of 64 bytes, of which 16 hold sums (24 in products);

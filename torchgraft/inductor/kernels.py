@@ -208,7 +208,8 @@ class GeneratedKernel(SIMDKernel):
         size, row = self._reduced[-1].size, sympy.Mul(*(loop.size for loop in self._reduced))
         many = bool(self._walked) and _hint(self._walked[-1].size) >= _SHORTEST
         short = isinstance(row, sympy.Integer) and row < self._vector
-        self._flat = many and short and self._may_be_written_out(row)
+        able = device_traits(_device()).outer_vectors
+        self._flat = able and many and short and self._may_be_written_out(row)
         if not self._flat and _hint(size) >= self._vector:
             self._lanes = self._vector * (_VECTORS if _hint(size) >= _VECTORS * self._vector else 1)
 

@@ -31,6 +31,7 @@ class DeviceTraits:
     long_atomics: bool  # of 64 bits
     bfloat16: Way | None  # whose words kernels may use to multiply bfloat16, if any
     fragments: bool  # whether they may use those for a GPU's matrix units
+    outer_vectors: bool  # whether its compiler makes vectors of a loop around one that is written out
     tuning: Tuning  # the sizes to make its kernels with
 
     def target(self, form: str) -> Target:
@@ -43,6 +44,7 @@ class DeviceTraits:
             self.bfloat16,
             self.fragments,
             self.max_work_group_size,
+            self.outer_vectors,
         )
 
 
@@ -64,6 +66,7 @@ def device_traits(index: int) -> DeviceTraits:
         long_atomics=bool(capabilities & 1 << 4),
         bfloat16=_bfloat16(capabilities, simd_width(index)),
         fragments=bool(capabilities & 1 << 10),
+        outer_vectors=bool(capabilities & 1 << 11),
         tuning=_forced.get(index) or tuned.read(described(index)) or default_tuning(simd_width(index)),
     )
 

@@ -110,7 +110,8 @@ class Dealer:
 
     def is_flat(self, rows: int, size: int) -> bool:
         """Whether contiguous rows are `Layout.flat`."""
-        return self.target.form == "cpu" and 0 < size < vector_lanes(self.target.simd_width) and rows >= MANY_ROWS
+        target, lanes = self.target, vector_lanes(self.target.simd_width)
+        return target.form == "cpu" and target.outer_vectors and 0 < size < lanes and rows >= MANY_ROWS
 
     def along_rows(self, rows: int, size: int, cost: int = 1) -> tuple[Layout, Grid]:
         """For a `Team` that works along contiguous rows, whatever their length."""

@@ -61,7 +61,8 @@ enum {
   TG_CAP_SUBGROUPS = 1u << 7,
   TG_CAP_BFLOAT16_TILES = 1u << 8,   /* kernels may use the kernel language's words for tiles of bfloat16 */
   TG_CAP_BFLOAT16_VECTORS = 1u << 9, /* kernels may use the kernel language's words for vectors of bfloat16 */
-  TG_CAP_FRAGMENTS = 1u << 10        /* kernels may use the kernel language's words for fragments of 16-bit floats */
+  TG_CAP_FRAGMENTS = 1u << 10,       /* kernels may use the kernel language's words for fragments of 16-bit floats */
+  TG_CAP_OUTER_VECTORS = 1u << 11    /* the compiler makes vectors of a loop around one that is written out */
 };
 
 /* What a device is. It never changes: it is part of the key under which kernels are kept. Each device has a name, a
