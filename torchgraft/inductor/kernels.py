@@ -57,7 +57,7 @@ WIDTH = 64
 # Vectors of partial results of a row, so that additions need not wait for each other. Of elements with more statements
 # than these, or with functions, nothing waits: they have one.
 _VECTORS, _FEW_STATEMENTS = 4, 12
-# Rows of so many elements are a work-item's each on a GPU.
+# Rows of fewer elements are a work-item's each on a GPU.
 _SHORT = 16
 # Loops shorter than this are no vectors.
 _SHORTEST = 8

@@ -18,8 +18,8 @@ from torchgraft.plans.device import kernel_form
 
 __all__ = ["PATCHES", "apply"]
 
-#: Elements of a row that stay in a processor's nearest cache while it is gone along again.
-CACHED = 4096
+# Elements of a row that stay in a processor's nearest cache while it is gone along again.
+_CACHED = 4096
 
 
 def pointwise_results_are_on_the_device() -> None:
@@ -115,7 +115,6 @@ def short_variances_take_two_steps() -> None:
     torch 2.13 (torch/_inductor/lowering.py, `use_two_step_variance`).
     """
     import sympy
-    import torch._inductor.ir
     import torch._inductor.lowering
 
     lowering: Any = torch._inductor.lowering
@@ -128,7 +127,7 @@ def short_variances_take_two_steps() -> None:
             return bool(plain(x, axis, *args, **options))
         sizes = x.get_size()
         size = sympy.Mul(*(sizes[dim] for dim in lowering._validate_reduction_axis(x, axis)))
-        return isinstance(size, sympy.Integer) and size <= CACHED and size != sympy.Mul(*sizes)
+        return isinstance(size, sympy.Integer) and size <= _CACHED and size != sympy.Mul(*sizes)
 
     lowering.use_two_step_variance = use_two_step_variance
 

@@ -1283,7 +1283,7 @@ def matmul_launches(
         batch, m = m, 1
         a, b, c, d = a.by_rows, replace(b, batch=0), c.by_rows, d.by_rows if d else None
     if on.form == "cpu" and is_tiny(batch, m, n, k):
-        return [_tiny_launch(storage, result, (batch, m, n, k), c, a, b, d, alpha, beta, units)]
+        return [_tiny_launch(_Product(storage, result, (batch, m, n, k), c, a, b, d, alpha, beta), units)]
     math = arithmetic(storage, simd_width)
     if n == 1 and m > 1:
         # A matrix times a column, as a row times a matrix.
@@ -1333,8 +1333,8 @@ def matmul_launches(
         more = {"block_columns": columns, "share": _share(batch, few * k * min(n, columns) // math.width, units)}
         kernel = partial(_axpy, storage, few, simd_width)
     elif small:
-        extents = (batch, m, n, k)
-        return [_small_launch(storage, result, extents, c, a, b, d, alpha, beta, unit_b, addend, units, simd_width)]
+        asked = _Product(storage, result, (batch, m, n, k), c, a, b, d, alpha, beta)
+        return [_small_launch(asked, unit_b, addend, units, simd_width)]
     elif paired:
         rows, columns = block_shape(math, bfloat16.TILE, m, n, k, batch, units, 1_000_000)
         more = {"block_rows": rows, "block_columns": columns}
@@ -1397,42 +1397,37 @@ def matmul_launches(
     return [product, Launch(fold, (ceil_div(m * n, 64),), whole)]
 
 
-def _tiny_launch(
-    storage: str,
-    result: str,
-    sizes: tuple[int, int, int, int],
-    c: Matrix,
-    a: Matrix,
-    b: Matrix,
-    d: Matrix | None,
-    alpha: object,
-    beta: object,
-    units: int,
-) -> Launch:
-    batch, m, n, k = sizes
-    strides = tiny_strides([(x.row, x.column, x.batch) for x in (a, b, c)])
-    kernel = tiny_kernel(storage, result, (m, n, k), strides, "any" if d else "none")
+@dataclass(frozen=True)
+class _Product:
+    """What `launches` was asked for, with its names."""
+
+    storage: str
+    result: str
+    sizes: tuple[int, int, int, int]
+    c: Matrix
+    a: Matrix
+    b: Matrix
+    d: Matrix | None
+    alpha: object
+    beta: object
+
+    @property
+    def operands(self) -> dict[str, object]:
+        return _operands(self.c, self.a, self.b, self.d, self.alpha, self.beta)
+
+
+def _tiny_launch(product: _Product, units: int) -> Launch:
+    batch, m, n, k = product.sizes
+    strides = tiny_strides([(x.row, x.column, x.batch) for x in (product.a, product.b, product.c)])
+    addend = "any" if product.d else "none"
+    kernel = tiny_kernel(product.storage, product.result, (m, n, k), strides, addend)
     share = _share(batch, m * n * k + m * k + k * n + 2 * m * n, units)
-    arguments = {**_operands(c, a, b, d, alpha, beta), "share": share, "batches": batch}
-    return Launch(kernel, (ceil_div(batch, share),), arguments)
+    return Launch(kernel, (ceil_div(batch, share),), {**product.operands, "share": share, "batches": batch})
 
 
-def _small_launch(
-    storage: str,
-    result: str,
-    sizes: tuple[int, int, int, int],
-    c: Matrix,
-    a: Matrix,
-    b: Matrix,
-    d: Matrix | None,
-    alpha: object,
-    beta: object,
-    unit_b: Unit,
-    addend: Addend,
-    units: int,
-    simd_width: int,
-) -> Launch:
-    batch, m, n, k = sizes
+def _small_launch(product: _Product, unit_b: Unit, addend: Addend, units: int, simd_width: int) -> Launch:
+    storage = product.storage
+    batch, m, n, k = product.sizes
     depth = _small_depth(arithmetic(storage, simd_width), n)
     simd_width = max(4, simd_width // 2) if depth == _NARROW_DEPTH else simd_width
     wide = ceil_div(n, arithmetic(storage, simd_width).width)
@@ -1452,8 +1447,8 @@ def _small_launch(
     blocks = batch * ceil_div(m, block_rows)
     share = ceil_div(blocks, wanted)
     more = {"block_rows": block_rows, "share": share, "batches": batch}
-    arguments = {**_operands(c, a, b, d, alpha, beta), "M": m, "N": n, **more, "each_K": k, "last_K": k}
-    kernel = small_kernel(storage, result, rows, vectors, 0 if in_place else depth, unit_b, addend, simd_width)
+    arguments = {**product.operands, "M": m, "N": n, **more, "each_K": k, "last_K": k}
+    kernel = small_kernel(storage, product.result, rows, vectors, 0 if in_place else depth, unit_b, addend, simd_width)
     return Launch(kernel, (ceil_div(blocks, share),), arguments)
 
 

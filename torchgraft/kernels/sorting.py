@@ -182,7 +182,7 @@ def exchange_kernel(type_: str, descending: bool, length: int) -> Kernel:
     """Sorts contiguous rows of so few elements on a CPU, as many rows at once as vectors have lanes: in as many rounds
     as a row has elements, every second pair of neighbours is put in order, which leaves equal ones as they were.
 
-    Source: odd-even transposition (Knuth, The Art of Computer Programming 3, 5.3.4, exercise 37).
+    Source: odd-even transposition (Knuth, The Art of Computer Programming 3, 5.3.4).
     """
     signed, stored = _signed(type_), BY_NAME[MOVES[BY_NAME[type_].size]].storage
     lines = [f"const long base = i * {length};"]

@@ -95,7 +95,7 @@ class Dealer:
         """For a `Team` that works along the middle of a contiguous (outer, size, inner): how its rows lie, and its
         groups."""
         if inner == 1 and self.is_flat(outer, size):
-            return replace(self.layout, flat=size), self.long_rows(outer, size, cost)
+            return self.along_rows(outer, size, cost)
         short = SHORT_ROW if self.target.form == "gpu" else vector_lanes(self.target.simd_width) - 1
         if inner == 1 and not (size <= short and outer >= SOME_ROWS):
             return replace(self.layout, group=self._members(outer, size)), self.long_rows(outer, size, cost)
