@@ -159,6 +159,16 @@ def test_roll(device: str) -> None:
     compare(device, lambda a: a.roll(1, 0), make((0, 3)))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex128], ids=str)
+def test_roll_of_short_rows(device: str, dtype: torch.dtype) -> None:
+    for size in range(1, 10):
+        x = make((100, size), dtype)
+        for shift in (-1, 2, 3 * size + 1):
+            compare(device, lambda a, shift=shift: a.roll(shift, 1), x)
+        compare(device, lambda a: a.roll((1, 2), (0, 1)), x)
+        compare(device, lambda a: a.t().roll(1, 1), x)
+
+
 def test_repeat_and_tile(device: str) -> None:
     x = make((3, 4))
     compare(device, lambda a: a.repeat(2, 1, 3), x, backward=True, tolerance=1e-5)

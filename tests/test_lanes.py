@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchgraft.codegen.lanes import as_vectors, each_lane
+from torchgraft.codegen.lanes import as_vectors, each_lane, fold_lanes
 
 TYPES = dict.fromkeys(("sum", "s", "a"), "float")
 FIRST = "const long c = tg_first + tg_j; "
@@ -61,7 +61,7 @@ def test_what_means_the_same_of_vectors(statements: str, expected: str) -> None:
 )
 def test_what_may_not_mean_the_same(statements: str) -> None:
     assert as_vectors(16, FIRST + statements, 0, TYPES) is None
-    assert "TG_VECTOR_OPERATORS" not in each_lane(16, FIRST + statements, types=TYPES)
+    assert "#ifdef" not in each_lane(16, FIRST + statements, types=TYPES)
 
 
 def test_variables_of_several_types() -> None:
@@ -79,12 +79,12 @@ def test_places_of_extremes(scalar: str, integer: str, storage: str) -> None:
     best, at = f"(*({scalar}4u*)(tg_best + 8))", f"(*({integer}4u*)(tg_at + 8))"
     step = (
         f"{FIRST}const {integer} i = ({integer})c; const {scalar} x = load_{storage}(in, c); "
-        f"const int t = !(x <= tg_best[tg_j]) || (tg_at[tg_j] == INT_MAX && x == tg_best[tg_j]); {BEST}"
+        f"const int t = !(x <= tg_best[tg_j]) | ((tg_at[tg_j] == INT_MAX) & (x == tg_best[tg_j])); {BEST}"
     )
     assert as_vectors(4, step, 8, types) == (
         f"const long c = tg_first + 8;  const {integer}4 i = ({integer})c + MAKE_{integer}4(0, 1, 2, 3); "
         f"const {scalar}4 x = load_{storage}x4(in, c); "
-        f"const {integer}4 t = !(x <= {best}) || ({at} == INT_MAX && x == {best}); "
+        f"const {integer}4 t = !(x <= {best}) | (({at} == INT_MAX) & (x == {best})); "
         f"{best} = t ? x : {best}; {at} = t ? i : {at};"
     )
 
@@ -109,5 +109,25 @@ def test_integers_that_meet_others(statements: str) -> None:
 
 def test_both_are_in_the_text() -> None:
     text = each_lane(8, "tg_a[tg_j] = 0;", 8, types={"a": "double"})
-    assert "#ifdef TG_VECTOR_OPERATORS\n{ (*(double8u*)(tg_a + 8)) = 0; }\n#else\n" in text
+    assert "#ifdef TG_NO_VECTORS_OF_LOOPS\n{ (*(double8u*)(tg_a + 8)) = 0; }\n#else\n" in text
     assert "for (int tg_i = 0; tg_i < 8; ++tg_i) { const int tg_j = tg_i + 8; tg_a[tg_j] = 0; }" in text
+
+
+def test_lanes_that_are_combined() -> None:
+    def add(to: str, other: str) -> str:
+        return f"{to.format('a')} += {other.format('a')};"
+
+    loops = " ".join(
+        f"UNROLL for (int tg_j = 0; tg_j < {w}; ++tg_j) {{ {add('tg_a[tg_j]', f'tg_a[tg_j + {w}]')} }}" for w in (2, 1)
+    )
+    vectors = (
+        "const float4 tg_a_4 = *(float4u*)tg_a; float2 tg_a_2 = tg_a_4.lo; { tg_a_2 += tg_a_4.hi; } "
+        "float tg_a_1 = tg_a_2.lo; { tg_a_1 += tg_a_2.hi; } tg_a[0] = tg_a_1;"
+    )
+    assert (
+        fold_lanes(4, add, {"a": "float"}) == f"\n#ifdef TG_VECTOR_OPERATORS\n{{ {vectors} }}\n#else\n{loops}\n#endif\n"
+    )
+    assert fold_lanes(4, add, {"a": "int"}) == loops
+    assert "#ifdef" not in fold_lanes(
+        4, lambda a, b: f"{a.format('a')} += tg_exp_f32({b.format('a')});", {"a": "float"}
+    )

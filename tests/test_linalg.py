@@ -523,3 +523,64 @@ def test_batches_of_both_sides_broadcast(device: str, batches: tuple[tuple[int, 
         ),
     ):
         torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.no_fallback
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int8,
+        torch.uint8,
+        torch.complex64,
+    ],
+    ids=str,
+)
+def test_cross_products(device: str, dtype: torch.dtype) -> None:
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randint(0, 9, shape, dtype=dtype) if whole else torch.randn(shape, dtype=dtype)
+
+    exact = dtype if whole else torch.complex128 if dtype.is_complex else torch.float64
+    tolerance = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float64: 1e-12}.get(dtype, 1e-5)
+    for x, y, dim in (
+        (some(1000, 3), some(1000, 3), -1),
+        (some(3), some(3), 0),
+        (some(0, 3), some(0, 3), 1),
+        (some(3, 50, 7), some(3, 1, 7), 0),
+        (some(4, 3, 50), some(4, 3, 50), 1),
+        (some(50, 6)[:, ::2], some(1, 3), -1),
+        (some(3, 50).t(), some(50, 4)[:, 1:], -1),
+        (some(50, 3).conj(), some(50, 3), -1),
+    ):
+        expected = torch.linalg.cross(x.to(exact), y.to(exact), dim=dim).to(dtype)
+        got = torch.linalg.cross(x.to(device), y.to(device), dim=dim)
+        torch.testing.assert_close(got.cpu(), expected, rtol=tolerance, atol=tolerance)
+        out = torch.empty(*expected.shape, 2, dtype=dtype, device=device)[..., 1]
+        torch.linalg.cross(x.to(device), y.to(device), dim=dim, out=out)
+        torch.testing.assert_close(out.cpu(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_gradients_of_cross_products(device: str) -> None:
+    x, y, grad = (torch.randn(40, 3, dtype=torch.float64) for _ in range(3))
+    given = [v.to(device).requires_grad_() for v in (x, y)]
+    torch.linalg.cross(*given).backward(grad.to(device))
+    expected = [v.clone().requires_grad_() for v in (x, y)]
+    torch.linalg.cross(*expected).backward(grad)
+    for a, b in zip(given, expected, strict=True):
+        torch.testing.assert_close(a.grad.cpu(), b.grad)
+
+
+def test_factors_of_cross_products_that_do_not_go_together(device: str) -> None:
+    x = torch.ones(2, 3, device=device)
+    with pytest.raises(RuntimeError, match="expected scalar type Float but found Double"):
+        torch.linalg.cross(x, x.double())
+    with pytest.raises(NotImplementedError, match=r"cross.*Bool"):
+        torch.linalg.cross(x.bool(), x.bool())
+    with pytest.raises(RuntimeError, match="must have the same number of dimensions"):
+        torch.linalg.cross(x, x[0])

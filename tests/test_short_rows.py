@@ -1,4 +1,5 @@
-"""Rows shorter than a vector, of which there are many: vectors go across them. Against torch's CPU in float64."""
+"""Rows shorter than a vector, of which there are many, so that vectors go across them, and rows of few vectors, which
+end within one. Against torch's CPU in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ INTEGERS = [torch.int64, torch.int32, torch.int16, torch.uint8]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 # As few as have no kernel of their own, and more, which end within a vector.
 ROWS = (1023, 1027)
-LENGTHS = (1, 2, 3, 5, 8, 13, 15, 16, 17)
+LENGTHS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 22, 48, 63, 71)
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -91,6 +92,18 @@ def test_exact_results(device: str, name: str, dtype: torch.dtype) -> None:
                 x[torch.rand(x.shape) < 0.05] = float("nan")
                 x[torch.rand(x.shape) < 0.05] = float("inf")
             assert_close(function(x.to(device)).cpu(), function(x), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("length", [1, 7, 16, 23, 64, 100, 4096, 4097])
+@pytest.mark.parametrize("rows", [1, 3, 17, 40])
+def test_rows_of_infinities(device: str, rows: int, length: int) -> None:
+    """Of which the logarithms of sums are found for several at once."""
+    x = torch.randn(rows, length)
+    x[0] = -float("inf")
+    x[rows // 2, length // 2] = float("inf")
+    x[-1, -1] = float("nan")
+    for function in (lambda x: x.log_softmax(1), lambda x: x.logsumexp(1), lambda x: x.softmax(1)):
+        assert_close(function(x.to(device)).cpu(), function(x), equal_nan=True)
 
 
 def test_into_given_results(device: str) -> None:

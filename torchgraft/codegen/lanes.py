@@ -1,38 +1,70 @@
 """Loops over the lanes of vectors, which are elements of arrays that a compiler keeps in registers.
 
-Clang makes vectors of such a loop. A compiler that unrolls it before (Intel's for OpenCL does) may make none: there,
-and in languages that have operators for vectors, the same is said of whole vectors.
+Clang makes vectors of such a loop. A compiler that unrolls it before (Intel's for OpenCL does) may make none: there
+(``TG_NO_VECTORS_OF_LOOPS``) the same is said of whole vectors. So it is wherever a language has operators for vectors
+(``TG_VECTOR_OPERATORS``) of lanes that are combined with each other.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 #: Lanes that what is left of a row goes to.
 FEW_LANES = 4
 
 
-def each_lane(
-    lanes: int, statements: str, place: int = 0, unroll: bool = False, types: Mapping[str, str] | None = None
-) -> str:
+def each_lane(lanes: int, statements: str, place: int = 0, types: Mapping[str, str] | None = None) -> str:
     """Statements for so many lanes, ``tg_j``, from a place on.
 
     Args:
         lanes: how many.
         statements: of one lane, whose variables are ``tg_<name>[tg_j]``, and whose element is ``c``.
         place: number of the first.
-        unroll: there had better be no loop.
         types: of the variables: name -> type of a lane.
     """
     vectorize = "VECTORIZE_ONCE" if "tg_exp" in statements else "VECTORIZE"
-    hint = "UNROLL" if unroll or lanes <= FEW_LANES else vectorize
+    hint = "UNROLL" if lanes <= FEW_LANES else vectorize
     if place == 0:
         loop = f"{hint} for (int tg_j = 0; tg_j < {lanes}; ++tg_j) {{ {statements} }}"
     else:
         loop = f"{hint} for (int tg_i = 0; tg_i < {lanes}; ++tg_i) {{ const int tg_j = tg_i + {place}; {statements} }}"
     vectors = as_vectors(lanes, statements, place, types or {}) if lanes > FEW_LANES else None
-    return loop if vectors is None else f"\n#ifdef TG_VECTOR_OPERATORS\n{{ {vectors} }}\n#else\n{loop}\n#endif\n"
+    return loop if vectors is None else f"\n#ifdef TG_NO_VECTORS_OF_LOOPS\n{{ {vectors} }}\n#else\n{loop}\n#endif\n"
+
+
+def fold_lanes(lanes: int, combine: Callable[[str, str], str], types: Mapping[str, str]) -> str:
+    """Statements that take the upper half of so many lanes into the lower one, and so on until the first has it all.
+
+    Args:
+        lanes: a power of two.
+        combine: makes the statements that take a lane into another. It is given how their variables are spelled, with
+            "{}" for the name.
+        types: of the variables: name -> type of a lane.
+    """
+    widths = [lanes >> k for k in range(1, lanes.bit_length())]
+    texts = {w: combine("tg_{}[tg_j]", f"tg_{{}}[tg_j + {w}]") for w in widths}
+    loops = " ".join(f"UNROLL for (int tg_j = 0; tg_j < {w}; ++tg_j) {{ {text} }}" for w, text in texts.items())
+    lines = [f"const {t}{lanes} tg_{n}_{lanes} = *({t}{lanes}u*)tg_{n};" for n, t in types.items()]
+    for w in widths:
+        # No parts of the arrays: Clang would take these apart, down to the lanes.
+        text = combine(f"tg_{{}}_{w}", f"tg_{{}}_{2 * w}.hi") if w == 1 else as_vectors(w, texts[w], 0, types, _halves)
+        if text is None or _FUNCTION.search(text):
+            return loops
+        vector = str(w) if w > 1 else ""
+        lines += [f"{t}{vector} tg_{n}_{w} = tg_{n}_{2 * w}.lo;" for n, t in types.items()] + [f"{{ {text} }}"]
+    lines += [f"tg_{n}[0] = tg_{n}_1;" for n in types]
+    return f"\n#ifdef TG_VECTOR_OPERATORS\n{{ {' '.join(lines)} }}\n#else\n{loops}\n#endif\n"
+
+
+def _places(name: str, type_: str, lanes: int, place: int) -> str:
+    """The lanes of a variable from a place on, in its array."""
+    return f"(*({type_}{lanes}u*)(tg_{name} + {place}))"
+
+
+def _halves(name: str, type_: str, lanes: int, place: int) -> str:
+    """The same where two vectors are the halves of one."""
+    return f"tg_{name}_{2 * lanes}.hi" if place else f"tg_{name}_{lanes}"
 
 
 _FIRST = "const long c = tg_first + tg_j;"
@@ -44,7 +76,7 @@ _PLACE = r"(\w+), ((?:[\w ]+[+*] )*)(\w+)"
 _LOAD = re.compile(rf"\bload_(\w+)\({_PLACE}\)")
 _STORE = re.compile(rf"\bstore_(\w+)\({_PLACE}, ")
 # A function of the library's that dialects with such operators have of vectors, too.
-_FUNCTION = re.compile(r"\b(tg_exp_f32)\(")
+_FUNCTION = re.compile(r"\b(tg_exp_f32)(?:x\d+)?\(")
 _TYPE = re.compile(r"\b(?:u?(?:char|short|int|long)|bool|half|float|double)\d*\b")
 _OTHER_CALL = re.compile(r"\b(?!fabs\b|fma\b)\w+\(|\bif\b")
 # A comparison of vectors is -1 where it holds, so it may only choose, and between values of their type.
@@ -54,7 +86,13 @@ _TRUTH = re.compile(r"\bconst int (\w+) = ([^;?]*);")
 _INDEX = re.compile(r"\bconst (int|long) (\w+) = \((?:int|long)\)c;")
 
 
-def as_vectors(lanes: int, statements: str, place: int, types: Mapping[str, str]) -> str | None:
+def as_vectors(
+    lanes: int,
+    statements: str,
+    place: int,
+    types: Mapping[str, str],
+    spelled: Callable[[str, str, int, int], str] = _places,
+) -> str | None:
     """The same as statements of vectors; None where they would not be the same, or it is not certain that they are.
     Certain are loads from neighbouring places, arithmetic of one floating-point type, choices by comparisons, and
     the number of an element, as an integer that is as wide.
@@ -76,7 +114,7 @@ def as_vectors(lanes: int, statements: str, place: int, types: Mapping[str, str]
     if any(lane[1] not in types for lane in _LANE.finditer(rest)):
         return None
     vector = f"{scalar}{lanes}"
-    text = _LANE.sub(lambda lane: f"(*({types[lane[1]]}{lanes}u*)(tg_{lane[1]} + {place + int(lane[2] or 0)}))", text)
+    text = _LANE.sub(lambda lane: spelled(lane[1], types[lane[1]], lanes, place + int(lane[2] or 0)), text)
     text = _LOAD.sub(
         lambda load: f"load_{load[1]}x{lanes}({load[2]}, {load[3]}c)" if load[4] == "c" else load[0],
         text,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Value
-from torchgraft.codegen.lanes import FEW_LANES, each_lane
+from torchgraft.codegen.lanes import FEW_LANES, each_lane, fold_lanes
 from torchgraft.codegen.types import value_ctype
 
 #: Work-items of a group in the GPU form.
@@ -37,9 +37,7 @@ _RUN = 256
 # Elements of each of a few columns that a CPU takes at once.
 _TOGETHER = 16
 _BYTES = {"double": 8, "long": 8, "ulong": 8}
-# Registers of lanes that are summed beside each other along a row.
-_REGISTERS = 4
-# Fields of an accumulator of which registers hold `LANES`, or `_REGISTERS`.
+# Fields of an accumulator of which registers hold `LANES`, or `Layout.registers`.
 _MOST_FIELDS = 2
 # Groups up to this size meet once for a fold.
 _SMALL_GROUP = 64
@@ -187,6 +185,10 @@ class Layout:
         group: work-items of a group that share a row in the GPU form, a power of two.
         flat: of contiguous rows on a CPU that are shorter than a vector, how many elements they have, otherwise 0.
             Loops along a row are written out then, and vectors go across rows.
+        masked: of contiguous rows on a CPU, whether what a row has behind its last whole vector is treated as a vector,
+            too, under a mask.
+        registers: of contiguous rows on a CPU, vectors that are summed beside each other along a row, so that additions
+            need not wait for each other: fewer for rows of few vectors, since they are added to each other at the end.
     """
 
     form: str
@@ -196,6 +198,8 @@ class Layout:
     simd_width: int = 16
     group: int = GROUP
     flat: int = 0
+    masked: bool = False
+    registers: int = 4
 
 
 Fields = Mapping[str, tuple[str, str]]
@@ -217,6 +221,10 @@ _COLUMNS_GPU = """
 """
 # Around what is done for each of the columns side by side.
 _LANES_OPEN, _LANES_CLOSE = "\1", "\2"
+# Around the name, type and text of what is found for many rows at once.
+_MANY = "\3"
+# As many rows as that, if so many elements hold them, which are still in the nearest cache when they are met again.
+_ROWS_AT_ONCE, _ELEMENTS_AT_ONCE = 16, 4096
 _LANES_TEXT = re.compile(f"{_LANES_OPEN}(.*?){_LANES_CLOSE}", re.DOTALL)
 
 _ROW_VALUES = ("rows", "size", "chunk")
@@ -252,6 +260,8 @@ class Team:
     _head: dict[str, str] = field(default_factory=dict)  # declarations at the head of the kernel
     # Values that a CPU has for each of its columns, and where they are.
     _columns: dict[str, str] = field(default_factory=dict)
+    # C types of the values of a row.
+    _values: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.group = self.group or self.layout.group
@@ -291,6 +301,10 @@ class Team:
             return self._members("0", size, statements)
         if self.layout.flat and size == "size":
             return self._written_out(statements)
+        if self.layout.masked and size == "size" and vectorize:
+            whole = f"const long tg_whole = size & ~{self.layout.simd_width - 1}L;"
+            first = f"VECTORIZE for (long c = 0; c < tg_whole; ++c) {{ {statements} }}"
+            return f"{{ {whole} {first} VECTORIZE_MASKED for (long c = tg_whole; c < size; ++c) {{ {statements} }} }}"
         return f"{'VECTORIZE ' if vectorize else ''}for (long c = 0; c < {size}; ++c) {{ {statements} }}"
 
     def leader(self, statements: str) -> str:
@@ -302,7 +316,15 @@ class Team:
     def let(self, name: str, type_: str, value: str) -> str:
         """Gives a value of the row a name."""
         ctype = value_ctype(type_)
+        self._values[name] = ctype
         return self.var(name, type_, value) if self._is_vector else f"const {ctype} {name} = {value};"
+
+    def let_of_many(self, name: str, type_: str, value: str) -> str:
+        """The same, once in a kernel, where the value takes a function: of contiguous rows a CPU finds it for many of
+        them at once, in vectors. Statements before and after it share nothing but values of the row."""
+        if self.layout.form == "gpu" or self.layout.across or self.layout.runs or self.layout.flat:
+            return self.let(name, type_, value)
+        return f"{_MANY}{name}{_MANY}{value_ctype(type_)}{_MANY}{value}{_MANY}"
 
     def var(self, name: str, type_: str, value: str = "") -> str:
         """The same for a value that `leader` may change, of rows across memory; it may be left to `leader` to set it
@@ -359,6 +381,7 @@ class Team:
             alone: `step` uses nothing of an element but `at`, so that where a few neighbouring rows lie without a gap a
                 CPU may take several elements of each at once.
         """
+        self._values.update((name, value_ctype(of)) for name, (of, _) in fields.items())
         if self._is_vector:
             return self._fold_columns(fields, step, combine, cascade, size, alone and self.layout.unit)
         if self.layout.form == "gpu":
@@ -438,11 +461,15 @@ class Team:
         elif layout.form == "gpu":
             body = f"  {head}\n  const int tg_lane = LOCAL_ID(0);\n  const long row = GROUP_ID(0);\n    {text}\n"
         else:
+            step = "1"
+            if _MANY in text:
+                more, step, text = self._at_once(text)
+                head = f"{head} {more}"
             body = f"""  {head}
   {"const long rows = outer * inner;" if layout.runs else ""}
   const long tg_row_end = (GROUP_ID(0) + 1) * chunk < rows ? (GROUP_ID(0) + 1) * chunk : rows;
   {"VECTORIZE" if layout.flat else ""}
-  for (long row = GROUP_ID(0) * chunk; row < tg_row_end; ++row) {{
+  for (long row = GROUP_ID(0) * chunk; row < tg_row_end; row += {step}) {{
     {text}
   }}
 """
@@ -466,6 +493,26 @@ class Team:
     def _bounds(self, size: str) -> tuple[str, str]:
         """The elements that the group has of a row, or of `size` others."""
         return ("tg_begin", "tg_end") if self.layout.runs and not size else ("0", size or "size")
+
+    def _at_once(self, text: str) -> tuple[str, str, str]:
+        """Rows in blocks, gone through twice, with the value of `let_of_many` between: declarations, the number of rows
+        in a block, and the statements of one."""
+        before, name, ctype, value, after = text.split(_MANY)
+        carried = {n: t for n, t in self._values.items() if re.search(rf"\b{n}\b", f"{value} {after}")}
+        carried.pop(name, None)
+        arrays = " ".join(f"{t} tg_all_{n}[{_ROWS_AT_ONCE}] = {{0}};" for n, t in {**carried, name: ctype}.items())
+        keep = " ".join(f"tg_all_{n}[tg_r] = {n};" for n in carried)
+        take = " ".join(f"const {t} {n} = tg_all_{n}[tg_r];" for n, t in carried.items())
+        rows = "for (int tg_r = 0; tg_r < tg_count; ++tg_r) { const long row = tg_from + tg_r;"
+        head = f"""{arrays}
+  const long tg_fit = {_ELEMENTS_AT_ONCE} / (size > 0 ? size : 1);
+  const int tg_some = tg_fit < 1 ? 1 : tg_fit < {_ROWS_AT_ONCE} ? (int)tg_fit : {_ROWS_AT_ONCE};"""
+        block = f"""const long tg_from = row;
+    const int tg_count = tg_row_end - row < tg_some ? (int)(tg_row_end - row) : tg_some;
+    {rows} {before} {keep} }}
+    VECTORIZE for (int tg_r = 0; tg_r < {_ROWS_AT_ONCE}; ++tg_r) {{ {take} tg_all_{name}[tg_r] = {value}; }}
+    {rows} {take} const {ctype} {name} = tg_all_{name}[tg_r]; {after} }}"""
+        return head, "tg_some", block
 
     def _written_out(self, statements: str) -> str:
         """The loop along a row of a known number of elements."""
@@ -544,18 +591,28 @@ class Team:
         other, or one; what a row has beyond goes to the first few of them and then to the result. Places in arrays are
         all known beforehand, so that the arrays are registers."""
         lanes = self.layout.simd_width
-        together = lanes * (_REGISTERS if len(fields) <= _MOST_FIELDS else 1)
+        together = lanes * (self.layout.registers if len(fields) <= _MOST_FIELDS else 1)
         accumulators = _Accumulators(fields, together, cascade=False)
         types = accumulators.types
         inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
-        tree = " ".join(
-            each_lane(min(w, lanes), bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), place, w < lanes, types)
-            for w in (together >> k for k in range(1, together.bit_length()))
-            for place in range(0, w, lanes)
-        )
+        tree = _tree(together, lanes, combine, types)
 
         def every(statements: str) -> str:
             return " ".join(each_lane(lanes, statements, place, types=types) for place in range(0, together, lanes))
+
+        def rest(end: str) -> str:
+            if not self.layout.masked or size:
+                return f"for (; tg_first + {FEW_LANES} <= {end}; tg_first += {FEW_LANES}) {each_lane(FEW_LANES, inner)}"
+            # An accumulator of the element's own, since a lane that were written under the mask would be in memory; and
+            # the mask by comparing float32, since Clang compares indices as int64, in twice the vectors.
+            own = " ".join(f"{types[n]} tg_own_{n} = {identity};" for n, (_, identity) in fields.items())
+            taken = f"if ((float)tg_j < tg_rest) {{ const long c = tg_first + tg_j; {bind(step, A='tg_own_{}')} }}"
+            added = bind(combine, A="tg_{}[tg_j]", B="tg_own_{}")
+            return f"""if (tg_first < {end}) {{
+          const float tg_rest = (float)({end} - tg_first);
+          {each_lane(lanes, f"{own} {taken} {added}")}
+          tg_first = {end};
+        }}"""
 
         def piece(end: str) -> str:
             several = f"for (; tg_first + {together} <= {end}; tg_first += {together}) {{ {every(inner)} }}"
@@ -563,7 +620,7 @@ class Team:
         {every(accumulators.start)}
         {several if together > lanes else ""}
         for (; tg_first + {lanes} <= {end}; tg_first += {lanes}) {each_lane(lanes, inner, types=types)}
-        for (; tg_first + {FEW_LANES} <= {end}; tg_first += {FEW_LANES}) {each_lane(FEW_LANES, inner)}
+        {rest(end)}
         {tree}
         {bind(combine, A="{}", B="tg_{}[0]")}"""
 
@@ -599,11 +656,7 @@ class Team:
                 *(f"{rest[n]} = {identity};" for n, (_, identity) in fields.items()),
             ]
         )
-        tree = " ".join(
-            each_lane(min(w, lanes), bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), place, w < lanes, types)
-            for w in (LANES >> k for k in range(1, LANES.bit_length()))
-            for place in range(0, w, lanes)
-        )
+        tree = _tree(LANES, lanes, combine, types)
         fold = f"{tree} {bind(combine, A='{}', B='tg_{}[0]')} {bind(combine, A='{}', B=rest)}"
         inner = f"const long c = tg_first + tg_j; {bind(step, A='tg_{}[tg_j]')}"
 
@@ -787,6 +840,16 @@ class _Accumulators:
         """Adds what was put aside."""
         put = bind(combine, A=f"tg_{{}}{self._at}", B=f"tg_{{}}_aside{self._at}")
         return every(put) if self.cascade else ""
+
+
+def _tree(count: int, lanes: int, combine: str, types: Mapping[str, str]) -> str:
+    """Takes the accumulators in arrays of `count` elements, treated `lanes` at once, into the first."""
+    vectors = [
+        each_lane(lanes, bind(combine, A="tg_{}[tg_j]", B=f"tg_{{}}[tg_j + {w}]"), place, types)
+        for w in (count >> k for k in range(1, (count // lanes).bit_length()))
+        for place in range(0, w, lanes)
+    ]
+    return " ".join([*vectors, fold_lanes(lanes, lambda a, b: bind(combine, A=a, B=b), types)])
 
 
 def bind(text: str, **accumulators: str | Mapping[str, str]) -> str:

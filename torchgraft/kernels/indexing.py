@@ -126,9 +126,9 @@ class Indexing:
 
 
 @functools.cache
-def move_kernel(x: Indexing, form: str) -> Kernel:
-    """One element for each place of the space."""
-    walk = Walk(form, x.rank)
+def move_kernel(x: Indexing, form: str, short: bool = False) -> Kernel:
+    """One element for each place of the space. `short`: as of `Walk`."""
+    walk = Walk(form, x.rank, short=short)
     source, target = "" if x.number else x.at("source"), x.at("target")
     if x.reads:
         source += " + offset"

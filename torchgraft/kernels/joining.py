@@ -44,6 +44,14 @@ def interleave_kernel(type_: str, count: int, width: int) -> Kernel:
 
 
 @functools.cache
+def roll_kernel(type_: str, size: int, shift: int) -> Kernel:
+    """Rows of few elements, each of which moves on by `shift`. CPU form. Parameters: `out`, `x`."""
+    walk = Walk("cpu")
+    moves = "\n".join(f"out[i * {size} + {(c + shift) % size}] = x[i * {size} + {c}];" for c in range(size))
+    return walk.kernel("roll", parameters(f"{type_}* out; const {type_}* x"), walk.each(moves))
+
+
+@functools.cache
 def join_elements_kernel(type_: str, count: int, index: str) -> Kernel:
     """The same in the GPU form: a walk over the elements that a launch joins, `part` of each row."""
     walk = Walk("gpu", index=index)

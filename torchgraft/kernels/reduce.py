@@ -105,7 +105,7 @@ def reduce_kernel(r: Reduction, input_type: str, layout: Layout, width: int, par
     Args:
         r: what is accumulated.
         input_type: element type of the input.
-        layout: of rows of runs, or of flat ones, whose outputs lie side by side.
+        layout: of rows of runs, or of contiguous ones, whose outputs lie side by side.
         width: rows side by side, as of `Team`.
         parts: stores accumulators of parts instead of results.
     """
@@ -114,7 +114,7 @@ def reduce_kernel(r: Reduction, input_type: str, layout: Layout, width: int, par
         at = f"GROUP_ID(1) * (outer * inner) + {team.row}"
         store = " ".join(f"part_{name}[{at}] = {name};" for name, _, _ in r.fields)
     else:
-        at = "row" if layout.flat else f"o * os0 + {team.column} * os1"
+        at = f"o * os0 + {team.column} * os1" if layout.runs else "row"
         store = f"const long count = size; {r.store(at, team.row, '{}')}"
     return team.kernel(
         f"{r.name}_{input_type}",
@@ -270,14 +270,17 @@ def _better(type_: str, a: str, b: str, greater: bool) -> str:
     """Condition that b takes the place of a; NaN beats all numbers and is not beaten."""
     if _is_float(type_):
         # "not b <= a" is also true where b is NaN.
-        return f"(!({b} {'<=' if greater else '>='} {a}) && {a} == {a})"
+        return f"(!({b} {'<=' if greater else '>='} {a}) & ({a} == {a}))"
     return f"({b} {'>' if greater else '<'} {a})"
 
 
 @functools.cache
 def extreme(type_: str, out: str, greater: bool) -> Reduction:
     """Maximum or minimum in compute type `type_`; NaN if there is one."""
-    step = f"A.best = {_better(type_, 'A.best', '{b}', greater)} ? {{b}} : A.best;"
+    # An instruction of processors, which takes b if one of them is NaN.
+    step = f"A.best = A.best {'>' if greater else '<'} {{b}} ? A.best : {{b}};"
+    if _is_float(type_):
+        step = step.replace("A.best = ", "A.best = A.best != A.best ? A.best : ")
     return Reduction(
         f"{'max' if greater else 'min'}_{type_}",
         (("best", type_, (_LOWEST if greater else _HIGHEST)[type_]),),
@@ -309,11 +312,12 @@ def extreme_index(type_: str, out: str, greater: bool, index: str, with_value: b
     highest = {"i32": "INT_MAX", "i64": "LONG_MAX"}[index]
     # An accumulator meets its elements in ascending order, so a step takes only what is better; the first element it
     # takes in any case, since it may equal the identity. Where accumulators combine the lower index wins.
-    better = f"({_better(type_, 'A.best', 'x', greater)} || (A.at == {highest} && x == A.best))"
+    # Without the operators that evaluate one side first: they are branches, and which way these go nobody can tell.
+    better = f"({_better(type_, 'A.best', 'x', greater)} | ((A.at == {highest}) & (x == A.best)))"
     b_better = _better(type_, "A.best", "B.best", greater)
-    same = "A.best == B.best"
+    same = "(A.best == B.best)"
     if _is_float(type_):
-        same = f"({same} || (A.best != A.best && B.best != B.best))"
+        same = f"({same} | ((A.best != A.best) & (B.best != B.best)))"
     results: tuple[tuple[str, str], ...] = (("i64", "A.at"),)
     if with_value:
         results = ((out, "A.best"), *results)
@@ -321,7 +325,7 @@ def extreme_index(type_: str, out: str, greater: bool, index: str, with_value: b
         f"arg{'max' if greater else 'min'}_{type_}",
         (("best", type_, (_LOWEST if greater else _HIGHEST)[type_]), ("at", index, highest)),
         f"const int t = {better}; A.best = t ? x : A.best; A.at = t ? i : A.at;",
-        f"const int t = {b_better} || ({same} && B.at < A.at); A.best = t ? B.best : A.best; A.at = t ? B.at : A.at;",
+        f"const int t = {b_better} | ({same} & (B.at < A.at)); A.best = t ? B.best : A.best; A.at = t ? B.at : A.at;",
         results,
         index=index,
     )

@@ -8,25 +8,47 @@ from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.loops import Layout, Team
 from torchgraft.codegen.types import BY_NAME, value_ctype
 
+#: Elements of a row whose exponentials a CPU can hold.
+HELD = 4096
+
 
 @functools.cache
-def forward_kernel(layout: Layout, in_type: str, out_type: str, log: bool) -> Kernel:
-    """Parameters: `x`, `out`."""
+def forward_kernel(layout: Layout, in_type: str, out_type: str, log: bool, held: bool = False) -> Kernel:
+    """Parameters: `x`, `out`. `held`: contiguous rows are of no more than `HELD` elements, and a CPU holds their
+    exponentials until it knows their sum."""
     team, acc = Team(layout), BY_NAME[in_type].accumulate
     x = f"load_{in_type}(x, {team.at})"
     exponential = f"tg_exp_{acc}({x} - top)"
     # Of long rows the exponentials are kept in the output where it can hold them; 16 bits would round them twice.
     keep = not log and out_type == acc and not layout.across and not layout.flat
     store = f"store_{out_type}(out, {team.at}, {{}});"
-    step = f"const {value_ctype(acc)} e = {exponential}; {store.format('e') if keep else ''} A.sum += e;"
-    kept = f"load_{out_type}(out, {team.at})" if keep else exponential
+    put = store.format("e") if keep else "held[c] = e;" if held else ""
+    step = f"const {value_ctype(acc)} e = {exponential}; {put} A.sum += e;"
+    kept = f"load_{out_type}(out, {team.at})" if keep else "held[c]" if held else exponential
     return team.kernel(
         f"{'log_' if log else ''}softmax_{in_type}",
         parameters(f"const {in_type}* x; {out_type}* out"),
+        f"{value_ctype(acc)} held[{HELD}];" if held else "",
         team.max("top", acc, x),
         team.sum({"sum": acc}, step),
-        team.let("scale", acc, f"tg_log_{acc}(sum)" if log else "1 / sum"),
+        team.let_of_many("scale", acc, f"tg_log_{acc}(sum)") if log else team.let("scale", acc, "1 / sum"),
         team.each(store.format(f"{x} - top - scale" if log else f"{kept} * scale")),
+    )
+
+
+@functools.cache
+def log_sum_exp_kernel(layout: Layout, in_type: str, out_type: str) -> Kernel:
+    """Of contiguous rows, the logarithm of the sum of exponentials. Infinite numbers are no distance from each other.
+    Parameters: `x`, `out`."""
+    team, acc = Team(layout), BY_NAME[in_type].accumulate
+    x = f"load_{in_type}(x, {team.at})"
+    return team.kernel(
+        f"log_sum_exp_{in_type}",
+        parameters(f"const {in_type}* x; {out_type}* out"),
+        team.max("top", acc, x),
+        team.sum({"sum": acc}, f"A.sum += tg_exp_{acc}({x} - (fabs(top) == INFINITY ? 0 : top));"),
+        team.let_of_many("result", acc, f"tg_log_{acc}(sum) + (fabs(top) == INFINITY ? 0 : top)"),
+        team.leader(f"store_{out_type}(out, row, result);"),
     )
 
 

@@ -11,7 +11,6 @@ aten = torch.ops.aten
 
 decompose(
     "trace",
-    "linalg_cross",
     "unfold_backward",
     "glu_backward",
     "renorm",

@@ -10,7 +10,7 @@ import torch
 from torchgraft.codegen import element_type
 from torchgraft.codegen.types import MOVES
 from torchgraft.kernels import im2col as kernels
-from torchgraft.plans import PlanBuilder, planner, pointwise
+from torchgraft.plans import PlanBuilder, planner
 
 
 def _sizes(
@@ -51,7 +51,7 @@ def _im2col(
         return
     sizes = _sizes(self, kernel_size, dilation, padding, stride)
     planes, patches = math.prod(self.shape[:-2]), (sizes["patches_y"], sizes["patches_x"])
-    short = pointwise.ends_within_a_vector(p, patches[1])
+    short = p.dealer.ends_within_a_vector(patches[1])
     p.launch(
         kernels.patches_kernel(MOVES[self.element_size()], p.form, short),
         p.walk((planes, math.prod(kernel_size), *patches)),

@@ -142,6 +142,8 @@ def _roll(
     total = [0] * self.dim()
     for shift, d in zip(shifts, dims, strict=True):
         total[d] += shift
+    if _roll_rows(p, out, self, total):
+        return
     # Each rolled dimension consists of two pieces that change places.
     pieces = []
     for d, shift in enumerate(total):
@@ -153,6 +155,18 @@ def _roll(
         for d, (start, place, length) in enumerate(choice):
             source, target = source.narrow(d, start, length), target.narrow(d, place, length)
         p.copy(target, source)
+
+
+def _roll_rows(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, shifts: Sequence[int]) -> bool:
+    """Rolls contiguous rows of few elements by one launch; false where there are other rows."""
+    size = out.size(-1) if out.dim() else 1
+    if not 1 < size <= _INTERLEAVED or p.form == "gpu" or any(shifts[:-1]) or x.is_conj() or x.is_neg():
+        return False
+    if not (out.is_contiguous() and x.is_contiguous()):
+        return False
+    kernel = kernels.roll_kernel(MOVES[out.element_size()], size, shifts[-1] % size)
+    p.launch(kernel, p.walk(out.numel() // size, size), out=p.bits(out), x=p.bits(x))
+    return True
 
 
 @recomposed("tensor_split.tensor_indices_or_sections")

@@ -136,7 +136,8 @@ def plan_move(
         number=number,
     )
     grid = p.walk(merged, 2 if x.along else 1)
-    p.launch(kernels.move_kernel(x, p.form), grid, **_arguments(p, x, target, source, strides, indices))
+    kernel = kernels.move_kernel(x, p.form, not x.along and p.dealer.ends_within_a_vector(merged[-1]))
+    p.launch(kernel, grid, **_arguments(p, x, target, source, strides, indices))
 
 
 SUM = "a + b"

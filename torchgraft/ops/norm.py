@@ -145,7 +145,7 @@ def _row_norm_backward(
     arguments = {"grad": p.cast(grad, x.dtype), "x": x, "means": mean, "rstds": rstd, "dws": dws, "dbs": dbs}
     if input_grad is not None or (wants_weight and not gpu):
         kernel = kernels.row_norm_backward(
-            p.layout,
+            p.dealer.row_layout(size),
             type_,
             _name(weight, type_),
             stat,

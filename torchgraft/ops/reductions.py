@@ -17,6 +17,7 @@ from torchgraft.codegen import ceil_div, element_type
 from torchgraft.codegen.loops import FEW, GROUP, LANES, WIDTH
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels import reduce as kernels
+from torchgraft.kernels import softmax
 from torchgraft.kernels.reduce import Reduction
 from torchgraft.plans import OtherOut, PlanBuilder, Scalar, Unsupported, composite, other_out, planner
 from torchgraft.plans.grid import Grid
@@ -186,11 +187,12 @@ def _is_row(p: PlanBuilder, r: Reduction, g: _Geometry) -> bool:
     return reduced.stride < kept.stride or kept.stride == 0
 
 
-def _is_flat(p: PlanBuilder, g: _Geometry) -> bool:
-    """Whether the rows are contiguous, short and many, and their outputs lie side by side."""
+def _is_short(p: PlanBuilder, g: _Geometry) -> bool:
+    """Whether the rows are contiguous, have few vectors, and their outputs lie side by side."""
     (k0, k1), (r0, r1) = g.kept, g.reduced
     contiguous = k0.size == 1 and r0.size == 1 and r1.stride == 1 and k1.stride == r1.size and k1.out_stride == 1
-    return contiguous and p.is_flat(k1.size, r1.size)
+    short = p.form == "cpu" and p.device.outer_vectors and r1.size <= 4 * p.layout.simd_width
+    return contiguous and short and (p.is_flat(k1.size, r1.size) or r1.size >= p.layout.simd_width)
 
 
 @dataclass(frozen=True)
@@ -260,9 +262,9 @@ def _reduce(
     results = {f"out{n}": out for n, out in enumerate(outs)}
     sources = {f"in_{name}": other for (name, _, _), other in zip(r.others, others, strict=True)}
     type_ = element_type(x.dtype).name
-    if _is_flat(p, g):
-        flat, grid = p.along_rows(g.outputs, g.count)
-        kernel = kernels.reduce_kernel(replace(r, cascade=False), type_, flat, WIDTH, False)
+    if _is_short(p, g):
+        layout, grid = p.along_rows(g.outputs, g.count)
+        kernel = kernels.reduce_kernel(replace(r, cascade=False), type_, layout, WIDTH, False)
         p.launch(kernel, grid, input=x, **sources, **results, **given)
         return
     share = _share_gpu(p, r, g) if p.form == "gpu" else _share_cpu(p, r, g)
@@ -471,8 +473,24 @@ def log_sum_exp(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: Sequence[int], keepdim: bool = False
 ) -> None:
     x = self if self.is_floating_point() else p.cast(self, torch.get_default_dtype())
+    dims = reduced_dims(x.dim(), dim)
+    if _log_sum_exp_of_rows(p, out, x, dims):
+        return
     reduction = kernels.log_sum_exp(element_type(x.dtype).accumulate, element_type(out.dtype).name)
-    plan_reduction(p, reduction, [out], x, reduced_dims(x.dim(), dim))
+    plan_reduction(p, reduction, [out], x, dims)
+
+
+def _log_sum_exp_of_rows(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: list[int]) -> bool:
+    """Plans it in two passes if a CPU's nearest cache holds a row in between: one exponential less."""
+    rows, size = x.shape[: x.dim() - len(dims)].numel(), math.prod(x.shape[d] for d in dims)
+    if p.form != "cpu" or dims != [*range(x.dim() - len(dims), x.dim())] or not 0 < size <= softmax.HELD:
+        return False
+    if not (x.is_contiguous() and out.is_contiguous()) or rows == 0 or p.is_flat(rows, size):
+        return False
+    layout, grid = p.along_rows(rows, size, 2)
+    kernel = softmax.log_sum_exp_kernel(layout, element_type(x.dtype).name, element_type(out.dtype).name)
+    p.launch(kernel, grid, x=x, out=out)
+    return True
 
 
 @planner("count_nonzero.dim_IntList", meta=lambda self, dim: torch.sum(self, dim, dtype=torch.int64))

@@ -17,17 +17,25 @@ from torchgraft.plans.grid import Grid
 COST = 2
 
 
+def _axis(x: torch.Tensor, dim: int) -> tuple[int, int, int]:
+    """How many elements lie before, along and behind a dimension."""
+    axis = int(canonicalize_dim(x.dim(), dim))  # torch's meta kernel lets a wrong one through
+    size = x.shape[axis] if x.dim() else 1
+    return math.prod(x.shape[:axis]), size, math.prod(x.shape[axis + 1 :])
+
+
 def _rows(p: PlanBuilder, x: torch.Tensor, dim: int) -> tuple[Layout, Grid]:
     if not x.is_floating_point():
         raise Unsupported(f"softmax of {x.dtype}")
-    axis = int(canonicalize_dim(x.dim(), dim))  # torch's meta kernel lets a wrong one through
-    size = x.shape[axis] if x.dim() else 1
-    return p.rows(math.prod(x.shape[:axis]), size, math.prod(x.shape[axis + 1 :]), COST)
+    return p.rows(*_axis(x, dim), COST)
 
 
 def _forward(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, log: bool) -> None:
     layout, grid = _rows(p, x, dim)
-    kernel = kernels.forward_kernel(layout, element_type(x.dtype).name, element_type(out.dtype).name, log)
+    in_type, out_type = element_type(x.dtype), element_type(out.dtype)
+    long = layout.form == "cpu" and not (layout.across or layout.flat)
+    held = long and not log and out_type.name != in_type.accumulate and _axis(x, dim)[1] <= kernels.HELD
+    kernel = kernels.forward_kernel(layout, in_type.name, out_type.name, log, held)
     p.launch(kernel, grid, x=x, out=out)
 
 

@@ -31,8 +31,6 @@ _TILED_FROM = 2048
 # Of narrower squares rows are hardly longer than elements.
 _NARROW = 8
 _SMALL_STRIDE = 4
-# Float32 elements of registers with masks, and rows whose rest counts.
-_MASKED, _SHORT = 16, 1024
 
 
 def plan_loop(
@@ -115,15 +113,9 @@ def plan_strided_loop(
             return
     grid = p.walk(sizes, loop.cost)
     index = "i32" if max(_reach(sizes, strides), n + grid.values["chunk"]) <= _INT32_MAX else "i64"
-    short = not loop.fault and ends_within_a_vector(p, sizes[-1])
+    short = not loop.fault and p.dealer.ends_within_a_vector(sizes[-1])
     kernel = strided_kernel(loop, p.form, len(sizes), index, _inner(loop, strides), short)
     p.launch(kernel, grid, **arguments, **_strides(loop, strides))
-
-
-def ends_within_a_vector(p: Steps, size: int) -> bool:
-    """Whether the rest of a row behind its last whole vector is most of a CPU's work: one element after the other, it
-    takes as long as ten vectors. Masks are for the widest registers alone, whose instructions take them for nothing."""
-    return p.form == "cpu" and p.device.simd_width == _MASKED and 1 < size < _SHORT and size % _MASKED != 0
 
 
 def is_dense(spec: torch.Tensor) -> bool:

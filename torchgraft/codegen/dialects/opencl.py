@@ -154,10 +154,11 @@ class OpenCL(Dialect):
     prelude = """\
 #if defined(__SPIR__)
 #define TG_VECTORIZE_ONCE _Pragma("clang loop vectorize(assume_safety) unroll(disable)")
-#define TG_VECTOR_OPERATORS
+#define TG_NO_VECTORS_OF_LOOPS
 #else
 #define TG_VECTORIZE_ONCE VECTORIZE
 #endif
+#define TG_VECTOR_OPERATORS
 #if defined(cl_khr_fp64)
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 #define HAS_F64
