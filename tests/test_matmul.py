@@ -60,6 +60,8 @@ def _laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
         big = x.new_zeros(*x.shape[:-2], 2 * x.shape[-2], 3 * x.shape[-1])
         big[..., ::2, ::3] = x
         return big[..., ::2, ::3]
+    if layout == "apart":
+        return torch.nn.functional.pad(x, (1, 2))[..., 1:-2]
     return x
 
 
@@ -253,10 +255,12 @@ FEW = [
     (150, 4, 1),
     (120, 1, 2),
     (100, 6, 1),
+    (90, 8, 1),
+    (70, 300, 3),
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.float16, torch.int8], ids=str)
 @pytest.mark.parametrize("sizes", FEW, ids=str)
 @pytest.mark.quick(dtype=torch.float32)
 @pytest.mark.quick(dtype=torch.float16, sizes=FEW[::5])
@@ -264,7 +268,7 @@ def test_few_rows_columns_or_products(device: str, sizes: tuple[int, int, int], 
     m, k, n = sizes
     a, b, bias = _numbers(dtype, m, k), _numbers(dtype, k, n), _numbers(dtype, n)
     expected = _wide(a) @ _wide(b)
-    for first, second in itertools.product(("plain", "transposed"), ("plain", "transposed", "strided")):
+    for first, second in itertools.product(("plain", "transposed", "apart"), ("plain", "transposed", "strided")):
         x, y = _laid_out(a.to(device), first), _laid_out(b.to(device), second)
         _check(x @ y, expected, k)
         _check(torch.addmm(bias.to(device), x, y, beta=2, alpha=3), 3 * expected + 2 * _wide(bias), k)

@@ -598,6 +598,8 @@ def even_part(size: int, part: int, step: int = 1) -> int:
 # The longest sums whose B is copied, into a panel that stays in the first-level cache; and where half a vector has all
 # of the columns; and those whose B can be read where it lies.
 _SMALL_DEPTH, _NARROW_DEPTH, _SMALL_DEPTH_IN_PLACE = 256, 1024, 1024
+# Length of sums up to which a tile of A stays near once it is converted.
+_HELD_DEPTH = 256
 # Rows at once for one, two, ... vectors of columns, where there are 16 registers and where there are 32 of 16 lanes.
 _SMALL_ROWS = ((10, 8, 6, 5, 4, 3, 2, 1), (6, 5, 4, 3, 2, 1), (4, 3, 2, 1), (2, 1))
 _SMALL_ROWS_WIDE = (_SMALL_ROWS[0], (10, 9, 8, 6, 5, 4, 3, 2, 1), (8, 6, 5, 4, 3, 2, 1), (6, 5, 4, 3, 2, 1))
@@ -651,14 +653,16 @@ def _small_rows(m: int, vectors: int, simd_width: int) -> int:
 
 
 def _small_steps(
-    math: Arithmetic, rows: int, vectors: int, condition: str, load: Callable[[int], str], fill: str = ""
+    math: Arithmetic, rows: int, vectors: int, held: bool, condition: str, load: Callable[[int], str], fill: str = ""
 ) -> str:
     """The part of a tile's sums that `condition` ends, with vectors of a row of B from `load`."""
     pairs = [(r, v) for r in range(rows) for v in range(vectors)]
     # Rows are found from every fourth one: an address of each would be more than there are registers.
-    values = [math.splat(math.load(f"p{r // 4 * 4}", f"{r % 4} * a_rs")) for r in range(rows)]
+    places = [(f"p{r // 4 * 4}", f"{r % 4} * {'K' if held else 'a_rs'}") for r in range(rows)]
+    values = [math.splat(f"{p}[{at}]" if held else math.load(p, at)) for p, at in places]
+    step = "1" if held else "a_cs"
     return f"""
-    for (; {condition}; ++k, {", ".join(f"p{r} += a_cs" for r in range(0, rows, 4))}) {{
+    for (; {condition}; ++k, {", ".join(f"p{r} += {step}" for r in range(0, rows, 4))}) {{
       {fill}
       {" ".join(f"const {math.vector} b{v} = {load(v)};" for v in range(vectors))}
       {" ".join(f"const {math.vector} x{r} = {value};" for r, value in enumerate(values))}
@@ -666,19 +670,35 @@ def _small_steps(
     }}"""
 
 
-def _small_in_place(math: Arithmetic, rows: int, vectors: int) -> tuple[str, str]:
+def _small_held(math: Arithmetic, rows: int) -> str:
+    """Converts a tile's rows of A, in vectors: one number after the other, each takes longer than its products."""
+    return f"""
+    if (a_rs == K) {{
+      VECTORIZE
+      for (int e = 0; e < {rows} * K; ++e) own[e] = {math.load("a", "e")};
+    }} else {{
+      for (int r = 0; r < {rows}; ++r) {{
+        VECTORIZE
+        for (int e = 0; e < K; ++e) own[r * K + e] = {math.load("a", "r * a_rs + e")};
+      }}
+    }}"""
+
+
+def _small_in_place(math: Arithmetic, rows: int, vectors: int, held: bool) -> tuple[str, str]:
     """What is prepared for a matrix, and a tile's sums: B is read where it lies, but for its last rows, of which the
     vectors would go beyond its end."""
     width, panel = math.width, math.width * vectors
     inside = f"last < {panel} || K == 0 ? 0 : b_rs == 0 ? K : (int)min((long)K, (last - {panel}) / b_rs + 1)"
     fill = f"for (int n = 0; n < {panel}; ++n) lanes[n] = n < columns ? {math.load('b', 'k * b_rs + n')} : 0;"
     sums = _small_steps(
-        math, rows, vectors, "k < inside", lambda v: math.load_vector("b", f"k * b_rs + {v * width}")
-    ) + _small_steps(math, rows, vectors, "k < K", lambda v: f"*(const {math.vector}*)(lanes + {v * width})", fill)
+        math, rows, vectors, held, "k < inside", lambda v: math.load_vector("b", f"k * b_rs + {v * width}")
+    )
+    lanes = partial("*(const {0}*)(lanes + {1})".format, math.vector)
+    sums += _small_steps(math, rows, vectors, held, "k < K", lambda v: lanes(v * width), fill)
     return f"const int inside = {inside}; {math.scalar} lanes[{panel}] ALIGN(64);", sums
 
 
-def _small_copied(math: Arithmetic, rows: int, vectors: int, depth: int, unit: Unit) -> tuple[str, str]:
+def _small_copied(math: Arithmetic, rows: int, vectors: int, depth: int, unit: Unit, held: bool) -> tuple[str, str]:
     """The same with panels, one at a time, that have a copy of B."""
     width = math.width
     copy = f"""
@@ -700,7 +720,7 @@ def _small_copied(math: Arithmetic, rows: int, vectors: int, depth: int, unit: U
     held = wanted;
     {copy}
   }}"""
-    return prepare, _small_steps(math, rows, vectors, "k < K", lambda v: f"panels[k * {vectors} + {v}]")
+    return prepare, _small_steps(math, rows, vectors, held, "k < K", lambda v: f"panels[k * {vectors} + {v}]")
 
 
 def _small_finish_whole(math: Arithmetic, target: Arithmetic, rows: int, vectors: int, addend: Addend) -> str:
@@ -746,21 +766,31 @@ def _small_finish(math: Arithmetic, target: Arithmetic, rows: int, vectors: int,
 
 @cache
 def small_kernel(
-    storage: str, result: str, rows: int, vectors: int, depth: int, unit_b: Unit, addend: Addend, simd_width: int
+    storage: str,
+    result: str,
+    rows: int,
+    vectors: int,
+    depth: int,
+    unit_b: Unit,
+    addend: Addend,
+    simd_width: int,
+    held: bool,
 ) -> Kernel:
     """The CPU form for few columns, or short sums, of which A is read where it lies, `rows` rows at once; M has as
     many.
 
     So is B if `depth` is 0, which then has unit stride along the columns; otherwise it is copied into a panel, of sums
     of at most `depth`, by vectors along k where `unit_b` says that it lies so. Either way `vectors` of columns are
-    taken at once. A work-item has `share` blocks of rows, of one matrix after the other. Launch with `matmul_launches`.
+    taken at once. Numbers of A that are to be converted are so a tile at a time if `held`: A has unit stride along k,
+    and sums are of at most `_HELD_DEPTH`. A work-item has `share` blocks of rows, of one matrix after the other. Launch with `matmul_launches`.
     """
     math, target = arithmetic(storage, simd_width), arithmetic(result, simd_width)
     if depth:
-        prepare, sums = _small_copied(math, rows, vectors, depth, unit_b)
+        prepare, sums = _small_copied(math, rows, vectors, depth, unit_b, held)
     else:
-        prepare, sums = _small_in_place(math, rows, vectors)
+        prepare, sums = _small_in_place(math, rows, vectors, held)
     pairs, panel = [f"s{r}_{v}" for r in range(rows) for v in range(vectors)], vectors * math.width
+    pointer = f"const {math.scalar}*" if held else math.const_pointer
     bias = ""
     if addend == "row":
         bias = f"""
@@ -773,6 +803,7 @@ const long count = min((long)share, blocks * batches - first), after = first + c
 long batch = first / blocks;
 int begin = (int)(first - batch * blocks) * block_rows;
 {f"{math.vector} panels[{depth * vectors}]; long held = -1;" if depth else ""}
+{f"{math.scalar} own[{rows * _HELD_DEPTH}] ALIGN(64);" if held else ""}
 // Elements from this matrix's first to the last that this work-item makes.
 const int touching = c_cs == 1 && c_rs == N && (batches == 1 || c_bs == (long)M * N);
 long spare = touching ? ((after / blocks - batch) * M + after % blocks * block_rows) * N : 0;
@@ -791,7 +822,8 @@ for (long unit = 0; unit < count; ++unit) {{
     // The last tile has rows of the one before, which are not stored again.
     const int m = min(next, end - {rows}), done = next - m;
     {math.const_pointer} a = A + batch * a_bs + m * a_rs;
-    {" ".join(f"{math.const_pointer} p{r} = a + {r} * a_rs;" for r in range(0, rows, 4))}
+    {_small_held(math, rows) if held else ""}
+    {" ".join(f"{pointer} p{r} = {f'own + {r} * K' if held else f'a + {r} * a_rs'};" for r in range(0, rows, 4))}
     {math.vector} {", ".join(f"{sum} = {math.splat('0')}" for sum in pairs)};
     int k = 0;
     {sums}
@@ -1278,7 +1310,12 @@ def matmul_launches(
     result = result or storage
     batch, m, n, k = sizes
     units, simd_width, tiles, blocks = on.units, on.simd_width, on.tuning.tiles, on.tuning.blocks
-    if on.form == "cpu" and batch == 1 and max(n, k) <= tiny_products.FEW and is_tiny(m, 1, n, k):
+    if (
+        on.form == "cpu"
+        and batch == 1
+        and (max(n, k) <= tiny_products.FEW or (n == 1 and k <= tiny_products.LONGEST))
+        and is_tiny(m, 1, n, k)
+    ):
         # Each row is a product of its own.
         batch, m = m, 1
         a, b, c, d = a.by_rows, replace(b, batch=0), c.by_rows, d.by_rows if d else None
@@ -1448,7 +1485,10 @@ def _small_launch(product: _Product, unit_b: Unit, addend: Addend, units: int, s
     share = ceil_div(blocks, wanted)
     more = {"block_rows": block_rows, "share": share, "batches": batch}
     arguments = {**product.operands, "M": m, "N": n, **more, "each_K": k, "last_K": k}
-    kernel = small_kernel(storage, product.result, rows, vectors, 0 if in_place else depth, unit_b, addend, simd_width)
+    converted = BY_NAME[storage].size < arithmetic(storage, simd_width).size
+    held = converted and product.a.column == 1 and k <= _HELD_DEPTH
+    depth = 0 if in_place else depth
+    kernel = small_kernel(storage, product.result, rows, vectors, depth, unit_b, addend, simd_width, held)
     return Launch(kernel, (ceil_div(blocks, share),), arguments)
 
 
