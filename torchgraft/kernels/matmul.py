@@ -782,7 +782,8 @@ def small_kernel(
     So is B if `depth` is 0, which then has unit stride along the columns; otherwise it is copied into a panel, of sums
     of at most `depth`, by vectors along k where `unit_b` says that it lies so. Either way `vectors` of columns are
     taken at once. Numbers of A that are to be converted are so a tile at a time if `held`: A has unit stride along k,
-    and sums are of at most `_HELD_DEPTH`. A work-item has `share` blocks of rows, of one matrix after the other. Launch with `matmul_launches`.
+    and sums are of at most `_HELD_DEPTH`. A work-item has `share` blocks of rows, of one matrix after the other. Launch
+    with `matmul_launches`.
     """
     math, target = arithmetic(storage, simd_width), arithmetic(result, simd_width)
     if depth:

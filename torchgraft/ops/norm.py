@@ -305,7 +305,7 @@ def _like(p: PlanBuilder, x: torch.Tensor, strides: Sequence[int]) -> torch.Tens
 
 def _channel_walk(p: PlanBuilder, x: torch.Tensor) -> tuple[bool, Grid]:
     """Whether channels are fastest in memory, and the walk of a kernel for each element."""
-    last = bool(_channels_last(x))
+    last = x.size(1) > 1 and bool(_channels_last(x))
     samples, channels = x.shape[:2]
     inner = math.prod(x.shape[2:])
     return last, p.walk((samples * inner, channels) if last else (samples * channels, inner))
