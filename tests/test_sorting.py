@@ -240,3 +240,25 @@ def test_unique(device: str) -> None:
         compare(device, lambda a, d=dim: a.unique_consecutive(dim=d, return_inverse=True, return_counts=True), x)
     compare(device, lambda a: a.unique_consecutive(return_inverse=True, return_counts=True), x)
     compare(device, lambda a: a.unique_consecutive(), torch.tensor([1, 1, 2, 2, 1]))
+
+
+@pytest.mark.no_fallback
+@pytest.mark.quick(dtype=[torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8], ids=str
+)
+def test_one_of_each_short_row(device: str, dtype: torch.dtype) -> None:
+    """Of few different numbers, and some NaN."""
+    for length in range(1, 10):
+        x = torch.randint(0, 4, (531, length)).to(dtype)
+        if dtype.is_floating_point:
+            x[torch.rand(x.shape) < 0.2] = float("nan")
+        given, ordered = x.to(device), x.sort(dim=1, stable=True)
+        for k in range(length):
+            value, place = given.kthvalue(k + 1, 1)
+            torch.testing.assert_close(value.cpu(), ordered.values[:, k], rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(x.gather(1, place.cpu()[:, None])[:, 0].nan_to_num(), value.cpu().nan_to_num())
+        for pick in (torch.median, torch.nanmedian):
+            value, place = pick(given, 1)
+            torch.testing.assert_close(value.cpu(), pick(x, 1).values, rtol=0, atol=0, equal_nan=True)
+            assert torch.equal(x.gather(1, place.cpu()[:, None])[:, 0].nan_to_num(), value.cpu().nan_to_num())

@@ -177,10 +177,10 @@ def _ranks(vector: str, load: str, use: str) -> str:
     }}"""
 
 
-@functools.cache
-def exchange_kernel(type_: str, descending: bool, length: int) -> Kernel:
-    """Sorts contiguous rows of so few elements on a CPU, as many rows at once as vectors have lanes: in as many rounds
-    as a row has elements, every second pair of neighbours is put in order, which leaves equal ones as they were.
+def _exchanged(type_: str, length: int) -> list[str]:
+    """Statements that sort row `i` of so few elements, whose numbers are then `value0`, ... and whose places `place0`,
+    ...: in as many rounds as a row has elements, every second pair of neighbours is put in order, which leaves equal
+    ones as they were.
 
     Source: odd-even transposition (Knuth, The Art of Computer Programming 3, 5.3.4).
     """
@@ -198,12 +198,42 @@ def exchange_kernel(type_: str, descending: bool, length: int) -> Kernel:
             for name, ctype in carried.items()
         )
         lines.append(f"{{ const int turned = key{first} > key{first + 1}; {swaps} }}")
+    return lines
+
+
+@functools.cache
+def exchange_kernel(type_: str, descending: bool, length: int) -> Kernel:
+    """Sorts contiguous rows of so few elements on a CPU, as many rows at once as vectors have lanes. Parameters:
+    `values`, `places`, `x`."""
+    stored, lines = BY_NAME[MOVES[BY_NAME[type_].size]].storage, _exchanged(type_, length)
     for e in range(length):
         lines.append(f"((GLOBAL {stored}*)values)[base + {e}] = value{e};")
         lines.append(f"places[base + {e}] = place{e};")
     walk = Walk("cpu")
     params = parameters(f"{type_}* values; i64* places; const {type_}* x")
     return walk.kernel("sort_shortest_rows", params, walk.each("\n".join(lines)), _key(type_, descending))
+
+
+@functools.cache
+def exchange_select_kernel(type_: str, chosen: Chosen, length: int, with_place: bool) -> Kernel:
+    """As `select_kernel`, of rows as of `exchange_kernel`. Parameters: `value`, `place`, `x`, `rank`."""
+    signed, stored = _signed(type_), BY_NAME[MOVES[BY_NAME[type_].size]].storage
+    x = [f"load_{type_}(x, i * {length} + {e})" for e in range(length)]
+    nans = " + ".join(f"({v} != {v})" for v in x) if BY_NAME[type_].is_float else "0"
+    at = {
+        "kth": "rank",
+        "median": f"nans ? {length} - nans : {(length - 1) // 2}",
+        "nanmedian": f"nans < {length} ? ({length - 1} - nans) / 2 : 0",
+    }[chosen]
+    lines = [f"const {signed} nans = {nans}; const {signed} at = {at};", *_exchanged(type_, length)]
+    for name, ctype in {"value": stored, **({"place": signed} if with_place else {})}.items():
+        lines.append(f"{ctype} my_{name} = {name}0;")
+        lines += [f"my_{name} = at == {e} ? {name}{e} : my_{name};" for e in range(1, length)]
+    lines.append(f"((GLOBAL {stored}*)value)[i] = my_value;")
+    lines += ["place[i] = my_place;"] if with_place else []
+    walk = Walk("cpu")
+    params = parameters(f"{type_}* value; i64* place; const {type_}* x; i64 rank")
+    return walk.kernel("select_from_shortest_rows", params, walk.each("\n".join(lines)), _key(type_, False))
 
 
 @functools.cache

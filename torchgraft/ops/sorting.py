@@ -279,6 +279,10 @@ def _select(
     type_, (n, length) = _type(rows), rows.shape
     if length >= 2**31:
         raise Unsupported("rows of 2**31 elements")
+    if p.form == "cpu" and length <= kernels.EXCHANGED:
+        kernel = kernels.exchange_select_kernel(type_, chosen, length, place is not None)
+        p.launch(kernel, p.walk(n, length * 2), value=value, place=place, x=rows, rank=rank)
+        return
     if p.form == "cpu":
         grid, pitch = _row_grid(p, n, length, 4), ceil_div(length, 64) * 64
         keys = p.empty((grid.groups[0], pitch), _key_dtype(type_))
