@@ -57,6 +57,9 @@ def test_what_means_the_same_of_vectors(statements: str, expected: str) -> None:
         "const float e = load_f32(in, c); store_f32(out, row, e); tg_a[tg_j] += e;",
         "const float e = load_f32(in, c); store_f64(out, c, e); tg_a[tg_j] += e;",
         "if (load_f32(in, c) > tg_a[tg_j]) tg_a[tg_j] = 1;",
+        "tg_a[tg_j] = tg_a[tg_j] ? tg_a[tg_j] : load_f32(in, c);",
+        "tg_a[tg_j] = (tg_a[tg_j] > 0) + (load_f32(in, c) > 0) > 1 ? tg_a[tg_j] : load_f32(in, c);",
+        "const int t = (tg_a[tg_j] > 0) + (load_f32(in, c) > 0); tg_a[tg_j] = t ? tg_a[tg_j] : load_f32(in, c);",
     ],
 )
 def test_what_may_not_mean_the_same(statements: str) -> None:
@@ -121,8 +124,8 @@ def test_lanes_that_are_combined() -> None:
         f"UNROLL for (int tg_j = 0; tg_j < {w}; ++tg_j) {{ {add('tg_a[tg_j]', f'tg_a[tg_j + {w}]')} }}" for w in (2, 1)
     )
     vectors = (
-        "const float4 tg_a_4 = *(float4u*)tg_a; float2 tg_a_2 = tg_a_4.lo; { tg_a_2 += tg_a_4.hi; } "
-        "float tg_a_1 = tg_a_2.lo; { tg_a_1 += tg_a_2.hi; } tg_a[0] = tg_a_1;"
+        "const float4 tg_a_of_4 = *(float4u*)tg_a; float2 tg_a_of_2 = tg_a_of_4.lo; { tg_a_of_2 += tg_a_of_4.hi; } "
+        "float tg_a_of_1 = tg_a_of_2.lo; { tg_a_of_1 += tg_a_of_2.hi; } tg_a[0] = tg_a_of_1;"
     )
     assert (
         fold_lanes(4, add, {"a": "float"}) == f"\n#ifdef TG_VECTOR_OPERATORS\n{{ {vectors} }}\n#else\n{loops}\n#endif\n"

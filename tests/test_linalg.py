@@ -557,6 +557,8 @@ def test_cross_products(device: str, dtype: torch.dtype) -> None:
         (some(50, 6)[:, ::2], some(1, 3), -1),
         (some(3, 50).t(), some(50, 4)[:, 1:], -1),
         (some(50, 3).conj(), some(50, 3), -1),
+        (some(3, 5000).t(), some(5000, 3), -1),
+        (some(3000, 3, 4), some(3000, 3, 4), 1),
     ):
         expected = torch.linalg.cross(x.to(exact), y.to(exact), dim=dim).to(dtype)
         got = torch.linalg.cross(x.to(device), y.to(device), dim=dim)

@@ -96,14 +96,23 @@ def test_exact_results(device: str, name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("length", [1, 7, 16, 23, 64, 100, 4096, 4097])
 @pytest.mark.parametrize("rows", [1, 3, 17, 40])
-def test_rows_of_infinities(device: str, rows: int, length: int) -> None:
-    """Of which the logarithms of sums are found for several at once."""
-    x = torch.randn(rows, length)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.quick(dtype=[torch.float32, torch.bfloat16])
+def test_rows_of_infinities(device: str, rows: int, length: int, dtype: torch.dtype) -> None:
+    """Of which the logarithms of sums are found for several at once, and exponentials of 16 bits are held."""
+    x = torch.randn(rows, length, dtype=dtype)
     x[0] = -float("inf")
     x[rows // 2, length // 2] = float("inf")
     x[-1, -1] = float("nan")
     for function in (lambda x: x.log_softmax(1), lambda x: x.logsumexp(1), lambda x: x.softmax(1)):
-        assert_close(function(x.to(device)).cpu(), function(x), equal_nan=True)
+        tolerance = TOLERANCE[dtype]
+        expected = function(x.double())
+        assert_close(function(x.to(device)).cpu().double(), expected, equal_nan=True, rtol=tolerance, atol=tolerance)
+    given = x.to(device)
+    torch.softmax(given, 1, out=given)
+    assert_close(given.cpu().double(), expected, equal_nan=True, rtol=tolerance, atol=tolerance)
+    negated = torch._neg_view(x.to(device)).logsumexp(1)
+    assert_close(negated.cpu().double(), (-x).double().logsumexp(1), equal_nan=True, rtol=tolerance, atol=tolerance)
 
 
 def test_into_given_results(device: str) -> None:

@@ -8,7 +8,7 @@ Clang makes vectors of such a loop. A compiler that unrolls it before (Intel's f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 #: Lanes that what is left of a row goes to.
 FEW_LANES = 4
@@ -45,15 +45,19 @@ def fold_lanes(lanes: int, combine: Callable[[str, str], str], types: Mapping[st
     widths = [lanes >> k for k in range(1, lanes.bit_length())]
     texts = {w: combine("tg_{}[tg_j]", f"tg_{{}}[tg_j + {w}]") for w in widths}
     loops = " ".join(f"UNROLL for (int tg_j = 0; tg_j < {w}; ++tg_j) {{ {text} }}" for w, text in texts.items())
-    lines = [f"const {t}{lanes} tg_{n}_{lanes} = *({t}{lanes}u*)tg_{n};" for n, t in types.items()]
+    lines = [f"const {t}{lanes} tg_{n}_of_{lanes} = *({t}{lanes}u*)tg_{n};" for n, t in types.items()]
     for w in widths:
         # No parts of the arrays: Clang would take these apart, down to the lanes.
-        text = combine(f"tg_{{}}_{w}", f"tg_{{}}_{2 * w}.hi") if w == 1 else as_vectors(w, texts[w], 0, types, _halves)
+        text = (
+            combine(f"tg_{{}}_of_{w}", f"tg_{{}}_of_{2 * w}.hi")
+            if w == 1
+            else as_vectors(w, texts[w], 0, types, _halves)
+        )
         if text is None or _FUNCTION.search(text):
             return loops
         vector = str(w) if w > 1 else ""
-        lines += [f"{t}{vector} tg_{n}_{w} = tg_{n}_{2 * w}.lo;" for n, t in types.items()] + [f"{{ {text} }}"]
-    lines += [f"tg_{n}[0] = tg_{n}_1;" for n in types]
+        lines += [f"{t}{vector} tg_{n}_of_{w} = tg_{n}_of_{2 * w}.lo;" for n, t in types.items()] + [f"{{ {text} }}"]
+    lines += [f"tg_{n}[0] = tg_{n}_of_1;" for n in types]
     return f"\n#ifdef TG_VECTOR_OPERATORS\n{{ {' '.join(lines)} }}\n#else\n{loops}\n#endif\n"
 
 
@@ -64,7 +68,7 @@ def _places(name: str, type_: str, lanes: int, place: int) -> str:
 
 def _halves(name: str, type_: str, lanes: int, place: int) -> str:
     """The same where two vectors are the halves of one."""
-    return f"tg_{name}_{2 * lanes}.hi" if place else f"tg_{name}_{lanes}"
+    return f"tg_{name}_of_{2 * lanes}.hi" if place else f"tg_{name}_of_{lanes}"
 
 
 _FIRST = "const long c = tg_first + tg_j;"
@@ -83,6 +87,7 @@ _OTHER_CALL = re.compile(r"\b(?!fabs\b|fma\b)\w+\(|\bif\b")
 _COMPARISON = re.compile(r"[<>!]|[=!]=|&&|\|\|")
 _NUMBERS = re.compile(r"\?[\s(]*-?[\d.]+f?[\s)]*:[\s(]*-?[\d.]+f?\b")
 _TRUTH = re.compile(r"\bconst int (\w+) = ([^;?]*);")
+_TOKEN = re.compile(r"[<>!=]=|&&|\|\||\S|\s+")
 _INDEX = re.compile(r"\bconst (int|long) (\w+) = \((?:int|long)\)c;")
 
 
@@ -102,6 +107,9 @@ def as_vectors(
     if not scalar or not {*types.values()} <= {scalar, integer}:
         return None
     text = statements.replace(_FIRST, "")
+    truths = dict(_TRUTH.findall(_INDEX.sub("", text)))
+    if not all(_is_truth(condition, truths) for condition in [*truths.values(), *_conditions(text)]):
+        return None
     rest = _without_integers(_without_truths(text), types, integer)
     rest = _LOAD.sub(lambda load: "" if _is_alike(load, scalar) else load[0], _FUNCTION.sub("(", rest))
     rest = _STORE.sub(lambda store: "(" if _is_alike(store, scalar) and store[4] == "c" else store[0], rest)
@@ -126,6 +134,45 @@ def as_vectors(
     text = _TRUTH.sub(rf"const {integer}{lanes} \1 = \2;", text)
     text = text.replace(f"const {scalar} ", f"const {vector} ").replace(f"({scalar})", "")
     return (f"const long c = tg_first + {place}; " if _FIRST in statements else "") + text
+
+
+def _conditions(text: str) -> Iterator[str]:
+    """What stands before each question mark."""
+    tokens = _TOKEN.findall(text)
+    for end in (n for n, token in enumerate(tokens) if token == "?"):
+        depth, begin = 0, end
+        while begin > 0 and (depth or tokens[begin - 1] not in ("(", "=", ";", ",", ":", "?", "{", "}")):
+            begin -= 1
+            depth += (tokens[begin] == ")") - (tokens[begin] == "(")
+        yield "".join(tokens[begin:end])
+
+
+def _is_truth(text: str, names: Container[str]) -> bool:
+    """Whether a condition is made of comparisons, or the names of such, and of nothing that counts how many hold: of
+    vectors a comparison that holds is -1, and a number is no condition."""
+    text = text.strip()
+    parts = _outside(text, ("&&", "||", "&", "|"))
+    if len(parts) > 1:
+        return all(_is_truth(part, names) for part in parts)
+    if text.startswith("!"):
+        return _is_truth(text[1:], names)
+    if text.startswith("(") and text.endswith(")") and len(_outside(text, ("(",))) == 2:
+        return _is_truth(text[1:-1], names)
+    sides = _outside(text, ("<", ">", "<=", ">=", "==", "!="))
+    return text in names or (len(sides) == 2 and not any(_COMPARISON.search(side) or "?" in side for side in sides))
+
+
+def _outside(text: str, separators: Sequence[str]) -> list[str]:
+    """A text's parts between separators that stand in no parentheses."""
+    parts, depth = [""], 0
+    for token in _TOKEN.findall(text):
+        depth -= token == ")"
+        if depth == 0 and token in separators:
+            parts.append("")
+        else:
+            parts[-1] += token
+        depth += token == "("
+    return parts
 
 
 def _without_integers(text: str, types: Mapping[str, str], integer: str) -> str:

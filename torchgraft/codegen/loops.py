@@ -321,7 +321,8 @@ class Team:
 
     def let_of_many(self, name: str, type_: str, value: str) -> str:
         """The same, once in a kernel, where the value takes a function: of contiguous rows a CPU finds it for many of
-        them at once, in vectors. Statements before and after it share nothing but values of the row."""
+        them at once, in vectors. Statements before and after it share nothing but what `sum`, `max`, `fold` and `let`
+        have found before."""
         if self.layout.form == "gpu" or self.layout.across or self.layout.runs or self.layout.flat:
             return self.let(name, type_, value)
         return f"{_MANY}{name}{_MANY}{value_ctype(type_)}{_MANY}{value}{_MANY}"
@@ -499,7 +500,6 @@ class Team:
         in a block, and the statements of one."""
         before, name, ctype, value, after = text.split(_MANY)
         carried = {n: t for n, t in self._values.items() if re.search(rf"\b{n}\b", f"{value} {after}")}
-        carried.pop(name, None)
         arrays = " ".join(f"{t} tg_all_{n}[{_ROWS_AT_ONCE}] = {{0}};" for n, t in {**carried, name: ctype}.items())
         keep = " ".join(f"tg_all_{n}[tg_r] = {n};" for n in carried)
         take = " ".join(f"const {t} {n} = tg_all_{n}[tg_r];" for n, t in carried.items())

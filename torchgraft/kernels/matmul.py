@@ -716,8 +716,8 @@ def _small_copied(math: Arithmetic, rows: int, vectors: int, depth: int, unit: U
         copy = pack_transposed(math, Tile(rows, vectors, depth, rows, width * vectors), base, "b_cs", "0", "K")
     prepare = f"""
   const long wanted = batch * ((N + {width * vectors - 1}) / {width * vectors}) + before / {width * vectors};
-  if (wanted != held) {{
-    held = wanted;
+  if (wanted != copied) {{
+    copied = wanted;
     {copy}
   }}"""
     return prepare, _small_steps(math, rows, vectors, held, "k < K", lambda v: f"panels[k * {vectors} + {v}]")
@@ -803,7 +803,7 @@ const long blocks = (M + block_rows - 1) / block_rows, first = GROUP_ID(0) * (lo
 const long count = min((long)share, blocks * batches - first), after = first + count;
 long batch = first / blocks;
 int begin = (int)(first - batch * blocks) * block_rows;
-{f"{math.vector} panels[{depth * vectors}]; long held = -1;" if depth else ""}
+{f"{math.vector} panels[{depth * vectors}]; long copied = -1;" if depth else ""}
 {f"{math.scalar} own[{rows * _HELD_DEPTH}] ALIGN(64);" if held else ""}
 // Elements from this matrix's first to the last that this work-item makes.
 const int touching = c_cs == 1 && c_rs == N && (batches == 1 || c_bs == (long)M * N);
@@ -1437,7 +1437,7 @@ def matmul_launches(
 
 @dataclass(frozen=True)
 class _Product:
-    """What `launches` was asked for, with its names."""
+    """A product as a kernel computes it, perhaps transposed, or by rows; as of `matmul_launches`."""
 
     storage: str
     result: str

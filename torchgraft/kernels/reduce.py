@@ -277,7 +277,7 @@ def _better(type_: str, a: str, b: str, greater: bool) -> str:
 @functools.cache
 def extreme(type_: str, out: str, greater: bool) -> Reduction:
     """Maximum or minimum in compute type `type_`; NaN if there is one."""
-    # An instruction of processors, which takes b if one of them is NaN.
+    # The choice alone is an instruction of processors, which takes b if one of both is NaN.
     step = f"A.best = A.best {'>' if greater else '<'} {{b}} ? A.best : {{b}};"
     if _is_float(type_):
         step = step.replace("A.best = ", "A.best = A.best != A.best ? A.best : ")

@@ -46,8 +46,9 @@ def log_sum_exp_kernel(layout: Layout, in_type: str, out_type: str) -> Kernel:
         f"log_sum_exp_{in_type}",
         parameters(f"const {in_type}* x; {out_type}* out"),
         team.max("top", acc, x),
-        team.sum({"sum": acc}, f"A.sum += tg_exp_{acc}({x} - (fabs(top) == INFINITY ? 0 : top));"),
-        team.let_of_many("result", acc, f"tg_log_{acc}(sum) + (fabs(top) == INFINITY ? 0 : top)"),
+        team.let("base", acc, "fabs(top) == INFINITY ? 0 : top"),
+        team.sum({"sum": acc}, f"A.sum += tg_exp_{acc}({x} - base);"),
+        team.let_of_many("result", acc, f"tg_log_{acc}(sum) + base"),
         team.leader(f"store_{out_type}(out, row, result);"),
     )
 

@@ -4,7 +4,8 @@ Elements are mapped to unsigned keys of the same order: NaN is the largest, the 
 the keys' bytes from the lowest to the highest, each pass keeping the order that it finds, so equal elements stay in
 order. `row_kernel` sorts a row with one work-item; for few long rows `count_kernel`, `scan_kernel` and `deal_kernel`
 share each pass among several, each of which has a part of a row. On a CPU `exchange_kernel` sorts the shortest rows,
-many at once, and `rank_kernel` short ones, and `select_kernel` finds one element of a row without sorting it.
+many at once, and `rank_kernel` short ones; `select_kernel` finds one element of a row without sorting it, and
+`exchange_select_kernel` one of each of the shortest rows.
 """
 
 from __future__ import annotations

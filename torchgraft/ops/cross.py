@@ -23,9 +23,14 @@ def _check(self: torch.Tensor, other: torch.Tensor, **_: Any) -> None:
         refuse_dtype("cross", self.dtype)
 
 
-@planner("linalg_cross", refuses=(_check, other_out))
+@planner("linalg_cross", apart=("self", "other"), refuses=(_check, other_out))
 def _linalg_cross(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, other: torch.Tensor, *, dim: int = -1) -> None:
     if out.numel() == 0:
+        return
+    if out.is_conj() or out.is_neg():
+        result = p.empty_like(out)
+        _linalg_cross(p, result, self, other, dim=dim)
+        p.copy(out, result)
         return
     x, y = (p.contiguous(v) if v.is_conj() or v.is_neg() else v for v in (self, other))
     x, y = x.expand(out.shape), y.expand(out.shape)

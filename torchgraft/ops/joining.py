@@ -160,9 +160,9 @@ def _roll(
 def _roll_rows(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, shifts: Sequence[int]) -> bool:
     """Rolls contiguous rows of few elements by one launch; false where there are other rows."""
     size = out.size(-1) if out.dim() else 1
-    if not 1 < size <= _INTERLEAVED or p.form == "gpu" or any(shifts[:-1]) or x.is_conj() or x.is_neg():
+    if not 1 < size <= _INTERLEAVED or p.form == "gpu" or any(shifts[:-1]):
         return False
-    if not (out.is_contiguous() and x.is_contiguous()):
+    if any(not t.is_contiguous() or t.is_conj() or t.is_neg() for t in (out, x)):
         return False
     kernel = kernels.roll_kernel(MOVES[out.element_size()], size, shifts[-1] % size)
     p.launch(kernel, p.walk(out.numel() // size, size), out=p.bits(out), x=p.bits(x))

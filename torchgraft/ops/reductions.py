@@ -485,7 +485,7 @@ def _log_sum_exp_of_rows(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim
     rows, size = x.shape[: x.dim() - len(dims)].numel(), math.prod(x.shape[d] for d in dims)
     if p.form != "cpu" or dims != [*range(x.dim() - len(dims), x.dim())] or not 0 < size <= softmax.HELD:
         return False
-    if not (x.is_contiguous() and out.is_contiguous()) or rows == 0 or p.is_flat(rows, size):
+    if not (x.is_contiguous() and out.is_contiguous()) or x.is_neg() or rows == 0 or p.is_flat(rows, size):
         return False
     layout, grid = p.along_rows(rows, size, 2)
     kernel = softmax.log_sum_exp_kernel(layout, element_type(x.dtype).name, element_type(out.dtype).name)

@@ -33,7 +33,8 @@ def _rows(p: PlanBuilder, x: torch.Tensor, dim: int) -> tuple[Layout, Grid]:
 def _forward(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, log: bool) -> None:
     layout, grid = _rows(p, x, dim)
     in_type, out_type = element_type(x.dtype), element_type(out.dtype)
-    long = layout.form == "cpu" and not (layout.across or layout.flat)
+    # Other compilers make vectors of what they are told are some, and of no such loop.
+    long = p.device.outer_vectors and layout.form == "cpu" and not (layout.across or layout.flat)
     held = long and not log and out_type.name != in_type.accumulate and _axis(x, dim)[1] <= kernels.HELD
     kernel = kernels.forward_kernel(layout, in_type.name, out_type.name, log, held)
     p.launch(kernel, grid, x=x, out=out)
