@@ -141,6 +141,29 @@ def test_the_end_of_a_program_ends_helpers(device: str, tmp_path: Path) -> None:
         assert not Path(f"/proc/{process}").exists()
 
 
+def test_a_program_ends_while_a_task_goes_on(device: str, tmp_path: Path) -> None:
+    """Through C++, as a gradient's tracing is: a thread that Python ends there takes the process with it."""
+    text = """
+        inner = torch.empty(2, 2, device="meta", requires_grad=True)
+
+        class Slow(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, g):
+                print("begun", flush=True)
+                time.sleep(4)
+                print("done", flush=True)
+                return g
+
+        ahead.later(lambda: Slow.apply(inner).sum().backward())
+        time.sleep(0.5)
+    """
+    assert run(text, device, tmp_path).split() == ["begun", "done"]
+
+
 def test_a_forked_process_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "_thread", object())
     child = os.fork()

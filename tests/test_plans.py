@@ -552,7 +552,11 @@ class TestFallback:
         x = torch.tensor([1, 2, 3], dtype=torch.uint16).to(device)
         with torchgraft.fallback("silent"):
             assert torch.eq(x, x).tolist() == [True] * 3
-        with pytest.raises(NotImplementedError, match=r"aten::eq\.Tensor has no kernel for device"):
+        why = "kernels have no element type for torch.uint16"
+        assert torchgraft.fallback_report()["aten::eq.Tensor"].reason == why
+        with pytest.raises(
+            NotImplementedError, match=rf"aten::eq\.Tensor has no kernel for device .* this call: {why}"
+        ):
             torch.eq(x, x)
         assert "CPU fallback: kernels have no element type for torch.uint16" in plans.show("aten::eq.Tensor")
 

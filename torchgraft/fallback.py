@@ -111,6 +111,16 @@ class FallbackRow:
     seconds: float
     places: dict[str, int] = field(default_factory=dict)
     """Your lines from which it was called ("train.py:42"), each with how often it was seen there."""
+    reasons: dict[str, int] = field(default_factory=dict)
+    """Why the device did not do it, each with how often; "" where it has no kernel for the op at all."""
+
+    @property
+    def reason(self) -> str:
+        """The reason of most calls, in one line."""
+        if not self.reasons:
+            return ""
+        most = max(self.reasons, key=lambda each: self.reasons[each])
+        return most.partition("\n")[0].rstrip(":") or "no kernel for this op"
 
 
 @dataclass(frozen=True)
@@ -145,20 +155,30 @@ class FallbackReport:
     def __str__(self) -> str:
         if not self.rows:
             return "no op has run on the CPU for lack of a kernel"
-        lines = [("op", "calls", "to host", "to device", "time", "called at")]
+        lines = [("op", "calls", "to host", "to device", "time", "why", "called at")]
         for row in self.rows:
-            seen = sorted(row.places.items(), key=lambda item: -item[1])
-            more = f" and {len(seen) - 1} more" if len(seen) > 1 else ""
-            place = seen[0][0] + more if seen else ""
             moved = (_bytes(row.bytes_to_host), _bytes(row.bytes_to_device))
-            lines.append((row.op, str(row.calls), *moved, _time(row.seconds), place))
+            why = row.reason + _and_more(row.reasons)
+            place = max(row.places, key=lambda each: row.places[each], default="") + _and_more(row.places)
+            lines.append((row.op, str(row.calls), *moved, _time(row.seconds), why, place))
         widths = [max(len(line[i]) for line in lines) for i in range(6)]
         table = [
-            "  ".join([line[0].ljust(widths[0]), *(line[i].rjust(widths[i]) for i in range(1, 5)), line[5]]).rstrip()
+            "  ".join(
+                [
+                    line[0].ljust(widths[0]),
+                    *(line[i].rjust(widths[i]) for i in range(1, 5)),
+                    line[5].ljust(widths[5]),
+                    line[6],
+                ]
+            ).rstrip()
             for line in lines
         ]
         table.append(f"{len(self.rows)} ops, {self.calls} calls, {_time(self.seconds)}")
         return "\n".join(table)
+
+
+def _and_more(seen: dict[str, int]) -> str:
+    return f" and {len(seen) - 1} more" if len(seen) > 1 else ""
 
 
 def _bytes(number: int) -> str:
@@ -197,7 +217,7 @@ def _user_frame() -> FrameType | None:
         path = frame.f_code.co_filename
         # Programs that inductor writes lie elsewhere, and are modules of torch by their names.
         is_generated = frame.f_globals.get("__name__", "").startswith("torch._inductor.")
-        if not is_generated and not path.startswith(_LIBRARIES) and not path.startswith("<frozen "):
+        if not is_generated and not path.startswith((*_LIBRARIES, "<frozen ", "<eval_with_key>")):
             return frame
         frame = frame.f_back
     return None

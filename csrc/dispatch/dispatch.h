@@ -5,6 +5,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <string_view>
+
 #include "register.h"
 
 namespace torchgraft {
@@ -23,8 +25,9 @@ at::Tensor host_alias(const at::Tensor& device_tensor);
 void fill_memory(const at::Tensor& dense, const void* pattern, size_t pattern_bytes);
 
 // dispatch/fallback: runs `op` on the CPU with the arguments on `stack`, leaves its results there, counts it.
+// `why` the device does not serve the call is what users are told; empty if it has no kernel for the op at all.
 // `kernel` is the key of the CPU's kernel: CPU, or that of its sparse or quantised tensors.
-void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack,
+void cpu_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack, std::string_view why = {},
                   c10::DispatchKey kernel = c10::DispatchKey::CPU);
 
 // dispatch/fallback: the ops that PyTorch had declared when this was first asked.

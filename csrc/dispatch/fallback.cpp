@@ -59,6 +59,8 @@ Ledger& ledger() {
   return *instance;
 }
 
+constexpr std::string_view kNoCompiler = "the device has no kernel compiler";
+
 std::string in_parentheses(const std::string& place) { return place.empty() ? "" : " (called at " + place + ")"; }
 
 // What a device without a compiler has no function for is not a matter of this op or that one.
@@ -67,14 +69,20 @@ std::string warning_of_device(c10::DeviceIndex device) {
                   ") has no kernel compiler, so every op that it has no function for runs on the CPU");
 }
 
-std::string warning_of_op(const c10::OperatorName& name, c10::DeviceIndex device, const std::string& place) {
-  return c10::str(name, " runs on the CPU: device '", backend_name(), ":", static_cast<int>(device),
-                  "' has no kernel for it, or none for these arguments", in_parentheses(place));
+// What is lacking, and why, if there is something for other calls of the op.
+std::string lack(c10::DeviceIndex device, std::string_view reason) {
+  const std::string none = c10::str("has no kernel for device '", backend_name(), ":", static_cast<int>(device), "'");
+  return reason.empty() ? none : c10::str(none, " that serves this call: ", reason);
+}
+
+std::string warning_of_op(const c10::OperatorName& name, c10::DeviceIndex device, std::string_view reason,
+                          const std::string& place) {
+  return c10::str(name, " runs on the CPU", in_parentheses(place), ": it ", lack(device, reason));
 }
 
 // Asks Python who calls, where that is wanted, and warns at the first time: of each op, or of a device without a
 // compiler. Python is asked without the lock: it may run other threads.
-void announce(const c10::OperatorName& name, c10::DeviceIndex device, FallbackMode mode) {
+void announce(const c10::OperatorName& name, c10::DeviceIndex device, std::string_view reason, FallbackMode mode) {
   Ledger& books = ledger();
   const bool by_op = get_device(device).has(TG_CAP_COMPILER);
   bool locate, warn;
@@ -93,20 +101,42 @@ void announce(const c10::OperatorName& name, c10::DeviceIndex device, FallbackMo
     ++books.accounts[name].record.places[place];
   }
   if (warn)
-    books.warn(c10::str(by_op ? warning_of_op(name, device, place) : warning_of_device(device),
+    books.warn(c10::str(by_op ? warning_of_op(name, device, reason, place) : warning_of_device(device),
                         ". The result is right, the time is not. torchgraft.fallback_report() tells what it "
                         "costs; torchgraft.fallback.set_mode('silent') or TORCHGRAFT_FALLBACK=silent stops these "
                         "warnings, 'error' forbids it."));
 }
 
-void count(const c10::OperatorName& name, uint64_t to_host, uint64_t to_device, double seconds) {
+void count(const c10::OperatorName& name, std::string_view reason, uint64_t to_host, uint64_t to_device,
+           double seconds) {
   Ledger& books = ledger();
   std::lock_guard lock(books.mutex);
   FallbackRecord& record = books.accounts[name].record;
   ++record.calls;
+  ++record.reasons[std::string(reason)];
   record.bytes_to_host += to_host;
   record.bytes_to_device += to_device;
   record.seconds += seconds;
+}
+
+// ---- ops that PyTorch has no kernel of the CPU for
+// -----------------------------------------------------------------------------------------------------------
+
+struct HostKernels {
+  std::mutex mutex;
+  std::unordered_map<c10::OperatorName, HostKernel> kernels;
+};
+
+HostKernels& host_kernels() {
+  static auto* instance = new HostKernels;  // holds functions of Python, which may be gone when the process ends
+  return *instance;
+}
+
+HostKernel host_kernel(const c10::OperatorName& name) {
+  HostKernels& known = host_kernels();
+  std::lock_guard lock(known.mutex);
+  const auto it = known.kernels.find(name);
+  return it == known.kernels.end() ? HostKernel() : it->second;
 }
 
 // ---- what schemas say, and what they leave out
@@ -240,7 +270,10 @@ class HostCall {
       const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
       std::optional<BorrowedDefaultGenerator> borrowed;
       if (seed) borrowed.emplace(*seed);
-      counterpart().redispatchBoxed(c10::DispatchKeySet(kernel_), &stack_);
+      if (const HostKernel function = host_kernel(name_))
+        function(op_, &stack_);
+      else
+        counterpart().redispatchBoxed(c10::DispatchKeySet(kernel_), &stack_);
     }
     for (const Pair& pair : pairs_)
       if (pair.written) put_back(pair);
@@ -537,8 +570,8 @@ void copy_results(const std::vector<c10::IValue>& from, const std::vector<c10::I
 
 // A device without a compiler has all its work done this way, so a graph of it is a list of such calls. For one with a
 // compiler it would be slow where nobody expects it.
-void capture_fallback(const c10::OperatorHandle& op, Stack* stack, c10::DispatchKey kernel, c10::DeviceIndex device,
-                      const Captured& captured) {
+void capture_fallback(const c10::OperatorHandle& op, Stack* stack, std::string_view why, c10::DispatchKey kernel,
+                      c10::DeviceIndex device, const Captured& captured) {
   if (get_device(device).has(TG_CAP_COMPILER))
     refuse_in_capture(device, captured.stream, c10::str(op.operator_name(), ", which runs on the CPU,"));
   const size_t count = op.schema().arguments().size();
@@ -548,32 +581,33 @@ void capture_fallback(const c10::OperatorHandle& op, Stack* stack, c10::Dispatch
   std::vector<c10::IValue> kept_results = results;
   for (std::vector<c10::IValue>* values : {&kept, &kept_results})
     for (c10::IValue& value : *values) transform_tensors(value, alias_of);
-  captured->function(captured.stream, c10::toString(op.operator_name()), [op, kept, kernel, kept_results] {
-    Stack call = kept;
-    cpu_fallback(op, &call, kernel);
-    copy_results(call, kept_results);
-  });
+  captured->function(captured.stream, c10::toString(op.operator_name()),
+                     [op, kept, reason = std::string(why), kernel, kept_results] {
+                       Stack call = kept;
+                       cpu_fallback(op, &call, reason, kernel);
+                       copy_results(call, kept_results);
+                     });
   torch::jit::drop(*stack, count);
   stack->insert(stack->end(), results.begin(), results.end());
 }
 
 // The copy kernel has no CPU counterpart under its name.
-void copy_fallback(const c10::OperatorHandle& op, Stack* stack) {
+void copy_fallback(const c10::OperatorHandle& op, Stack* stack, std::string_view reason) {
   const auto start = std::chrono::steady_clock::now();
   const at::Tensor dst = torch::jit::peek(*stack, 1, 3).toTensor();
   const at::Tensor self = torch::jit::peek(*stack, 0, 3).toTensor();
-  announce(op.operator_name(), dst.device().index(), fallback_mode());
+  announce(op.operator_name(), dst.device().index(), reason, fallback_mode());
   copy_on_host(self, dst);
   torch::jit::drop(*stack, 3);
   torch::jit::push(*stack, dst);
   const bool unified = get_device(dst.device().index()).has(TG_CAP_UNIFIED_MEMORY);
-  count(op.operator_name(), unified ? 0 : self.nbytes(), unified ? 0 : dst.nbytes(),
+  count(op.operator_name(), reason, unified ? 0 : self.nbytes(), unified ? 0 : dst.nbytes(),
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
 template <c10::DispatchKey kernel>
 void boxed_fallback(const c10::OperatorHandle& op, Stack* stack) {
-  cpu_fallback(op, stack, kernel);
+  cpu_fallback(op, stack, {}, kernel);
 }
 
 template <c10::DispatchKey kernel>
@@ -639,29 +673,37 @@ void record_fallback_places(bool every_call) noexcept {
 
 void set_fallback_warning(std::function<void(const std::string&)> warn) { ledger().warn = std::move(warn); }
 
-void cpu_fallback(const c10::OperatorHandle& op, Stack* stack, c10::DispatchKey kernel) {
+void set_host_kernel(const c10::OperatorName& name, HostKernel run) {
+  HostKernels& known = host_kernels();
+  std::lock_guard lock(known.mutex);
+  known.kernels[name] = std::move(run);
+}
+
+void cpu_fallback(const c10::OperatorHandle& op, Stack* stack, std::string_view why, c10::DispatchKey kernel) {
   const c10::OperatorName& name = op.operator_name();
   const FallbackMode mode = fallback_mode();
   HostCall call(op, *stack, kernel);
+  const c10::DeviceIndex device = call.device();
+  const std::string_view reason = why.empty() && !get_device(device).has(TG_CAP_COMPILER) ? kNoCompiler : why;
   if (mode == FallbackMode::Error)
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        false, name, " has no kernel for device '", backend_name(), ":", static_cast<int>(call.device()),
-        "', or none for these arguments, and running it on the CPU is not permitted", in_parentheses(user_place()),
-        ". Permit it with torchgraft.fallback.set_mode('warn'), or for some lines with "
-        "`with torchgraft.fallback('silent'):`, or give the device a kernel.");
+    TORCH_CHECK_NOT_IMPLEMENTED(false, name, " ", lack(device, reason), ", and running it on the CPU is not permitted",
+                                in_parentheses(user_place()),
+                                ". Permit it with torchgraft.fallback.set_mode('warn'), or for some lines with "
+                                "`with torchgraft.fallback('silent'):`, or give the device a kernel.");
   static const c10::OperatorName copy{"aten::_copy_from", ""};
-  if (name == copy) return copy_fallback(op, stack);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      op.hasComputedKernelForDispatchKey(kernel), name, " has no kernel for device '", backend_name(), ":",
-      static_cast<int>(call.device()), "' and PyTorch has none for the CPU, on which it could run instead",
-      in_parentheses(user_place()), ". Give the device a kernel for it, or move the tensors to a device that has one.");
-  announce(name, call.device(), mode);
+  if (name == copy) return copy_fallback(op, stack, reason);
+  TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(kernel) || host_kernel(name), name, " ",
+                              lack(device, reason), ", and PyTorch has none for the CPU, on which it could run instead",
+                              in_parentheses(user_place()),
+                              ". Give the device a kernel for it, or a function that does it on the CPU "
+                              "(torchgraft.plans.on_host), or move the tensors to a device that has one.");
+  announce(name, device, reason, mode);
   if (capturing()) [[unlikely]]
-    if (const Captured captured = capture_of_current(call.device()))
-      return capture_fallback(op, stack, kernel, call.device(), captured);
+    if (const Captured captured = capture_of_current(device))
+      return capture_fallback(op, stack, reason, kernel, device, captured);
   const auto start = std::chrono::steady_clock::now();
   call.run();
-  count(name, call.bytes_to_host(), call.bytes_to_device(),
+  count(name, reason, call.bytes_to_host(), call.bytes_to_device(),
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 

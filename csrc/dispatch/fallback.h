@@ -1,6 +1,9 @@
 // Ops without a kernel of ours run on the CPU: how that is permitted, announced and counted.
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -20,7 +23,8 @@ struct FallbackRecord {
   uint64_t calls = 0;
   uint64_t bytes_to_host = 0, bytes_to_device = 0;  // copied; memory that the host reads in place does not count
   double seconds = 0;
-  std::map<std::string, uint64_t> places;  // the user's lines, each with how often it was seen there
+  std::map<std::string, uint64_t> places;   // the user's lines, each with how often it was seen there
+  std::map<std::string, uint64_t> reasons;  // why the device did not do it, each with how often; "": it has no kernel
 };
 
 std::vector<FallbackRecord> fallback_report();
@@ -28,6 +32,11 @@ std::vector<FallbackRecord> fallback_report();
 void reset_fallback_report(bool warnings);
 // Whether to ask for the user's line at every call, not only at the first of each op.
 void record_fallback_places(bool every_call) noexcept;
+
+// What runs in place of an op that PyTorch has no kernel of the CPU for. Replaces the arguments, which are CPU tensors,
+// by the results.
+using HostKernel = std::function<void(const c10::OperatorHandle&, torch::jit::Stack*)>;
+void set_host_kernel(const c10::OperatorName& name, HostKernel run);
 
 // What warns; it may throw.
 void set_fallback_warning(std::function<void(const std::string&)> warn);

@@ -5,9 +5,20 @@
 
 #include "../bindings.h"
 #include "../runtime/place.h"
+#include "eager.h"
 #include "fallback.h"
 
 namespace torchgraft {
+
+namespace {
+
+// "aten::add.out"
+c10::OperatorName operator_name(const std::string& name) {
+  const size_t dot = name.find('.');
+  return {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)};
+}
+
+}  // namespace
 
 void bind_fallback(pybind11::module_& m) {
   namespace py = pybind11;
@@ -18,10 +29,16 @@ void bind_fallback(pybind11::module_& m) {
     py::list rows;
     for (FallbackRecord& record : fallback_report())
       rows.append(py::make_tuple(record.op, record.calls, record.bytes_to_host, record.bytes_to_device, record.seconds,
-                                 record.places));
+                                 record.places, record.reasons));
     return rows;
   });
   m.def("fallback_reset", &reset_fallback_report, py::arg("warnings"));
+  m.def(
+      "set_host_kernel",
+      [](const std::string& name, py::function function) {
+        set_host_kernel(operator_name(name), eager_function(std::move(function)));
+      },
+      py::arg("name"), py::arg("function"));
   m.def("fallback_record_places", &record_fallback_places, py::arg("every_call"));
   m.def(
       "fallback_set_hooks",

@@ -401,7 +401,7 @@ void PlannedOp::run(torch::jit::Stack* stack) {
   raise_if_forked();
   const Call call(signature_, stack);
   const std::shared_ptr<Plan> plan = plan_of(call);
-  if (plan->fallback) return cpu_fallback(op_, stack);
+  if (plan->fallback) return cpu_fallback(op_, stack, plan->reason);
   if (plan->eager) return plan->eager(op_, stack);
   Replay(*plan, call).run(stack);
 }
@@ -419,7 +419,7 @@ c10::IValue PlannedOp::run_borrowed(c10::ArrayRef<c10::IValue> arguments, bool w
   const std::shared_ptr<Plan> plan = plan_of(call);
   if (!plan->fallback && !plan->eager) return std::move(Replay(*plan, call).run(wants_arguments).front());
   stack.assign(arguments.begin(), arguments.end());  // with tensors of its own
-  plan->fallback ? cpu_fallback(op_, &stack) : plan->eager(op_, &stack);
+  plan->fallback ? cpu_fallback(op_, &stack, plan->reason) : plan->eager(op_, &stack);
   return std::move(stack.back());
 }
 

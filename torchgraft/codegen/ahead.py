@@ -85,7 +85,8 @@ def _run() -> None:
 
 
 def _stop(thread: threading.Thread) -> None:
-    """Before the interpreter ends: what the thread is doing, it finishes."""
+    """Before the interpreter ends: what the thread is doing, it finishes. Python ends a thread that it finds later by
+    unwinding its stack, which C++ takes for an exception that nobody has thrown, and aborts the process."""
     while True:
         try:
             _work.get_nowait()
@@ -93,6 +94,10 @@ def _stop(thread: threading.Thread) -> None:
             break
     _work.put(None)
     thread.join(timeout=2)
+    if thread.is_alive():
+        for helper in list(_helpers):  # it may be writing to one that does not read
+            helper.kill()
+        thread.join()
 
 
 def _send(lines: list[bytes]) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torchgraft import _C
 from torchgraft.codegen import ahead
 from torchgraft.codegen.cache import KernelCache
-from torchgraft.codegen.dialect import Dialect
+from torchgraft.codegen.dialect import Dialect, UnsupportedKernel
 from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel
 from torchgraft.codegen.progress import progress
@@ -107,7 +107,10 @@ def compile_ahead(kernels: Iterable[Kernel], device: int) -> None:
     if _properties(device)["kind"] != "cpu" or not ahead.is_possible() or not _disk().usable():
         return
     missing = [kernel for kernel in dict.fromkeys(kernels) if (device, kernel) not in _kernels]
-    jobs = [_job(kernel, device) for kernel in missing]
+    jobs = []
+    for kernel in missing:
+        with contextlib.suppress(UnsupportedKernel):  # whoever needs it is told
+            jobs.append(_job(kernel, device))
     ahead.send(job.described() for job in jobs if not _disk().has(job.key()))
 
 

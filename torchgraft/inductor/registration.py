@@ -26,6 +26,7 @@ from torchgraft.inductor import (
     patches,
     pooling,
     rows,
+    way_back,
 )
 from torchgraft.inductor.operations import has_bits
 from torchgraft.inductor.scheduling import Scheduling, Wrapper
@@ -84,6 +85,7 @@ class _Pass(CustomGraphModulePass):
     and makes what the generators depend on part of the key of generated programs."""
 
     def __call__(self, gm: torch.fx.GraphModule) -> None:
+        way_back.noted(gm)
         _expand_attention(gm)
         pooling.keep_offsets(gm)
         targets = {node.target for node in gm.graph.nodes}

@@ -16,12 +16,16 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from torchgraft import _C
+from torchgraft import _C, _backend
+from torchgraft.codegen.compiler import KernelCompileError
+from torchgraft.codegen.dialect import UnsupportedKernel
+from torchgraft.fallback import fallback, warn_user
+from torchgraft.inductor.runtime import Dealing, kernels_of
 from torchgraft.plans.splits import splits
 from torchgraft.streams import Stream
 from torchgraft.streams import stream as on_stream
@@ -42,26 +46,58 @@ class Replayed:
     Args:
         program: what is called as long as there is no recording.
         has_parts: whether it calls others that are recorded if it cannot be.
+        is_recorded: whether it is itself.
+        kernels: those that it launches; they are compiled before anything is run.
+        way_back: what is called where one of them does not compile.
     """
 
-    def __init__(self, program: Program, has_parts: bool = False) -> None:
+    def __init__(
+        self,
+        program: Program,
+        has_parts: bool = False,
+        is_recorded: bool = True,
+        kernels: Sequence[Dealing] = (),
+        way_back: Program | None = None,
+    ) -> None:
         self._program = program
         self._has_parts = has_parts
-        self._is_in_parts = False  # they are recorded, and the whole is not
+        self._is_recorded = is_recorded  # False also where its parts are, and the whole cannot be
         self._calls = _C.CompiledCalls()
+        self._kernels, self._way_back = kernels, way_back
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
-        if self._is_in_parts:
-            return self._program(arguments)
+        if not self._is_recorded:
+            return self._by_python(arguments)
         results: Sequence[Any] | None = self._calls.run(arguments)
         return self._by_python(arguments) if results is None else results
 
     def _by_python(self, arguments: list[Any]) -> Sequence[Any]:
+        if self._kernels:
+            self._compile(arguments)
+        if not self._is_recorded:
+            return self._program(arguments)
         if self._calls.wants_recording(arguments) and self._record(arguments):
             results: Sequence[Any] | None = self._calls.run(arguments)
             if results is not None:
                 return results
         return self._program(arguments)
+
+    def _compile(self, arguments: list[Any]) -> None:
+        """Compiles the kernels, or takes the way back.
+
+        Raises:
+            KernelCompileError, UnsupportedKernel: there is none, or it may not be taken.
+        """
+        kernels, self._kernels = self._kernels, ()
+        try:
+            for each in kernels:
+                each.compile(_device_of(arguments))
+        except (KernelCompileError, UnsupportedKernel) as error:
+            if self._way_back is None or fallback.get_mode() == "error":
+                self._kernels = kernels
+                raise
+            _say_refused(error)
+            self._program, self._is_recorded = self._way_back, False
 
     def _record(self, arguments: list[Any]) -> bool:
         """False if the call cannot be recorded, now or ever."""
@@ -78,8 +114,8 @@ class Replayed:
                 graph.abandon()
                 why = str(error).partition("\n")[0]
                 _refuse(why)
-                if self._has_parts and not self._is_in_parts:
-                    self._is_in_parts = True
+                if self._has_parts and self._is_recorded:
+                    self._is_recorded = False
                     splits[why] += 1
                 self._calls.refuse(arguments)
                 return False
@@ -90,22 +126,48 @@ class Replayed:
         return True
 
 
-def replayed(program: Program, runner: Any = None, why_not: str = "") -> Program:
+def replayed(
+    program: Program,
+    names: Mapping[str, Any],
+    runner: Any = None,
+    why_not: str = "",
+    way_back: Program | None = None,
+) -> Program:
     """What a generated program puts in the place of its entry.
 
     Args:
         program: the entry.
+        names: the program's names, its kernels among them.
         runner: inductor's, which has the functions that the entry calls, if the program is split.
-        why_not: what in it cannot be recorded; the entry then stays, and what it calls is recorded.
+        why_not: what in it cannot be recorded; then what the entry calls is recorded.
+        way_back: what is called where a kernel does not compile.
     """
     if runner is not None:
         runner.recursively_apply_fns([Replayed] * len(runner.partitions))
-    if not why_not:
-        return Replayed(program, has_parts=runner is not None)
-    if runner is not None:
-        splits[why_not] += 1
-    _refuse(why_not)
-    return program
+    if why_not:
+        if runner is not None:
+            splits[why_not] += 1
+        _refuse(why_not)
+    return Replayed(program, runner is not None, not why_not, kernels_of(names), way_back)
+
+
+def _device_of(arguments: Sequence[Any]) -> int:
+    """The index of the device that a program is for."""
+    name = _backend.name()
+    found = (each.device for each in arguments if isinstance(each, torch.Tensor) and each.device.type == name)
+    device = next(found, None)
+    return torch._C._accelerator_getDeviceIndex() if device is None else device.index
+
+
+def _say_refused(error: Exception) -> None:
+    """As single ops are told of, unless nothing is to be said."""
+    first, _, rest = str(error).partition("\n")
+    _refuse(first.partition(" on ")[0])
+    if fallback.get_mode() == "warn":
+        warn_user(
+            f"a program of torch.compile runs op by op, since {first}\n{rest.partition(chr(10) * 2)[0]}\n"
+            "The result is right, the time is not."
+        )
 
 
 def _refuse(why: str) -> None:

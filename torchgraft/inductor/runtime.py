@@ -21,7 +21,7 @@ from torchgraft.plans.device import device_traits
 from torchgraft.plans.grid import MULTIPLE, Dealer, Grid
 from torchgraft.raw_kernel import RawKernel, kernel
 
-__all__ = ["Generated", "GeneratedList", "compile_ahead", "generated", "without_effect"]
+__all__ = ["Dealing", "Generated", "GeneratedList", "compile_ahead", "generated", "kernels_of", "without_effect"]
 
 _log = logging.getLogger("torchgraft.inductor")
 
@@ -34,7 +34,7 @@ _MOST_SIZES = 1024
 _Dealt = tuple[Callable[..., None] | None, tuple[int, ...]]
 
 
-class _Dealing:
+class Dealing:
     """A kernel and how its walk is dealt out to groups, by what a call says of sizes.
 
     Attributes:
@@ -43,12 +43,22 @@ class _Dealing:
 
     def __init__(self, made: Kernel, form: str, rank: int, cost: int, multiple: int, origin: str) -> None:
         self.made = made
+        self._origin = origin
         # Autograd hears of what a program writes from torch, which counts it as changes only where it is one to a user.
         arguments = tuple(replace(argument, written=False) for argument in kernel(made).arguments)
         self._kernel = RawKernel(made.name, arguments, made.local, partial(_compiled, made, origin))
         self._form, self._cost, self._multiple = form, cost, multiple
         self._dims = range(rank if rank > 1 else 0)
         self._dealt: dict[Any, _Dealt] = {}
+
+    def compile(self, device: int) -> None:
+        """Compiles it, unless it is.
+
+        Raises:
+            KernelCompileError: the device's compiler refused it.
+            UnsupportedKernel: the device's language cannot express it.
+        """
+        _compiled(self.made, self._origin, device)
 
     def _deal(self, sizes: Any) -> _Dealt:
         if len(self._dealt) >= _MOST_SIZES:
@@ -64,7 +74,7 @@ class _Dealing:
         return Dealer(device.target(self._form)).walk(space, cost=self._cost, multiple=self._multiple)
 
 
-class Generated(_Dealing):
+class Generated(Dealing):
     """A kernel of a generated program: called with its arguments and the sizes of the space that it goes through."""
 
     def __init__(
@@ -125,7 +135,7 @@ class Generated(_Dealing):
         raise IndexError(text) if is_index else RuntimeError(text)
 
 
-class GeneratedList(_Dealing):
+class GeneratedList(Dealing):
     """The same for a kernel of several tensors: called with the arguments and the sizes of each."""
 
     def __init__(self, made: Kernel, form: str, rank: int, cost: int, tensors: int, origin: str) -> None:
@@ -202,8 +212,13 @@ def _compiled(made: Kernel, origin: str, device: int) -> _C.Kernel:
 def compile_ahead(program: Mapping[str, Any]) -> None:
     """Has helpers compile the kernels among a program's names while the first of them are compiled here."""
     _backend.open_devices()
-    kernels = [each.made for each in program.values() if isinstance(each, _Dealing)]
+    kernels = [each.made for each in kernels_of(program)]
     compiler.compile_ahead(kernels[1:], torch._C._accelerator_getDeviceIndex())
+
+
+def kernels_of(program: Mapping[str, Any]) -> list[Dealing]:
+    """Those among a program's names."""
+    return [each for each in program.values() if isinstance(each, Dealing)]
 
 
 def without_effect(options: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._inductor import config
+from torch._inductor import config, ir
 from torch._inductor.codegen.common import BackendFeature
 from torch._inductor.codegen.simd import SIMDScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
@@ -21,6 +21,7 @@ from torchgraft.codegen.kernel import Kernel, Pointer
 from torchgraft.inductor.kernels import GeneratedKernel
 from torchgraft.inductor.lists import Lists, Member, launches, of_list
 from torchgraft.inductor.splitting import Splitting, why_not_recorded
+from torchgraft.inductor.way_back import described
 
 __all__ = ["Scheduling", "Wrapper"]
 
@@ -145,6 +146,7 @@ class Wrapper(PythonWrapperCodegen):
         self.imports.writeline("from torchgraft.inductor.runtime import generated as tg_generated")
         self.imports.writeline("from torchgraft.inductor.runtime import without_effect as tg_without_effect")
         self.imports.writeline("from torchgraft.inductor.replay import replayed as tg_replayed")
+        self.imports.writeline("from torchgraft.inductor.way_back import WayBack as tg_way_back")
 
     def write_async_compile_wait(self: Any) -> None:
         """All kernels of the program are known there."""
@@ -154,7 +156,9 @@ class Wrapper(PythonWrapperCodegen):
     def generate_after_suffix(self: Any, result: IndentedBuffer) -> None:
         PythonWrapperCodegen.generate_after_suffix(self, result)
         parts = "runner" if getattr(self, "all_partition_names", ()) else "None"
-        result.writeline(f"call = tg_replayed(call, {parts}, {why_not_recorded(V.graph.operations)!r})")
+        why_not = why_not_recorded(V.graph.operations)
+        way_back = described(V.graph.module, V.graph.constants, list(map(_strides_of, V.graph.graph_outputs)))
+        result.writeline(f"call = tg_replayed(call, globals(), {parts}, {why_not!r}, {way_back})")
         if options := [name for name in _WITHOUT_EFFECT if _option(name)]:
             result.writeline(f"tg_without_effect({options!r})")
 
@@ -187,6 +191,16 @@ class Wrapper(PythonWrapperCodegen):
             PythonWrapperCodegen.generate_kernel_call(
                 self, kernel_name, call_args, device=device, triton=triton, **options
             )
+
+
+def _strides_of(result: Any) -> list[int] | None:
+    """Of a program's result, or of sizes like those that it was compiled for; None where it is none with memory of its
+    own."""
+    strides = result.maybe_get_stride() if isinstance(result, ir.IRNode) else None
+    found = (
+        None if strides is None else [int(each) for each in V.graph.sizevars.optimization_hints(strides, fallback=1)]
+    )
+    return None if found is None or 0 in found else found
 
 
 # Options that modes set, and that change nothing here.

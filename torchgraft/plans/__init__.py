@@ -12,6 +12,7 @@ from torchgraft.codegen.kernel import parameters
 from torchgraft.codegen.loops import Layout, Team, Walk
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.device import DeviceTraits, device_traits, kernel_form
+from torchgraft.plans.host import on_host
 from torchgraft.plans.refusals import OtherOut, only, other_out, within
 from torchgraft.plans.registry import ENTRIES, composite, planner, recomposed
 from torchgraft.plans.scalar import Scalar
@@ -41,6 +42,7 @@ __all__ = [
     "device_traits",
     "element_type",
     "kernel_form",
+    "on_host",
     "only",
     "other_out",
     "parameters",

@@ -5,23 +5,16 @@ from __future__ import annotations
 import torch
 
 from torchgraft.codegen.compiler import KernelCompileError
-from torchgraft.fallback import fallback, warn_user
-
-_told: set[str] = set()
+from torchgraft.fallback import fallback
+from torchgraft.plans.host import can_run_on_host
 
 
 def refused_kernel(op: torch._ops.OpOverload, error: KernelCompileError) -> str:
-    """Why an op runs on the CPU whose kernel did not compile: its users are told once, with the compiler's words.
+    """Why an op runs on the CPU whose kernel did not compile, with the compiler's words.
 
     Raises:
-        KernelCompileError: nothing may run on the CPU, or torch has no kernel for it there.
+        KernelCompileError: nothing may run on the CPU, or nothing there can do it.
     """
-    name = op.name()
-    has_host_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
-    if fallback.get_mode() == "error" or not (has_host_kernel or name == "aten::_copy_from"):
+    if fallback.get_mode() == "error" or not can_run_on_host(op):
         raise error
-    reason = f"kernel {error.kernel} does not compile on {error.device}:\n{error.log.strip()}"
-    if fallback.get_mode() == "warn" and name not in _told:
-        _told.add(name)
-        warn_user(f"{name} runs on the CPU, since its {reason}")
-    return reason
+    return f"kernel {error.kernel} does not compile:\n{error.device} says: {error.log.strip()}"
