@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -340,14 +341,27 @@ bool assembles_bfloat16(const Device& device, const std::string& platform_versio
   return is_pocl(device) && at != std::string::npos && std::atoi(platform_version.c_str() + at + name.size()) >= kLlvm;
 }
 
+// Where files tell loaders of implementations.
+std::string vendors_folder() {
+  const std::string folder = find_variable("OCL_ICD_VENDORS").value_or("");
+  return folder.empty() ? "/etc/OpenCL/vendors" : folder;
+}
+
 // Why there is no device, for a user who wants one.
 std::string why_none(bool libraries_named, const Names& platforms) {
-  if (libraries_named) return "The libraries that TORCHGRAFT_OPENCL_LIBRARY names offer no OpenCL device.";
+  std::error_code ignored;
+  const bool has_rusticl = platforms.contains("rusticl") ||
+                           (!libraries_named && std::filesystem::exists(vendors_folder() + "/rusticl.icd", ignored));
+  const std::string rusticl =
+      " Mesa's rusticl has those of the drivers that RUSTICL_ENABLE names: RUSTICL_ENABLE=radeonsi in the environment "
+      "for AMD's GPUs, iris for Intel's, llvmpipe for the CPU; `torchgraft doctor` says which fits.";
   std::string why = "No OpenCL device was found.";
+  if (libraries_named) why = "The libraries that TORCHGRAFT_OPENCL_LIBRARY names offer no OpenCL device.";
   std::string names;
   for (const std::string& name : platforms) names += (names.empty() ? "" : ", ") + name;
-  if (!names.empty()) why += " These platforms are installed and offer none: " + names + ".";
-  if (platforms.contains(kPocl)) return why;
+  if (!libraries_named && !names.empty()) why += " These platforms are installed and offer none: " + names + ".";
+  if (has_rusticl) why += rusticl;
+  if (libraries_named || platforms.contains(kPocl)) return why;
   return why +
          " A GPU's comes with its driver; for the CPU install PoCL (Debian, Ubuntu: apt-get install pocl-opencl-icd), "
          "or without root Intel's runtime (pip install intel-opencl-rt intel-cmplr-lib-rt).";
@@ -500,9 +514,7 @@ Devices discover(std::string& why, Journal& journal) {
     for (const std::string& path : split(wanted_libraries, ':')) open(path);
   } else {
     // The system's loader; without one, what it would have loaded.
-    open(can_load("libOpenCL.so.1") ? "libOpenCL.so.1"
-         : can_load("libOpenCL.so") ? "libOpenCL.so"
-                                    : "/etc/OpenCL/vendors");
+    open(can_load("libOpenCL.so.1") ? "libOpenCL.so.1" : can_load("libOpenCL.so") ? "libOpenCL.so" : vendors_folder());
     for (const std::string& path : split(fallback_libraries, ':')) {
       if (devices.empty()) open(path);
     }
