@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -12,11 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Script
 
 from torchgraft import _C
 from torchgraft.cli import doctor, main
 from torchgraft.codegen.cache import KernelCache
 from torchgraft.diagnosis import Finding, child, host
+from torchgraft.diagnosis.families import differences
 from torchgraft.diagnosis.probes import PROBES
 
 REGISTER = """
@@ -105,6 +109,59 @@ def test_each_fault_of_a_driver_is_found(module: Any, capsys: pytest.CaptureFixt
     assert "FAIL  npy:0: memory" in summary
     assert "WARN  devices: errors" in summary
     assert "not usable: " in summary
+
+
+def test_a_kernel_that_does_not_compile(script: Script, tmp_path: Path) -> None:
+    """Each thing that is tried tells which ops were the CPU's, and why, whether the results are right or not."""
+    pytest.importorskip("torchgraft_opencl")
+    printed = script(
+        """
+        import json, torch
+        from dataclasses import asdict
+        from torchgraft.diagnosis.worker import _tried
+
+        for subject in ("kernels: matrix products", "kernels: matrix products", "kernels: softmax and losses"):
+            print(json.dumps(asdict(_tried(subject, torch.device("ocl:0")))))
+        """,
+        autoload=True,
+        TORCHGRAFT_BACKEND="ocl",
+        TORCHGRAFT_CACHE_DIR=str(tmp_path),
+        TORCHGRAFT_COMPILE_HELPERS="0",
+        TORCHGRAFT_FALLBACK="error",  # which is what programs may do, not what is tried
+        TORCHGRAFT_OPENCL_FAIL="module_compile:1",
+    )
+    first, again, other = (Finding(**json.loads(line)) for line in printed.splitlines())
+    assert first.state == again.state == "warning"
+    for finding in (first, again):
+        assert finding.text.startswith("right\non the CPU, and slow there: aten::")
+        assert "up to date" in finding.advice
+    assert re.search(r"^kernel \w+ does not compile: module_compile: fails because", first.text, re.MULTILINE)
+    assert other == Finding("kernels: softmax and losses", "ok", "right")
+
+
+@pytest.mark.thorough
+def test_the_doctor_says_what_does_not_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torchgraft_opencl")
+    monkeypatch.setenv("TORCHGRAFT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHGRAFT_OPENCL_FAIL", "module_compile:1,module_compile:30")
+    status = main(["doctor", "--backend", "ocl"])
+    text = capsys.readouterr().out
+    assert status == 1
+    assert text.count("does not compile: module_compile: fails because") == 2
+    assert "usable, with ops on the CPU: 0 problems, " in text
+    assert ", 0 warnings" not in text
+    summary = text[text.index("summary") :]
+    assert "WARN  ocl:0: " in summary
+
+
+def test_families_are_compared_with_the_cpu(device: str) -> None:
+    def wrong(make: Any, on: torch.device) -> list[torch.Tensor]:
+        x = make(3)
+        return [x, x + 1 if on.type == "cpu" else x, x * torch.nan]  # no kernel is right about what is no number
+
+    assert differences(wrong, torch.device(device)) == (2, 3)
 
 
 def test_a_driver_that_crashes(module: Any) -> None:
@@ -309,3 +366,20 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert doctor.HELP in text
     assert "devices" in text
+
+
+def test_what_apt_says_is_told_in_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make setup` where a release of Debian has no oclgrind."""
+    setup = runpy.run_path(str(Path(__file__).parents[1] / "scripts" / "setup"))
+    failed = subprocess.CompletedProcess([], 100, stderr="E: Unable to locate package oclgrind\n")
+    monkeypatch.setitem(setup["apt_install"].__globals__, "apt", lambda: ["apt-get"])
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
+    assert setup["apt_install"]("oclgrind") is False
+    failed.stderr = "E: Could not get lock /var/lib/dpkg/lock\nW: something\n"
+    assert setup["apt_install"]("oclgrind") is False
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert said.out.splitlines() == [
+        "setup:   oclgrind: this system has no such package",
+        "setup:   oclgrind: not installed, apt-get says: Could not get lock /var/lib/dpkg/lock",
+    ]

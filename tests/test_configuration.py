@@ -14,7 +14,7 @@ from torchgraft.diagnosis import host
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
 READ = re.compile(
-    r"""(?:getenv\(|environ\.get\(|environ\.setdefault\(|environ\[|environment\()\s*["']([A-Z][A-Z0-9_]+)["']"""
+    r"""(?:getenv\(|environ\.get\(|environ\.setdefault\(|environ\[|find_variable\()\s*["']([A-Z][A-Z0-9_]+)["']"""
     r"""|["']([A-Z][A-Z0-9_]+)["']\s+(?:not\s+)?in\s+os\.environ"""
 )
 # Set for processes that are started, not read.
@@ -43,7 +43,7 @@ def on_page() -> set[str]:
 
 
 def test_the_pattern_finds_each_way_of_reading() -> None:
-    text = """os.environ.get("AA") os.environ["BB"] "CC" in os.environ std::getenv("DD") environment("E_1")
+    text = """os.environ.get("AA") os.environ["BB"] "CC" in os.environ std::getenv("DD") find_variable("E_1")
     os.environ.get('FF') os.environ.get(
         "GG", "HH")"""
     assert {name for found in READ.findall(text) for name in found if name} == {

@@ -66,6 +66,27 @@ dist.destroy_process_group()
     assert "[1.0, 1.0, 1.0] False" in output
 
 
+def test_groups_of_two_backends_end_in_silence(device: str, tmp_path: Path) -> None:
+    """Groups made of the first one, too."""
+    program = tmp_path / "program.py"
+    program.write_text(f"""
+import torch, torch.distributed as dist
+dist.init_process_group("cpu:gloo,{torch.device(device).type}:graft")
+other = dist.new_group([0, 1])
+for group in (None, other):
+    here, there = torch.ones(3), torch.ones(3, device={device!r})
+    dist.all_reduce(here, group=group)
+    dist.all_reduce(there, group=group)
+    dist.barrier(group=group)
+    assert here.tolist() == there.tolist() == [2.0, 2.0, 2.0]
+dist.destroy_process_group(other)
+dist.destroy_process_group()
+print("end")
+""")
+    with ranks(2, program) as processes:
+        assert [process.output(timeout=120) for process in processes] == ["end\n", "end\n"]
+
+
 def test_a_rank_that_dies_is_told_to_the_others(device: str, tmp_path: Path) -> None:
     program = tmp_path / "dies.py"
     program.write_text(f"""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -390,3 +393,15 @@ def test_medians_where_algorithms_must_be_deterministic(device: str) -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert torch.equal(values.cpu(), x.median(1).values)
+
+
+@pytest.mark.thorough
+def test_reductions_with_cold_caches(device: str) -> None:
+    """A few rounds of what `python tests/reductions_soak.py --seconds 3600` does for an hour."""
+    if device.partition(":")[0] != "ocl":
+        pytest.skip("other processes find a device that is installed")
+    program = Path(__file__).with_name("reductions_soak.py")
+    done = subprocess.run(
+        [sys.executable, program, "--device", device, "--seconds", "15"], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -37,6 +37,22 @@ def test_unnamed_groups_serve_the_cpu() -> None:
     assert list(BackendConfig("gloo").device_backend_map) == Backend.backend_capability["gloo"]
 
 
+@pytest.mark.parametrize("patched", [False, True])
+def test_mixed_groups_have_a_default_backend(
+    device: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], patched: bool
+) -> None:
+    import torch.distributed as dist
+    from torch.distributed.distributed_c10d import Backend
+
+    if not patched:
+        plain = {name: plugin for name, plugin in Backend._plugins.items() if name.isupper()}
+        monkeypatch.setattr(Backend, "_plugins", plain)
+    backends = f"cpu:gloo,{torch.device(device).type}:graft"
+    dist.init_process_group(backends, store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+    assert ("No backend of type" in capfd.readouterr().err) is not patched
+
+
 def test_monitored_barriers_ask_for_what_they_need() -> None:
     import torch.distributed as dist
 

@@ -168,6 +168,20 @@ def unnamed_groups_serve_the_cpu() -> None:
     BackendConfig.__init__ = __init__  # type: ignore[method-assign]
 
 
+def mixed_groups_have_a_default_backend() -> None:
+    """A group of several backends, as "cpu:gloo,ocl:graft", is to have the one from outside as its default: torch looks
+    for the first key of its table of these, which are in capitals, among names in small letters. Without a default such
+    a group warns when it ends: "No backend of type 0 found". torch 2.12 to 2.14
+    (torch/distributed/distributed_c10d.py, `_new_process_group_helper`).
+    """
+    if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
+        return
+    from torch.distributed.distributed_c10d import Backend
+
+    known = Backend._plugins
+    Backend._plugins = {NAME: known[NAME.upper()], **known}
+
+
 def monitored_barriers_ask_for_what_they_need() -> None:
     """`torch.distributed.monitored_barrier` refuses every group whose backend is not called "gloo", also one that has
     such a barrier. torch 2.12 and 2.13 (torch/distributed/distributed_c10d.py; 2.14 asks what the group can).
@@ -266,6 +280,7 @@ _HERE = minor(torch.__version__)
 
 PATCHES: tuple[Callable[[], None], ...] = (
     unnamed_groups_serve_the_cpu,
+    mixed_groups_have_a_default_backend,
     *((monitored_barriers_ask_for_what_they_need,) if _HERE < (2, 14) else ()),
     meshes_share_devices,
     gradients_are_exchanged_in_bfloat16,

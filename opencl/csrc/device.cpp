@@ -6,10 +6,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <set>
 #include <sstream>
 
+#include "environment.h"
 #include "error.h"
 #include "pocl_cache.h"
 #include "processor.h"
@@ -30,11 +32,6 @@ std::vector<std::string> split(const std::string& text, char separator) {
     parts.push_back(part.substr(first, part.find_last_not_of(" \t") - first + 1));
   }
   return parts;
-}
-
-std::string environment(const char* name) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? text : "";
 }
 
 // Absent properties read as zero: an older device does not know the newer names.
@@ -132,7 +129,7 @@ MemoryModel choose_memory(const Device& device, cl_bitfield svm, bool& unified) 
   const bool own = !device.is_cpu && number<cl_bool>(device, CL_DEVICE_HOST_UNIFIED_MEMORY) == 0;
   MemoryModel model = has_host ? MemoryModel::kHost : has_svm && !own ? MemoryModel::kSvm : MemoryModel::kBuffer;
   unified = has_host || (fine && !own);
-  const std::string wish = environment("TORCHGRAFT_OPENCL_MEMORY");
+  const std::string wish = find_variable("TORCHGRAFT_OPENCL_MEMORY").value_or("");
   if (wish == "host" && has_host) return model;
   if (wish == "svm" && has_svm) {
     unified = fine;
@@ -150,7 +147,7 @@ MemoryModel choose_memory(const Device& device, cl_bitfield svm, bool& unified) 
 }
 
 void check_memory_wish() {
-  const std::string wish = environment("TORCHGRAFT_OPENCL_MEMORY");
+  const std::string wish = find_variable("TORCHGRAFT_OPENCL_MEMORY").value_or("");
   for (const char* known : {"", "host", "svm", "coarse", "buffer"})
     if (wish == known) return;
   fail_invalid("TORCHGRAFT_OPENCL_MEMORY is '" + wish + "': it may be host, svm, coarse or buffer");
@@ -241,23 +238,43 @@ void add_caller_device(const Platform& platform, cl_device_id id, Device& device
       std::make_unique<CallerDevice>(*platform.api, platform.id, id, device.properties.compute_units);
 }
 
+void set_if_missing(const char* variable, const char* value) {
+  if (!find_variable(variable)) set_variable(variable, value);
+}
+
+// Before PoCL opens its devices, for as long as the process lives; a user's own settings stay.
+//
+// PoCL compiles a kernel's machine code when it is first launched, and by default once for each local size, small and
+// large grids apart: tens of milliseconds each, on its worker thread, in the middle of a computation; and reading a
+// program's binary then compiles every kernel once more. Without this specialisation there is one version of each
+// kernel. It is measured as quick (within 5 %), and binaries cost nothing.
+//
+// The other one PoCL sets itself, by setenv(), which enlarges the list of variables where it is not there yet; see
+// environment.h.
+void prepare_pocl() {
+  set_if_missing("POCL_WORK_GROUP_SPECIALIZATION", "0");
+  set_if_missing("HWLOC_PLUGINS_PATH", "/dev/null");
+}
+
+bool is_pocl(const Platform& platform) { return platform_text(platform, CL_PLATFORM_NAME) == kPocl; }
+
 // While it lives, PoCL opens a second device on the CPU; see caller_device.h. A user's own choice of devices stays, and
 // programs that this one starts later see nothing of ours.
 class PoclDevices {
  public:
   explicit PoclDevices(const std::vector<Platform>& platforms) {
-    if (std::getenv(kVariable) != nullptr) return;
+    if (find_variable(kVariable)) return;
     for (const Platform& platform : platforms) {
       const std::string version = platform_text(platform, CL_PLATFORM_VERSION);
       const size_t word = version.find("PoCL ");
       if (word == version.npos) continue;
       const bool old = std::atoi(version.c_str() + word + 5) < 4;
       caller_ = old ? "basic" : "cpu-minimal";
-      setenv(kVariable, (std::string(old ? "pthread " : "cpu ") + caller_).c_str(), 1);
+      set_variable(kVariable, (old ? "pthread " : "cpu ") + caller_);
     }
   }
   ~PoclDevices() {
-    if (!caller_.empty()) unsetenv(kVariable);
+    if (!caller_.empty()) set_variable(kVariable, std::nullopt);
   }
   PoclDevices(const PoclDevices&) = delete;
   PoclDevices& operator=(const PoclDevices&) = delete;
@@ -282,6 +299,8 @@ class PoclDevices {
 // The platforms' names are added to `names`.
 void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_cache, Devices& devices, Names& names,
                  Journal& journal) {
+  if (std::any_of(platforms.begin(), platforms.end(), [](const Platform& each) { return is_pocl(each); }))
+    prepare_pocl();
   const PoclDevices pocl_devices(platforms);
   for (const Platform& platform : platforms) {
     const std::string name = platform_text(platform, CL_PLATFORM_NAME);
@@ -322,21 +341,27 @@ bool assembles_bfloat16(const Device& device, const std::string& platform_versio
   return is_pocl(device) && at != std::string::npos && std::atoi(platform_version.c_str() + at + name.size()) >= kLlvm;
 }
 
-// PoCL compiles a kernel's machine code when it is first launched, and by default once for each local size, small and
-// large grids apart: tens of milliseconds each, on its worker thread, in the middle of a computation; and reading a
-// program's binary then compiles every kernel once more. Without this specialisation there is one version of each
-// kernel. It is measured as quick (within 5 %), and binaries cost nothing. Must be set before PoCL runs; a user's own
-// setting stays.
-void prepare_pocl() { setenv("POCL_WORK_GROUP_SPECIALIZATION", "0", /*overwrite=*/0); }
+// Where files tell loaders of implementations.
+std::string vendors_folder() {
+  const std::string folder = find_variable("OCL_ICD_VENDORS").value_or("");
+  return folder.empty() ? "/etc/OpenCL/vendors" : folder;
+}
 
 // Why there is no device, for a user who wants one.
 std::string why_none(bool libraries_named, const Names& platforms) {
-  if (libraries_named) return "The libraries that TORCHGRAFT_OPENCL_LIBRARY names offer no OpenCL device.";
+  std::error_code ignored;
+  const bool has_rusticl = platforms.contains("rusticl") ||
+                           (!libraries_named && std::filesystem::exists(vendors_folder() + "/rusticl.icd", ignored));
+  const std::string rusticl =
+      " Mesa's rusticl has those of the drivers that RUSTICL_ENABLE names: RUSTICL_ENABLE=radeonsi in the environment "
+      "for AMD's GPUs, iris for Intel's, llvmpipe for the CPU; `torchgraft doctor` says which fits.";
   std::string why = "No OpenCL device was found.";
+  if (libraries_named) why = "The libraries that TORCHGRAFT_OPENCL_LIBRARY names offer no OpenCL device.";
   std::string names;
   for (const std::string& name : platforms) names += (names.empty() ? "" : ", ") + name;
-  if (!names.empty()) why += " These platforms are installed and offer none: " + names + ".";
-  if (platforms.contains(kPocl)) return why;
+  if (!libraries_named && !names.empty()) why += " These platforms are installed and offer none: " + names + ".";
+  if (has_rusticl) why += rusticl;
+  if (libraries_named || platforms.contains(kPocl)) return why;
   return why +
          " A GPU's comes with its driver; for the CPU install PoCL (Debian, Ubuntu: apt-get install pocl-opencl-icd), "
          "or without root Intel's runtime (pip install intel-opencl-rt intel-cmplr-lib-rt).";
@@ -380,7 +405,7 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
   rounds_if_asked =
       !is_cpu && (number<cl_bitfield>(*this, CL_DEVICE_SINGLE_FP_CONFIG) & CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT) != 0;
   // The other value is for comparing.
-  includes_builtins = is_pocl(*this) && environment("TORCHGRAFT_OPENCL_BUILTINS") != "header";
+  includes_builtins = is_pocl(*this) && find_variable("TORCHGRAFT_OPENCL_BUILTINS").value_or("") != "header";
 
   bool unified = false;
   const MemoryModel model = choose_memory(*this, number<cl_bitfield>(*this, CL_DEVICE_SVM_CAPABILITIES), unified);
@@ -470,9 +495,8 @@ void Journal::add(std::initializer_list<std::string> fields) {
 
 Devices discover(std::string& why, Journal& journal) {
   check_memory_wish();
-  prepare_pocl();
   PoclCache pocl_cache;
-  const std::string wanted_libraries = environment("TORCHGRAFT_OPENCL_LIBRARY");
+  const std::string wanted_libraries = find_variable("TORCHGRAFT_OPENCL_LIBRARY").value_or("");
   const bool named = !wanted_libraries.empty();
 
   Devices devices;
@@ -490,9 +514,7 @@ Devices discover(std::string& why, Journal& journal) {
     for (const std::string& path : split(wanted_libraries, ':')) open(path);
   } else {
     // The system's loader; without one, what it would have loaded.
-    open(can_load("libOpenCL.so.1") ? "libOpenCL.so.1"
-         : can_load("libOpenCL.so") ? "libOpenCL.so"
-                                    : "/etc/OpenCL/vendors");
+    open(can_load("libOpenCL.so.1") ? "libOpenCL.so.1" : can_load("libOpenCL.so") ? "libOpenCL.so" : vendors_folder());
     for (const std::string& path : split(fallback_libraries, ':')) {
       if (devices.empty()) open(path);
     }

@@ -13,6 +13,8 @@
 #include <ctime>
 #include <filesystem>
 
+#include "environment.h"
+
 namespace ocl {
 namespace {
 
@@ -22,11 +24,6 @@ constexpr const char* kVariable = "POCL_CACHE_DIR";
 constexpr const char* kPrefix = "torchgraft-pocl-";
 constexpr size_t kNeededBytes = 1 << 20;  // some kernels
 constexpr time_t kBeingMadeSeconds = 60;
-
-std::optional<std::string> environment(const char* name) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::optional<std::string>(text) : std::nullopt;
-}
 
 std::string reason() { return std::strerror(errno); }
 
@@ -71,15 +68,15 @@ std::string why_unusable(const std::string& folder) {
 // As PoCL chooses (pocl_cache_init_topdir in its sources), but for an empty POCL_CACHE_DIR, which makes it abort.
 std::string own_folder(const std::optional<std::string>& named) {
   if (!named.value_or("").empty()) return *named;
-  const std::string rest = environment("POCL_KERNEL_CACHE").value_or("1") == "0" ? "/pocl/uncached" : "/pocl/kcache";
-  const std::string caches = environment("XDG_CACHE_HOME").value_or("");
+  const std::string rest = find_variable("POCL_KERNEL_CACHE").value_or("1") == "0" ? "/pocl/uncached" : "/pocl/kcache";
+  const std::string caches = find_variable("XDG_CACHE_HOME").value_or("");
   if (!caches.empty()) return caches + rest;
-  const std::optional<std::string> home = environment("HOME");
+  const std::optional<std::string> home = find_variable("HOME");
   return home ? *home + "/.cache" + rest : "/tmp" + rest;
 }
 
 bool anybody_could_write(const std::optional<std::string>& named) {
-  return named.value_or("").empty() && environment("XDG_CACHE_HOME").value_or("").empty() && !environment("HOME");
+  return named.value_or("").empty() && find_variable("XDG_CACHE_HOME").value_or("").empty() && !find_variable("HOME");
 }
 
 // Locks a temporary folder as long as this process lives, against others of this driver and against systemd's cleaning.
@@ -127,7 +124,7 @@ void remove_temporary() {
 
 // A new folder that only this user can enter; an empty string if none can be made.
 std::string make_temporary() {
-  for (const std::string& base : {environment("TMPDIR").value_or(""), std::string("/tmp"), std::string("/var/tmp")}) {
+  for (const std::string& base : {find_variable("TMPDIR").value_or(""), std::string("/tmp"), std::string("/var/tmp")}) {
     std::error_code ignored;
     if (base.empty() || !fs::is_directory(base, ignored) || !why_unusable(base).empty()) continue;
     remove_leftovers(base);
@@ -144,20 +141,16 @@ std::string make_temporary() {
 
 }  // namespace
 
-PoclCache::PoclCache() : variable_(environment(kVariable)), own_(own_folder(variable_)) {
+PoclCache::PoclCache() : variable_(find_variable(kVariable)), own_(own_folder(variable_)) {
   problem_ = anybody_could_write(variable_)
                  ? own_ + ": neither HOME nor XDG_CACHE_HOME is set, and anybody could write in it"
                  : why_unusable(own_);
   used_ = problem_.empty() ? own_ : make_temporary();
-  if (!used_.empty()) setenv(kVariable, used_.c_str(), /*overwrite=*/1);
+  if (!used_.empty()) set_variable(kVariable, used_);
 }
 
 PoclCache::~PoclCache() {
-  if (variable_) {
-    setenv(kVariable, variable_->c_str(), /*overwrite=*/1);
-  } else {
-    unsetenv(kVariable);
-  }
+  if (!used_.empty()) set_variable(kVariable, variable_);
 }
 
 void PoclCache::forget() { remove_temporary(); }

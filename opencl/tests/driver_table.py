@@ -10,6 +10,9 @@ import ctypes
 import os
 import shutil
 import struct
+import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_char_p, c_double, c_int32, c_uint64, c_void_p
@@ -44,6 +47,19 @@ FUNCTIONS: list[tuple[str, Sequence[Any]]] = [
 def private_copy(folder: Path) -> Path:
     """A copy of the library has its own state and reads the environment anew."""
     return Path(shutil.copy(LIBRARY, folder / f"driver-{len(list(folder.iterdir()))}.so"))
+
+
+def run_program(program: str, **environment: str) -> None:
+    """Runs it in a process of its own, with these variables besides."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=Path(__file__).parent,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 POCL, INTEL = "Portable Computing Language", "Intel(R) OpenCL"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +12,19 @@ from math import prod
 from pathlib import Path
 
 import pytest
-from driver_table import ERROR, INTEL, NOT_READY, OK, OUT_OF_MEMORY, POCL, Driver, DriverError, driver_of, floats
+from driver_table import (
+    ERROR,
+    INTEL,
+    NOT_READY,
+    OK,
+    OUT_OF_MEMORY,
+    POCL,
+    Driver,
+    DriverError,
+    driver_of,
+    floats,
+    run_program,
+)
 
 TESTS = Path(__file__).parent
 
@@ -393,18 +402,6 @@ def test_a_kernel_outlives_its_module(driver: Driver, stream: int, block: int) -
     driver.launch(stream, add, [1], [16], block, block, block + 64, c_float(3), c_uint32(16), nbytes=192)
     assert floats(driver.read(stream, block + 64, 64)) == [8] * 16
     driver.call("kernel_destroy", add)
-
-
-def run_program(program: str, **environment: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        cwd=TESTS,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.usefixtures("driver")

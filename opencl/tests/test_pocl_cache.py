@@ -87,8 +87,8 @@ def process(folder: Path) -> Process:
 def run(process: Process) -> Run:
     """What such a process tells, and what it prints on standard error."""
 
-    def run(before: str = "", **variables: str) -> dict[str, Any]:
-        started = process(before, **variables)
+    def run(before: str = "", after: str = "", **variables: str) -> dict[str, Any]:
+        started = process(before, after, **variables)
         out, err = started.communicate(timeout=120)
         assert started.returncode == 0, err
         told: dict[str, Any] = json.loads(out)
@@ -211,3 +211,37 @@ def test_leftovers_are_removed(process: Process, run: Run, folder: Path) -> None
     assert left - in_use == {f"{PREFIX}new", f"{PREFIX}link", "others"}
     waiting.terminate()
     waiting.wait()
+
+
+def test_readers_of_the_environment_are_left_alone(run: Run) -> None:
+    """Other threads may be reading the variables when the devices are opened: the list that they have stays as it is,
+    also where it is one that the C library would enlarge."""
+    before = """
+        libc = ctypes.CDLL(None)
+        libc.setenv(b"OF_THE_PROGRAM", b"1", 1)  # after which the list is the C library's to enlarge
+
+        def variables(first):
+            return list(iter(iter(ctypes.cast(first, ctypes.POINTER(ctypes.c_char_p))).__next__, None))
+
+        first = ctypes.c_void_p.in_dll(libc, "environ").value
+        seen = variables(first)
+    """
+    after = """
+        assert variables(first) == seen, (seen, variables(first))
+        now = variables(ctypes.c_void_p.in_dll(libc, "environ").value)
+        added = {b"POCL_WORK_GROUP_SPECIALIZATION=0", b"HWLOC_PLUGINS_PATH=/dev/null"}
+        assert set(now) - set(seen) == added, now
+    """
+    assert run(textwrap.dedent(before), textwrap.dedent(after), HOME="/dev/null")["right"]
+
+
+def test_nothing_sets_variables_behind_other_threads() -> None:
+    """By the C library, whose functions for that may move what other threads read."""
+    from driver_table import LIBRARY
+
+    from torchgraft import _core
+
+    for library in (LIBRARY, Path(_core.find())):
+        names = set(library.read_bytes().split(b"\0"))
+        assert b"getenv" in names  # the names of what it calls are there
+        assert not names & {b"setenv", b"unsetenv", b"putenv", b"clearenv"}, library

@@ -21,10 +21,25 @@ VARIABLES = {
     "TORCHGRAFT_OPENCL_FAIL": "for tests: calls that are to fail",
     "OCL_ICD_VENDORS": "the loader's: where the .icd files are",
     "OCL_ICD_FILENAMES": "the loader's: the implementations themselves",
+    "RUSTICL_ENABLE": "rusticl's, Mesa's OpenCL: the drivers whose devices it shows",
+    "RUSTICL_FEATURES": "rusticl's: what its devices can do beyond what it is sure of, as fp64",
     "POCL_DEVICES": "PoCL's: its devices",
     "POCL_CACHE_DIR": "PoCL's: its cache of compiled kernels; where it cannot be used, a temporary folder is",
 }
 _VENDORS = "/etc/OpenCL/vendors"
+_RUSTICL = "rusticl"  # a platform's name, and that of the file that names it to loaders
+# Kernel drivers of GPUs, and what RUSTICL_ENABLE calls those of Mesa for them.
+_GALLIUM = {
+    "amdgpu": "radeonsi",
+    "radeon": "radeonsi",
+    "i915": "iris",
+    "xe": "iris",
+    "asahi": "asahi",
+    "panfrost": "panfrost",
+    "msm": "freedreno",
+    "v3d": "v3d",
+    "nouveau": "nouveau",
+}
 _INSTALL = (
     "a GPU's OpenCL comes with its driver; for the CPU: apt-get install pocl-opencl-icd, or without root "
     "pip install intel-opencl-rt intel-cmplr-lib-rt"
@@ -74,6 +89,7 @@ def _journal(driver: ctypes.CDLL) -> Iterator[Finding]:
     """What the driver met while it looked for devices (Journal in csrc/device.h)."""
     driver.torchgraft_opencl_journal.restype = ctypes.c_char_p
     found = has_pocl = False
+    has_rusticl = (Path(os.environ.get("OCL_ICD_VENDORS") or _VENDORS) / f"{_RUSTICL}.icd").exists()
     for line in driver.torchgraft_opencl_journal().decode(errors="replace").splitlines():
         kind, *fields = line.split("\t")
         if kind == "library":
@@ -82,7 +98,9 @@ def _journal(driver: ctypes.CDLL) -> Iterator[Finding]:
         elif kind == "platform":
             name, vendor, version, devices = fields
             state: State = "note" if devices == "0" else "ok"
-            yield Finding(f"platform {name}", state, f"{vendor}, {version}; devices: {devices}")
+            has_rusticl |= name == _RUSTICL
+            advice = rusticl_advice() if name == _RUSTICL and devices == "0" else ""
+            yield Finding(f"platform {name}", state, f"{vendor}, {version}; devices: {devices}", advice)
         elif kind == "cache":
             has_pocl = True
             yield _pocl_cache(*fields)
@@ -90,12 +108,17 @@ def _journal(driver: ctypes.CDLL) -> Iterator[Finding]:
             found = True
             name, platform, version, memory, features = fields
             yield Finding(f"device {name}", "ok", f"{platform}, {version}; memory model: {memory}; {features}")
+            if platform == _RUSTICL and "float64" not in features.split(", "):
+                advice = "RUSTICL_FEATURES=fp64 in the environment, which rusticl leaves out unless it is asked for"
+                yield Finding(f"float64 of {name}", "note", "it is not there", advice)
         else:
             name, platform, why = fields
             yield Finding(f"device {name}", "warning", f"{platform}: refused, {why}")
     if not found:
         advice = "PoCL is installed: see what is said of it above, and whether POCL_DEVICES is right"
-        yield Finding("OpenCL devices", "problem", "none was found", advice if has_pocl else _INSTALL)
+        if not has_pocl:
+            advice = f"{rusticl_advice()}; or: {_INSTALL}" if has_rusticl else _INSTALL
+        yield Finding("OpenCL devices", "problem", "none was found", advice)
 
 
 def _pocl_cache(own: str, problem: str, used: str) -> Finding:
@@ -107,3 +130,15 @@ def _pocl_cache(own: str, problem: str, used: str) -> Finding:
         return Finding("PoCL's cache", "warning", f"{problem}; nor can a temporary folder be made", advice)
     state: State = "warning" if os.environ.get("POCL_CACHE_DIR") else "note"
     return Finding("PoCL's cache", state, f"{problem}; a temporary folder serves for each process", advice)
+
+
+def rusticl_advice(cards: Path = Path("/sys/class/drm")) -> str:
+    """What makes rusticl show devices: it shows none but those of the drivers that it is told to use."""
+    kernel_drivers = {link.resolve().name for link in sorted(cards.glob("card*/device/driver"))}
+    fitting = sorted({_GALLIUM[name] for name in kernel_drivers if name in _GALLIUM})
+    if fitting:
+        return f"RUSTICL_ENABLE={','.join(fitting)} in the environment, for rusticl to use this machine's GPU"
+    return (
+        "RUSTICL_ENABLE=<driver> in the environment, for rusticl to use it: radeonsi (AMD), iris (Intel), asahi, "
+        "freedreno, panfrost, or llvmpipe, which is the CPU"
+    )

@@ -1,6 +1,6 @@
 """Looks at everything a device depends on, tries the devices, and says what is wrong and how to mend it.
 
-Exit status: 0 if there is a device and all that was tried works, otherwise 1.
+Exit status: 0 if there is a device and all that was tried works, by the devices' own kernels, otherwise 1.
 """
 
 from __future__ import annotations
@@ -29,20 +29,31 @@ class Report:
     """What was found, by section, in the order in which it was looked at."""
 
     sections: dict[str, list[Finding]] = field(default_factory=dict)
+    #: Those of them that are about a device that was tried.
+    tried: set[str] = field(default_factory=set)
 
-    def add(self, section: str, finding: Finding) -> None:
+    def add(self, section: str, finding: Finding, tried: bool = False) -> None:
         self.sections.setdefault(section, []).append(finding)
+        if tried:
+            self.tried.add(section)
 
     @property
     def usable(self) -> bool:
         return not any(finding.state == "problem" for finding in self.findings())
+
+    @property
+    def complete(self) -> bool:
+        """Whether devices do all that was tried themselves."""
+        return self.usable and not any(
+            finding.state == "warning" for section in self.tried for finding in self.sections[section]
+        )
 
     def findings(self) -> list[Finding]:
         return [finding for findings in self.sections.values() for finding in findings]
 
     def as_json(self) -> dict[str, Any]:
         sections = {name: [asdict(finding) for finding in findings] for name, findings in self.sections.items()}
-        return {"usable": self.usable, "sections": sections}
+        return {"usable": self.usable, "complete": self.complete, "sections": sections}
 
     def as_text(self) -> str:
         lines: list[str] = []
@@ -58,13 +69,16 @@ class Report:
                 if finding.state == state
             ]
         counts = f"{_count(self.findings(), 'problem')}, {_count(self.findings(), 'warning')}"
-        lines += [f"  {'usable' if self.usable else 'not usable'}: {counts}"]
+        usable = "not usable" if not self.usable else "usable" if self.complete else "usable, with ops on the CPU"
+        lines += [f"  {usable}: {counts}"]
         return "\n".join(lines)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_backend_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON: usable, and the findings of each section")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON: usable, complete, and the findings of each section"
+    )
     parser.add_argument(
         "--timeout", type=float, default=120, metavar="SECONDS", help="for each single thing (%(default)s)"
     )
@@ -73,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     report = examine(arguments.backend, arguments.modules, arguments.timeout)
     print(json.dumps(report.as_json(), indent=2) if arguments.json else report.as_text())
-    return 0 if report.usable else 1
+    return 0 if report.complete else 1
 
 
 def examine(backend: str | None = None, modules: list[str] | None = None, timeout: float = 120) -> Report:
@@ -111,7 +125,8 @@ def examine(backend: str | None = None, modules: list[str] | None = None, timeou
         if "begin" in told:
             doing = told["begin"]
         else:
-            report.add(section, Finding(**told))
+            tried = told.pop("tried", False)
+            report.add(section, Finding(**told), tried)
     status = worker.wait()
     listener.join(timeout=5)
     if status != 0:

@@ -55,6 +55,20 @@ class CompileCounts:
 counts = CompileCounts()
 
 
+_listeners: list[list[KernelCompileError]] = []
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[list[KernelCompileError]]:
+    """What devices' compilers refuse meanwhile, in this process, whatever becomes of the calls that needed it."""
+    refused: list[KernelCompileError] = []
+    _listeners.append(refused)
+    try:
+        yield refused
+    finally:
+        _listeners[:] = [each for each in _listeners if each is not refused]
+
+
 @dataclass(frozen=True)
 class _Built:
     """A module, and the first kernel that was made of it."""
@@ -264,7 +278,10 @@ def _compile(job: _Job, key: str) -> _Built:
         if module is None:
             properties = _properties(job.device)
             device = f"{properties['name']} ({properties['driver_version']})"
-            raise KernelCompileError(job.name, device, log, job.source)
+            refused = KernelCompileError(job.name, device, log, job.source)
+            for listener in _listeners:
+                listener.append(refused)
+            raise refused
         with _counting:
             counts.compiled += 1
         kernel = job.make(module)

@@ -1,7 +1,7 @@
 """What a device claims, tried: each probe does a little work on it and compares with the CPU.
 
 A probe returns what it saw, raises `NotThere` where the device does not claim the ability, and raises anything else
-where it fails.
+where it fails. Whether the device has done the work itself, and not the CPU, is for whoever calls it to find out.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import torch
 from torchgraft import _C, distributed
 from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel, Pointer
+from torchgraft.diagnosis.families import FAMILIES, Family, differences
 from torchgraft.driver import Capability
-from torchgraft.fallback import fallback
 
 __all__ = ["PROBES", "NotThere", "Probe"]
 
@@ -51,11 +51,6 @@ def _same(device_result: torch.Tensor, expected: torch.Tensor) -> None:
     if found.dtype != expected.dtype or not torch.equal(found, expected):
         wrong = int((found != expected).sum()) if found.shape == expected.shape else found.numel()
         raise AssertionError(f"{wrong} of {expected.numel()} elements are not what the CPU computes")
-
-
-def _kernels_only(properties: Properties) -> fallback:
-    """A device with a compiler is to do it itself; without one there is only the CPU."""
-    return fallback("error" if properties["has_compiler"] else "silent")
 
 
 @_probe("memory")
@@ -120,25 +115,23 @@ def _compile(device: torch.device, properties: Properties) -> str:
 
 @_probe("launch")
 def _launch(device: torch.device, properties: Properties) -> str:
-    with _kernels_only(properties):
-        numbers = torch.arange(100_000, dtype=torch.int32)
-        there = numbers.to(device)
-        _same(there * 3 + 1, numbers * 3 + 1)
-        _C.synchronize(device.index)
-        start = time.perf_counter()
-        for _ in range(20):
-            there.add_(1)
-        _C.synchronize(device.index)
+    numbers = torch.arange(100_000, dtype=torch.int32)
+    there = numbers.to(device)
+    _same(there * 3 + 1, numbers * 3 + 1)
+    _C.synchronize(device.index)
+    start = time.perf_counter()
+    for _ in range(20):
+        there.add_(1)
+    _C.synchronize(device.index)
     return f"right; {(time.perf_counter() - start) / 20 * 1e6:.0f} µs for an op on 100 000 elements"
 
 
 @_probe("groups and local memory")
 def _groups(device: torch.device, properties: Properties) -> str:
-    with _kernels_only(properties):
-        numbers = torch.arange(1_000_003)
-        _same(numbers.to(device).sum(), numbers.sum())
-        columns = torch.arange(64 * 300, dtype=torch.int32).reshape(64, 300)
-        _same(columns.to(device).amax(0), columns.amax(0))
+    numbers = torch.arange(1_000_003)
+    _same(numbers.to(device).sum(), numbers.sum())
+    columns = torch.arange(64 * 300, dtype=torch.int32).reshape(64, 300)
+    _same(columns.to(device).amax(0), columns.amax(0))
     return (
         f"{properties['compute_units']} compute units, groups of up to {properties['max_work_group_size']}, "
         f"{properties['local_memory'] // 1024} KiB of local memory; sums are right"
@@ -147,9 +140,8 @@ def _groups(device: torch.device, properties: Properties) -> str:
 
 @_probe("atomics")
 def _atomics(device: torch.device, properties: Properties) -> str:
-    with _kernels_only(properties):
-        index, ones = torch.arange(20_000) % 5, torch.ones(20_000)
-        there = torch.zeros(5, device=device).index_add_(0, index.to(device), ones.to(device))
+    index, ones = torch.arange(20_000) % 5, torch.ones(20_000)
+    there = torch.zeros(5, device=device).index_add_(0, index.to(device), ones.to(device))
     _same(there, torch.full((5,), 4000.0))
     wide = "claims" if _claims(properties, Capability.ATOMIC_INT64) else "does not claim"
     return f"20 000 additions to 5 numbers are all there; the device {wide} 64-bit ones"
@@ -165,32 +157,28 @@ def _arithmetic(device: torch.device, dtype: torch.dtype) -> None:
 def _float64(device: torch.device, properties: Properties) -> str:
     if not properties["has_float64"]:
         raise NotThere("none: ops in float64 run on the CPU, or raise where TORCHGRAFT_FALLBACK=error")
-    with _kernels_only(properties):
-        _arithmetic(device, torch.float64)
-        thirds = torch.arange(1, 1000, dtype=torch.float64)
-        _same(1 / thirds.to(device), 1 / thirds)
+    _arithmetic(device, torch.float64)
+    thirds = torch.arange(1, 1000, dtype=torch.float64)
+    _same(1 / thirds.to(device), 1 / thirds)
     return "native; right to the last bit"
 
 
 @_probe("float16")
 def _float16(device: torch.device, properties: Properties) -> str:
-    with _kernels_only(properties):
-        _arithmetic(device, torch.float16)
+    _arithmetic(device, torch.float16)
     return f"stored; computed in {'float16 or ' if properties['has_float16'] else ''}float32"
 
 
 @_probe("bfloat16")
 def _bfloat16(device: torch.device, properties: Properties) -> str:
-    with _kernels_only(properties):
-        _arithmetic(device, torch.bfloat16)
+    _arithmetic(device, torch.bfloat16)
     return "stored; computed in float32"
 
 
 @_probe("int64")
 def _int64(device: torch.device, properties: Properties) -> str:
-    with _kernels_only(properties):
-        numbers = torch.arange(-5, 5) * (1 << 40)
-        _same(numbers.to(device) * 3, numbers * 3)
+    numbers = torch.arange(-5, 5) * (1 << 40)
+    _same(numbers.to(device) * 3, numbers * 3)
     return "right"
 
 
@@ -248,3 +236,19 @@ def _errors(device: torch.device, properties: Properties) -> str:
         _same(rows + 1, torch.full((4, 2), 2.0))
         return "an index out of range raises IndexError, and the device goes on working"
     raise AssertionError("an index out of range was not noticed")
+
+
+def _family_probe(family: Family) -> Probe:
+    def probe(device: torch.device, properties: Properties) -> str:
+        if not properties["has_compiler"]:
+            raise NotThere("none: they are the CPU's")
+        wrong, results = differences(family, device)
+        if wrong:
+            raise AssertionError(f"{wrong} of {results} results are not what the CPU computes")
+        return "right"
+
+    return probe
+
+
+for _name, _family in FAMILIES.items():
+    PROBES[f"kernels: {_name}"] = _family_probe(_family)

@@ -97,20 +97,44 @@ def _probe_devices(look: _Look) -> None:
         with torch.accelerator.device_index(index):
             for subject in PROBES:
                 look.tell(section=str(device), begin=f"{subject} of {device}")
-                look.tell(section=str(device), **asdict(_tried(subject, device)))
+                look.tell(section=str(device), tried=True, **asdict(_tried(subject, device)))
 
 
 def _tried(subject: str, device: Any) -> Finding:
     from torchgraft import _C
+    from torchgraft.codegen.compiler import KernelCompileError, refusals
     from torchgraft.diagnosis.probes import PROBES, NotThere
+    from torchgraft.fallback import fallback, fallback_report, reset_fallback_report
 
-    try:
-        return Finding(subject, "ok", PROBES[subject](device, _C.device_properties(device.index)))
-    except NotThere as absent:
-        return Finding(subject, "note", str(absent))
-    except Exception as error:
-        advice = "see whether the device's driver is up to date; if it is, tell the backend's authors"
-        return Finding(subject, "problem", f"fails: {type(error).__name__}: {error}", advice)
+    properties = _C.device_properties(device.index)
+    reset_fallback_report()
+    with fallback("silent"), refusals() as refused:
+        try:
+            finding = Finding(subject, "ok", PROBES[subject](device, properties))
+        except NotThere as absent:
+            return Finding(subject, "note", str(absent))
+        except Exception as error:
+            advice = "see whether the device's driver is up to date; if it is, tell the backend's authors"
+            words = "" if isinstance(error, KernelCompileError) else f": {_beginning(str(error))}"  # they follow
+            finding = Finding(subject, "problem", f"fails: {type(error).__name__}{words}", advice)
+    on_cpu = sorted(row.op for row in fallback_report())
+    if not properties["has_compiler"] or not (on_cpu or refused):
+        return finding
+    lines = [finding.text]
+    if on_cpu:
+        lines.append(f"on the CPU, and slow there: {', '.join(on_cpu)}")
+    lines += [f"kernel {each.kernel} does not compile: {_beginning(each.log)}" for each in refused]
+    advice = finding.advice or (
+        "see whether the device's driver is up to date; if it is, tell the backend's authors. "
+        "TORCHGRAFT_FALLBACK=error forbids that ops run on the CPU"
+    )
+    return Finding(subject, "warning" if finding.state == "ok" else finding.state, "\n".join(lines), advice)
+
+
+def _beginning(text: str, most: int = 12) -> str:
+    """The first lines of what a compiler says."""
+    lines = text.strip().splitlines()
+    return "\n".join(lines if len(lines) <= most else [*lines[:most], f"... and {len(lines) - most} lines more"])
 
 
 if __name__ == "__main__":
