@@ -11,7 +11,7 @@ from torchgraft.codegen import element_type
 from torchgraft.codegen.pointwise import Input, Loop, Result, expression
 from torchgraft.codegen.types import MOVES
 from torchgraft.kernels import creation as kernels
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner, pointwise
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, other_out, planner, pointwise
 from torchgraft.plans.refusals import dtype_name, refuse_dtype
 
 aten = torch.ops.aten
@@ -157,12 +157,17 @@ def _triangle_indices(p: PlanBuilder, out: torch.Tensor, rows: int, columns: int
         p.launch(kernel, p.walk(rows, columns, multiple=1), out=out, columns=columns, offset=offset, size=size)
 
 
-@planner("tril_indices")
+def _check_integers(dtype: torch.dtype | None = None, **_: object) -> None:
+    if dtype is not None and dtype.is_complex:
+        refuse_dtype("triangle_indices", dtype)
+
+
+@planner("tril_indices", refuses=(_check_integers, other_out))
 def _tril_indices(p: PlanBuilder, out: torch.Tensor, row: int, col: int, offset: int = 0, **_: object) -> None:
     _triangle_indices(p, out, row, col, offset, False)
 
 
-@planner("triu_indices")
+@planner("triu_indices", refuses=(_check_integers, other_out))
 def _triu_indices(p: PlanBuilder, out: torch.Tensor, row: int, col: int, offset: int = 0, **_: object) -> None:
     _triangle_indices(p, out, row, col, offset, True)
 
