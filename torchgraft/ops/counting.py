@@ -14,9 +14,8 @@ def _bincount(self: torch.Tensor, weights: torch.Tensor | None = None, minlength
         raise RuntimeError("minlength should be >= 0")
     if self.is_floating_point() or self.is_complex() or self.dtype == torch.bool:
         refuse_dtype("bincount_cpu", self.dtype)
-    integers = self.dim() == 1 and not self.is_floating_point() and not self.is_complex()
-    low, high = (int(end) for end in self.aminmax()) if integers and self.numel() else (0, -1)
-    if not integers or low < 0:
+    low, high = (int(end) for end in self.aminmax()) if self.dim() == 1 and self.numel() else (0, -1)
+    if self.dim() != 1 or low < 0:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     if weights is not None and weights.shape != self.shape:
         raise RuntimeError("weights should be 1-d and have the same length as input")
