@@ -262,6 +262,13 @@ def _put_linear(
     source: torch.Tensor,
     accumulate: bool = False,
 ) -> None:
+    if index.dtype != torch.int64:
+        raise RuntimeError(f"put_(): Expected a long tensor for index, but got {dtype_name(index.dtype)}")
+    if index.numel() != source.numel():
+        raise IndexError(
+            f"put_(): Expected source and index to have the same number of elements, but got {source.numel()} and "
+            f"{index.numel()}"
+        )
     _check_put("put_(): self and source expected to have the same dtype", self, source)
     target = out if out.is_contiguous() else p.contiguous(out)
     flat, source = target.view(-1), p.contiguous(source).view(-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -23,7 +24,8 @@ from torchgraft.ops.convolution_patches import (
     weight_has_lines,
 )
 from torchgraft.ops.matmul import plan_product, temporaries
-from torchgraft.plans import PlanBuilder, Unsupported, planner
+from torchgraft.plans import PlanBuilder, Unsupported, other_out, planner
+from torchgraft.plans.refusals import check_same_dtype
 
 _LARGEST = 2**31 - 1
 
@@ -70,6 +72,30 @@ def _storage(spec: torch.Tensor) -> str:
     if name == "b8" or element_type(spec.dtype).is_complex:
         raise Unsupported(f"a convolution of {spec.dtype}")
     return name
+
+
+def _check(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    **_: Any,
+) -> None:
+    """Refuses what the kernels of torch's CPU do; its meta function counts the pixels and looks no further."""
+    check_same_dtype(input, weight, bias)
+    if any(step <= 0 for step in dilation):
+        raise RuntimeError(f"dilation should be greater than zero, but got {list(dilation)}")
+    if 0 in weight.shape[2:]:
+        raise RuntimeError(f"kernel size should be greater than zero, but got {list(weight.shape[2:])}")
+    sizes = zip(output_padding, stride, dilation, strict=False)
+    if transposed and any(padding >= max(of_stride, of_dilation) for padding, of_stride, of_dilation in sizes):
+        raise RuntimeError(
+            f"output padding must be smaller than either stride or dilation, but got output_padding: "
+            f"{list(output_padding)} stride: {list(stride)} dilation: {list(dilation)}"
+        )
 
 
 def _forward_meta(
@@ -175,7 +201,7 @@ def _plan_images(
     plan_product(p, target, filters.expand(g.batch, *filters.shape), image, addend)
 
 
-@planner("convolution_overrideable", contiguous=True, meta=_forward_meta)
+@planner("convolution_overrideable", contiguous=True, meta=_forward_meta, refuses=(_check, other_out))
 def _convolution(
     p: PlanBuilder,
     out: torch.Tensor,

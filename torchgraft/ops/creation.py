@@ -11,8 +11,8 @@ from torchgraft.codegen import element_type
 from torchgraft.codegen.pointwise import Input, Loop, Result, expression
 from torchgraft.codegen.types import MOVES
 from torchgraft.kernels import creation as kernels
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner, pointwise
-from torchgraft.plans.refusals import dtype_name
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, other_out, planner, pointwise
+from torchgraft.plans.refusals import dtype_name, refuse_dtype
 
 aten = torch.ops.aten
 
@@ -157,14 +157,52 @@ def _triangle_indices(p: PlanBuilder, out: torch.Tensor, rows: int, columns: int
         p.launch(kernel, p.walk(rows, columns, multiple=1), out=out, columns=columns, offset=offset, size=size)
 
 
-@planner("tril_indices")
+def _check_integers(dtype: torch.dtype | None = None, **_: object) -> None:
+    if dtype is not None and dtype.is_complex:
+        refuse_dtype("triangle_indices", dtype)
+
+
+@planner("tril_indices", refuses=(_check_integers, other_out))
 def _tril_indices(p: PlanBuilder, out: torch.Tensor, row: int, col: int, offset: int = 0, **_: object) -> None:
     _triangle_indices(p, out, row, col, offset, False)
 
 
-@planner("triu_indices")
+@planner("triu_indices", refuses=(_check_integers, other_out))
 def _triu_indices(p: PlanBuilder, out: torch.Tensor, row: int, col: int, offset: int = 0, **_: object) -> None:
     _triangle_indices(p, out, row, col, offset, True)
+
+
+# ---- windows ----
+
+
+@composite("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta")
+def _kaiser_window(
+    window_length: int,
+    periodic: bool = True,
+    beta: float = 12.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: object = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    """torch's own calls a kernel of the CPU's without asking the dispatcher; its other windows are made of ops."""
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if dtype.is_complex:
+        refuse_dtype("kaiser_window", dtype)
+    if not dtype.is_floating_point:
+        raise RuntimeError(f"kaiser_window expects floating point dtypes, got: {dtype}")
+    if window_length < 0:
+        raise RuntimeError(f"kaiser_window requires non-negative window_length, got window_length={window_length}")
+    if window_length < 2:
+        return torch.ones(window_length, dtype=dtype, device=device)
+    wide = dtype if dtype == torch.float64 else torch.float32
+    middle = (window_length - (not periodic)) / 2
+    at = torch.arange(window_length, dtype=wide, device=device) / middle - 1
+    window: torch.Tensor = torch.i0(beta * (1 - at * at).sqrt()) / torch.i0(
+        torch.full((), beta, dtype=wide, device=device)
+    )
+    return window.to(dtype)
 
 
 # ---- complex numbers from parts ----

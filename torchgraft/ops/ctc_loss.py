@@ -16,6 +16,7 @@ from torchgraft.codegen import element_type
 from torchgraft.kernels import ctc_loss as kernels
 from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
 from torchgraft.plans.grid import Grid
+from torchgraft.plans.refusals import check_floating
 
 torch.library.define(
     "torchgraft::ctc_alpha",
@@ -117,6 +118,7 @@ def _list(name: str, lengths: Lengths, samples: int) -> list[int]:
 
 
 def _check(log_probs: torch.Tensor, targets: torch.Tensor, inputs: list[int], labels: list[int], blank: int) -> None:
+    check_floating(log_probs)
     """In the words of torch's CPU."""
     times, samples, classes = log_probs.shape
     if targets.dtype not in (torch.int64, torch.int32):

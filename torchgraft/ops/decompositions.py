@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torchgraft.plans import decompose, decomposition, other_out
-from torchgraft.plans.refusals import check_floating
+from torchgraft.plans.refusals import check_floating, dtype_name
 
 aten = torch.ops.aten
 
@@ -99,6 +99,11 @@ def _one_sample(x: torch.Tensor) -> torch.Tensor:
     return x if x.dim() == 2 else x.reshape(1, -1)
 
 
+def _check_classes(target: torch.Tensor) -> None:
+    if target.dtype != torch.int64:
+        raise RuntimeError(f"expected scalar type Long but found {dtype_name(target.dtype)}")
+
+
 @decomposition("multi_margin_loss")
 def _multi_margin(
     self: torch.Tensor,
@@ -110,6 +115,7 @@ def _multi_margin(
 ) -> torch.Tensor:
     """torch's own decomposition gives the mean of no sample as NaN, its CPU as 0."""
     check_floating(self)
+    _check_classes(target)
     loss = torch._decomp.decomposition_table[aten.multi_margin_loss.default]
     none = self.numel() == 0 and reduction != 0
     made: torch.Tensor = loss(self, target, p, margin, weight, 2 if none else reduction)
@@ -148,7 +154,7 @@ def _multilabel_margin(self: torch.Tensor, target: torch.Tensor, reduction: int)
     check_floating(self)
     x, t = _one_sample(self), _one_sample(target)
     given = (t < 0).long().cumsum(1) == 0
-    t = t.clamp(0)
+    t = torch.where(t < -1, x.size(1), t.clamp(0))  # below -1 as out of range as above the classes
     is_target = torch.zeros_like(t).scatter_add(1, t, given.long()) > 0
     z = (1 - x.gather(1, t).unsqueeze(2) + x.unsqueeze(1)).clamp_min(0) / x.size(1)  # sample, listed class, class
     each = torch.where(given.unsqueeze(2) & ~is_target.unsqueeze(1), z, 0).sum((1, 2))

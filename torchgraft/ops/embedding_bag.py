@@ -9,12 +9,17 @@ import torch
 from torchgraft.codegen import ceil_div, element_type
 from torchgraft.kernels import embedding_bag as kernels
 from torchgraft.kernels.indexing import count_kernel
+from torchgraft.ops.moves import Index, check_places
 from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
+from torchgraft.plans.refusals import check_same_dtype
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 # Work (elements of gradients and of the table) below which one thread does it all.
 _SMALL = 16384
+
+
+_RANGE = "Expected idx >= 0 && idx < num_embeddings, the rows of the table, but found idx to be {}"
 
 
 def _type(x: torch.Tensor) -> str:
@@ -76,6 +81,8 @@ def _plan_forward(
     _check_dims("input", indices, 1, 2)
     _check_dims("offsets", offsets, 1)
     _check_dims("weight", weight, 2)
+    if per_sample_weights is not None:
+        check_same_dtype(weight, per_sample_weights)
     result, bag_of, sizes, places = out
     type_ = _type(weight)
     if indices.dtype != offsets.dtype:
@@ -85,9 +92,9 @@ def _plan_forward(
     index = element_type(indices.dtype).name
     _plan_bags(p, bag_of, sizes, indices, offsets, include_last_offset, padding_idx)
     bags, (limit, width) = offsets.numel() - include_last_offset, weight.shape
-    report = p.error(
-        "Expected idx >= 0 && idx < num_embeddings, the rows of the table, but found idx to be {}", RuntimeError
-    )
+    if width == 0:
+        check_places(p, Index(indices, (), limit, 0, _RANGE, raises=RuntimeError))
+    report = p.error(_RANGE, RuntimeError)
     own_places = p.empty(places.shape, indices.dtype) if places.dtype != indices.dtype else places
     arguments: dict[str, Any] = {"weight": weight, "sizes": sizes, "indices": indices, "offsets": offsets}
     if mode == kernels.MAX:

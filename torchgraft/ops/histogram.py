@@ -203,7 +203,7 @@ def _even_places(x: torch.Tensor, bins: int, edges: torch.Tensor) -> torch.Tenso
 
 @composite("histc")
 def _histc(self: torch.Tensor, bins: int = 100, min: complex = 0, max: complex = 0) -> torch.Tensor:
-    if self.is_complex() or self.dtype == torch.bool:
+    if not self.is_floating_point():
         refuse_dtype("histogram", self.dtype)
     if bins <= 0:
         raise RuntimeError("bins must be > 0")

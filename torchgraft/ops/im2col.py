@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.codegen.types import MOVES
 from torchgraft.kernels import im2col as kernels
-from torchgraft.plans import PlanBuilder, planner
+from torchgraft.plans import PlanBuilder, other_out, planner
+from torchgraft.plans.refusals import refuse_dtype
 
 
 def _sizes(
@@ -37,7 +39,19 @@ def _sizes(
     return {f"{name}_{axis}": n for name, own in values.items() for axis, n in zip("yx", own, strict=True)}
 
 
-@planner("im2col", contiguous=True)
+def _check(self: torch.Tensor, padding: Sequence[int], **_: Any) -> None:
+    if not (self.is_floating_point() or self.is_complex() or self.dtype == torch.bool):
+        refuse_dtype("im2col", self.dtype)
+    if any(pad < 0 for pad in padding):
+        raise RuntimeError(f"padding should be non-negative, but got {list(padding)}")
+
+
+def _check_image(self: torch.Tensor, **_: Any) -> None:
+    if self.dim() < 3:
+        raise IndexError(f"Expected 3D or 4D (batch mode) tensor for input, but got: {tuple(self.shape)}")
+
+
+@planner("im2col", contiguous=True, refuses=(_check_image, _check, other_out))
 def _im2col(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -61,7 +75,7 @@ def _im2col(
     )
 
 
-@planner("col2im", contiguous=True)
+@planner("col2im", contiguous=True, refuses=(_check, other_out))
 def _col2im(
     p: PlanBuilder,
     out: torch.Tensor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torchgraft.ops.moves import (
     SUM,
     Index,
     bounds_of,
+    check_places,
     combine_text,
     drop,
     flat_index,
@@ -35,7 +36,7 @@ from torchgraft.ops.moves import (
     without,
 )
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, other_out, planner
-from torchgraft.plans.refusals import check_filling, refuse_dtype
+from torchgraft.plans.refusals import check_filling, dtype_name, refuse_dtype
 from torchgraft.plans.steps import ErrorReport
 
 aten = torch.ops.aten
@@ -47,8 +48,13 @@ _SMALL_TABLE = 1 << 18
 
 # ---- one index for one dimension ----
 
+# So torch's CPU refuses an index where nothing is read.
+_RANGE_OF_NOTHING = "index {} is out of range, and nothing would be read"
+
 
 def _check_selected(self: torch.Tensor, index: torch.Tensor, **_: Any) -> None:
+    if index.dim() > 1:
+        raise IndexError("index_select(): Index is supposed to be a vector")
     if self.dim() == 0 and index.numel() != 1:
         raise RuntimeError(f"index_select(): Index to scalar can have only 1 value, got {index.numel()} value(s)")
 
@@ -62,8 +68,11 @@ def _select(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, index:
     x = resolved(p, x)
     dim %= x.dim()
     along = [index.stride(0) if d == dim else 0 for d in range(x.dim())]
-    indices = [Index(flat_index(index), along, x.size(dim), x.stride(dim), message)]
-    plan_move(p, out, x, out.shape, out.stride(), without(x.stride(), dim), indices, reads=True)
+    places = Index(flat_index(index), along, x.size(dim), x.stride(dim), message)
+    if x.numel() == 0:
+        check_places(p, replace(places, message=_RANGE_OF_NOTHING, raises=RuntimeError) if x.dim() > 1 else places)
+        return
+    plan_move(p, out, x, out.shape, out.stride(), without(x.stride(), dim), [places], reads=True)
 
 
 @planner("embedding")
@@ -77,6 +86,9 @@ def _embedding(
     sparse: bool = False,
 ) -> None:
     index = Index(flat_index(indices), [*indices.stride(), 0], weight.size(0), weight.stride(0), RANGE_OF_SELF)
+    if weight.numel() == 0:
+        check_places(p, replace(index, message=_RANGE_OF_NOTHING, raises=RuntimeError))
+        return
     source_strides = [*(0 for _ in indices.shape), weight.stride(1)]
     plan_move(p, out, resolved(p, weight), out.shape, out.stride(), source_strides, [index], reads=True)
 
@@ -353,6 +365,44 @@ def _reduce_into(
 # ---- rows ----
 
 
+def _check_vector(name: str, self: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> None:
+    if index.dim() > 1:
+        raise IndexError(f"{name}(): Index is supposed to be a vector, but got dim: {index.dim()}")
+    if self.dtype != source.dtype:
+        raise RuntimeError(
+            f"{name}(): self ({dtype_name(self.dtype)}) and source ({dtype_name(source.dtype)}) must have the same "
+            "scalar type"
+        )
+
+
+def _check_copied(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, **_: Any) -> None:
+    _check_vector("index_copy_", self, index, source)
+    if index.dtype != torch.int64:
+        raise RuntimeError(f"index_copy_(): Expected a long tensor for index, but got {dtype_name(index.dtype)}")
+    count = source.size(dim) if -source.dim() <= dim < source.dim() else 1
+    if self.dim() == source.dim() and index.numel() != count:
+        raise IndexError(
+            f"index_copy_(): Number of indices ({index.numel()}) should be equal to source.size(dim) ({count})"
+        )
+
+
+_REDUCTIONS = ("prod", "mean", "amax", "amin")
+
+
+def _check_reduced(
+    self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, **_: Any
+) -> None:
+    """torch's meta function refuses nothing."""
+    if reduce not in _REDUCTIONS:
+        raise RuntimeError(f"index_reduce(): Expected reduce to be one of prod, mean, amax or amin but got {reduce}.")
+    rank = max(self.dim(), 1)
+    if not -rank <= dim < rank:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})")
+    _check_vector("index_reduce_", self, index, source)
+    if index.dtype not in (torch.int64, torch.int32):
+        raise RuntimeError(f"index_reduce_(): Expected dtype int32/int64 for index but got: {dtype_name(index.dtype)}")
+
+
 def _check_added(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> None:
     """Refuses what torch's CPU does, whose meta function lets tensors without dimensions be of one."""
     count = index.numel()
@@ -370,7 +420,11 @@ def _check_added(self: torch.Tensor, dim: int, index: torch.Tensor, source: torc
         )
 
 
-@planner("index_add", inplace_safe=True, apart=("index", "source"))
+def _check_rows(self: torch.Tensor, index: torch.Tensor, source: torch.Tensor, **_: Any) -> None:
+    _check_vector("index_add_", self, index, source)
+
+
+@planner("index_add", inplace_safe=True, apart=("index", "source"), refuses=(_check_rows, other_out))
 def _index_add(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -393,7 +447,7 @@ def _index_add(
     rows_into(p, out, dim, index, source, message, SCALED_SUM, alpha=alpha, raises=raises)
 
 
-@planner("index_copy", inplace_safe=True, apart=("index", "source"))
+@planner("index_copy", inplace_safe=True, apart=("index", "source"), refuses=(_check_copied, other_out))
 def _index_copy(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor
 ) -> None:
@@ -402,7 +456,7 @@ def _index_copy(
     rows_into(p, out, dim, index, source, message, None)
 
 
-@planner("index_reduce", inplace_safe=True)
+@planner("index_reduce", inplace_safe=True, refuses=(_check_reduced, other_out))
 def _index_reduce(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -415,6 +469,10 @@ def _index_reduce(
     include_self: bool = True,
 ) -> None:
     start_from(p, out, self)
+    if out.numel() == 0:
+        limit = out.size(dim) if out.dim() else 1
+        check_places(p, Index(flat_index(index), (), limit, 0, RANGE_OF_SELF))
+        return
 
     def collect(target: torch.Tensor, values: Any, combine: str | None) -> None:
         rows_into(p, target, dim, index, values, RANGE_OF_SELF, combine)
@@ -422,12 +480,19 @@ def _index_reduce(
     _reduce_into(p, out, reduce, include_self, collect, source)
 
 
+def _check_places(index: torch.Tensor, **_: Any) -> None:
+    if index.dtype != torch.int64:
+        raise IndexError(f"index_fill_(): Expected dtype int64 for index, not {dtype_name(index.dtype)}.")
+
+
 def _check_real(self: torch.Tensor, complex_value: bool) -> None:
     if complex_value and not self.is_complex():
         raise RuntimeError("index_fill_(): Converting complex Scalar to non-complex type is not supported")
 
 
-@planner("index_fill.int_Scalar", inplace_safe=True, apart=("index",), refuses=(check_filling, other_out))
+@planner(
+    "index_fill.int_Scalar", inplace_safe=True, apart=("index",), refuses=(_check_places, check_filling, other_out)
+)
 def _index_fill(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: Scalar
 ) -> None:
@@ -447,7 +512,7 @@ def _index_fill_number(self: torch.Tensor, dim: int, index: torch.Tensor, value:
     return self.index_fill(dim, index, value.item())
 
 
-@planner("index_fill.int_Tensor", inplace_safe=True, apart=("index", "value"))
+@planner("index_fill.int_Tensor", inplace_safe=True, apart=("index", "value"), refuses=(_check_places, other_out))
 def _index_fill_tensor(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor
 ) -> None:

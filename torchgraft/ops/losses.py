@@ -14,10 +14,11 @@ from torchgraft.codegen.pointwise import Input, Loop, Number, Result, expression
 from torchgraft.kernels import losses as kernels
 from torchgraft.kernels import reduce
 from torchgraft.ops import softmax
+from torchgraft.ops.checks import plan_check
 from torchgraft.ops.reductions import plan_reduction
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner, pointwise
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, other_out, planner, pointwise, within
 from torchgraft.plans.grid import Grid
-from torchgraft.plans.refusals import dtype_name
+from torchgraft.plans.refusals import check_floating, check_same_dtype, dtype_name, refuse_dtype
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -53,19 +54,15 @@ class _Targets:
     sizes: tuple[int, int]
 
 
-def _check_same_dtype(x: torch.Tensor, *others: torch.Tensor | None) -> None:
-    for other in others:
-        if other is not None and other.dtype != x.dtype:
-            raise RuntimeError(f"expected scalar type {dtype_name(x.dtype)} but found {dtype_name(other.dtype)}")
-
-
 def _targets(
     p: PlanBuilder, x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, ignore_index: int
 ) -> _Targets:
     type_ = element_type(x.dtype)
     if not type_.is_float:
         raise Unsupported(f"losses of {x.dtype}")
-    _check_same_dtype(x, weight)
+    check_same_dtype(x, weight)
+    if target.dtype not in (torch.int64, torch.uint8):
+        raise RuntimeError(f"expected target dtype to be Long or Byte, but got {dtype_name(target.dtype)}")
     report = p.error("Target {} is out of bounds.")
     arguments = {"target": p.contiguous(target), "errors": report.words, "code": report.code}
     if weight is not None:
@@ -141,7 +138,7 @@ def _nll_backward(
     ignore_index: int,
     total_weight: torch.Tensor,
 ) -> None:
-    _check_same_dtype(self, grad_output, total_weight)
+    check_same_dtype(self, grad_output, total_weight)
     p.fill(out, 0)
     if out.numel() == 0:
         return
@@ -263,10 +260,18 @@ def _backward(
     _loss_loop(p, f"{name}_backward", out, {**tensors, "g": grad}, numbers, text, cost)
 
 
+def _check_kind(self: torch.Tensor, target: torch.Tensor, **_: Any) -> None:
+    """Refuses integers and truth, of which torch's CPU has no loss."""
+    if not (self.is_complex() or target.is_complex()):
+        kind = torch.promote_types(self.dtype, target.dtype)
+        if not kind.is_floating_point:
+            refuse_dtype("loss", kind)
+
+
 _SQUARE = "(x - t) * (x - t)"
 
 
-@planner("mse_loss", refuses=())
+@planner("mse_loss", refuses=_check_kind)
 def _mse(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, target: torch.Tensor, reduction: int = MEAN) -> None:
     _forward(p, "mse_loss", out, {"x": self, "t": target}, {}, _SQUARE, reduction)
 
@@ -286,7 +291,13 @@ def _mse_backward(
 _SMOOTH = "@abs(x - t) < beta ? 0.5 * (x - t) * (x - t) / beta : @abs(x - t) - 0.5 * beta"
 
 
-@planner("smooth_l1_loss", refuses=())
+@planner(
+    "smooth_l1_loss",
+    refuses=(
+        _check_kind,
+        within({"beta": (0, None, "smooth_l1_loss does not support negative values for beta, such as {}")}),
+    ),
+)
 def _smooth_l1(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -315,7 +326,7 @@ def _smooth_l1_backward(
 _HUBER = "@abs(x - t) <= delta ? 0.5 * (x - t) * (x - t) : delta * (@abs(x - t) - 0.5 * delta)"
 
 
-@planner("huber_loss", refuses=())
+@planner("huber_loss", refuses=_check_kind)
 def _huber(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -353,7 +364,15 @@ _LOG = "(@log{0} < -100 ? (T)-100 : @log{0})"
 _CROSS = f"(t - 1) * {_LOG.format('1p(-x)')} - t * {_LOG.format('(x)')}"
 
 
-@planner("binary_cross_entropy")
+def _check_chances(self: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, **_: Any) -> None:
+    if target.is_floating_point() or self.is_floating_point():
+        for other in (target, weight):
+            if other is not None and other.dtype != self.dtype:
+                raise RuntimeError(f"Found dtype {dtype_name(other.dtype)} but expected {dtype_name(self.dtype)}")
+    check_floating(self)
+
+
+@planner("binary_cross_entropy", refuses=(_check_chances, other_out))
 def _bce(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -362,6 +381,8 @@ def _bce(
     weight: torch.Tensor | None = None,
     reduction: int = MEAN,
 ) -> None:
+    for name, chances in (("input", self), ("target", target)):
+        plan_check(p, chances, "x >= 0 && x <= 1", f"all elements of {name} should be between 0 and 1")
     tensors = {"x": self, "t": target}
     text = _weighted(_CROSS, tensors, weight)
     _forward(p, "binary_cross_entropy", out, tensors, {}, text, reduction, cost=8)

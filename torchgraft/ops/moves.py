@@ -59,6 +59,14 @@ def _check_not_empty(indices: Sequence[Index], count: int) -> None:
             raise index.raises(index.message.format(0) if "{}" in index.message else index.message)
 
 
+def check_places(p: PlanBuilder, index: Index, wraps: bool = False) -> None:
+    """Has a kernel look whether an index is in range of which nothing is moved: it gathers the same byte for each."""
+    shape, byte = index.spec.shape, p.empty((1,), torch.uint8)
+    looked_up = p.empty(shape, torch.uint8)
+    alone = replace(index, strides=index.spec.stride(), step=0)
+    plan_move(p, looked_up, byte, shape, looked_up.stride(), [0] * len(shape), [alone], reads=True, wraps=wraps)
+
+
 def _spaces(
     sizes: Sequence[int], lead: Sequence[int] | None, strides: list[Sequence[int]]
 ) -> tuple[list[int], list[list[int]]]:

@@ -13,10 +13,10 @@ from torchgraft.codegen.loops import FEW
 from torchgraft.kernels import norm as kernels
 from torchgraft.ops.entries import enter, enter_composite
 from torchgraft.ops.reductions import plan_reduction
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, other_out, planner
 from torchgraft.plans.grid import Grid
 from torchgraft.plans.quick_meta import QUICK_METAS
-from torchgraft.plans.refusals import check_out
+from torchgraft.plans.refusals import check_out, check_parameters
 from torchgraft.plans.schema import overload_name
 
 aten = torch.ops.aten
@@ -64,10 +64,14 @@ def _meta(op: torch._ops.OpOverload) -> Callable[..., Any]:
     return meta
 
 
+def _check(input: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, **_: Any) -> None:
+    check_parameters(input, weight, bias)
+
+
 # ---- layer norm ----
 
 
-@planner("native_layer_norm", contiguous=True, meta=_meta(aten.native_layer_norm.default))
+@planner("native_layer_norm", contiguous=True, meta=_meta(aten.native_layer_norm.default), refuses=(_check, other_out))
 def layer_norm(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -210,7 +214,7 @@ def rms_norm_backward(
 # ---- group norm ----
 
 
-@planner("native_group_norm", contiguous=True, meta=_meta(aten.native_group_norm.default))
+@planner("native_group_norm", contiguous=True, meta=_meta(aten.native_group_norm.default), refuses=(_check, other_out))
 def group_norm(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
@@ -427,7 +431,8 @@ def _batch_norm_without_statistics_meta(
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if input.dim() < 2:
-        raise RuntimeError(f"batch norm takes inputs of at least two dimensions, not {input.dim()}")
+        raise IndexError(f"batch norm takes inputs of at least two dimensions, not {input.dim()}")
+    check_parameters(input, weight, bias)
     dtype = _kept(input, weight, bias, running_mean)
     saved = [input.new_empty((input.size(1),), dtype=dtype) for _ in range(2)]
     return torch.empty_like(input), saved[0], saved[1]

@@ -15,6 +15,7 @@ from torchgraft.kernels import padding as kernels
 from torchgraft.kernels.padding import Border
 from torchgraft.kernels.pooling import AXES
 from torchgraft.plans import PlanBuilder, Scalar, planner, pointwise
+from torchgraft.plans.refusals import refuse_dtype
 from torchgraft.plans.schema import call_by_name
 
 aten = torch.ops.aten
@@ -57,6 +58,8 @@ def _like_image(op: torch._ops.OpOverload, dims: int) -> Callable[..., torch.Ten
     """torch's meta function, with the image's memory format, which its CPU gives the result and which that forgets."""
 
     def meta(self: torch.Tensor, **others: Any) -> torch.Tensor:
+        if self.dim() not in (dims + 1, dims + 2):
+            raise RuntimeError(f"{op} wants {dims + 1} or {dims + 2} dimensions, not {self.dim()}")
         result: torch.Tensor = call_by_name(op, op, {"self": self, **others})
         return result if dims == 1 else result.contiguous(memory_format=suggest_memory_format(self))
 
@@ -84,6 +87,8 @@ def _declare(border: Border, name: str, dims: int) -> None:
 
     @planner(f"{name}_pad{dims}d", meta=_like_image(forward_op, dims))
     def forward(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, padding: Sequence[int]) -> None:
+        if self.dtype == torch.bool:
+            refuse_dtype(f"{name}_pad{dims}d", self.dtype)
         if out.numel() == 0:
             return
         target, image, axes, borders = _arrange(p, out, self, dims, padding)

@@ -185,7 +185,11 @@ def _pool_gradient(
 
 
 def _declare_max(dims: int) -> None:
-    @planner(f"max_pool{dims}d_with_indices", contiguous=True)
+    def check(self: torch.Tensor, **_: Any) -> None:
+        if self.dim() not in (dims + 1, dims + 2):
+            raise RuntimeError(f"max_pool{dims}d() wants {dims + 1} or {dims + 2} dimensions, not {self.dim()}")
+
+    @planner(f"max_pool{dims}d_with_indices", contiguous=True, refuses=(check, other_out))
     def forward(
         p: PlanBuilder,
         outs: tuple[torch.Tensor, torch.Tensor],
@@ -351,8 +355,20 @@ def _declare_average(dims: int) -> None:
         _pool_gradient(p, "average", dims, out, (grad_output,), over)
 
 
+def _check_pixels(self: torch.Tensor, dims: int) -> None:
+    """torch's meta functions take images without pixels; of volumes its CPU wants channels, too."""
+    if 0 in self.shape[1 if dims == 3 else -dims :]:
+        raise RuntimeError(
+            f"adaptive_avg_pool{dims}d(): Expected input to have non-zero size for non-batch dimensions, but input has "
+            f"sizes {list(self.shape)}"
+        )
+
+
 def _declare_adaptive(dims: int) -> None:
-    @planner(f"_adaptive_avg_pool{dims}d", contiguous=True)
+    def check(self: torch.Tensor, **_: Any) -> None:
+        _check_pixels(self, dims)
+
+    @planner(f"_adaptive_avg_pool{dims}d", contiguous=True, refuses=(check, other_out))
     def forward(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, output_size: list[int]) -> None:
         _pool(p, "average", dims, (out,), self, {})
 

@@ -15,10 +15,11 @@ from torchgraft.functions.philox import COUNTERS
 from torchgraft.kernels import random as kernels
 from torchgraft.kernels import rejection
 from torchgraft.kernels.random import Draw
+from torchgraft.ops.checks import plan_check
 from torchgraft.ops.sorting import sort_rows
 from torchgraft.ops.table import row
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, only, planner
-from torchgraft.plans.refusals import dtype_name, refuse_dtype
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, only, other_out, planner
+from torchgraft.plans.refusals import check_broadcast, check_fits, check_floating, dtype_name, refuse_dtype
 from torchgraft.plans.steps import ErrorReport
 
 _COST = 2
@@ -73,16 +74,24 @@ def _floating(out: torch.Tensor) -> str:
     return element.name
 
 
+def _check_floats(self: torch.Tensor, **_: Any) -> None:
+    if not (self.is_floating_point() or self.is_complex()):
+        refuse_dtype("normal_kernel_cpu", self.dtype)
+
+
 @planner("uniform_", inplace_safe=True)
 def _uniform(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, low: Scalar, high: Scalar, *, generator: None
 ) -> None:
+    most = torch.finfo(out.dtype).max if out.is_floating_point() or out.is_complex() else math.inf
+    for number in (low, high):
+        p.within(number, -most, most, f"{{}} is out of bounds for {dtype_name(out.dtype)}")
     p.within(low, None, high, "uniform_ expects to return a [from, to) range, but found from={} > to")
     real = torch.view_as_real(out) if out.is_complex() else out
     plan_draw(p, kernels.uniform(_floating(real)), [real], numbers=[low, high])
 
 
-@planner("normal_", inplace_safe=True)
+@planner("normal_", inplace_safe=True, refuses=_check_floats)
 def _normal(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, mean: Scalar, std: Scalar, *, generator: None
 ) -> None:
@@ -140,12 +149,14 @@ def _normal_of(p: PlanBuilder, out: torch.Tensor, mean: Any, std: Any, *, genera
     storages = [element_type(x.dtype).name if isinstance(x, torch.Tensor) else None for x in parts]
     if isinstance(std, Scalar):
         p.within(std, 0, None, "normal expects std >= 0.0, but found std {}")
+    else:
+        plan_check(p, std, "x >= 0", "normal expects all elements of std >= 0.0")
     inputs = [x for x in parts if isinstance(x, torch.Tensor)]
     numbers = [x for x in parts if not isinstance(x, torch.Tensor)]
     plan_draw(p, kernels.normal(_floating(out), *storages), [out], inputs, numbers)
 
 
-@planner("log_normal_", inplace_safe=True)
+@planner("log_normal_", inplace_safe=True, refuses=check_floating)
 def _log_normal(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, mean: Scalar, std: Scalar, *, generator: None
 ) -> None:
@@ -173,7 +184,12 @@ def _geometric(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, chance: Sc
     plan_draw(p, kernels.geometric(element_type(out.dtype).name), [out], numbers=[chance])
 
 
-@planner("bernoulli.p", inplace_safe=True)
+def _check_not_complex(self: torch.Tensor, **_: Any) -> None:
+    if self.is_complex():
+        refuse_dtype("bernoulli_scalar_cpu_", self.dtype)
+
+
+@planner("bernoulli.p", inplace_safe=True, refuses=(_check_not_complex, other_out))
 def _bernoulli(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, chance: Scalar, *, generator: None) -> None:
     p.within(chance, 0, 1, "bernoulli_ expects p to be in [0, 1], but got p={}")
     plan_draw(p, kernels.bernoulli(element_type(out.dtype).name), [out], numbers=[chance])
@@ -276,7 +292,16 @@ def _poisson(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, generator: N
     _plan_rejection(p, "poisson", out, [self], "invalid Poisson rate, expected rate to be non-negative")
 
 
-@planner("binomial", meta=lambda count, prob, generator: _as_first(count))
+def _check_binomial(count: torch.Tensor, prob: torch.Tensor, **_: Any) -> None:
+    for name, x in (("count", count), ("prob", prob)):
+        if not x.is_floating_point():
+            raise ValueError(f"binomial only supports floating-point dtypes for {name}, got: {dtype_name(x.dtype)}")
+    if prob.dtype != count.dtype:
+        raise RuntimeError(f"Found dtype {dtype_name(prob.dtype)} but expected {dtype_name(count.dtype)}")
+    check_broadcast([count, prob])
+
+
+@planner("binomial", meta=lambda count, prob, generator: _as_first(count), refuses=(_check_binomial, other_out))
 def _binomial(p: PlanBuilder, out: torch.Tensor, count: torch.Tensor, prob: torch.Tensor, generator: None) -> None:
     _plan_rejection(p, "binomial", out, [count, prob])
 
@@ -403,7 +428,16 @@ def _random_from(
 _MANY_SHUFFLED, _SORTED_BITS = 4096, 62
 
 
-@planner("randperm.generator_out", inplace_safe=True)
+def _check_places_fit(n: int, out: torch.Tensor, **_: Any) -> None:
+    """Each number below `n` must be one of the dtype; torch's CPU takes one more of fractions than are exact."""
+    most = {torch.float16: 2**11 + 1, torch.float32: 2**24 + 1, torch.float64: 2**53 + 1}
+    if not out.is_floating_point():
+        check_fits(max(0, n - 1), out.dtype)
+    elif n > most.get(out.dtype, n):
+        raise RuntimeError(f"n cannot be greater than {most[out.dtype]} for {dtype_name(out.dtype)} type.")
+
+
+@planner("randperm.generator_out", inplace_safe=True, refuses=_check_places_fit)
 def _randperm(p: PlanBuilder, result: torch.Tensor, n: int, *, generator: None, out: torch.Tensor) -> None:
     if p.form == "gpu" and _MANY_SHUFFLED <= n < 1 << 31:
         numbers = p.empty((1, n), torch.int64)
@@ -431,6 +465,8 @@ def _multinomial(
 ) -> None:
     if samples <= 0:
         raise RuntimeError("cannot sample n_sample <= 0 samples")
+    if not replacement and samples > self.size(-1):
+        raise RuntimeError("cannot sample n_sample > prob_dist.size(-1) samples without replacement")
     size = self.shape[-1]
     rows = self.numel() // size if size else 0
     storage = _floating(self)

@@ -8,7 +8,8 @@ import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.kernels import indexing as kernels
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, planner
+from torchgraft.ops.moves import Index, check_places
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, other_out, planner
 
 aten = torch.ops.aten
 
@@ -59,7 +60,30 @@ def _search(
         p.copy(out, target)
 
 
-@planner("searchsorted.Tensor", "searchsorted.Scalar")
+def _check_search(
+    sorted_sequence: torch.Tensor,
+    self: Any,
+    right: bool = False,
+    side: str | None = None,
+    sorter: torch.Tensor | None = None,
+    **_: Any,
+) -> None:
+    """torch's meta function counts the values and looks no further."""
+    if side == "left" and right:
+        raise RuntimeError("torch.searchsorted(): side is left while right is set")
+    if sorted_sequence.dim() > 1 and not isinstance(self, torch.Tensor):
+        raise RuntimeError("torch.searchsorted(): a number has its place in boundaries of one dimension")
+    if side not in (None, "left", "right"):
+        raise RuntimeError(f"torch.searchsorted(): side can only be 'left' or 'right' but got {side}")
+    if sorted_sequence.dim() == 0:
+        raise RuntimeError(
+            "torch.searchsorted(): boundaries tensor should have positive dimension, but got 0 dimension"
+        )
+    if sorter is not None and sorter.dtype != torch.int64:
+        raise RuntimeError(f"torch.searchsorted(): sorter must be a tensor of long dtype but got dtype {sorter.dtype}")
+
+
+@planner("searchsorted.Tensor", "searchsorted.Scalar", refuses=(_check_search, other_out))
 def _searchsorted(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -71,6 +95,9 @@ def _searchsorted(
     side: str | None = None,
     sorter: torch.Tensor | None = None,
 ) -> None:
+    if sorter is not None:
+        limit, message = sorted_sequence.size(-1), "torch.searchsorted(): sorter index out of range"
+        check_places(p, Index(sorter, (), limit, 0, message, raises=RuntimeError))
     _search(p, out, sorted_sequence, self, right or side == "right", sorter)
 
 

@@ -71,6 +71,8 @@ def _segments(p: PlanBuilder, data: torch.Tensor, bounds: torch.Tensor) -> tuple
 def _check(data: torch.Tensor, index: torch.Tensor | None, axis: int) -> None:
     if index is None:
         raise RuntimeError("segment_reduce(): Either lengths or offsets must be defined.")
+    if not -data.dim() <= axis < data.dim():
+        raise IndexError(f"Dimension out of range (expected one of {data.dim()} dimensions, but got {axis})")
     if index.dim() - 1 != axis:
         raise RuntimeError(f"segment_reduce(): Expected axis to be the last dimension of lengths but got {axis}.")
     if data.dim() < index.dim() or data.shape[:axis] != index.shape[:-1]:

@@ -13,7 +13,7 @@ from torchgraft.codegen.types import BY_NAME, MOVES
 from torchgraft.kernels import sorting as kernels
 from torchgraft.kernels.sorting import Chosen
 from torchgraft.ops.reductions import check_some
-from torchgraft.plans import PlanBuilder, Unsupported, composite, planner
+from torchgraft.plans import PlanBuilder, Unsupported, composite, other_out, planner
 from torchgraft.plans.grid import Grid
 from torchgraft.plans.refusals import refuse_dtype
 
@@ -193,7 +193,13 @@ def _sort(p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], x: torch.Tenso
             _back(p, o, result, dim)
 
 
-@planner("sort.stable")
+def _check_dim(self: torch.Tensor, dim: int = -1, **_: Any) -> None:
+    """torch's meta function does not look at the dimension of a number."""
+    if self.dim() == 0 and dim not in (-1, 0):
+        raise IndexError(f"Dimension out of range (expected to be in range of [-1, 0], but got {dim})")
+
+
+@planner("sort.stable", refuses=(_check_dim, other_out))
 def _sort_stable(
     p: PlanBuilder,
     out: tuple[torch.Tensor, torch.Tensor],
@@ -206,7 +212,7 @@ def _sort_stable(
     _sort(p, out, self, dim, descending)
 
 
-@planner("sort")
+@planner("sort", refuses=(_check_dim, other_out))
 def _sort_plain(
     p: PlanBuilder, out: tuple[torch.Tensor, torch.Tensor], self: torch.Tensor, dim: int = -1, descending: bool = False
 ) -> None:
@@ -439,7 +445,12 @@ def _unique_truths(self: torch.Tensor, want_inverse: bool, want_counts: bool) ->
     return torch.tensor(list(counts), dtype=torch.bool, device=self.device), inverse, lengths
 
 
-@composite("_unique2")
+def _check_order(self: torch.Tensor, **_: Any) -> None:
+    if self.is_complex():
+        refuse_dtype("unique", self.dtype)
+
+
+@composite("_unique2", refuses=(_check_order, other_out))
 def _unique2(
     self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Distinct:
@@ -451,7 +462,7 @@ def _unique2(
     return values[starts], inverse, counts
 
 
-@composite("_unique")
+@composite("_unique", refuses=(_check_order, other_out))
 def _unique(self: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     values, inverse, _ = _unique2(self, sorted, return_inverse)
     return values, inverse

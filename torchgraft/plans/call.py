@@ -28,6 +28,7 @@ from torchgraft.plans.refusals import (
     check_out,
     check_out_dtype,
     check_over_itself,
+    dtype_name,
     looks_at_out_first,
     named_tensors,
     refuse_overlap,
@@ -45,7 +46,7 @@ from torchgraft.plans.schema import (
     tensors_in,
     written,
 )
-from torchgraft.plans.steps import Unsupported
+from torchgraft.plans.steps import Unsupported, WrongElements
 from torchgraft.plans.trace import trace
 from torchgraft.untraced import untraced
 
@@ -289,10 +290,21 @@ class _Call:
             if isinstance(out, torch.Tensor):
                 p.check_dtype(out.dtype)
         functional = {a.name: self.arguments[a.name] for a in parameters(entry.functional)}
-        run_planner(p, entry, outs, functional, overlap)
+        try:
+            run_planner(p, entry, outs, functional, overlap)
+        except WrongElements as error:
+            self._check_one_dtype(error)
+            raise
         outputs, results = self._describe(returned)
         p.settle()
         return p.finish(outputs, results, len(self.specs), resizes)
+
+    def _check_one_dtype(self, error: WrongElements) -> None:
+        """Blames the caller where the kernels of an op are for tensors of one dtype, as torch's mostly are."""
+        dtypes = list(dict.fromkeys(spec.dtype for spec in self.specs if spec is not None))
+        if len(dtypes) > 1:
+            found = " and ".join(map(dtype_name, dtypes))
+            raise RuntimeError(f"{self.entry.op} expected tensors of one scalar type but found {found}") from error
 
     def _order(self, shape: torch.Size) -> Sequence[int]:
         """The strides of an `out=` that has got another shape."""

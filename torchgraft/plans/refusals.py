@@ -157,6 +157,22 @@ def refuse_dtype(name: str, dtype: torch.dtype) -> NoReturn:
     raise NotImplementedError(f"\"{name}\" not implemented for '{dtype_name(dtype)}', on any device")
 
 
+def check_same_dtype(x: torch.Tensor, *others: torch.Tensor | None) -> None:
+    """Refuses tensors of another dtype than the first one's."""
+    for other in others:
+        if other is not None and other.dtype != x.dtype:
+            raise RuntimeError(f"expected scalar type {dtype_name(x.dtype)} but found {dtype_name(other.dtype)}")
+
+
+def check_parameters(x: torch.Tensor, *parameters: torch.Tensor | None) -> None:
+    """Refuses parameters of a norm that are neither of its input's dtype nor float32 beside halves."""
+    if not x.is_floating_point():
+        refuse_dtype("norm", x.dtype)
+    allowed = (x.dtype, torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else (x.dtype,)
+    if any(parameter is not None and parameter.dtype not in allowed for parameter in parameters):
+        raise RuntimeError(f"mixed dtype: parameters beside an input of {x.dtype} must be of it, or float32 for halves")
+
+
 def check_fits(value: complex, dtype: torch.dtype) -> None:
     """Refuses a number outside of a real type's range, as torch's kernels do. Integers have no infinities; unsigned
     ones take negative numbers, which wrap."""

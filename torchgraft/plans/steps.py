@@ -23,6 +23,10 @@ _ARENA_ALIGN = 256
 _WIDEST = {bool: "i64", int: "i64", float: "f64", complex: "c128"}
 
 
+class WrongElements(TypeError):
+    """A launch gives a kernel a tensor of another dtype than it is for."""
+
+
 class Unsupported(Exception):
     """Raised by a planner that cannot serve a call: this key goes to the CPU fallback, with the text as the reason."""
 
@@ -257,18 +261,18 @@ class Steps:
             return
         spec = given if isinstance(given, torch.Tensor) else None
         number = isinstance(given, (int, float, complex, Scalar)) or (spec is not None and self.is_cpu_scalar(spec))
-        wrong = ""
+        wrong, error = "", TypeError
         if isinstance(param, Pointer):
             if number or (given is not None and spec is None):
                 wrong = f"is a pointer: give a spec or None, not {type(given).__name__}"
             elif spec is not None and element_type(spec.dtype).name != param.type:
-                wrong = f"points to {param.type}, not to elements of {spec.dtype}"
+                wrong, error = f"points to {param.type}, not to elements of {spec.dtype}", WrongElements
         elif not number:
             wrong = f"is a number of type {param.type}, not {'a tensor' if spec is not None else type(given).__name__}"
         elif isinstance(given, (float, complex)) and not _holds(param.type, given):
             wrong = f"is a number of type {param.type}, not {given!r}"
         if wrong:
-            raise TypeError(f"argument {param.name!r} of kernel {kernel.name} {wrong}")
+            raise error(f"argument {param.name!r} of kernel {kernel.name} {wrong}")
 
     def walk(self, sizes: int | Sequence[int], cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> Grid:
         """The grid of a kernel made by a `codegen.loops.Walk`; see `plans.grid.Dealer.walk`."""
