@@ -707,6 +707,14 @@ void cpu_fallback(const c10::OperatorHandle& op, Stack* stack, std::string_view 
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
+void register_host_op(const c10::OperatorName& name) {
+  const size_t colons = name.name.find("::");
+  auto* library = new torch::Library(torch::Library::IMPL, name.name.substr(0, colons), c10::DispatchKey::PrivateUse1,
+                                     __FILE__, __LINE__);
+  library->impl(c10::toString(name).c_str(),
+                torch::CppFunction::makeFromBoxedFunction<&boxed_fallback<c10::DispatchKey::CPU>>());
+}
+
 void register_fallback() {
   // Sparse, quantised and nested tensors have keys of their own, for which the CPU has kernels of their own.
   register_for<c10::DispatchKey::CPU>(c10::DispatchKey::PrivateUse1);

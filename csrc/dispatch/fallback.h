@@ -38,6 +38,9 @@ void record_fallback_places(bool every_call) noexcept;
 using HostKernel = std::function<void(const c10::OperatorHandle&, torch::jit::Stack*)>;
 void set_host_kernel(const c10::OperatorName& name, HostKernel run);
 
+// Has an op go to the CPU that PyTorch composes of no others, but of reads of memory as if it were the host's.
+void register_host_op(const c10::OperatorName& name);
+
 // What warns; it may throw.
 void set_fallback_warning(std::function<void(const std::string&)> warn);
 

@@ -39,6 +39,7 @@ void bind_fallback(pybind11::module_& m) {
         set_host_kernel(operator_name(name), eager_function(std::move(function)));
       },
       py::arg("name"), py::arg("function"));
+  m.def("register_host_op", [](const std::string& name) { register_host_op(operator_name(name)); }, py::arg("name"));
   m.def("fallback_record_places", &record_fallback_places, py::arg("every_call"));
   m.def(
       "fallback_set_hooks",

@@ -118,8 +118,8 @@ def _list(name: str, lengths: Lengths, samples: int) -> list[int]:
 
 
 def _check(log_probs: torch.Tensor, targets: torch.Tensor, inputs: list[int], labels: list[int], blank: int) -> None:
-    check_floating(log_probs)
     """In the words of torch's CPU."""
+    check_floating(log_probs)
     times, samples, classes = log_probs.shape
     if targets.dtype not in (torch.int64, torch.int32):
         raise RuntimeError(

@@ -14,6 +14,7 @@ import torch
 from torchgraft.ops import ctc_loss, eigen, histogram, losses, pooling, recurrent  # noqa: F401  # define these ops
 from torchgraft.plans import on_host
 from torchgraft.plans.philox import philox_words
+from torchgraft.plans.registry import on_host_alone
 
 aten = torch.ops.aten
 
@@ -21,6 +22,17 @@ Optional = torch.Tensor | None
 Results = tuple[Optional, ...]
 
 MEAN, NONE = 1, 0  # at::Reduction
+
+
+on_host_alone(
+    "_sobol_engine_draw",
+    "_sobol_engine_ff_",
+    "_sobol_engine_initialize_state_",
+    "_sobol_engine_scramble_",
+    "_rowwise_prune",
+    "_saturate_weight_to_fp16",
+    "choose_qparams_optimized",
+)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

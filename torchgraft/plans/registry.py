@@ -104,6 +104,7 @@ ENTRIES: dict[str, Entry] = {}
 
 _lock = threading.RLock()
 _recomposed: dict[str, Callable[..., Any]] = {}
+_on_host_alone: list[str] = []
 _installed = False
 _tables_complete = False
 _planned: set[str] = set()  # names that the dispatcher has from here
@@ -325,6 +326,12 @@ def recomposed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return declare
 
 
+def on_host_alone(*names: str) -> None:
+    """Declares that ops run on the CPU, counted as such, which torch composes of no others: it reads and writes memory
+    as the host's, whatever the tensors' device."""
+    _on_host_alone.extend(overload_name(resolve(name)) for name in names)
+
+
 def no_plan(p: PlanBuilder, *_: Any, **__: Any) -> None:
     """The planner of what runs as a function for each call."""
     raise Unsupported(f"{p.op} reads data and cannot be part of a plan")
@@ -338,6 +345,8 @@ def install() -> None:
         _installed = True
         for entry in ENTRIES.values():
             _install(entry)
+        for name in _on_host_alone:
+            _C.register_host_op(name)
         for name, function in _recomposed.items():
             for key in ("PrivateUse1", "AutogradPrivateUse1"):
                 _aten_library().impl(name, untraced(function), key)
