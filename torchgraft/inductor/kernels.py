@@ -72,6 +72,16 @@ _RUN = 256
 _MANY_ROWS = 2048
 
 
+# Ops with indices, in the terms of the program before it is decomposed, by what they raise where one is out of range.
+_RAISE_RUNTIME_ERRORS = frozenset(
+    "gather index_add max_unpool2d max_unpool3d multi_margin_loss multilabel_margin_loss_forward scatter scatter_add "
+    "scatter_reduce".split()
+)
+_RAISE_INDEX_ERRORS = frozenset(
+    "embedding index index_copy index_fill index_put index_select nll_loss_forward nll_loss2d_forward put take".split()
+)
+
+
 class _TypedCSE(CSE):
     """Names for expressions, declared with the types of their values."""
 
@@ -330,7 +340,17 @@ class GeneratedKernel(SIMDKernel):
         if wrong:
             index = self._as_given(index)
             of_size = f"of size {size}" if isinstance(size, sympy.Integer) else "of its size"
-            self.report(" || ".join(wrong), index, f"index {{}} is out of bounds for a dimension {of_size}", True)
+            message = f"index {{}} is out of bounds for a dimension {of_size}"
+            self.report(" || ".join(wrong), index, message, self._raises_index_error)
+
+    @property
+    def _raises_index_error(self) -> bool:
+        """Whether an index out of range is an IndexError of the op that the node was made of, without a compiler. Of
+        several ops with indices in one node, not all of a kind, it is."""
+        node = self.current_node.node if self.current_node else None
+        origins = node.get_origins() if node else ()
+        names = {_name_of_op(origin.meta.get("original_aten") or origin.target) for origin in origins}
+        return names.isdisjoint(_RAISE_RUNTIME_ERRORS) or not names.isdisjoint(_RAISE_INDEX_ERRORS)
 
     def _as_given(self, index: str) -> str:
         """The variable that an index was before Inductor added the size to it where it is negative."""
@@ -769,6 +789,11 @@ def _stride(index: sympy.Expr, loop: Loop) -> sympy.Expr:
 def _device() -> int:
     """The index of the device that a kernel is made for."""
     return V.graph.get_current_device_or_throw().index or 0
+
+
+def _name_of_op(op: Any) -> str:
+    """An op's name, without the underscore of one that writes to its operand."""
+    return op._schema.name.partition("::")[2].rstrip("_") if isinstance(op, torch._ops.OpOverload) else ""
 
 
 def _is_number(name: str) -> bool:
