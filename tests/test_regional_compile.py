@@ -1,17 +1,18 @@
-"""Blocks compiled one by one, and whole models for any size: losses and gradients as without a compiler, with batches and
-images whose sizes change between calls."""
+"""Blocks compiled one by one, and whole models for any size: losses and gradients as without a compiler, with batches
+and images whose sizes change between calls."""
 
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
 import torch.nn.functional as F
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 import torchgraft
@@ -20,7 +21,7 @@ from torchgraft.inductor import is_known
 if not is_known():
     pytest.skip("inductor is known of other versions of torch", allow_module_level=True)
 
-from torchgraft.inductor import replay
+from torchgraft.inductor import registration, replay, scheduling, splitting
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -247,7 +248,9 @@ def test_blocks_of_a_resnet(device: str) -> None:
 
 def test_blocks_of_a_transformer(device: str) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(11, 8), Attending(8, 8, 2), Attending(8, 12, 3), nn.Linear(12, 5), nn.Flatten(0, 1))
+    model = nn.Sequential(
+        nn.Embedding(11, 8), Attending(8, 8, 2), Attending(8, 12, 3), nn.Linear(12, 5), nn.Flatten(0, 1)
+    )
     check(device, model, each_block(Attending), [words(2, 6), words(3, 7)])
     assert not replay.splits
 
@@ -256,17 +259,49 @@ def test_convolutions_of_any_size(device: str) -> None:
     """One program for all sizes, forward and backward."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3, groups=1))
-    programs = []
-
-    def counting(graph: Any, example: Any) -> Any:
-        from torch._inductor.compile_fx import compile_fx
-
-        programs.append(graph)
-        return compile_fx(graph, example)
-
-    def compile(model: nn.Module) -> None:
-        model.forward = torch.compile(model.forward, backend=counting, dynamic=True)  # type: ignore[method-assign]
-
+    before = counters["stats"]["unique_graphs"]
     sizes = [(2, 12), (3, 14), (4, 20), (5, 30)]
-    check(device, model, compile, [images(n, side, ((side + 1) // 2 - 2,) * 2) for n, side in sizes])
-    assert len(programs) == 1
+    check(device, model, whole, [images(n, side, ((side + 1) // 2 - 2,) * 2) for n, side in sizes])
+    assert counters["stats"]["unique_graphs"] == before + 1
+
+
+class TestSizesThatBecomeNumbers:
+    """The lowering of a convolution's backward in torch makes sizes numbers that were symbols when they were traced."""
+
+    @pytest.fixture(autouse=True)
+    def _lowered_by_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(registration, "_is_for_any_size", lambda node: False)
+        monkeypatch.setattr(splitting, "_CALLED_BY", {})  # so that the program has parts
+
+    def _train(self, device: str) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(Residual(3, 4), Residual(4, 6, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
+        check(device, model, each_block(Residual), [images(2, 8), images(2, 12)])
+
+    @pytest.mark.thorough
+    def test_parts_of_programs_know_them(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(registration, "_fold_numbers", lambda graph: None)
+        self._train(device)
+
+    @pytest.mark.thorough
+    def test_what_is_made_of_them_is_a_number(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A backward that could not be compiled for symbols is compiled again for the numbers."""
+        monkeypatch.delattr(scheduling._SubgraphWrapper, "codegen_input_symbol_assignment")
+        self._train(device)
+
+
+def test_numbers_of_sizes_are_folded() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(3)
+    elements = graph.call_function(operator.truediv, (64, 8))
+    elements.meta["val"] = 8.0
+    inverse = graph.call_function(operator.truediv, (1.0, elements))
+    inverse.meta["val"] = 0.125
+    out = graph.call_function(torch.ops.aten.mul.Tensor, (x, inverse))
+    out.meta["val"] = torch.empty(3)
+    graph.output(out)
+    module = torch.fx.GraphModule(nn.Module(), graph)
+    registration._fold_numbers(module)
+    assert out.args == (x, 0.125)
+    assert not [node for node in module.graph.nodes if node.target is operator.truediv]

@@ -341,16 +341,17 @@ class GeneratedKernel(SIMDKernel):
             index = self._as_given(index)
             of_size = f"of size {size}" if isinstance(size, sympy.Integer) else "of its size"
             message = f"index {{}} is out of bounds for a dimension {of_size}"
-            self.report(" || ".join(wrong), index, message, self._raises_index_error)
+            self.report(" || ".join(wrong), index, message, self._raises_index_error(size))
 
-    @property
-    def _raises_index_error(self) -> bool:
+    def _raises_index_error(self, size: sympy.Expr) -> bool:
         """Whether an index out of range is an IndexError of the op that the node was made of, without a compiler. Of
-        several ops with indices in one node, not all of a kind, it is."""
+        several ops with indices in one node it is one with a dimension of the size; if those are of both kinds, it is
+        an IndexError."""
         node = self.current_node.node if self.current_node else None
-        origins = node.get_origins() if node else ()
-        names = {_name_of_op(origin.meta.get("original_aten") or origin.target) for origin in origins}
-        return names.isdisjoint(_RAISE_RUNTIME_ERRORS) or not names.isdisjoint(_RAISE_INDEX_ERRORS)
+        names = {origin: _name_of_op(origin) for origin in (node.get_origins() if node else ())}
+        indexing = [origin for origin, name in names.items() if name in _RAISE_RUNTIME_ERRORS | _RAISE_INDEX_ERRORS]
+        of_size = [origin for origin in indexing if _indexes(origin, size)] or indexing
+        return not of_size or any(names[origin] in _RAISE_INDEX_ERRORS for origin in of_size)
 
     def _as_given(self, index: str) -> str:
         """The variable that an index was before Inductor added the size to it where it is negative."""
@@ -791,9 +792,19 @@ def _device() -> int:
     return V.graph.get_current_device_or_throw().index or 0
 
 
-def _name_of_op(op: Any) -> str:
-    """An op's name, without the underscore of one that writes to its operand."""
+def _name_of_op(origin: torch.fx.Node) -> str:
+    """The op that a node of the graph is of in the user's program, without the underscore of one that writes to its
+    operand."""
+    op = origin.meta.get("original_aten") or origin.target
     return op._schema.name.partition("::")[2].rstrip("_") if isinstance(op, torch._ops.OpOverload) else ""
+
+
+def _indexes(origin: torch.fx.Node, size: sympy.Expr) -> bool:
+    """Whether a node's first operand has a dimension of this size."""
+    value = origin.all_input_nodes[0].meta.get("val") if origin.all_input_nodes else None
+    sizes = value.shape if isinstance(value, torch.Tensor) else ()
+    exprs = (each.node.expr if isinstance(each, torch.SymInt) else sympy.Integer(each) for each in sizes)
+    return any(V.graph.sizevars.statically_known_equals(each, size) for each in exprs)
 
 
 def _is_number(name: str) -> bool:

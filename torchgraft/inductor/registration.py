@@ -120,10 +120,10 @@ def _expand_attention(gm: torch.fx.GraphModule) -> None:
 
 
 def _fold_numbers(gm: torch.fx.GraphModule) -> None:
-    """Puts numbers in the place of what a graph computes of sizes that have become numbers since it was traced, as those
-    of a backward have where the forward's kernels were made for one size. Inductor computes such again, and takes each
-    division for one of integers: 1.0 / 8.0 has no value then. torch 2.13 (torch/_inductor/lowering.py, the lowerings of
-    `magic_methods`)."""
+    """Puts numbers in the place of what a graph computes of sizes that have become numbers since it was traced, as in a
+    backward that could not be compiled for symbols. Inductor computes such again, and takes each division for one of
+    integers: 1.0 / 8.0 has no value then. torch 2.13 (torch/_inductor/lowering.py, the lowerings of `magic_methods`).
+    """
     for node in list(gm.graph.nodes):
         value = node.meta.get("val")
         if node.op == "call_function" and type(value) in (bool, int, float) and node.target in _OF_SIZES:
