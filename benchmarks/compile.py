@@ -119,6 +119,31 @@ def gpt_training(device: str, compile: Compile) -> Call:
     return step_of(model, loss_of)
 
 
+class Gated(nn.Module):
+    """A block whose products take nearly all of its time: beside those, little is left to win by fusing."""
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.into, self.out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = self.out(F.gelu(self.into(self.norms[0](x)), approximate="tanh"))
+        return x + inner * self.norms[1](inner).sigmoid()
+
+
+def one_by_one(block: Callable[[], nn.Module], count: int, *shape: int) -> Callable[[str, Compile], Call]:
+    """Training of blocks after each other, each compiled for itself."""
+
+    def make(device: str, compile: Compile) -> Call:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(compile(block().to(device)) for _ in range(count)))
+        x = torch.randn(*shape).to(device)
+        return step_of(model, lambda: model(x).square().mean())
+
+    return make
+
+
 def encoding(device: str, compile: Compile) -> Call:
     torch.manual_seed(0)
     model = compile(Transformer(causal=False).eval().to(device))
@@ -238,6 +263,8 @@ def cases() -> Iterator[Case]:
     yield Case("ResNet-18, training", training(ResNet, 4, 3, 64, 64))
     yield Case("LSTM, training", training(LSTM, 16, 10, 64, classes=64))
     yield Case("GPT, training", gpt_training)
+    yield Case("4 gated blocks one by one, training", one_by_one(Gated, 4, 64, 256))
+    yield Case("4 transformer blocks one by one, training", one_by_one(lambda: Block(128, 4, True), 4, 8, 64, 128))
     yield Case("GPT, decoding a token", decoding)
     yield Case("encoder", encoding)
     yield Case("U-Net without attention, 32 by 32", denoising(32, attends=False))

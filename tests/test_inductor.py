@@ -529,6 +529,34 @@ class TestIndexing:
         with pytest.raises(IndexError, match="index 3 is out of bounds"):
             work(torch.ones(2, 3, device=device), torch.tensor([0, 3], device=device))
 
+    @pytest.mark.parametrize(
+        "work",
+        [
+            lambda x, i: x.sin().gather(0, i),
+            lambda x, i: x.scatter(0, i, x) + 1,
+            lambda x, i: x.scatter(0, i, 1.0),
+            lambda x, i: x.scatter_add(0, i, x),
+            lambda x, i: x.scatter_reduce(0, i, x, "sum"),
+            lambda x, i: x.index_add(0, i[0], x[:1]),
+            lambda x, i: F.max_unpool1d(x, i, 1),
+            lambda x, i: F.multi_margin_loss(x, i[0].expand(3)),
+            lambda x, i: F.embedding(i * 0, x).softmax(-1)[0].gather(0, i),
+            lambda x, i: F.embedding(i, x) + x.gather(0, i * 0),
+            lambda x, i: x.index_select(0, i[0]) * 2,
+            lambda x, i: x.take(i * 4),
+            lambda x, i: x.index_copy(0, i[0], x[:1]),
+            lambda x, i: x.index_put((i[0],), x[0]),
+            lambda x, i: F.nll_loss(x, i[0].expand(3)),
+        ],
+    )
+    def test_errors_of_indices(self, device: str, form: str, work: Callable[..., torch.Tensor]) -> None:
+        """Some are a RuntimeError, as the op itself has it."""
+        x, index = torch.ones(3, 4), torch.tensor([[5]])
+        with pytest.raises((IndexError, RuntimeError)) as expected:
+            work(x, index)
+        with pytest.raises(expected.type):
+            torch.compile(work)(x.to(device), index.to(device))
+
     def test_integers_divided_by_zero(self, device: str) -> None:
         x, work = torch.ones(3, dtype=torch.int64, device=device), torch.compile(lambda x, y: x // y + x % y)
         assert work(x, x).tolist() == [1, 1, 1]

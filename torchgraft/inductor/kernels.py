@@ -72,6 +72,16 @@ _RUN = 256
 _MANY_ROWS = 2048
 
 
+# Ops with indices, in the terms of the program before it is decomposed, by what they raise where one is out of range.
+_RAISE_RUNTIME_ERRORS = frozenset(
+    "gather index_add max_unpool2d max_unpool3d multi_margin_loss multilabel_margin_loss_forward scatter scatter_add "
+    "scatter_reduce".split()
+)
+_RAISE_INDEX_ERRORS = frozenset(
+    "embedding index index_copy index_fill index_put index_select nll_loss_forward nll_loss2d_forward put take".split()
+)
+
+
 class _TypedCSE(CSE):
     """Names for expressions, declared with the types of their values."""
 
@@ -330,7 +340,18 @@ class GeneratedKernel(SIMDKernel):
         if wrong:
             index = self._as_given(index)
             of_size = f"of size {size}" if isinstance(size, sympy.Integer) else "of its size"
-            self.report(" || ".join(wrong), index, f"index {{}} is out of bounds for a dimension {of_size}", True)
+            message = f"index {{}} is out of bounds for a dimension {of_size}"
+            self.report(" || ".join(wrong), index, message, self._raises_index_error(size))
+
+    def _raises_index_error(self, size: sympy.Expr) -> bool:
+        """Whether an index out of range is an IndexError of the op that the node was made of, without a compiler. Of
+        several ops with indices in one node it is one with a dimension of the size; if those are of both kinds, it is
+        an IndexError."""
+        node = self.current_node.node if self.current_node else None
+        names = {origin: _name_of_op(origin) for origin in (node.get_origins() if node else ())}
+        indexing = [origin for origin, name in names.items() if name in _RAISE_RUNTIME_ERRORS | _RAISE_INDEX_ERRORS]
+        of_size = [origin for origin in indexing if _indexes(origin, size)] or indexing
+        return not of_size or any(names[origin] in _RAISE_INDEX_ERRORS for origin in of_size)
 
     def _as_given(self, index: str) -> str:
         """The variable that an index was before Inductor added the size to it where it is negative."""
@@ -769,6 +790,21 @@ def _stride(index: sympy.Expr, loop: Loop) -> sympy.Expr:
 def _device() -> int:
     """The index of the device that a kernel is made for."""
     return V.graph.get_current_device_or_throw().index or 0
+
+
+def _name_of_op(origin: torch.fx.Node) -> str:
+    """The op that a node of the graph is of in the user's program, without the underscore of one that writes to its
+    operand."""
+    op = origin.meta.get("original_aten") or origin.target
+    return op._schema.name.partition("::")[2].rstrip("_") if isinstance(op, torch._ops.OpOverload) else ""
+
+
+def _indexes(origin: torch.fx.Node, size: sympy.Expr) -> bool:
+    """Whether a node's first operand has a dimension of this size."""
+    value = origin.all_input_nodes[0].meta.get("val") if origin.all_input_nodes else None
+    sizes = value.shape if isinstance(value, torch.Tensor) else ()
+    exprs = (each.node.expr if isinstance(each, torch.SymInt) else sympy.Integer(each) for each in sizes)
+    return any(V.graph.sizevars.statically_known_equals(each, size) for each in exprs)
 
 
 def _is_number(name: str) -> bool:

@@ -15,6 +15,7 @@ from torch._inductor.codegen.common import DeviceOpOverrides, register_backend_f
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
 from torch._library.utils import get_layout_constraint_tag
+from torch.fx.experimental.sym_node import METHOD_TO_OPERATOR
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._pytree import tree_leaves
 
@@ -88,6 +89,7 @@ class _Pass(CustomGraphModulePass):
         way_back.noted(gm)
         _expand_attention(gm)
         pooling.keep_offsets(gm)
+        _fold_numbers(gm)
         targets = {node.target for node in gm.graph.nodes}
         rows.add_lowerings(targets)
         _keep_own_ops(targets)
@@ -95,7 +97,7 @@ class _Pass(CustomGraphModulePass):
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
                 used = [node.meta.get("val"), *(each.meta.get("val") for each in node.all_input_nodes)]
                 is_whole = all(map(_has_element_type, tree_leaves(used))) and _has_bits(node) and _has_elements(node)
-                if not (is_whole and _has_dtype(node)):
+                if not (is_whole and _has_dtype(node)) or _is_for_any_size(node):
                     node.meta["should_fallback"] = True
 
     def uuid(self) -> Any:
@@ -117,6 +119,30 @@ def _expand_attention(gm: torch.fx.GraphModule) -> None:
         from torchgraft.inductor.attention import expand_attention  # what it imports is slow to
 
         expand_attention(gm)
+
+
+def _fold_numbers(gm: torch.fx.GraphModule) -> None:
+    """Puts numbers in the place of what a graph computes of sizes that have become numbers since it was traced, as in a
+    backward that could not be compiled for symbols. Inductor computes such again, and takes each division for one of
+    integers: 1.0 / 8.0 has no value then. torch 2.13 (torch/_inductor/lowering.py, the lowerings of `magic_methods`).
+    """
+    for node in list(gm.graph.nodes):
+        value = node.meta.get("val")
+        if node.op == "call_function" and type(value) in (bool, int, float) and node.target in _OF_SIZES:
+            node.replace_all_uses_with(value)
+            gm.graph.erase_node(node)
+
+
+_OF_SIZES = frozenset(METHOD_TO_OPERATOR.values())
+
+
+def _is_for_any_size(node: torch.fx.Node) -> bool:
+    """Whether it is a convolution's backward, whose lowering makes it, and all that is around it, for the sizes of the
+    first call: it chooses an order of strides for kernels of torch's own devices. torch 2.13
+    (torch/_inductor/kernel/conv.py, `convolution_backward_lowering`)."""
+    if node.target is not torch.ops.aten.convolution_backward.default:
+        return False
+    return any(each.meta["val"].device.type == _backend.name() for each in node.all_input_nodes[:2])
 
 
 def _has_element_type(value: Any) -> bool:

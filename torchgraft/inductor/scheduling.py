@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch._inductor import config, ir
 from torch._inductor.codegen.common import BackendFeature
@@ -14,6 +15,7 @@ from torch._inductor.codegen.simd import SIMDScheduling
 from torch._inductor.codegen.wrapper import PythonWrapperCodegen, SubgraphPythonWrapperCodegen
 from torch._inductor.utils import IndentedBuffer, aggregate_origins, get_fused_kernel_name
 from torch._inductor.virtualized import V
+from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._ordered_set import OrderedSet
 
 from torchgraft import _C, _backend, inductor
@@ -212,7 +214,20 @@ def _option(name: str) -> bool:
 
 
 class _SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):
-    """The same for a graph within a graph, which has no head of its own."""
+    """The same for a graph within a graph, or a part of one, which has no head of its own."""
+
+    def codegen_input_symbol_assignment(self: Any, name: str, value: Any, bound_vars: OrderedSet[sympy.Symbol]) -> None:
+        """Also for symbols that have a value, or an expression, since sizes were traced: a part is given what that has
+        in it, and the sizes of its inputs have the symbols themselves. torch 2.13 (torch/_inductor/scheduler.py,
+        `Scheduler.get_graph_partition_symbol_inputs`)."""
+        SubgraphPythonWrapperCodegen.codegen_input_symbol_assignment(self, name, value, bound_vars)
+        if not isinstance(value, ir.TensorBox):
+            return
+        for symbol in free_symbols([value.get_size(), value.get_stride()]) - bound_vars:
+            replaced = V.graph.sizevars.simplify(symbol)
+            if replaced != symbol:
+                self.prefix.writeline(f"{symbol} = {self.codegen_python_sizevar(replaced)}")
+                bound_vars.add(symbol)
 
 
 # Longer names than this are cut: some compilers make a file of a kernel's name.

@@ -41,6 +41,11 @@ _PLAIN_NODES = (
     ir.ScatterFallback,
 )
 
+# What torch's own ops without a kernel of the device's call, and nothing else.
+_CALLED_BY = {
+    f"aten::{name}": f"aten::{name}_overrideable" for name in ("convolution", "_convolution", "convolution_backward")
+}
+
 # Ops that change what tensors are, of which a stream is told nothing.
 _HOSTS_OPS = ("resize_", "resize_as_", "set_", "record_stream")
 
@@ -135,7 +140,8 @@ def _is_planned(operation: Any) -> bool:
     dtypes = {each.maybe_get_dtype() for each in _used(operation) if isinstance(each, ir.IRNode)}
     if not dtypes <= {None, *BY_DTYPE}:
         return False
-    entry = ENTRIES.get(op.name())
+    name = _CALLED_BY.get(op.name(), op.name())
+    entry = ENTRIES.get(name)
     if entry is not None:
         return entry.plan is not no_plan
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "PrivateUse1"))
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1"))
