@@ -30,6 +30,8 @@ from torchgraft.kernels.geometry import Direction, Geometry, Triple
 _MOST_TAPS, _MOST_STRIDE = 49, 4
 # Filters of more are not written out tap by tap: so many rows of one column at a time.
 _MOST_LONG_TAPS, _PART = 4096, 8
+# Of so many the weight's gradient keeps the sums side by side.
+MOST_WEIGHT_TAPS = 1024
 
 
 # Any row, a column at a time at its borders.
@@ -374,71 +376,104 @@ def plane_weight_kernel(
     planes: Planes,
     fill_width: int,
 ) -> Kernel:
-    """The weight's gradient: group 0 is the channel, group 1 a part of the images. Launch with
-    `plane_weight_launch`."""
+    """The weight's gradient: group 0 is the channel, group 1 a part of the images. Of a long filter the sums of some
+    taps are in registers at a time. Launch with `plane_weight_launch`."""
     math, taps, (down, step) = _arithmetic(storage, width), taps_y * taps_x, strides
     mask = f"CONVERT_long{width}(inside)" if math.size == 8 else "inside"
 
-    def updates(masked: bool) -> str:
-        lines = []
-        for k in range(taps):
-            column = _column(f"{k % taps_x} * dilation_x", step)
-            read = f"*(const {math.vector}u*)(p + {k // taps_x} * dilation_y * pitch + {column})"
-            read = f"SELECT({mask}, {read}, none)" if masked else read
-            lines.append(f"sum{k} = {math.multiply_add('value', read, f'sum{k}')};")
-        return "\n".join(lines)
+    def rows_of_band(places: list[str]) -> str:
+        """Adds the band's rows to the sums of the taps whose pixels lie in these places."""
 
-    folded = "\n".join(
-        f"""{{
-  {math.scalar} sum = 0;
-  for (int l = 0; l < {width}; ++l) sum += ((const {math.scalar}*)&sum{k})[l];
-  store_{result}(T, place + {k}, sum);
-}}"""
-        for k in range(taps)
-    )
-    body = f"""
-const int channel = GROUP_ID(0), group = channel / M;
-const int from = GROUP_ID(1) * part_images, to = min(batch, from + part_images);
-{math.scalar} band[{planes.band}];
-{math.vector} {", ".join(f"sum{k} = {math.splat('0')}" for k in range(taps))};
-for (int image = from; image < to; ++image) {{
-  const long source_at = ((long)image * groups + group) * source_y * source_x;
-  for (int row = 0; row < target_y; row += band_rows) {{
-    const int rows = min(band_rows, target_y - row), high = (rows - 1) * {down} + {taps_y - 1} * dilation_y + 1;
-    {_fill(math, "high", f"row * {down} - top", step, fill_width)}
-    {math.const_pointer} grad = R + (((long)image * groups * M + channel) * target_y + row) * target_x;
+        def updates(masked: bool) -> str:
+            lines = []
+            for k, place in enumerate(places):
+                read = f"*(const {math.vector}u*)(p + {place})"
+                read = f"SELECT({mask}, {read}, none)" if masked else read
+                lines.append(f"sum{k} = {math.multiply_add('value', read, f'sum{k}')};")
+            return "\n".join(lines)
+
+        return f"""
+    {math.const_pointer} grad = first_grad;
     for (int r = 0; r < rows; ++r, grad += target_x) {{
-      int x = 0;
-      for (; x + {width} <= target_x; x += {width}) {{
-        const {math.scalar}* p = band + r * {down} * pitch + x;
+      int x = first;
+      for (; x + {width} <= end; x += {width}) {{
+        const {math.scalar}* p = band + r * {down} * pitch + x - first;
         const {math.vector} value = {math.load_vector("grad", "x")};
         {updates(masked=False)}
       }}
-      if (x < target_x) {{  // what other lanes would read may be infinite, which zero times makes no zero
-        const int from = max(0, min(x, target_x - {width}));
-        const {math.scalar}* p = band + r * {down} * pitch + from;
+      if (x < end) {{  // what other lanes would read may be infinite, which zero times makes no zero
+        const int from = max(first, min(x, target_x - {width}));
+        const {math.scalar}* p = band + r * {down} * pitch + from - first;
         const int{width} column = from + MAKE_int{width}({", ".join(map(str, range(width)))});
         const int{width} inside = (column >= x) & (column < target_x);
         const {math.vector} none = {math.splat("0")};
         {math.vector} value;
-        if (target_x >= {width}) value = {math.load_vector("grad", "from")};
+        if (from + {width} <= target_x) value = {math.load_vector("grad", "from")};
         else {{
           {math.scalar} own[{width}];
-          for (int l = 0; l < {width}; ++l) own[l] = l < target_x ? {math.load("grad", "l")} : 0;
+          for (int l = 0; l < {width}; ++l) own[l] = from + l < target_x ? {math.load("grad", "from + l")} : 0;
           value = *(const {math.vector}u*)own;
         }}
         value = SELECT({mask}, value, none);
         {updates(masked=True)}
       }}
+    }}"""
+
+    def tap(k: str) -> str:
+        return f"{k} / {taps_x} * dilation_y * pitch + {_column(f'{k} % {taps_x} * dilation_x', step)}"
+
+    def some_sums(count: int) -> str:
+        """Adds to as many taps from `k` on."""
+        return f"""
+      const int {", ".join(f"at{j} = {tap(f'(k + {j})')}" for j in range(count))};
+      {math.vector} {", ".join(f"sum{j} = sums[k + {j}]" for j in range(count))};
+      {rows_of_band([f"at{j}" for j in range(count)])}
+      {" ".join(f"sums[k + {j}] = sum{j};" for j in range(count))}"""
+
+    def folded(sum_: str, k: str) -> str:
+        return f"""{{
+  {math.scalar} sum = 0;
+  for (int l = 0; l < {width}; ++l) sum += ((const {math.scalar}*)&{sum_})[l];
+  store_{result}(T, place + {k}, sum);
+}}"""
+
+    zero = math.splat("0")
+    if taps <= _MOST_TAPS:
+        declared = f"{math.vector} {', '.join(f'sum{k} = {zero}' for k in range(taps))};"
+        added = rows_of_band([tap(str(k)) for k in range(taps)])
+        stored = "\n".join(folded(f"sum{k}", str(k)) for k in range(taps))
+    else:
+        whole = taps - taps % _PART
+        declared = f"""{math.vector} sums[{taps}];
+for (int k = 0; k < {taps}; ++k) sums[k] = {zero};"""
+        added = f"for (int k = 0; k < {whole}; k += {_PART}) {{ {some_sums(_PART)} }}"
+        added += f"{{ const int k = {whole}; {some_sums(taps % _PART)} }}" if taps % _PART else ""
+        stored = f"for (int k = 0; k < {taps}; ++k) {folded('sums[k]', 'k')}"
+    body = f"""
+const int channel = GROUP_ID(0), group = channel / M;
+const int from = GROUP_ID(1) * part_images, to = min(batch, from + part_images);
+{math.scalar} band[{planes.band}];
+{declared}
+for (int image = from; image < to; ++image) {{
+  const long source_at = ((long)image * groups + group) * source_y * source_x;
+  for (int row = 0; row < target_y; row += band_rows)
+  for (int first = 0; first < target_x; first += columns) {{
+    const int end = min(target_x, first + columns), before = left - first * {step};
+    const int rows = min(band_rows, target_y - row), high = (rows - 1) * {down} + {taps_y - 1} * dilation_y + 1;
+    {math.const_pointer} const first_grad = R + (((long)image * groups * M + channel) * target_y + row) * target_x;
+    {{
+    const int left = before;
+    {_fill(math, "high", f"row * {down} - top", step, fill_width)}
+    {added}
     }}
   }}
 }}
 const long place = ((long)GROUP_ID(1) * NUM_GROUPS(0) + GROUP_ID(0)) * {taps};
-{folded}"""
+{stored}"""
     params = parameters(
         f"{result}* T; const {storage}* S, R; "
         "i32 batch, groups, M, source_y, source_x, target_y, target_x, top, left, pitch, dilation_y, dilation_x, "
-        "band_rows, part_images"
+        "band_rows, part_images, columns"
     )
     return Kernel("convolution_planes_weight", params, body, local=(1, 1))
 
@@ -557,7 +592,7 @@ def _tile(planes: _Planes, band: int, at_once: int, width: int, target: Triple) 
     for as many rows as the filter reaches beyond, so that no more than half of what is copied is copied again."""
     _, rows, columns = target
     least = max(at_once, min(rows, planes.reach[0] // planes.strides[0]))
-    tile, pitch = columns, planes.pitch(max(columns, width))
+    tile, pitch = columns, planes.pitch(ceil_div(columns, width) * width)
     while planes.most_rows(band, pitch) < least and tile > width:
         tile = ceil_div(ceil_div(tile, 2), width) * width
         pitch = planes.pitch(tile)
@@ -604,7 +639,7 @@ def plane_weight_launch(
 ) -> Launch | None:
     """The weight's gradient of each part of the images, one after the other, as `result`; nothing if it is no such
     convolution."""
-    planes = _planes(g)
+    planes = _planes(g, MOST_WEIGHT_TAPS)
     if planes is None or g.image_channels != g.groups:
         return None
     taps_y, taps_x = planes.taps
@@ -612,11 +647,12 @@ def plane_weight_launch(
     # The sums of more wide vectors would not fit into the registers.
     widest = arithmetic(storage, min(on.simd_width, 8) if taps_y * taps_x > 9 else on.simd_width).width
     width = next((w for w in reversed(WIDTHS) if w <= min(widest, target_x)), WIDTHS[0])
-    pitch = planes.pitch(ceil_div(target_x, width) * width)
+    columns, pitch = _tile(planes, on.tuning.planes.band, 1, width, g.result)
     band_rows = min(target_y, planes.most_rows(on.tuning.planes.band, pitch))
     if band_rows < 1:
         return None
     fill_width = _fill_width(_arithmetic(storage, width), g.image[2], planes.padding[1], pitch, planes.strides[1])
+    fill_width = fill_width if columns >= target_x else 0
     return Launch(
         plane_weight_kernel(storage, result, width, *planes.taps, planes.strides, on.tuning.planes, fill_width),
         (g.result_channels, ceil_div(g.batch, part_images)),
@@ -629,5 +665,6 @@ def plane_weight_launch(
             "dilation_y": planes.dilation[0],
             "dilation_x": planes.dilation[1],
             "part_images": part_images,
+            "columns": columns,
         },
     )
