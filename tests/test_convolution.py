@@ -305,6 +305,14 @@ DEPTHWISE = [  # images, channels, results of each, height, width, taps, padding
     (2, 2, 1, 3, 17, (1, 9), (0, 4), 1),
     (2, 2, 1, 2, 9000, (1, 3), (0, 1), 1),  # longer than a band
     (2, 2, 1, 16, 16, (8, 8), (3, 4), 1),  # more taps than there are sums for
+    (2, 3, 1, 300, 9, (100, 1), (50, 0), 1),  # long filters
+    (2, 3, 2, 5, 300, (1, 100), (0, 50), 1),
+    (1, 2, 1, 1, 700, (1, 65), (0, 64), (1, 3)),
+    (1, 2, 1, 300, 70, (130, 1), (64, 0), 1),  # in tiles of columns
+    (1, 2, 2, 90, 203, (61, 3), (30, 1), 1),
+    (2, 2, 1, 40, 33, (31, 31), (15, 15), 1),
+    (1, 2, 1, 1, 9001, (1, 70), (0, 3), 1),
+    (1, 2, 1, 3, 5, (11, 9), (6, 4), 1),  # rows and columns fewer than a vector's
 ]
 
 
@@ -334,6 +342,8 @@ STRIDED_PLANES = [  # images, channels, results of each, height, width, taps, pa
     (1, 2, 1, 300, 120, (3, 3), (1, 1), 1, 2),  # bands of rows
     (1, 2, 1, 9, 19, (1, 1), (0, 0), 1, 2),  # pixels that no tap meets
     (1, 2, 1, 9, 19, (3, 3), (5, 6), 1, 2),  # more padding than the filter reaches
+    (1, 2, 1, 200, 100, (61, 3), (30, 1), 1, (2, 3)),  # long filters, in tiles
+    (1, 2, 1, 9, 3001, (1, 90), (0, 40), 1, (1, 2)),
 ]
 
 

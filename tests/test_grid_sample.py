@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from typing import Any
 
@@ -101,7 +102,9 @@ def test_places_far_away(device: str, form: str, mode: str, padding: str) -> Non
     within = got[got.isfinite()].abs() <= 2 * x.abs().max()
     assert within.all()
     if padding == "zeros":
-        assert (got == 0).all()
+        finite = grid.isfinite().all(-1).flatten()
+        assert (got.flatten()[finite] == 0).all()
+        assert (got == 0).all() if mode == "nearest" else got.flatten()[~finite].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
@@ -159,6 +162,33 @@ def test_images_of_a_pixel_in_width(
     a, b = torch.autograd.grad(got.sum(), (mine, places)), torch.autograd.grad(expected.sum(), theirs)
     for one, other in zip(a, b, strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("dims", "mode", "padding"),
+    [*((*each, "zeros") for each in MODES), (2, "bicubic", "border"), (2, "bicubic", "reflection")],
+)
+def test_places_that_are_no_numbers(device: str, form: str, dims: int, mode: str, padding: str) -> None:
+    """In planes they are NaN, also outside. Elsewhere torch's CPU takes them for some pixel of the border, and
+    crashes in gradients."""
+    x = torch.randn(2, 3, *(5, 4, 6)[:dims])
+    grid = torch.rand(2, *(3, 7, 5)[:dims], dims) * 2.6 - 1.3
+    rows = grid.view(-1, dims)
+    for k, value in enumerate((math.nan, math.inf, -math.inf)):
+        for axis in range(dims):
+            rows[dims * k + axis, axis] = value  # the other is inside or outside
+            rows[20 + dims * k + axis] = 5.0
+            rows[20 + dims * k + axis, axis] = value
+        rows[-1 - k] = value
+    options: dict[str, Any] = {"mode": mode, "padding_mode": padding, "align_corners": random.random() < 0.5}
+    results = []
+    for place in ("cpu", device):
+        inputs = [t.to(place).requires_grad_() for t in (x, grid)]
+        y = F.grid_sample(*inputs, **options)
+        gradients = torch.autograd.grad(y, inputs, torch.ones_like(y))
+        results.append([t.detach().cpu() for t in (y, *gradients)])
+    for got, expected in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 @pytest.mark.parametrize("mask", [[True, True], [False, True]])

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 pytestmark = pytest.mark.no_fallback
 
+aten = torch.ops.aten
+
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 DTYPES = [*FLOATS, *INTEGERS, torch.bool, torch.complex64]
@@ -757,3 +759,73 @@ def test_what_does_not_fit_is_refused(
     for place in (torch.device("cpu"), device):
         with pytest.raises(error, match=words):
             op(place)
+
+
+# ---- sums of halves ----
+
+
+def _rounded_once(got: torch.Tensor, exact: torch.Tensor) -> None:
+    """The result is what float32 sums are rounded to: torch's CPU rounds after each addition in some of these ops."""
+    assert got.device.type != "cpu" and exact.dtype == torch.float64
+    ulp = exact.abs() * torch.finfo(got.dtype).eps
+    assert ((got.cpu().double() - exact).abs() <= 0.6 * ulp).all(), (got, exact)
+
+
+_COUNT, _PLACES = 6006, 3
+
+
+def _into_places(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Sums of many numbers in few places, by each op that has some. Places begin at one."""
+    i = torch.arange(_COUNT, device=x.device) % _PLACES
+    start = torch.ones(_PLACES, dtype=x.dtype, device=x.device)
+    table, wide = start.view(-1, 1).expand(-1, 40).contiguous(), x.view(-1, 1).expand(-1, 40)
+    factors = torch.where(x > 0.5, 1 + 2**-7, 1 - 2**-7).to(x.dtype)
+    sums = {
+        "scatter_add": start.scatter_add(0, i, x),
+        "scatter_add_": start.clone().scatter_add_(0, i, x),
+        "scatter_add rows": table.scatter_add(0, i.view(-1, 1).expand(-1, 40), wide),
+        "scatter add": start.scatter(0, i, x, reduce="add"),
+        "scatter add of a number": start.scatter(0, i, 0.25, reduce="add"),
+        "scatter_reduce sum": start.scatter_reduce(0, i, x, "sum"),
+        "scatter_reduce mean": start.scatter_reduce(0, i, x, "mean", include_self=False),
+        "scatter_reduce prod": start.scatter_reduce(0, i, factors, "prod"),
+        "index_add": start.index_add(0, i, x, alpha=2),
+        "index_add rows": table.index_add(0, i, wide),
+        "index_add columns": table.t().index_add(1, i, wide.t()),
+        "index_reduce mean": start.index_reduce(0, i, x, "mean"),
+        "index_reduce prod": start.index_reduce(0, i, factors, "prod"),
+        "index_put": start.index_put((i,), x, accumulate=True),
+        "index_put rows": table.index_put((i,), wide, accumulate=True),
+        "index_put_": start.clone().index_put_((i,), x, accumulate=True),
+        "put_": start.clone().put_(i, x, accumulate=True),
+        "embedding": aten.embedding_dense_backward(wide, i, _PLACES, -1, False),
+    }
+    leaf = start.clone().requires_grad_()
+    for name, taken in (("gather", leaf.gather(0, i)), ("index", leaf[i]), ("index_select", leaf.index_select(0, i))):
+        (sums[f"gradient of {name}"],) = torch.autograd.grad(taken, leaf, x)
+    return sums
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sums_of_halves_are_rounded_once(device: str, form: str, dtype: torch.dtype) -> None:
+    x = torch.rand(_COUNT).to(dtype)
+    exact = _into_places(x.double())
+    for name, got in _into_places(x.to(device)).items():
+        assert got.dtype == dtype, name
+        _rounded_once(got, exact[name])
+
+
+def test_sums_of_halves_in_views(device: str, form: str) -> None:
+    """In place, where the target has gaps, and with an out= that does."""
+    x, i = torch.rand(5000).bfloat16(), places(2, 5000)
+    exact = torch.ones(2, dtype=torch.float64).index_add(0, i, x.double())
+    whole = torch.ones(4, dtype=torch.bfloat16, device=device)
+    view = whole[::2]
+    view.index_add_(0, i.to(device), x.to(device))
+    _rounded_once(view, exact)
+    assert whole[1::2].tolist() == [1, 1]
+    torch.scatter_add(whole[1::2], 0, i.to(device), x.to(device), out=view)
+    _rounded_once(view, exact)
+    whole[:] = 1
+    view.put_(i.to(device), x.to(device), accumulate=True)
+    _rounded_once(view, exact)

@@ -488,7 +488,7 @@ class TestIndexing:
         given = torch.randint(-9, 9, (20, 8)).to(dtype), torch.randint(20, (90,)), torch.ones(90, 8).to(dtype)
         same(device, work, *given)
 
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int16])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8, torch.int16])
     def test_sums_into_places_are_shared_out(self, device: str, dtype: torch.dtype, gpu_form: None) -> None:
         """By replacing words of 32 and 64 bits as long as another was quicker: every value is as it was rounded before,
         and neighbours in a word do not see each other."""
@@ -929,6 +929,38 @@ def test_extremes_have_places(device: str, monkeypatch: pytest.MonkeyPatch) -> N
     place = torch.compile(lambda x: x.t().argmax(), fullgraph=True)(x.to(device)).item()
     assert place != x.t().argmax()
     assert divmod(place, 40) == divmod(int(x.argmax()), 40)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sums_of_halves_are_calls(device: str, form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are rounded once, in place and not; sums of the same size beside each other have memory of their own."""
+
+    def sums(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        start = torch.ones(3, dtype=x.dtype, device=x.device)
+        added = start.clone()
+        added.index_put_((i,), x * 2, accumulate=True)
+        planes = torch.zeros(3, 2, dtype=x.dtype, device=x.device)
+        return (
+            start.scatter_add(0, i, x),
+            start.scatter_reduce(0, i, x * 0.5, "sum"),
+            start.index_add(0, i, x),
+            start.index_put((i,), x, accumulate=True) + 1,
+            added,
+            planes.index_put((i, i % 2), x, accumulate=True),
+        )
+
+    x, i = torch.rand(6000).to(dtype), torch.arange(6000) % 3
+    for got, exact in zip(torch.compile(sums)(x.to(device), i.to(device)), sums(x.double(), i), strict=True):
+        assert got.dtype == dtype
+        assert ((got.cpu().double() - exact).abs() <= 1.1 * exact.abs() * torch.finfo(dtype).eps).all()
+    from torch._inductor import lowering
+
+    for name in ("needs_fallback_due_to_atomic_add_limitations", "use_scatter_fallback"):
+        monkeypatch.setattr(lowering, name, getattr(lowering, name).__wrapped__)
+    torch._dynamo.reset()
+    rounded = torch.compile(sums)(x.to(device), i.to(device))
+    pairs = zip(rounded, sums(x.double(), i), strict=True)
+    assert any((got.cpu().double() - exact).abs().max() > 2 for got, exact in pairs)
 
 
 def test_convolutions_keep_their_layout(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+
+from torchgraft.ops.table import Row
+from torchgraft.plans import ENTRIES
+from torchgraft.plans.registry import Entry, run_own_meta
 
 
 @pytest.fixture(params=[torch.float64, torch.float16, torch.bfloat16], ids=str)
@@ -64,3 +70,69 @@ def test_put_takes_values_of_the_tensors_type(device: torch.device) -> None:
     with pytest.raises(RuntimeError, match="same dtype"):
         x.put_(where, torch.tensor([2.0], device=device))
     assert x.tolist() == [1, 1, 1]
+
+
+DTYPES = (torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NUMBERS = (True, 2, 1.5)
+
+
+def _rows(operands: int) -> list[Entry]:
+    """Rows of the table whose results are made of so many tensors and numbers."""
+    rows = []
+    for entry in ENTRIES.values():
+        wanted = [a for a in entry.op._schema.arguments if not a.kwarg_only and not a.has_default_value()]
+        plain = all(str(a.type) in ("Tensor", "number") for a in wanted) and len(wanted) == operands
+        # Gradients have one type.
+        own = entry.op.namespace == "aten" and entry.kind == "functional" and "backward" not in entry.op.__name__
+        if own and plain and isinstance(entry.plan, Row):
+            rows.append(entry)
+    return rows
+
+
+def _operands(type_: str) -> list[tuple[Any, Any]]:
+    """Operands as torch's CPU gets them and as meta functions do, with and without dimensions."""
+    if type_ == "number":
+        return [(number, number) for number in NUMBERS]
+    given = [torch.ones(shape, dtype=dtype) for shape in ((2,), ()) for dtype in DTYPES]
+    return [(x, x.to("meta")) for x in given]
+
+
+def _spec(entry: Entry, arguments: tuple[Any, ...]) -> Any:
+    names = [a.name for a in entry.op._schema.arguments]
+    if entry.options.meta is None:
+        return entry.op(*arguments)
+    return run_own_meta(entry, dict(zip(names, arguments, strict=False)))
+
+
+def test_rows_promote_as_the_cpu_does(device: torch.device) -> None:
+    """Every row of two operands, of all pairs of dtypes that torch's CPU takes."""
+    torch.empty(1, device=device)
+    checked = set()
+    for entry in _rows(2):
+        types = [str(a.type) for a in entry.op._schema.arguments[:2]]
+        for pair in itertools.product(*map(_operands, types)):
+            real, specs = zip(*pair, strict=True)
+            if not any(isinstance(x, torch.Tensor) for x in real):
+                continue
+            try:
+                expected = entry.op(*real)
+            except (RuntimeError, NotImplementedError):
+                continue
+            got = _spec(entry, specs)
+            told = [(x.dtype, x.shape) if isinstance(x, torch.Tensor) else x for x in real]
+            assert got.dtype == expected.dtype, (entry.op, told)
+            checked.add(entry.op)
+    assert len(checked) > 50
+
+
+@pytest.mark.no_fallback
+def test_powers_of_two_keep_the_exponents_type(device: torch.device) -> None:
+    """ldexp of whole numbers and of exponents without dimensions, which torch's meta function takes for float32."""
+    for one, two in itertools.product(DTYPES, DTYPES[1:]):
+        shapes = [((3,), ()), ((), ()), ((3,), (3,))]
+        for x, exponent in ((torch.full(a, 3).to(one), torch.full(b, 2).to(two)) for a, b in shapes):
+            expected = torch.ldexp(x, exponent)
+            for given in (exponent.to(device), exponent if exponent.dim() == 0 else exponent.to(device)):
+                got = torch.ldexp(x.to(device), given)
+                assert got.dtype == expected.dtype, (one, two, x.shape, exponent.shape)
+                assert got.tolist() == expected.tolist()

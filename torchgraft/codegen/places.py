@@ -24,35 +24,9 @@ _SUMS = {
     "i64": "old + value",
 }
 
-# Of a part of a word: the bits of the sum, of which those that are too many are cut off.
-_PARTS = {
-    "bf16": "tg_bits_bf16(AS_float(bits << 16) + value)",
-    "f16": "tg_bits_f16(tg_value_f16(bits) + value)",
-    "b8": "bits | (uint)value",
-    **dict.fromkeys(("i16", "i8", "u8"), "bits + (uint)value"),
-}
-
-_HELPERS = {
-    "bf16": """\
-TG_FUNCTION uint tg_bits_bf16(float v) { return v != v ? 0x7fc0u : AS_uint(tg_narrow_bf16(v)) >> 16; }
-""",
-    # Numbers below 2^-14 are multiples of 2^-24; the exponents of others differ by 112.
-    "f16": """\
-TG_FUNCTION float tg_value_f16(uint bits) {
-  const uint size = bits & 0x7fffu, sign = (bits & 0x8000u) << 16;
-  const float small = (float)size * 5.9604645e-08f;
-  const uint large = size >= 0x7c00u ? 0x7f800000u | size << 13 : (size << 13) + 0x38000000u;
-  return AS_float((size < 0x400u ? AS_uint(small) : large) | sign);
-}
-TG_FUNCTION uint tg_bits_f16(float v) {
-  const float narrow = tg_narrow_f16(v);
-  const uint size = AS_uint(narrow) & 0x7fffffffu, sign = AS_uint(narrow) >> 16 & 0x8000u;
-  if (v != v) return 0x7e00u;
-  if (size >= 0x7f800000u) return 0x7c00u | sign;
-  return (size < 0x38800000u ? (uint)(AS_float(size) * 16777216.0f) : (size - 0x38000000u) >> 13) | sign;
-}
-""",
-}
+# Of a part of a word: the bits of the sum, of which those that are too many are cut off. Sums of 16-bit floating-point
+# numbers are kept in float32.
+_PARTS = {"b8": "bits | (uint)value", **dict.fromkeys(("i16", "i8", "u8"), "bits + (uint)value")}
 
 
 def _add_by_trials(type_: str) -> str:
@@ -80,7 +54,7 @@ def is_addable(type_: str, long_words: bool) -> bool:
         type_: element type of the memory.
         long_words: whether words may have 64 bits.
     """
-    return BY_NAME[type_].size < 8 or (long_words and type_ in _SUMS)
+    return type_ in _PARTS or (type_ in _SUMS and (BY_NAME[type_].size < 8 or long_words))
 
 
 def add_into_place(type_: str) -> str:
@@ -91,7 +65,7 @@ def add_into_place(type_: str) -> str:
         return f"{head} ATOMIC_ADD_{type_}(place, value); }}"
     mask = f"{(1 << 8 * size) - 1:#x}u"
     return f"""\
-{_HELPERS.get(type_, "")}{head}
+{head}
   const int within = (int)((ulong)place & 3);
   GLOBAL int* word = (GLOBAL int*)((GLOBAL uchar*)place - within);
   const int shift = 8 * within;

@@ -37,7 +37,7 @@ from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle_helpers
 from torchgraft.kernels.boxes import box_launch, weight_boxes
 from torchgraft.kernels.channel_lanes import lanes_launch
-from torchgraft.kernels.depthwise import plane_launch, plane_weight_launch
+from torchgraft.kernels.depthwise import MOST_WEIGHT_TAPS, plane_launch, plane_weight_launch
 from torchgraft.kernels.geometry import AXES, GEOMETRY, Direction, Geometry, geometry_arguments
 from torchgraft.kernels.matmul import (
     A_TILE_PADDING,
@@ -855,18 +855,21 @@ def weight_launches(
             kernel = weight_tile_kernel(storage, accumulator, tiles)
             launch = Launch(kernel, tile_groups(tiles, rows, columns, g.groups * parts), {**arguments, "M": rows})
         return [launch, *_fold(accumulator, storage, target, place, count, parts)]
-    if channels * columns <= 4 and g.taps[0] * g.taps[1] * g.taps[2] <= _MOST_DIRECT_TAPS:
+    direct = prod(g.taps) <= _MOST_DIRECT_TAPS
+    if channels * columns <= 4 and (direct or prod(g.taps) <= MOST_WEIGHT_TAPS):
         pairs = channels * columns * g.groups
         part_images = max(1, min(g.batch, g.batch * pairs // (4 * units)))
         parts = ceil_div(g.batch, part_images)
         accumulator = math.value if parts > 1 else storage
         place = temporary(parts * count, accumulator) if parts > 1 else target
-        launch = plane_weight_launch(storage, accumulator, g, place, image, result, part_images, on) or Launch(
-            direct_weight_kernel(storage, accumulator, simd_width),
-            (pairs, parts),
-            {**arguments, "T": place, "part_images": part_images},
-        )
-        return [launch, *_fold(accumulator, storage, target, place, count, parts)]
+        planes = plane_weight_launch(storage, accumulator, g, place, image, result, part_images, on)
+        if planes is not None or direct:
+            launch = planes or Launch(
+                direct_weight_kernel(storage, accumulator, simd_width),
+                (pairs, parts),
+                {**arguments, "T": place, "part_images": part_images},
+            )
+            return [launch, *_fold(accumulator, storage, target, place, count, parts)]
     in_boxes = weight_boxes(storage, g, on)
     if in_boxes is not None:
         parts = in_boxes.parts

@@ -6,7 +6,8 @@ with zeros around it into its private memory, after which every tap is a vector 
 that are a stride apart are neighbours in the copy: a row of it has a part for each remainder.
 
 * `plane_kernel` keeps the sums of some rows of the target at once: each row of the source is read once for all of them.
-  Going backward the filter is turned round and the padding is what a whole overlap leaves of it.
+  Going backward the filter is turned round and the padding is what a whole overlap leaves of it. Long filters are a
+  loop over parts of their columns, and planes whose rows do not fit are divided into tiles of columns.
 * `plane_phases_kernel` goes backward with strides: pixels of the image that are a stride apart, a phase, meet the same
   taps, so that each phase is a plane of its own until it is stored.
 * `plane_weight_kernel` keeps the sums of all taps.
@@ -27,6 +28,10 @@ from torchgraft.codegen.vectors import WIDTHS
 from torchgraft.kernels.geometry import Direction, Geometry, Triple
 
 _MOST_TAPS, _MOST_STRIDE = 49, 4
+# Filters of more are not written out tap by tap: so many rows of one column at a time.
+_MOST_LONG_TAPS, _PART = 4096, 8
+# Of so many the weight's gradient keeps the sums side by side.
+MOST_WEIGHT_TAPS = 1024
 
 
 # Any row, a column at a time at its borders.
@@ -135,9 +140,32 @@ def _sums(math: Arithmetic, rows: int, taps: tuple[int, int], strides: tuple[int
             lines.append(f"{{ const {math.vector} value = {value};")
             for r in (r for r in range(rows) if 0 <= i - r * down < taps_y):
                 filter_ = math.splat(f"w[{(i - r * down) * taps_x + kx}]")
-                lines.append(f"  sum{r} = {math.multiply_add(filter_, 'value', f'sum{r}')};")
+                lines.append(f"  sum{r}_0 = {math.multiply_add(filter_, 'value', f'sum{r}_0')};")
             lines.append("}")
     return "\n".join(lines)
+
+
+def _long_sums(math: Arithmetic, rows: int, across: int, taps: tuple[int, int], strides: tuple[int, int]) -> str:
+    """The same as loops, with sums of `across` vectors in each row."""
+    (taps_y, taps_x), (down, step) = taps, strides
+
+    def part(count: int) -> str:
+        lines = [f"const {math.vector} w{k} = {math.splat(f'w[(ky + {k}) * {taps_x} + kx]')};" for k in range(count)]
+        for i, a in product(range((rows - 1) * down + count), range(across)):
+            lines.append(
+                f"{{ const {math.vector} value = *(const {math.vector}u*)(q + {i} * pitch + {a * math.width});"
+            )
+            for r in (r for r in range(rows) if 0 <= i - r * down < count):
+                lines.append(f"  sum{r}_{a} = {math.multiply_add(f'w{i - r * down}', 'value', f'sum{r}_{a}')};")
+            lines.append("}")
+        return "\n".join([f"const {math.scalar}* q = p + ky * pitch + {_column('kx * dilation_x', step)};", *lines])
+
+    size = min(_PART, taps_y)
+    last = f"{{ const int ky = {taps_y - taps_y % size}; {part(taps_y % size)} }}" if taps_y % size else ""
+    return f"""for (int kx = 0; kx < {taps_x}; ++kx) {{
+  for (int ky = 0; ky <= {taps_y - size}; ky += {size}) {{ {part(size)} }}
+  {last}
+}}"""
 
 
 def _column(column: str, step: int) -> str:
@@ -172,40 +200,59 @@ def plane_kernel(
     strides: tuple[int, int],
     planes: Planes,
     fill_width: int,
+    across: int = 1,
+    tiled: bool = False,
 ) -> Kernel:
-    """A band of rows of M targets for each source plane, `at_once` in vectors of `width`: group 0 is (image, plane),
-    group 1 the band. Launch with `plane_launch`."""
+    """A band of rows of M targets for each source plane, `at_once` in `across` vectors of `width`: group 0 is (image,
+    plane), group 1 the band, group 2 the tile if it is `tiled`. Launch with `plane_launch`."""
     math, count, (down, step) = _arithmetic(storage, width), prod(taps), strides
     first = math.splat(math.load("E", "channel") if bias else "0")
+    sums = [f"sum{r}_{a}" for r, a in product(range(at_once), range(across))]
+    add = (
+        _sums(math, at_once, taps, strides) if count <= _MOST_TAPS else _long_sums(math, at_once, across, taps, strides)
+    )
+
+    def store(r: int, a: int) -> str:
+        x, value = f"x + {a * width}", f"sum{r}_{a}"
+        lane = math.store("t", f"{x} + l", f"((const {math.scalar}*)&{value})[l]")
+        # A row narrower than a vector sticks out into the next ones, which are written after it; the last cannot, nor
+        # may those of tiles.
+        whole = f"{x} + {width} <= target_x" if tiled else f"(rows - r - {r}) * target_x >= {x} + {width}"
+        return f"""
+  if ({whole}) {{ {math.store_vector("t", x, value)}; }}
+  else for (int l = 0; {x} + l < target_x; ++l) {lane};"""
+
     stores = "\n".join(
         f"""if (r + {r} < rows) {{
-  {math.pointer} t = target + (long)(r + {r}) * target_x;
-  // A row narrower than a vector sticks out into the next ones, which are written after it; the last cannot.
-  if ((rows - r - {r}) * target_x >= x + {width}) {{ {math.store_vector("t", "x", f"sum{r}")}; }}
-  else for (int l = 0; x + l < target_x; ++l) {math.store("t", "x + l", f"((const {math.scalar}*)&sum{r})[l]")};
+  {math.pointer} t = target + (long)(r + {r}) * target_x;{"".join(store(r, a) for a in range(across))}
 }}"""
         for r in range(at_once)
     )
     body = f"""
 {_head(math, planes)}
 const int high = ((rows + {at_once - 1}) / {at_once} * {at_once} - 1) * {down} + {taps[0]};
+const int from = {"GROUP_ID(2) * columns" if tiled else "0"}, end = min(target_x, from + columns);
+const int before = left - from * {step};
+{{
+const int left = before;
 {_fill(math, "high", f"row * {down} - top", step, fill_width)}
 for (int m = 0; m < M; ++m) {{
   {_filter(math, count, f"(turned ? {count - 1} - k : k)")}
   for (int r = 0; r < rows; r += {at_once})
-    for (int start = 0; start < target_x; start += {width}) {{
+    for (int start = from; start < end; start += {across * width}) {{
       // The last vector moves back over the one before it rather than stick out.
-      const int x = max(0, min(start, target_x - {width}));
-      const {math.scalar}* p = band + r * {down} * pitch + x;
-      {math.vector} {", ".join(f"sum{r} = {first}" for r in range(at_once))};
-      {_sums(math, at_once, taps, strides)}
+      const int x = max(from, min(start, target_x - {across * width}));
+      const {math.scalar}* p = band + r * {down} * pitch + x - from;
+      {math.vector} {", ".join(f"{name} = {first}" for name in sums)};
+      {add}
       {stores}
     }}
+}}
 }}"""
     params = parameters(
-        f"{storage}* T; const {storage}* S, F{', E' if bias else ''}; {_PARAMETERS}, dilation_x, turned"
+        f"{storage}* T; const {storage}* S, F{', E' if bias else ''}; {_PARAMETERS}, dilation_x, turned, columns"
     )
-    return Kernel("convolution_planes", params, body, local=(1, 1))
+    return Kernel("convolution_planes", params, body, local=(1, 1, 1))
 
 
 _PARAMETERS = "i32 groups, M, source_y, source_x, target_y, target_x, top, left, pitch, band_rows"
@@ -329,71 +376,104 @@ def plane_weight_kernel(
     planes: Planes,
     fill_width: int,
 ) -> Kernel:
-    """The weight's gradient: group 0 is the channel, group 1 a part of the images. Launch with
-    `plane_weight_launch`."""
+    """The weight's gradient: group 0 is the channel, group 1 a part of the images. Of a long filter the sums of some
+    taps are in registers at a time. Launch with `plane_weight_launch`."""
     math, taps, (down, step) = _arithmetic(storage, width), taps_y * taps_x, strides
     mask = f"CONVERT_long{width}(inside)" if math.size == 8 else "inside"
 
-    def updates(masked: bool) -> str:
-        lines = []
-        for k in range(taps):
-            column = _column(f"{k % taps_x} * dilation_x", step)
-            read = f"*(const {math.vector}u*)(p + {k // taps_x} * dilation_y * pitch + {column})"
-            read = f"SELECT({mask}, {read}, none)" if masked else read
-            lines.append(f"sum{k} = {math.multiply_add('value', read, f'sum{k}')};")
-        return "\n".join(lines)
+    def rows_of_band(places: list[str]) -> str:
+        """Adds the band's rows to the sums of the taps whose pixels lie in these places."""
 
-    folded = "\n".join(
-        f"""{{
-  {math.scalar} sum = 0;
-  for (int l = 0; l < {width}; ++l) sum += ((const {math.scalar}*)&sum{k})[l];
-  store_{result}(T, place + {k}, sum);
-}}"""
-        for k in range(taps)
-    )
-    body = f"""
-const int channel = GROUP_ID(0), group = channel / M;
-const int from = GROUP_ID(1) * part_images, to = min(batch, from + part_images);
-{math.scalar} band[{planes.band}];
-{math.vector} {", ".join(f"sum{k} = {math.splat('0')}" for k in range(taps))};
-for (int image = from; image < to; ++image) {{
-  const long source_at = ((long)image * groups + group) * source_y * source_x;
-  for (int row = 0; row < target_y; row += band_rows) {{
-    const int rows = min(band_rows, target_y - row), high = (rows - 1) * {down} + {taps_y - 1} * dilation_y + 1;
-    {_fill(math, "high", f"row * {down} - top", step, fill_width)}
-    {math.const_pointer} grad = R + (((long)image * groups * M + channel) * target_y + row) * target_x;
+        def updates(masked: bool) -> str:
+            lines = []
+            for k, place in enumerate(places):
+                read = f"*(const {math.vector}u*)(p + {place})"
+                read = f"SELECT({mask}, {read}, none)" if masked else read
+                lines.append(f"sum{k} = {math.multiply_add('value', read, f'sum{k}')};")
+            return "\n".join(lines)
+
+        return f"""
+    {math.const_pointer} grad = first_grad;
     for (int r = 0; r < rows; ++r, grad += target_x) {{
-      int x = 0;
-      for (; x + {width} <= target_x; x += {width}) {{
-        const {math.scalar}* p = band + r * {down} * pitch + x;
+      int x = first;
+      for (; x + {width} <= end; x += {width}) {{
+        const {math.scalar}* p = band + r * {down} * pitch + x - first;
         const {math.vector} value = {math.load_vector("grad", "x")};
         {updates(masked=False)}
       }}
-      if (x < target_x) {{  // what other lanes would read may be infinite, which zero times makes no zero
-        const int from = max(0, min(x, target_x - {width}));
-        const {math.scalar}* p = band + r * {down} * pitch + from;
+      if (x < end) {{  // what other lanes would read may be infinite, which zero times makes no zero
+        const int from = max(first, min(x, target_x - {width}));
+        const {math.scalar}* p = band + r * {down} * pitch + from - first;
         const int{width} column = from + MAKE_int{width}({", ".join(map(str, range(width)))});
         const int{width} inside = (column >= x) & (column < target_x);
         const {math.vector} none = {math.splat("0")};
         {math.vector} value;
-        if (target_x >= {width}) value = {math.load_vector("grad", "from")};
+        if (from + {width} <= target_x) value = {math.load_vector("grad", "from")};
         else {{
           {math.scalar} own[{width}];
-          for (int l = 0; l < {width}; ++l) own[l] = l < target_x ? {math.load("grad", "l")} : 0;
+          for (int l = 0; l < {width}; ++l) own[l] = from + l < target_x ? {math.load("grad", "from + l")} : 0;
           value = *(const {math.vector}u*)own;
         }}
         value = SELECT({mask}, value, none);
         {updates(masked=True)}
       }}
+    }}"""
+
+    def tap(k: str) -> str:
+        return f"{k} / {taps_x} * dilation_y * pitch + {_column(f'{k} % {taps_x} * dilation_x', step)}"
+
+    def some_sums(count: int) -> str:
+        """Adds to as many taps from `k` on."""
+        return f"""
+      const int {", ".join(f"at{j} = {tap(f'(k + {j})')}" for j in range(count))};
+      {math.vector} {", ".join(f"sum{j} = sums[k + {j}]" for j in range(count))};
+      {rows_of_band([f"at{j}" for j in range(count)])}
+      {" ".join(f"sums[k + {j}] = sum{j};" for j in range(count))}"""
+
+    def folded(sum_: str, k: str) -> str:
+        return f"""{{
+  {math.scalar} sum = 0;
+  for (int l = 0; l < {width}; ++l) sum += ((const {math.scalar}*)&{sum_})[l];
+  store_{result}(T, place + {k}, sum);
+}}"""
+
+    zero = math.splat("0")
+    if taps <= _MOST_TAPS:
+        declared = f"{math.vector} {', '.join(f'sum{k} = {zero}' for k in range(taps))};"
+        added = rows_of_band([tap(str(k)) for k in range(taps)])
+        stored = "\n".join(folded(f"sum{k}", str(k)) for k in range(taps))
+    else:
+        whole = taps - taps % _PART
+        declared = f"""{math.vector} sums[{taps}];
+for (int k = 0; k < {taps}; ++k) sums[k] = {zero};"""
+        added = f"for (int k = 0; k < {whole}; k += {_PART}) {{ {some_sums(_PART)} }}"
+        added += f"{{ const int k = {whole}; {some_sums(taps % _PART)} }}" if taps % _PART else ""
+        stored = f"for (int k = 0; k < {taps}; ++k) {folded('sums[k]', 'k')}"
+    body = f"""
+const int channel = GROUP_ID(0), group = channel / M;
+const int from = GROUP_ID(1) * part_images, to = min(batch, from + part_images);
+{math.scalar} band[{planes.band}];
+{declared}
+for (int image = from; image < to; ++image) {{
+  const long source_at = ((long)image * groups + group) * source_y * source_x;
+  for (int row = 0; row < target_y; row += band_rows)
+  for (int first = 0; first < target_x; first += columns) {{
+    const int end = min(target_x, first + columns), before = left - first * {step};
+    const int rows = min(band_rows, target_y - row), high = (rows - 1) * {down} + {taps_y - 1} * dilation_y + 1;
+    {math.const_pointer} const first_grad = R + (((long)image * groups * M + channel) * target_y + row) * target_x;
+    {{
+    const int left = before;
+    {_fill(math, "high", f"row * {down} - top", step, fill_width)}
+    {added}
     }}
   }}
 }}
 const long place = ((long)GROUP_ID(1) * NUM_GROUPS(0) + GROUP_ID(0)) * {taps};
-{folded}"""
+{stored}"""
     params = parameters(
         f"{result}* T; const {storage}* S, R; "
         "i32 batch, groups, M, source_y, source_x, target_y, target_x, top, left, pitch, dilation_y, dilation_x, "
-        "band_rows, part_images"
+        "band_rows, part_images, columns"
     )
     return Kernel("convolution_planes_weight", params, body, local=(1, 1))
 
@@ -420,10 +500,10 @@ class _Planes:
         return ((band - WIDTHS[-1]) // pitch - self.reach[0] - 1) // self.strides[0] + 1
 
 
-def _planes(g: Geometry) -> _Planes | None:
+def _planes(g: Geometry, most_taps: int = _MOST_TAPS) -> _Planes | None:
     """Nothing if it is no such convolution."""
     flat = g.image[0] == g.taps[0] == g.result[0] == 1 and g.padding[0] == 0
-    if not flat or g.stride[0] != 1 or max(g.stride) > _MOST_STRIDE or g.taps[1] * g.taps[2] > _MOST_TAPS:
+    if not flat or g.stride[0] != 1 or max(g.stride) > _MOST_STRIDE or g.taps[1] * g.taps[2] > most_taps:
         return None
     return _Planes(g.taps[1:], g.dilation[1:], g.padding[1:], g.stride[1:])
 
@@ -439,14 +519,14 @@ def plane_launch(
     on: Target,
 ) -> Launch | None:
     """As `convolution.convolution_launches`; nothing if it is no such convolution."""
-    planes, forward = _planes(g), direction == "forward"
+    planes, forward = _planes(g, _MOST_LONG_TAPS), direction == "forward"
     channels = g.image_channels if forward else g.result_channels
     if planes is None or channels != g.groups or (planes.dilation[0] != 1 and planes.taps[0] != 1):
         return None
     arguments = {"T": target, "S": source, "F": weight, **({"E": bias} if bias is not None else {})}
     if forward or planes.strides == (1, 1):
         return _direct_launch(storage, g, planes, forward, arguments, on)
-    return _phases_launch(storage, g, planes, arguments, on)
+    return _phases_launch(storage, g, planes, arguments, on) if prod(planes.taps) <= _MOST_TAPS else None
 
 
 def _bands(g: Geometry, rows: int, most_rows: int, at_once: int, on: Target) -> int:
@@ -470,27 +550,53 @@ def _direct_launch(
     source, target = (g.image, g.result) if forward else (g.result, g.image)
     _, target_y, target_x = target
     at_once, width = _rows(on.tuning.planes.rows, target_y), _width(storage, on.simd_width, target_x)
-    pitch = planes.pitch(max(target_x, width))
+    long = prod(planes.taps) > _MOST_TAPS
+    across = max(1, min(on.tuning.planes.rows // at_once, target_x // width)) if long else 1
+    columns, pitch = _tile(planes, on.tuning.planes.band, at_once, across * width, g.result if forward else g.image)
     band_rows = _bands(g, target_y, planes.most_rows(on.tuning.planes.band, pitch), at_once, on)
     if band_rows < at_once:
         return None
+    tiled = columns < target_x
     m = g.result_channels if forward else g.image_channels
     (top, left), (reach_y, reach_x) = planes.padding, planes.reach
     if not forward:
         top, left = reach_y - top, reach_x - left
     fill_width = _fill_width(_arithmetic(storage, width), source[2], left, pitch, planes.strides[1])
+    kernel = plane_kernel(
+        storage,
+        "E" in arguments,
+        at_once,
+        width,
+        planes.taps,
+        planes.strides,
+        on.tuning.planes,
+        0 if tiled else fill_width,
+        across,
+        tiled,
+    )
     return Launch(
-        plane_kernel(
-            storage, "E" in arguments, at_once, width, planes.taps, planes.strides, on.tuning.planes, fill_width
-        ),
-        (g.batch * g.groups, ceil_div(target_y, band_rows)),
+        kernel,
+        (g.batch * g.groups, ceil_div(target_y, band_rows), ceil_div(target_x, columns)),
         {
             **arguments,
             **_sizes(g, m, source, target, (top, left), pitch, band_rows),
             "dilation_x": planes.dilation[1],
             "turned": int(not forward),
+            "columns": columns,
         },
     )
+
+
+def _tile(planes: _Planes, band: int, at_once: int, width: int, target: Triple) -> tuple[int, int]:
+    """Columns of a tile, and the elements of a row of its copy: all columns, or as many times the width as leave room
+    for as many rows as the filter reaches beyond, so that no more than half of what is copied is copied again."""
+    _, rows, columns = target
+    least = max(at_once, min(rows, planes.reach[0] // planes.strides[0]))
+    tile, pitch = columns, planes.pitch(ceil_div(columns, width) * width)
+    while planes.most_rows(band, pitch) < least and tile > width:
+        tile = ceil_div(ceil_div(tile, 2), width) * width
+        pitch = planes.pitch(tile)
+    return tile, pitch
 
 
 def _phases_launch(
@@ -533,7 +639,7 @@ def plane_weight_launch(
 ) -> Launch | None:
     """The weight's gradient of each part of the images, one after the other, as `result`; nothing if it is no such
     convolution."""
-    planes = _planes(g)
+    planes = _planes(g, MOST_WEIGHT_TAPS)
     if planes is None or g.image_channels != g.groups:
         return None
     taps_y, taps_x = planes.taps
@@ -541,11 +647,12 @@ def plane_weight_launch(
     # The sums of more wide vectors would not fit into the registers.
     widest = arithmetic(storage, min(on.simd_width, 8) if taps_y * taps_x > 9 else on.simd_width).width
     width = next((w for w in reversed(WIDTHS) if w <= min(widest, target_x)), WIDTHS[0])
-    pitch = planes.pitch(ceil_div(target_x, width) * width)
+    columns, pitch = _tile(planes, on.tuning.planes.band, 1, width, g.result)
     band_rows = min(target_y, planes.most_rows(on.tuning.planes.band, pitch))
     if band_rows < 1:
         return None
     fill_width = _fill_width(_arithmetic(storage, width), g.image[2], planes.padding[1], pitch, planes.strides[1])
+    fill_width = fill_width if columns >= target_x else 0
     return Launch(
         plane_weight_kernel(storage, result, width, *planes.taps, planes.strides, on.tuning.planes, fill_width),
         (g.result_channels, ceil_div(g.batch, part_images)),
@@ -558,5 +665,6 @@ def plane_weight_launch(
             "dilation_y": planes.dilation[0],
             "dilation_x": planes.dilation[1],
             "part_images": part_images,
+            "columns": columns,
         },
     )

@@ -66,6 +66,11 @@ class Sampling:
     def taps(self) -> int:
         return int(self.span**self.dims)
 
+    def outside(self, weight: str) -> str:
+        """A tap's weight outside the image, of what it would be inside: 0. Of places that are no numbers, or infinite,
+        it is NaN in planes, where torch's CPU multiplies weights by zeros; in volumes it leaves such taps out."""
+        return f"0 * ({weight})" if self.dims == 2 else "0"
+
     @property
     def compute(self) -> str:
         """The element type that is computed in."""
@@ -163,10 +168,10 @@ def _found(s: Sampling, slopes: bool, index: str = "i32") -> dict[str, str]:
     return found
 
 
-def _find_taps(s: Sampling, place: str, slopes: bool, step: str = "", at: str = "") -> str:
+def _find_taps(s: Sampling, place: str, slopes: bool, step: str = "", at: str = "", masked: bool = False) -> str:
     """Finds the taps of the place with that number: pixel<k>, times `step` if there is one, and weight<k>; outside the
-    image a weight is 0. With `slopes` also by what each tap's weight grows along each axis, slope<k>_<axis>. `at` is
-    put behind the names."""
+    image a weight is as `outside` says, or 0 where taps are `masked`. With `slopes` also by what each tap's weight
+    grows along each axis, slope<k>_<axis>. `at` is put behind the names."""
     span, lines = s.span, []
     times = f" * {step}" if step else ""
     for i, a in enumerate(s.axes):
@@ -182,12 +187,12 @@ def _find_taps(s: Sampling, place: str, slopes: bool, step: str = "", at: str = 
         lines.append(f"const bool inside{number} = {inside};")
         lines.append(f"pixel{number}{at} = inside{number} ? {pixel}{times} : 0;")
         weight = " * ".join(f"w_{a}[{index[a]}]" for a in s.axes)
-        lines.append(f"weight{number}{at} = inside{number} ? {weight} : 0;")
+        lines.append(f"weight{number}{at} = inside{number} ? {weight} : {'0' if masked else s.outside(weight)};")
         if slopes:
             for along in s.axes:
                 factors = [f"{'d' if a == along else 'w'}_{a}[{index[a]}]" for a in s.axes]
                 growth = " * ".join([f"slope_{along}", *factors])
-                lines.append(f"slope{number}_{along}{at} = inside{number} ? {growth} : 0;")
+                lines.append(f"slope{number}_{along}{at} = inside{number} ? {growth} : {s.outside(growth)};")
     return "\n    ".join(lines)
 
 
@@ -220,7 +225,7 @@ def _sum_of_taps(s: Sampling, team: Team, index: str) -> tuple[list[str], str]:
 
 def _sum_of_rows(s: Sampling, team: Team, index: str) -> tuple[list[str], str]:
     """The same by sums along x and then y, for images: fewer numbers are found and kept than there are taps."""
-    parts, ks = [], range(s.span)
+    parts, ks, seen = [], range(s.span), ""
     for i, a in enumerate(s.axes):
         parts += [team.var(f"at_{a}{k}", index) for k in ks] + [team.var(f"weight_{a}{k}", s.compute) for k in ks]
         step = _step(index) if a == "x" else f"size_x * {_step(index)}"
@@ -229,8 +234,10 @@ def _sum_of_rows(s: Sampling, team: Team, index: str) -> tuple[list[str], str]:
             f"int at[{s.span}]; real w[{s.span}], d[{s.span}], slope;",
             f"tg_axis({coordinate}, size_{a}, padding, aligned, at, w, d, &slope);",
             *(f"at_{a}{k} = at[{k}] >= 0 ? at[{k}] * {step} : 0;" for k in ks),
-            *(f"weight_{a}{k} = at[{k}] >= 0 ? w[{k}] : 0;" for k in ks),
+            # A row that is no number has a weight, or it would not be seen.
+            *(f"weight_{a}{k} = at[{k}] >= 0 ? w[{k}] : {s.outside(f'w[{k}]{seen}')};" for k in ks),
         ]
+        seen = f" * weight_{a}0"
         parts.append(team.leader(" ".join(lines)))
     add = ["real sum = 0;"]
     for y in ks:
@@ -301,7 +308,7 @@ for (int channel = first; channel < last; ++channel)
 {found}
 for (long start = 0; start < places; start += {block}) {{
   const int here = (int)min(places - start, (long){block});
-  for (int b = 0; b < here; ++b) {{ {_find_taps(s, "image * places + start + b", False, at="[b]")} }}
+  for (int b = 0; b < here; ++b) {{ {_find_taps(s, "image * places + start + b", False, at="[b]", masked=True)} }}
   for (int channel = first; channel < last; ++channel) {{
     GLOBAL real* t = out + (image * channels + channel) * plane;
     for (int b = 0; b < here; ++b) {{
@@ -328,7 +335,7 @@ def image_gradient_at_once_kernel(s: Sampling) -> Kernel:
     body = f"""
 const long image = i0, place = i1 + j, plane = {pixels};
 {found}
-{{ {_find_taps(s, "image * places + place", False)} }}
+{{ {_find_taps(s, "image * places + place", False, masked=True)} }}
 for (int channel = 0; channel < channels; ++channel) {{
   GLOBAL real* t = out + (image * channels + channel) * plane;
   const real g = load_{s.storage}(grad, (image * channels + channel) * places + place);

@@ -14,6 +14,7 @@ from torchgraft.ops.moves import (
     SUM,
     Index,
     bounds_of,
+    collecting,
     flat_index,
     in_order,
     plan_collect,
@@ -178,23 +179,30 @@ def _put(
 ) -> None:
     message = "Index put requires the source and destination dtypes match"
     _check_indices(self, indices)
-    start_from(p, out, self)
     if all(i is None for i in indices):
         _check_put(message, self, values)
+        start_from(p, out, self)
         if accumulate:
             p.call_out(aten.add.Tensor, out, out, values)
         else:
             p.copy(out, values)
         return
-    places = _places(out, indices)
-    values = resolved(p, values)
-    if _cannot_expand(values.shape, places.sizes):
+    sizes = _places(self, indices).sizes
+    if _cannot_expand(values.shape, sizes):
         raise RuntimeError(
             f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of "
-            f"shape {list(places.sizes)}"
+            f"shape {sizes}"
         )
     _check_put(message, self, values)
-    values = values.expand(places.sizes)
+    with collecting(p, out, self, rounds=accumulate) as total:
+        _put_into(p, total, indices, resolved(p, values).expand(sizes), accumulate)
+
+
+def _put_into(
+    p: PlanBuilder, out: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool
+) -> None:
+    """Puts values, which have a place each, or adds them to what is there."""
+    places = _places(out, indices)
     if not accumulate and not in_order():
         plan_move(p, out, values, places.sizes, places.strides, values.stride(), places.indices, False, wraps=True)
         return
@@ -270,9 +278,10 @@ def _put_linear(
             f"{index.numel()}"
         )
     _check_put("put_(): self and source expected to have the same dtype", self, source)
-    target = out if out.is_contiguous() else p.contiguous(out)
-    flat, source = target.view(-1), p.contiguous(source).view(-1)
-    message = f"out of range: tried to access index {{}} on a tensor of {target.numel()} elements."
-    rows_into(p, flat, 0, p.contiguous(index).view(-1), source, message, SUM if accumulate else None, wraps=True)
-    if target is not out:
-        p.copy(out, target)
+    message = f"out of range: tried to access index {{}} on a tensor of {self.numel()} elements."
+    with collecting(p, out, self, rounds=accumulate) as total:
+        target = p.contiguous(total)
+        flat, source = target.view(-1), p.contiguous(source).view(-1)
+        rows_into(p, flat, 0, p.contiguous(index).view(-1), source, message, SUM if accumulate else None, wraps=True)
+        if target is not total:
+            p.copy(total, target)

@@ -23,6 +23,7 @@ from torchgraft.ops.moves import (
     Index,
     bounds_of,
     check_places,
+    collecting,
     combine_text,
     drop,
     flat_index,
@@ -261,6 +262,7 @@ def _scatter_value(
     _scatter(p, out, dim, index, value)
 
 
+_ROUNDED = ("sum", "prod", "mean")
 _OLD_NAMES = {"add": "sum", "multiply": "prod"}
 
 
@@ -275,24 +277,24 @@ def _scatter_old_reduce(
     *,
     reduce: str,
 ) -> None:
-    start_from(p, out, self)
-    _scatter(p, out, dim, index, src, combine_text(_OLD_NAMES[reduce], out.dtype))
+    with collecting(p, out, self) as total:
+        _scatter(p, total, dim, index, src, combine_text(_OLD_NAMES[reduce], out.dtype))
 
 
 @planner("scatter.value_reduce", inplace_safe=True, apart=("index",))
 def _scatter_value_reduce(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, value: Scalar, *, reduce: str
 ) -> None:
-    start_from(p, out, self)
-    _scatter(p, out, dim, index, value, combine_text(_OLD_NAMES[reduce], out.dtype))
+    with collecting(p, out, self) as total:
+        _scatter(p, total, dim, index, value, combine_text(_OLD_NAMES[reduce], out.dtype))
 
 
 @planner("scatter_add", inplace_safe=True, apart=("index", "src"))
 def _scatter_add(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, index: torch.Tensor, src: torch.Tensor
 ) -> None:
-    start_from(p, out, self)
-    _scatter(p, out, dim, index, src, SUM)
+    with collecting(p, out, self) as total:
+        _scatter(p, total, dim, index, src, SUM)
 
 
 def _identity(reduce: str, dtype: torch.dtype) -> float:
@@ -323,15 +325,12 @@ def _scatter_reduce(
     *,
     include_self: bool = True,
 ) -> None:
-    start_from(p, out, self)
-    _reduce_into(
-        p,
-        out,
-        reduce,
-        include_self,
-        lambda target, source, combine: _scatter(p, target, dim, index, source, combine),
-        src,
-    )
+
+    def collect(target: torch.Tensor, values: Any, combine: str | None) -> None:
+        _scatter(p, target, dim, index, values, combine)
+
+    with collecting(p, out, self, rounds=reduce in _ROUNDED) as total:
+        _reduce_into(p, total, reduce, include_self, collect, src)
 
 
 def _reduce_into(
@@ -436,15 +435,16 @@ def _index_add(
     alpha: Scalar | float = 1,
 ) -> None:
     _check_added(self, dim % max(self.dim(), 1), index, source)
-    start_from(p, out, self)
     # Which error torch's CPU raises depends on the dimensions.
     message, raises = (RANGE_OF_SELF, IndexError) if self.dim() < 2 else (BOUNDS, RuntimeError)
     if element_type(out.dtype).is_complex:
+        start_from(p, out, self)
         if alpha != 1:
             source = p.call(aten.mul.Tensor, source, complex(alpha))
         rows_into(p, out, dim, index, source, message, SUM, raises=raises)
         return
-    rows_into(p, out, dim, index, source, message, SCALED_SUM, alpha=alpha, raises=raises)
+    with collecting(p, out, self) as total:
+        rows_into(p, total, dim, index, source, message, SCALED_SUM, alpha=alpha, raises=raises)
 
 
 @planner("index_copy", inplace_safe=True, apart=("index", "source"), refuses=(_check_copied, other_out))
@@ -468,7 +468,6 @@ def _index_reduce(
     *,
     include_self: bool = True,
 ) -> None:
-    start_from(p, out, self)
     if out.numel() == 0:
         limit = out.size(dim) if out.dim() else 1
         check_places(p, Index(flat_index(index), (), limit, 0, RANGE_OF_SELF))
@@ -477,7 +476,8 @@ def _index_reduce(
     def collect(target: torch.Tensor, values: Any, combine: str | None) -> None:
         rows_into(p, target, dim, index, values, RANGE_OF_SELF, combine)
 
-    _reduce_into(p, out, reduce, include_self, collect, source)
+    with collecting(p, out, self, rounds=reduce in _ROUNDED) as total:
+        _reduce_into(p, total, reduce, include_self, collect, source)
 
 
 def _check_places(index: torch.Tensor, **_: Any) -> None:

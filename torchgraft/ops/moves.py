@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,9 +93,8 @@ def _arguments(
     indices: Sequence[Index],
 ) -> dict[str, Any]:
     """Those of `Indexing.parameters`."""
-    moved = BY_NAME[x.target].dtype
-    given: dict[str, Any] = {"target": target.view(moved)}
-    given["source"] = source.view(moved) if isinstance(source, torch.Tensor) else source
+    given: dict[str, Any] = {"target": target.view(BY_NAME[x.target].dtype)}
+    given["source"] = source.view(BY_NAME[x.source].dtype) if isinstance(source, torch.Tensor) else source
     for k, index in enumerate(indices):
         report = p.error(index.message, index.raises)
         given |= {"errors": report.words, f"code{k}": report.code}
@@ -227,6 +227,11 @@ class _Collecting:
     alpha: Scalar | float | None
 
 
+def _source_type(target: torch.Tensor, source: torch.Tensor | Scalar | float) -> str:
+    """The element type of what is combined with a target's elements."""
+    return element_type(source.dtype if isinstance(source, torch.Tensor) else target.dtype).name
+
+
 # On a GPU so many rows are added one after the other by each work-item.
 _FEW_ROWS = 64
 
@@ -249,11 +254,10 @@ def _add_at_once(
     inner = [target_strides, *([] if number else [given.source_strides]), *(index.strides for index in indices)]
     operands: list[Sequence[int]] = [[row, *of] for row, of in zip(rows, inner, strict=True)]
     merged, strides = _spaces([given.rows, *given.sizes], lead, operands)
-    type_ = element_type(target.dtype).name
     x = Indexing(
         name="add_at_once",
-        target=type_,
-        source=type_,
+        target=element_type(target.dtype).name,
+        source=_source_type(target, given.source),
         indices=tuple(element_type(index.spec.dtype).name for index in indices),
         reads=False,
         wraps=given.wraps,
@@ -296,14 +300,14 @@ def _collect(
     number = not isinstance(source, torch.Tensor)
     operands = [target_strides, *([] if number else [given.source_strides]), *(index.strides for index in indices)]
     merged, strides = _spaces(given.sizes, None if number else given.source_strides, operands)
-    type_ = element_type(target.dtype).name
-    moved = type_ if given.combine or number else MOVES[target.element_size()]
+    combined = bool(given.combine) or number
+    moved = MOVES[target.element_size()]
     # A row of few elements is not worth a loop of its own: then one walks along the rows.
     along = any(s[-1] != 0 for s in strides[-len(indices) :]) or merged[-1] < 4
     x = Indexing(
         name="collect",
-        target=moved,
-        source=moved,
+        target=element_type(target.dtype).name if combined else moved,
+        source=_source_type(target, source) if combined else moved,
         indices=tuple(element_type(index.spec.dtype).name for index in indices),
         reads=False,
         wraps=given.wraps,
@@ -407,6 +411,20 @@ def start_from(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
     """The result of an op that changes some elements begins as a copy, unless it is the tensor itself."""
     if out is not self:
         p.copy(out, self)
+
+
+@contextmanager
+def collecting(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, rounds: bool = True) -> Iterator[torch.Tensor]:
+    """What elements are collected in: the result, begun as a copy of `self`; of 16-bit floating-point types float32,
+    where what is collected `rounds`, as sums and products do, which becomes the result when all are there."""
+    wide = BY_NAME[element_type(out.dtype).accumulate].dtype
+    if not rounds or not out.is_floating_point() or wide == out.dtype:
+        start_from(p, out, self)
+        yield out
+        return
+    total = p.cast(self, wide)
+    yield total
+    p.copy(out, total)
 
 
 def rows_into(

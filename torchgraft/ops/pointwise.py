@@ -257,6 +257,7 @@ row(
     kind=INT_TO_FLOAT,
     complex="@mul(self, @pow(MAKE_T(2, 0), other))",
     cost=16,
+    meta=by_kind,
 )
 
 # ---- the larger and the smaller; NaN wins, but in fmax and fmin ----
