@@ -17,7 +17,19 @@ decompose(
     "channel_shuffle",
 )
 decompose("addr", "soft_margin_loss_backward", refuses=())
-decompose("soft_margin_loss", refuses=(check_floating, other_out))
+
+
+def _check_soft_margin(self: torch.Tensor, target: torch.Tensor, **_: object) -> None:
+    """The loss is of the input's elements."""
+    check_floating(self)
+    if torch.broadcast_shapes(self.shape, target.shape) != self.shape:
+        raise RuntimeError(
+            f"output with shape {list(self.shape)} doesn't match the broadcast shape "
+            f"{list(torch.broadcast_shapes(self.shape, target.shape))}"
+        )
+
+
+decompose("soft_margin_loss", refuses=(_check_soft_margin, other_out))
 decompose("glu", refuses=check_floating)
 
 

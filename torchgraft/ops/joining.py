@@ -12,7 +12,7 @@ import torch
 from torchgraft.codegen.pointwise import Input, Loop, Result
 from torchgraft.codegen.types import MOVES
 from torchgraft.kernels import joining as kernels
-from torchgraft.plans import PlanBuilder, planner, pointwise, recomposed
+from torchgraft.plans import PlanBuilder, other_out, planner, pointwise, recomposed
 from torchgraft.plans.grid import numbered
 from torchgraft.plans.refusals import dtype_name
 
@@ -127,7 +127,15 @@ def _move(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, offset: int, strid
     pointwise.plan_strided_loop(p, _move_loop(x), [p.bits(out), p.bits(start)], [], sizes, merged)
 
 
-@planner("roll")
+def _check_roll(self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = (), **_: Any) -> None:
+    """torch's meta function looks only where there are elements."""
+    if len(shifts) == 0:
+        raise RuntimeError("`shifts` required")
+    if len(shifts) != max(1, len(dims)):
+        raise RuntimeError(f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
+
+
+@planner("roll", refuses=(_check_roll, other_out))
 def _roll(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
 ) -> None:

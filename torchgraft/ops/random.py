@@ -110,9 +110,10 @@ def _normal_meta(mean: Any, std: Any, generator: None) -> torch.Tensor:
     return torch.normal(mean, std)
 
 
-def _check_normal_out(out: torch.Tensor | None = None, **_: Any) -> None:
-    if out is not None and not (out.is_floating_point() or out.is_complex()):
-        refuse_dtype("normal_kernel_cpu", out.dtype)
+def _check_normal(mean: Any, std: Any, out: torch.Tensor | None = None, **_: Any) -> None:
+    filled = next(x for x in (out, mean, std) if isinstance(x, torch.Tensor))
+    if not (filled.is_floating_point() or filled.is_complex()):
+        refuse_dtype("normal_kernel_cpu", filled.dtype)
 
 
 @composite(
@@ -133,7 +134,7 @@ def _normal_complex(mean: Any, std: Any, *, generator: torch.Generator | None, o
     "normal.Tensor_Tensor",
     inplace_safe=True,
     meta=_normal_meta,
-    refuses=_check_normal_out,
+    refuses=_check_normal,
 )
 def _normal_of(p: PlanBuilder, out: torch.Tensor, mean: Any, std: Any, *, generator: None) -> None:
     if out.is_complex():
