@@ -88,6 +88,9 @@ def modules(device: str) -> None:
     check("embedding bag", nn.EmbeddingBag(5, 4), long.view(2, 2))
     losses(check, x, long)
     algebra(check, x, long)
+    for shape in ((2, 2), (3, 4), (1, 4, 2), (1, 1, 4, 4)):  # which one plan serves
+        y = torch.randn(shape)
+        close("square", y.to(device).pow(2), y.pow(2))
     there = x.to(device)
     for name, actual, expected in (
         ("strided copy", there.t().contiguous(), x.t().contiguous()),
@@ -177,10 +180,32 @@ def compiled(device: str) -> None:
     """Programs of torch.compile: training, sizes that change, random numbers, control flow, what is written."""
     compare(device, "transformer", encoder(), torch.randn(2, 5, 16), compiled=True, steps=3)
     compare(device, "network", Network(), torch.randn(2, 3, 10, 10), compiled=True, steps=3)
+    compiled_layouts(device)
     compiled_sizes(device)
     compiled_random_numbers(device)
     compiled_functions(device)
     compiled_writes(device)
+
+
+def compiled_layouts(device: str) -> None:
+    """Arguments and results that are not contiguous, views of either, constants."""
+    steps = torch.tensor([1.0, -2.0, 0.5])
+    check = partial(compare, device, compiled=True)
+    check("columns", Function(lambda x, w: (x[:, ::2] * w).sin()), torch.randn(6, 6), torch.randn(3))
+    check("first rows", Function(lambda x, w: F.linear(x[:, 0], w).tanh()), torch.randn(3, 4, 6), torch.randn(5, 6))
+    check("a view of a result", Function(lambda x: x.sin()[:, 1:]), torch.randn(5, 6))
+    check("transposed", Function(lambda x, w: (x.t() @ w).cos().t()), torch.randn(5, 6), torch.randn(5, 4))
+    check("constant", Function(lambda x: x.sin() + steps.to(x.device)), torch.randn(4, 3))
+    own = Function(lambda x: x.sin() + torch.tensor([1.0, 2.0, 3.0], device=x.device))
+    check("constant of the device", own, torch.randn(4, 3))
+    x, w = torch.randn(8, 8), torch.randn(4)
+    for name, view in (("strided", lambda t: t[:, ::2]), ("transposed", lambda t: t[:4].t())):
+        here, there = (view(t).detach().requires_grad_() for t in (x, x.to(device)))
+        (here * w).sin().sum().backward()
+        torch.compile(lambda a, b: (a * b).sin())(there, w.to(device).requires_grad_()).sum().backward()
+        assert here.grad is not None
+        assert there.grad is not None
+        close(f"{name} argument", there.grad, here.grad)
 
 
 def compiled_sizes(device: str) -> None:

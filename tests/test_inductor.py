@@ -819,12 +819,16 @@ def test_a_kernel_that_does_not_compile_names_the_users_line(device: str, monkey
         return doubled.tanh().sum(1)
 
     x = torch.ones(6, 5, device=device)
-    with torch._inductor.utils.fresh_cache(), pytest.raises(KernelCompileError) as raised:
+    with torchgraft.fallback("error"), torch._inductor.utils.fresh_cache(), pytest.raises(KernelCompileError) as raised:
         torch.compile(of_the_user)(x)
     assert raised.value.kernel == "tg_fused_mul_sum_tanh"
     text = str(raised.value)
     assert "nodes mul, tanh, sum_1" in text
-    assert re.search(r"test_inductor.py:\d+ in of_the_user: doubled = x \* 2\n", text)
+    line = r"test_inductor.py:\d+ in of_the_user: doubled = x \* 2\n"
+    assert re.search(line, text)
+    torch._dynamo.reset()
+    with torchgraft.fallback("warn"), torch._inductor.utils.fresh_cache(), pytest.warns(UserWarning, match=line):
+        assert_close(torch.compile(of_the_user)(x).cpu(), of_the_user(x.cpu()))
     monkeypatch.undo()
     torch._dynamo.reset()
     assert_close(torch.compile(of_the_user)(x).cpu(), of_the_user(x.cpu()))

@@ -306,8 +306,8 @@ class Plan:
     def eager(op: str, function: Callable[..., Any]) -> Plan:
         """A function of the op's arguments in place of steps."""
     @staticmethod
-    def fallback(op: str, reason: str) -> Plan:
-        """Such calls go to the CPU."""
+    def fallback(op: str, reason: str, result_strides: Sequence[Sequence[int]] = ()) -> Plan:
+        """Such calls go to the CPU; new results then lie in memory as said, where it is."""
     @property
     def op(self) -> str: ...
     def describe(self, source: bool = False) -> str: ...

@@ -397,11 +397,25 @@ std::shared_ptr<Plan> PlannedOp::plan_of(const Call& call) {
   return plan;
 }
 
+void PlannedOp::run_on_cpu(const Plan& plan, torch::jit::Stack* stack) const {
+  cpu_fallback(op_, stack, plan.reason);
+  const size_t count = plan.result_strides.size();
+  for (size_t i = 0; i < count; ++i) {
+    c10::IValue& result = (*stack)[stack->size() - count + i];
+    const c10::IntArrayRef strides = plan.result_strides[i];
+    if (!result.isTensor() || !result.toTensor().defined()) continue;
+    const at::Tensor made = result.toTensor();
+    if (made.numel() == 0 || size_t(made.dim()) != strides.size() || made.strides() == strides) continue;
+    const at::Tensor laid_out = empty_on_device(made.device().index(), made.sizes(), strides, made.scalar_type());
+    result = copy_from(made, laid_out, /*non_blocking=*/false);
+  }
+}
+
 void PlannedOp::run(torch::jit::Stack* stack) {
   raise_if_forked();
   const Call call(signature_, stack);
   const std::shared_ptr<Plan> plan = plan_of(call);
-  if (plan->fallback) return cpu_fallback(op_, stack, plan->reason);
+  if (plan->fallback) return run_on_cpu(*plan, stack);
   if (plan->eager) return plan->eager(op_, stack);
   Replay(*plan, call).run(stack);
 }
@@ -419,7 +433,7 @@ c10::IValue PlannedOp::run_borrowed(c10::ArrayRef<c10::IValue> arguments, bool w
   const std::shared_ptr<Plan> plan = plan_of(call);
   if (!plan->fallback && !plan->eager) return std::move(Replay(*plan, call).run(wants_arguments).front());
   stack.assign(arguments.begin(), arguments.end());  // with tensors of its own
-  plan->fallback ? cpu_fallback(op_, &stack, plan->reason) : plan->eager(op_, &stack);
+  plan->fallback ? run_on_cpu(*plan, &stack) : plan->eager(op_, &stack);
   return std::move(stack.back());
 }
 

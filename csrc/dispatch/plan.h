@@ -151,6 +151,8 @@ struct Plan {
   size_t table_bytes = 0;
   bool fallback = false;  // this key goes to the CPU
   std::string reason;     // why
+  // How results lie in memory that the CPU may lay out otherwise, where the op's meta function has been asked.
+  std::vector<std::vector<int64_t>> result_strides;
   // Instead of steps: a function that runs other ops, for results whose shape depends on data. Replaces the arguments
   // by the results.
   std::function<void(const c10::OperatorHandle&, torch::jit::Stack*)> eager;
@@ -182,6 +184,7 @@ class PlannedOp {
   void clear();
 
  private:
+  void run_on_cpu(const Plan& plan, torch::jit::Stack* stack) const;
   std::shared_ptr<Plan> plan_of(const Call& call);
   std::shared_ptr<Plan> find(const Key& key) const;
   std::shared_ptr<Plan> make(const Call& call);

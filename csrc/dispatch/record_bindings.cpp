@@ -220,11 +220,13 @@ std::shared_ptr<Plan> make_eager_plan(std::string op, py::function function) {
   return plan;
 }
 
-std::shared_ptr<Plan> make_fallback_plan(std::string op, std::string reason) {
+std::shared_ptr<Plan> make_fallback_plan(std::string op, std::string reason,
+                                         std::vector<std::vector<int64_t>> result_strides) {
   auto plan = std::make_shared<Plan>();
   plan->op = std::move(op);
   plan->fallback = true;
   plan->reason = std::move(reason);
+  plan->result_strides = std::move(result_strides);
   return plan;
 }
 
@@ -234,7 +236,8 @@ void bind_plan(py::module_& m) {
            py::arg("resizes"), py::arg("steps"), py::arg("temporaries"), py::arg("arena_bytes"), py::arg("slots"),
            py::arg("philox_count"), py::arg("guards"))
       .def_static("eager", &make_eager_plan, py::arg("op"), py::arg("function"))
-      .def_static("fallback", &make_fallback_plan, py::arg("op"), py::arg("reason"))
+      .def_static("fallback", &make_fallback_plan, py::arg("op"), py::arg("reason"),
+                  py::arg("result_strides") = std::vector<std::vector<int64_t>>())
       .def_readonly("op", &Plan::op)
       .def("describe", &Plan::describe, py::arg("source") = false);
 }

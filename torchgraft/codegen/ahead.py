@@ -34,6 +34,7 @@ _thread: threading.Thread | None = None
 _starting = threading.Lock()
 _helpers: list[subprocess.Popen[bytes]] = []  # of the thread alone
 _turns = itertools.count()
+_is_ending = False
 
 
 def helper_limit() -> int:
@@ -87,6 +88,8 @@ def _run() -> None:
 def _stop(thread: threading.Thread) -> None:
     """Before the interpreter ends: what the thread is doing, it finishes. Python ends a thread that it finds later by
     unwinding its stack, which C++ takes for an exception that nobody has thrown, and aborts the process."""
+    global _is_ending
+    _is_ending = True
     while True:
         try:
             _work.get_nowait()
@@ -102,6 +105,8 @@ def _stop(thread: threading.Thread) -> None:
 
 def _send(lines: list[bytes]) -> None:
     for line in lines:
+        if _is_ending:
+            return
         helper = _helper(next(_turns) % helper_limit())
         assert helper.stdin is not None
         with contextlib.suppress(OSError):  # it has just ended

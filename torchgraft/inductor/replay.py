@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from torchgraft import _C, _backend
+from torchgraft import _C
 from torchgraft.codegen.compiler import KernelCompileError
 from torchgraft.codegen.dialect import UnsupportedKernel
 from torchgraft.fallback import fallback, warn_user
@@ -64,6 +64,7 @@ class Replayed:
         self._is_recorded = is_recorded  # False also where its parts are, and the whole cannot be
         self._calls = _C.CompiledCalls()
         self._kernels, self._way_back = kernels, way_back
+        self._compiling = threading.Lock()  # other threads wait until it is known what is run
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
         if not self._is_recorded:
@@ -73,7 +74,7 @@ class Replayed:
 
     def _by_python(self, arguments: list[Any]) -> Sequence[Any]:
         if self._kernels:
-            self._compile(arguments)
+            self._compile()
         if not self._is_recorded:
             return self._program(arguments)
         if self._calls.wants_recording(arguments) and self._record(arguments):
@@ -82,22 +83,26 @@ class Replayed:
                 return results
         return self._program(arguments)
 
-    def _compile(self, arguments: list[Any]) -> None:
+    def _compile(self) -> None:
         """Compiles the kernels, or takes the way back.
 
         Raises:
             KernelCompileError, UnsupportedKernel: there is none, or it may not be taken.
         """
-        kernels, self._kernels = self._kernels, ()
-        try:
-            for each in kernels:
-                each.compile(_device_of(arguments))
-        except (KernelCompileError, UnsupportedKernel) as error:
-            if self._way_back is None or fallback.get_mode() == "error":
-                self._kernels = kernels
-                raise
-            _say_refused(error)
-            self._program, self._is_recorded = self._way_back, False
+        with self._compiling:
+            try:
+                for each in self._kernels:
+                    each.compile()
+            except (KernelCompileError, UnsupportedKernel) as error:
+                if self._way_back is None or fallback.get_mode() == "error":
+                    raise
+                refused: KernelCompileError | UnsupportedKernel | None = error
+                self._program, self._is_recorded = self._way_back, False
+            else:
+                refused = None
+            self._kernels = ()
+        if refused is not None:
+            _say_refused(refused)
 
     def _record(self, arguments: list[Any]) -> bool:
         """False if the call cannot be recorded, now or ever."""
@@ -151,23 +156,16 @@ def replayed(
     return Replayed(program, runner is not None, not why_not, kernels_of(names), way_back)
 
 
-def _device_of(arguments: Sequence[Any]) -> int:
-    """The index of the device that a program is for."""
-    name = _backend.name()
-    found = (each.device for each in arguments if isinstance(each, torch.Tensor) and each.device.type == name)
-    device = next(found, None)
-    return torch._C._accelerator_getDeviceIndex() if device is None else device.index
-
-
-def _say_refused(error: Exception) -> None:
+def _say_refused(error: KernelCompileError | UnsupportedKernel) -> None:
     """As single ops are told of, unless nothing is to be said."""
-    first, _, rest = str(error).partition("\n")
-    _refuse(first.partition(" on ")[0])
+    why, origin = str(error), ""
+    if isinstance(error, KernelCompileError):
+        why = f"kernel {error.kernel} does not compile"
+        origin = f":\n{error.device} says: {error.log.strip()}\nIt was made of:\n{error.origin}\n"
+    _refuse(why)
     if fallback.get_mode() == "warn":
-        warn_user(
-            f"a program of torch.compile runs op by op, since {first}\n{rest.partition(chr(10) * 2)[0]}\n"
-            "The result is right, the time is not."
-        )
+        told = f"a program of torch.compile runs op by op, since {why}{origin or '. '}"
+        warn_user(f"{told}The result is right, the time is not.")
 
 
 def _refuse(why: str) -> None:

@@ -41,8 +41,8 @@ class Dealing:
         made: the kernel itself.
     """
 
-    def __init__(self, made: Kernel, form: str, rank: int, cost: int, multiple: int, origin: str) -> None:
-        self.made = made
+    def __init__(self, made: Kernel, form: str, rank: int, cost: int, multiple: int, origin: str, device: int) -> None:
+        self.made, self._device = made, device
         self._origin = origin
         # Autograd hears of what a program writes from torch, which counts it as changes only where it is one to a user.
         arguments = tuple(replace(argument, written=False) for argument in kernel(made).arguments)
@@ -51,14 +51,14 @@ class Dealing:
         self._dims = range(rank if rank > 1 else 0)
         self._dealt: dict[Any, _Dealt] = {}
 
-    def compile(self, device: int) -> None:
+    def compile(self) -> None:
         """Compiles it, unless it is.
 
         Raises:
             KernelCompileError: the device's compiler refused it.
             UnsupportedKernel: the device's language cannot express it.
         """
-        _compiled(self.made, self._origin, device)
+        _compiled(self.made, self._origin, self._device)
 
     def _deal(self, sizes: Any) -> _Dealt:
         if len(self._dealt) >= _MOST_SIZES:
@@ -88,8 +88,9 @@ class Generated(Dealing):
         messages: Sequence[tuple[str, bool]],
         together: bool,
         origin: str,
+        device: int,
     ) -> None:
-        super().__init__(made, form, rank, cost, multiple, origin)
+        super().__init__(made, form, rank, cost, multiple, origin, device)
         self._serial, self._together, self._messages = serial, together, messages
         self._code: int | None = None
 
@@ -138,8 +139,8 @@ class Generated(Dealing):
 class GeneratedList(Dealing):
     """The same for a kernel of several tensors: called with the arguments and the sizes of each."""
 
-    def __init__(self, made: Kernel, form: str, rank: int, cost: int, tensors: int, origin: str) -> None:
-        super().__init__(made, form, rank, cost, MULTIPLE, origin)
+    def __init__(self, made: Kernel, form: str, rank: int, cost: int, tensors: int, origin: str, device: int) -> None:
+        super().__init__(made, form, rank, cost, MULTIPLE, origin, device)
         self._tensors = tensors
         # What stands for the arguments of tensors that there are not: a last launch may have fewer.
         self._nothing = [None if isinstance(each, Pointer) else 0 for each in made.params[::tensors]]
@@ -177,6 +178,7 @@ def generated(
     together: bool = False,
     tensors: int = 0,
     origin: str = "",
+    device: int = 0,
 ) -> Generated | GeneratedList:
     """A kernel of a generated program, which is compiled when it is first launched.
 
@@ -195,11 +197,12 @@ def generated(
         together: whether the work-items of a group share an element.
         tensors: of a list, if it is a kernel of one.
         origin: the nodes of the graph that it was made of, and the lines of the user's program.
+        device: the index of the one that it is for.
     """
     made = Kernel(name, parameters(declarations), body, helpers, local)
     if tensors:
-        return GeneratedList(made, form, rank, cost, tensors, origin)
-    return Generated(made, form, rank, cost, serial, multiple, messages, together, origin)
+        return GeneratedList(made, form, rank, cost, tensors, origin, device)
+    return Generated(made, form, rank, cost, serial, multiple, messages, together, origin, device)
 
 
 def _compiled(made: Kernel, origin: str, device: int) -> _C.Kernel:

@@ -195,14 +195,14 @@ class Wrapper(PythonWrapperCodegen):
             )
 
 
-def _strides_of(result: Any) -> list[int] | None:
-    """Of a program's result, or of sizes like those that it was compiled for; None where it is none with memory of its
-    own."""
+def _strides_of(result: Any) -> tuple[list[int], bool] | None:
+    """Of a program's result, and whether they are numbers: else they are those of sizes like what it was compiled for.
+    None where it is none with memory of its own."""
     strides = result.maybe_get_stride() if isinstance(result, ir.IRNode) else None
-    found = (
-        None if strides is None else [int(each) for each in V.graph.sizevars.optimization_hints(strides, fallback=1)]
-    )
-    return None if found is None or 0 in found else found
+    if strides is None:
+        return None
+    found = [int(each) for each in V.graph.sizevars.optimization_hints(strides, fallback=1)]
+    return None if 0 in found else (found, all(isinstance(each, (int, sympy.Integer)) for each in strides))
 
 
 # Options that modes set, and that change nothing here.
@@ -267,6 +267,8 @@ def _written(kernel: Kernel, generated: GeneratedKernel, tensors: int = 0) -> st
         parts.append(f"{const}{parameter.type}{'*' if pointer else ''} {parameter.name}")
     body = kernel.body.replace("\\", "\\\\").replace("'''", "\\'\\'\\'")
     options = f"form={generated.form!r}, rank={len(generated.sizes)}, cost={generated.cost}, local={kernel.local!r}"
+    if index := V.graph.get_current_device_or_throw().index:
+        options += f", device={index}"
     if generated.serial:
         options += ", serial=True"
     if generated.has_reduction:

@@ -24,7 +24,8 @@ from torchgraft.plans.philox import philox_words
 
 __all__ = ["WayBack", "described", "noted"]
 
-Strides = Sequence[int] | None
+#: Of a result, and whether they are always these; others tell the order of the dimensions in memory.
+Strides = tuple[Sequence[int], bool] | None
 
 # Sizes that are no nodes of the graph have no text outside of it.
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -45,6 +46,8 @@ def _noted(gm: torch.fx.GraphModule) -> dict[str, Any] | None:
     for node in graph.nodes:
         node.target = _DRAWN.get(str(node.target), node.target)
     code = graph.python_code("self")
+    if any("<locals>" in getattr(each, "__qualname__", "") for each in code.globals.values()):
+        return None
     parts: dict[str, Any] = {}
     for node in graph.find_nodes(op="get_attr"):
         name = str(node.target)
@@ -71,8 +74,7 @@ def described(gm: Any, constants: Mapping[str, torch.Tensor], strides: Sequence[
     Args:
         gm: whose graph was `noted`.
         constants: tensors that the program has, by the names that it has for them.
-        strides: of its results, from which the order of their dimensions in memory is taken; None leaves a result as
-            it is.
+        strides: of its results; None leaves a result as it is.
     """
     note = gm.meta.get(_NOTE)
     names = {id(tensor): name for name, tensor in constants.items()}
@@ -95,16 +97,17 @@ def _described(note: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, A
     return {**note, "parts": parts}
 
 
-# Bytes of a tensor that a program has as text: Inductor takes small ones of the CPU as numbers, and keeps none.
+# Bytes of a tensor that a program has as text: Inductor takes small ones as numbers, and keeps none.
 _SMALL = 1024
 
 
-def _small(tensor: torch.Tensor) -> bytes | None:
-    if tensor.device.type != "cpu" or tensor.untyped_storage().nbytes() > _SMALL:
+def _small(tensor: torch.Tensor) -> tuple[bytes, str] | None:
+    """A tensor as text, and its device."""
+    if tensor.nbytes > _SMALL:
         return None
     buffer = io.BytesIO()
-    torch.save(tensor, buffer)
-    return base64.b64encode(buffer.getvalue())
+    torch.save(tensor.cpu().clone(), buffer)
+    return base64.b64encode(buffer.getvalue()), str(tensor.device)
 
 
 class _Module(torch.nn.Module):
@@ -129,17 +132,25 @@ class WayBack:
             self._forward = self._made(self._source)
         given = list(arguments)
         arguments.clear()
+        # What is an argument, or a view of one, lies as it does.
+        kept = {each.untyped_storage()._cdata for each in given if isinstance(each, torch.Tensor)}
         with torch.no_grad():
             results = self._forward(*given)
-            return tuple(map(_laid_out, results, self._strides))
+            return tuple(
+                each
+                if not isinstance(each, torch.Tensor) or each.untyped_storage()._cdata in kept
+                else _laid_out(each, strides)
+                for each, strides in zip(results, self._strides, strict=True)
+            )
 
     def _made(self, source: Mapping[str, Any]) -> Callable[..., Any]:
         module = _Module()
         for name, part in source["parts"].items():
             if isinstance(part, dict):
                 value: Any = self._made(part)
-            elif isinstance(part, bytes):
-                value = torch.load(io.BytesIO(base64.b64decode(part)), weights_only=True)
+            elif isinstance(part, tuple):
+                text, device = part
+                value = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True).to(device)
             else:
                 value = self._program[part]
             object.__setattr__(module, name, value)
@@ -148,18 +159,25 @@ class WayBack:
         return functools.partial(names["forward"], module)
 
 
-def _laid_out(result: Any, order: Strides) -> Any:
-    """A result with its dimensions in memory in the order of the program's, on which the next program relies."""
-    if not isinstance(result, torch.Tensor) or order is None or result.numel() == 0:
+def _laid_out(result: torch.Tensor, wanted: Strides) -> torch.Tensor:
+    """A result that lies in memory as the program's does, on which the next program relies."""
+    if wanted is None or result.numel() == 0:
         return result
-    sizes = result.shape
+    strides, is_known = wanted
+    if not is_known:
+        strides = _dense_strides(result.shape, strides)
+    if all(size == 1 or a == b for size, a, b in zip(result.shape, strides, result.stride(), strict=True)):
+        return result
+    return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device).copy_(result)
+
+
+def _dense_strides(sizes: Sequence[int], like: Sequence[int]) -> list[int]:
+    """Of dimensions that lie in memory in the order of these strides; of equal ones the last is the innermost."""
     strides, step = [0] * len(sizes), 1
-    for d in sorted(range(len(sizes)), key=lambda d: order[d]):
+    for d in sorted(range(len(sizes)), key=lambda d: (like[d], -d)):
         strides[d] = step
         step *= sizes[d]
-    if all(size == 1 or a == b for size, a, b in zip(sizes, strides, result.stride(), strict=True)):
-        return result
-    return torch.empty_strided(sizes, strides, dtype=result.dtype, device=result.device).copy_(result)
+    return strides
 
 
 # ---- random numbers: those that `operations` draws ----

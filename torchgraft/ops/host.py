@@ -239,7 +239,7 @@ def _max_pool_offsets_backward(
         tap = taps // math.prod(kernel[d + 1 :]) % kernel[d]
         place = place * size[d] + corner + tap * dilation[d]
     out = grad.new_zeros((*offsets.shape[:-dims], math.prod(size)))
-    out.scatter_add_(-1, place.flatten(-dims), grad.flatten(-dims))
+    out.scatter_add_(-1, place.flatten(-dims), grad.reshape(offsets.shape).flatten(-dims))
     return out.view((*offsets.shape[:-dims], *size))
 
 

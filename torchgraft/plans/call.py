@@ -129,14 +129,17 @@ def plan_call(
                 raise Unsupported("the device has no kernel compiler")
             p = PlanBuilder(traits, kernel_form(device), name, contiguous, nested=plan_nested)
             compiled_before = counts.compiled
-            plan = _Call(entry, p, arguments, places, reads).plan(full or partial or unclear)
+            call = _Call(entry, p, arguments, places, reads)
+            plan = call.plan(full or partial or unclear)
             if counts.compiled != compiled_before and entry.kind == "functional":
                 expect_gradient(entry.op, _named(entry.op, arguments), device, plan_nested)
             return plan, reads.mask
-        except (Unsupported, UnsupportedDtype, UnsupportedKernel) as reason:
+        except (Unsupported, UnsupportedDtype) as reason:
             return _C.Plan.fallback(name, str(reason)), reads.mask
+        except UnsupportedKernel as reason:
+            return _C.Plan.fallback(name, str(reason), call.result_strides), reads.mask
         except KernelCompileError as error:
-            return _C.Plan.fallback(name, refused_kernel(entry.op, error)), reads.mask
+            return _C.Plan.fallback(name, refused_kernel(entry.op, error), call.result_strides), reads.mask
 
 
 def _check_written(entry: Entry, arguments: list[Any], overlap: bool, partial: bool) -> None:
@@ -214,6 +217,9 @@ class _Call:
         tensors = sum(place.count for place in places if place.kind in _TENSORS)
         self.specs: list[torch.Tensor | None] = [None] * tensors  # by slot
         self.first: int | None = None
+        #: Of new results, where torch's meta function has been asked: the CPU may have another order, and whoever has
+        #: asked the meta function too, as torch.compile has, relies on this one.
+        self.result_strides: list[Sequence[int]] = []
         self.arguments = {
             a.name: self._convert(a, place, value)
             for a, place, value in zip(parameters(entry.op), places, arguments, strict=True)
@@ -270,6 +276,8 @@ class _Call:
         if entry.kind != "functional":
             before = [None if spec is None else (spec.shape, spec.stride()) for spec in self.specs]
         returned = self._run_meta()
+        if entry.kind == "functional" and not p.any_shape:  # whose results are contiguous
+            self.result_strides = [x.stride() if isinstance(x, torch.Tensor) else () for x in returned]
         resizes = []
         for slot, (spec, kept) in enumerate(zip(self.specs, before, strict=True)):
             if spec is None or kept is None:
