@@ -128,6 +128,11 @@ def test_cross_entropy(device: str, floats: Draw, reduction: int) -> None:
         check(device, own.cross_entropy_backward.default, grad, x, target, total, reduction, -100, smoothing)
 
 
+def test_log_sigmoid(device: str, floats: Draw) -> None:
+    """One direction may be a kernel, which keeps nothing for the other."""
+    check(device, aten.log_sigmoid_backward.default, floats(9), floats(9), floats(0))
+
+
 def test_rms_norm(device: str, floats: Draw) -> None:
     x, weight = floats(3, 4, 6), floats(6)
     for w in (weight, None):

@@ -114,6 +114,12 @@ def _cross_entropy_backward(
     return ((x.exp() - wanted) * part.unsqueeze(1)).to(log_probs.dtype)
 
 
+@on_host("log_sigmoid_backward")
+def _log_sigmoid_backward(grad: torch.Tensor, x: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    """PyTorch's own reads a buffer that its CPU alone fills on the way there."""
+    return (_wide(grad) * (-_wide(x)).sigmoid()).to(x.dtype)
+
+
 # ---- norms ----
 
 
