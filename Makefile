@@ -20,7 +20,7 @@ help:
 	@echo 'make lint   ruff, mypy --strict and clang-format                          make format   let them rewrite'
 	@echo 'make bench  microseconds a call, GB/s and GFLOP/s beside the CPU          (OPS="--only matmul": options of benchmarks/ops.py)'
 	@echo 'make clean  remove what was built'
-	@echo 'make wheels   both distributions as they are published, in dist    (TORCH="2.12.1 2.13.0 2.14.1": with a core for each)'
+	@echo 'make wheels   both distributions as they are published, in dist    (TORCH="2.13.0 2.14.1 2.15.0": with a core for each)'
 	@echo 'make docs   the documentation as a site, in build/docs                    make docs-code   copies the code that it quotes'
 	@echo 'make pictures  those of the documentation, drawn anew, in docs/assets'
 	@echo 'make setup  only the set-up: virtual environment, torch, OpenCL platform, both distributions compiled'

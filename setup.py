@@ -8,7 +8,7 @@ installed.
 
 Environment: CXX, CXXFLAGS (appended), LDFLAGS, MAX_JOBS, TORCHGRAFT_PYTHON_INCLUDE (the folder of Python.h);
 TORCHGRAFT_CORES, the folders of cores for other versions of torch, compiled in place before, that go into the wheel
-too (torch2_12 torch2_14).
+too (torch2_14 torch2_15).
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def autocasting(device_type: str, dtype: torch.dtype) -> Iterator[None]:
 
 
 # Their meta kernels for device "cuda" ask for CUDA.
-NEED_CUDA = ("gru_cell", "_thnn_fused_gru_cell", "grid_sampler", *(["_convolution"] if versions.HERE < (2, 13) else []))
+NEED_CUDA = ("gru_cell", "_thnn_fused_gru_cell", "grid_sampler")
 
 
 def result_dtypes(device_type: str, dtype: torch.dtype) -> dict[str, Any]:
@@ -352,7 +352,6 @@ def test_the_cache_sees_a_step_of_the_optimiser(device: str, name: str) -> None:
 custom = torch.library.Library("torchgraft_test_amp", "FRAGMENT")
 
 
-@pytest.mark.skipif(versions.HERE < (2, 13), reason="torch 2.12 takes only devices of its own there")
 def test_register_autocast(device: str, name: str) -> None:
     @torch.library.custom_op("torchgraft_test_amp::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ REFUSED = """
 """
 
 
-@pytest.mark.parametrize("version", ["2.11.0", "2.15.0a0+git1234", "3.0.1+cpu", "1.13"])
+@pytest.mark.parametrize("version", ["2.12.0", "2.16.0a0+git1234", "3.0.1+cpu", "1.13"])
 def test_a_torch_out_of_range(script: Script, version: str) -> None:
     """It is told when torchgraft is imported, and the core is not tried: its symbols would not be found."""
     said = script(REFUSED.format(version=version))
@@ -46,7 +46,7 @@ def test_a_torch_out_of_range_leaves_torch_usable(script: Script) -> None:
         """
         import sys, warnings
         import torch
-        torch.__version__ = "2.15.0"
+        torch.__version__ = "2.16.0"
         warnings.simplefilter("ignore")
         from torchgraft.autoload import autoload
         autoload()
@@ -125,7 +125,7 @@ def test_without_a_core_for_this_torch(script: Script, copied: Path) -> None:
 
 def test_a_core_in_the_wrong_folder(script: Script, copied: Path) -> None:
     """A core looks itself at the torch that it is loaded into."""
-    core_named(copied, other := (2, 12 if HERE[1] == 13 else 13))
+    core_named(copied, other := (2, 14 if HERE[1] == 13 else 13))
     said = script(f"""
         import sys
         sys.path.insert(0, {str(copied.parents[1])!r})

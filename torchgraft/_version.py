@@ -8,5 +8,5 @@ __all__ = ["TORCH_BELOW", "TORCH_FROM", "__version__"]
 __version__ = "0.1.0"
 
 #: The first minor version of torch that works, and the first that is too new.
-TORCH_FROM = (2, 12)
-TORCH_BELOW = (2, 15)
+TORCH_FROM = (2, 13)
+TORCH_BELOW = (2, 16)

@@ -227,6 +227,7 @@ def make_device_module(name: str) -> DeviceModule:
     module.__dict__.update(
         legacy,
         **parts,
+        _inductor_backend_init=inductor.initialise,
         _lazy_init=_backend.open_devices,
         _is_in_bad_fork=_C.in_bad_fork,
         _get_generator=random.generator,

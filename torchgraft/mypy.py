@@ -14,7 +14,7 @@ anything else stays an error.
 from __future__ import annotations
 
 import configparser
-import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,6 @@ from mypy.typevars import fill_typevars
 
 from torchgraft.installed import backend_names
 from torchgraft.naming import check_name
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # which mypy needs there, too
 
 __all__ = ["TorchgraftPlugin", "plugin"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import wraps
 from types import CodeType, FunctionType
@@ -29,7 +29,7 @@ __all__ = ["PATCHES", "apply"]
 
 def dlpack_knows_the_device() -> None:
     """`Tensor.__dlpack_device__` knows devices from outside as "privateuse1" only, not by the name they were given, so
-    that `torch.from_dlpack(tensor)` raises ValueError. torch 2.12 to 2.14 (torch/_tensor.py).
+    that `torch.from_dlpack(tensor)` raises ValueError. torch 2.13 to 2.15 (torch/_tensor.py).
     """
     plain = torch.Tensor.__dlpack_device__
 
@@ -46,7 +46,7 @@ def dlpack_knows_the_device() -> None:
 
 def dlpack_offers_host_memory() -> None:
     """`Tensor.__dlpack__` always copies to reach the host, as if no device but the CPU had memory that the host can
-    read, and orders streams for CUDA only. No hook for either. torch 2.12 to 2.14 (torch/_tensor.py).
+    read, and orders streams for CUDA only. No hook for either. torch 2.13 to 2.15 (torch/_tensor.py).
     """
     plain = torch.Tensor.__dlpack__
 
@@ -63,7 +63,7 @@ def dlpack_offers_host_memory() -> None:
 
 def dlpack_refuses_foreign_memory() -> None:
     """A capsule of type kDLExtDev becomes a tensor of the backend whoever made it; using it reads wild addresses.
-    torch 2.12 to 2.14 (aten/src/ATen/DLConvertor.cpp asks no hook about it).
+    torch 2.13 to 2.15 (aten/src/ATen/DLConvertor.cpp asks no hook about it).
     """
     plain = torch._C._from_dlpack
 
@@ -78,7 +78,7 @@ def dlpack_refuses_foreign_memory() -> None:
 
 def deepcopy_carries_fields() -> None:
     """`Tensor.__deepcopy__` makes the copy from the storage and forgets the BackendMeta, which pickling and
-    `Parameter.__deepcopy__` keep. torch 2.12 to 2.14 (torch/_tensor.py).
+    `Parameter.__deepcopy__` keep. torch 2.13 to 2.15 (torch/_tensor.py).
     """
     plain: Callable[..., Any] = torch.Tensor.__deepcopy__
 
@@ -95,7 +95,7 @@ def deepcopy_carries_fields() -> None:
 def references_import_no_tracer() -> None:
     """Torch's reference functions, which are its meta functions of elementwise ops, import torch._dynamo (a second)
     when they are called, to keep it from tracing them. What has not been imported traces nothing; once it is there,
-    everything is as torch has it. torch 2.12 to 2.14 (torch/_compile.py, `_disable_dynamo`).
+    everything is as torch has it. torch 2.13 to 2.15 (torch/_compile.py, `_disable_dynamo`).
     """
     wrappers = [code for code in torch._compile._disable_dynamo.__code__.co_consts if isinstance(code, CodeType)]
     for module in [module for name, module in sys.modules.items() if name.startswith("torch._refs")]:
@@ -130,7 +130,7 @@ def _closed_over(value: Any) -> Iterator[FunctionType]:
 
 def flex_attention_knows_the_device() -> None:
     """`flex_attention` refuses devices that are not on a list in its own source, though what it does without inductor
-    is made of ops that every device has. torch 2.12 to 2.14 (torch/nn/attention/flex_attention.py).
+    is made of ops that every device has. torch 2.13 to 2.15 (torch/nn/attention/flex_attention.py).
     """
     imports.call_after({"torch.nn.attention.flex_attention": [_let_flex_attention_in]})  # which is slow to import
 
@@ -149,7 +149,7 @@ def _let_flex_attention_in(flex_attention: Any) -> None:
 
 def unnamed_groups_serve_the_cpu() -> None:
     """`torch.distributed.init_process_group()` without a backend's name makes a group for the accelerator's tensors
-    alone, so that a program that uses the CPU's stops working when a device is installed. torch 2.12 to 2.14
+    alone, so that a program that uses the CPU's stops working when a device is installed. torch 2.13 to 2.15
     (torch/distributed/distributed_c10d.py, `BackendConfig`).
     """
     if not torch.distributed.is_available():
@@ -171,7 +171,7 @@ def unnamed_groups_serve_the_cpu() -> None:
 def mixed_groups_have_a_default_backend() -> None:
     """A group of several backends, as "cpu:gloo,ocl:graft", is to have the one from outside as its default: torch looks
     for the first key of its table of these, which are in capitals, among names in small letters. Without a default such
-    a group warns when it ends: "No backend of type 0 found". torch 2.12 to 2.14
+    a group warns when it ends: "No backend of type 0 found". torch 2.13 to 2.15
     (torch/distributed/distributed_c10d.py, `_new_process_group_helper`).
     """
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
@@ -184,7 +184,7 @@ def mixed_groups_have_a_default_backend() -> None:
 
 def monitored_barriers_ask_for_what_they_need() -> None:
     """`torch.distributed.monitored_barrier` refuses every group whose backend is not called "gloo", also one that has
-    such a barrier. torch 2.12 and 2.13 (torch/distributed/distributed_c10d.py; 2.14 asks what the group can).
+    such a barrier. torch 2.13 (torch/distributed/distributed_c10d.py; 2.14 asks what the group can).
     """
     if not torch.distributed.is_available():
         return
@@ -209,7 +209,7 @@ def monitored_barriers_ask_for_what_they_need() -> None:
 
 def meshes_share_devices() -> None:
     """`init_device_mesh` in a process that has not chosen a device chooses that of the number LOCAL_RANK, which is an
-    error where more processes than devices share a machine, as they may without NCCL. torch 2.12 to 2.14
+    error where more processes than devices share a machine, as they may without NCCL. torch 2.13 to 2.15
     (torch/distributed/device_mesh.py, `DeviceMesh._setup_world_group_and_device`).
     """
     if not torch.distributed.is_available():
@@ -231,7 +231,7 @@ def meshes_share_devices() -> None:
 
 def gradients_are_exchanged_in_bfloat16() -> None:
     """DistributedDataParallel refuses the hooks `bf16_compress_hook` and its wrapper, by their names, where torch is
-    built without NCCL and XCCL, though gloo adds bfloat16. torch 2.12 to 2.14 (torch/nn/parallel/distributed.py,
+    built without NCCL and XCCL, though gloo adds bfloat16. torch 2.13 to 2.15 (torch/nn/parallel/distributed.py,
     `_check_comm_hook`).
     """
     if not torch.distributed.is_available():
@@ -250,32 +250,6 @@ def gradients_are_exchanged_in_bfloat16() -> None:
     DistributedDataParallel._check_comm_hook = _check_comm_hook  # type: ignore[method-assign]
 
 
-def enumerations_know_the_name() -> None:
-    """`ProfilerActivity.<NAME>` and `DeviceType.<NAME>`, which torch sets since 2.13 when it renames the backend.
-    torch 2.12 (torch/utils/backend_registration.py).
-    """
-    alias = _backend.name().upper()
-    for enumeration in (torch._C._profiler.ProfilerActivity, torch._C._autograd.DeviceType):
-        setattr(enumeration, alias, enumeration.PrivateUse1)
-
-
-def pipelines_fork_random_numbers() -> None:
-    """A pipeline's schedule keeps the random numbers of its stages' devices with `torch.random.fork_rng`, which it does
-    not tell their type: it asks CUDA for them. torch 2.12 (torch/distributed/pipelining/schedules.py,
-    `_initialize_pp_stages`).
-    """
-    plain: Callable[..., Any] = torch.random.fork_rng
-
-    @wraps(plain)
-    def fork_rng(devices: Iterable[Any] | None = None, *args: Any, **options: Any) -> Any:
-        devices = devices if devices is None else list(devices)
-        if devices and all(isinstance(each, torch.device) and each.type == _backend.name() for each in devices):
-            options.setdefault("device_type", _backend.name())
-        return plain(devices, *args, **options)
-
-    torch.random.fork_rng = fork_rng
-
-
 _HERE = minor(torch.__version__)
 
 PATCHES: tuple[Callable[[], None], ...] = (
@@ -290,7 +264,6 @@ PATCHES: tuple[Callable[[], None], ...] = (
     deepcopy_carries_fields,
     references_import_no_tracer,
     flex_attention_knows_the_device,
-    *((enumerations_know_the_name, pipelines_fork_random_numbers) if _HERE < (2, 13) else ()),
 )
 
 

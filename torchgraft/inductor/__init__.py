@@ -1,7 +1,8 @@
 """Kernels that torch's default compiler, inductor, makes for the device.
 
-Inductor looks names up in `torch.<name>` when it compiles for the first time, and takes what is there for the device's
-code generators. Nothing of it is imported before: `hook` does that.
+Inductor asks `torch.<name>` when it compiles for the first time: from torch 2.15 on it calls `_inductor_backend_init`
+there, before it looks names up and takes what is there for the device's code generators. Nothing of it is imported
+before.
 
 Inductor is internal to torch and changes from one minor version to the next, so only those are served for which the
 generators are made. For others, and for devices without a compiler, there is an error that says what works.
@@ -16,13 +17,13 @@ import torch
 from torchgraft import _backend
 from torchgraft._core import minor
 
-__all__ = ["HOOKS", "hook", "refuse"]
+__all__ = ["HOOKS", "hook", "initialise", "refuse"]
 
-#: The names that torch._inductor.codegen.common looks up.
+#: The names that torch._inductor.codegen.common looks up where there is no `initialise`, before torch 2.15.
 HOOKS = ("Scheduling", "PythonWrapperCodegen", "CppWrapperCodegen", "WrapperFxCodegen")
 
 #: The versions of torch whose inductor is known here.
-VERSIONS = ((2, 13),)
+VERSIONS = ((2, 13), (2, 14), (2, 15))
 
 
 class _NoGenerator:
@@ -52,6 +53,19 @@ def hook(name: str) -> Any:
     from torchgraft.inductor.registration import register
 
     return register()
+
+
+def initialise() -> None:
+    """Registers the device's generators: `torch.<name>._inductor_backend_init`.
+
+    Raises:
+        NotImplementedError: they are not made for this torch.
+    """
+    if not is_known():
+        _refuse_version()
+    from torchgraft.inductor.registration import register
+
+    register()
 
 
 def is_known() -> bool:

@@ -191,6 +191,7 @@ _OPERATIONS: dict[str, Callable[..., str]] = {
     "fma": _operation("fma(a, b, c)", integer="a * b + c"),
     "pow": _operation("@pow(a, b)", integer="@ipow(a, b)"),
     "maximum": _operation("a > b || a != a ? a : b", integer="a > b ? a : b"),
+    "fmaximum": _operation("a > b || b != b ? a : b", integer="a > b ? a : b"),
     "minimum": _operation("a < b || a != a ? a : b", integer="a < b ? a : b"),
     "floor": _operation("@floor(a)", integer="a"),
     "ceil": _operation("@ceil(a)", integer="a"),

@@ -45,6 +45,8 @@ def reduction(kind: str, type_: str, result: str) -> Reduction:
     """
     if kind in ("max", "min"):
         return _extreme(kind, type_)
+    if kind == "fmax":
+        return _largest_number(type_)
     if kind in ("argmax", "argmin"):
         return _place(kind.removeprefix("arg"), type_)
     if kind in _SIMPLE:
@@ -80,6 +82,12 @@ def _extreme(kind: str, type_: str) -> Reduction:
     nan = " || {0} != {0}" if BY_NAME[type_].is_float else ""
     text = "A.v = {0} " + sign + " A.v" + nan + " ? {0} : A.v;"
     return Reduction({"v": (type_, _first(kind, type_))}, text.format("V0"), text.format("B.v"))
+
+
+def _largest_number(type_: str) -> Reduction:
+    """NaN loses, as in C's fmax."""
+    text = "A.v = {0} > A.v ? {0} : A.v;"
+    return Reduction({"v": (type_, _first("max", type_))}, text.format("V0"), text.format("B.v"))
 
 
 def _place(kind: str, type_: str) -> Reduction:

@@ -574,7 +574,7 @@ _AT_LEAST_MIN = "(self < min_val ? min_val : self)"
 row(
     "hardtanh",
     f"self != self ? self : {_AT_LEAST_MIN} > max_val ? max_val : {_AT_LEAST_MIN}",
-    meta=by_kind,  # torch 2.12's refuses limits in the wrong order, which its kernels take
+    meta=by_kind,
     refuses=(
         only("number"),
         _check_hardtanh,

@@ -310,7 +310,7 @@ def _max_pool_offsets_backward(
 
 
 def _check_divisor(divisor_override: int | None, **_: Any) -> None:
-    """torch 2.12's meta function of avg_pool3d does not look."""
+    """torch's meta function of avg_pool3d does not look."""
     if divisor_override == 0:
         raise RuntimeError("divisor must be not zero")
 

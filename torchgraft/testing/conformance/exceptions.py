@@ -6,15 +6,10 @@ They are run like everything else and must still fail: one that passes is report
 from __future__ import annotations
 
 import re
-import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # part of the extra "testing"
 
 __all__ = ["Declared", "read_exceptions"]
 
