@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build browser demo test test-rest test-all test-second test-torch conformance conformance-quick conformance-gpu conformance-compile conformance-record \
+.PHONY: help setup build browser demo test test-rest test-all test-second test-torch test-torch-part test-nightly conformance conformance-quick conformance-gpu conformance-compile conformance-record \
   oclgrind asan coverage lint tidy format bench wheels docs docs-code pictures clean
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo 'make test-torch TORCH=2.14.1   the tests, and a slice of the conformance, with another torch in an environment of its own'
 	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (half an hour)   make conformance-quick   a slice of it'
 	@echo 'make conformance-gpu   every op in float32 by the form of the kernels that GPUs get   make conformance-compile   a slice through torch.compile'
+	@echo 'make test-nightly   what is used of torch inside, with a nightly build of torch, in an environment of its own'
 	@echo 'make oclgrind   kernels under a tool that watches each access            make asan   tests of the core under sanitizers'
 	@echo 'make coverage   which lines of Python and of C++ the tests run           make tidy   clang-tidy'
 	@echo 'make lint   ruff, mypy --strict and clang-format                          make format   let them rewrite'
@@ -68,7 +69,22 @@ test-second:
 test-torch:
 	@test -n '$(TORCH)' || { echo 'with which torch? make test-torch TORCH=2.14.1' >&2; exit 2; }
 	@$(MAKE) --no-print-directory VENV=$(VENV)-$(TORCH) SETUP='--torch $(TORCH)' test
-	@$(MAKE) --no-print-directory VENV=$(VENV)-$(TORCH) SETUP='--torch $(TORCH)' ARGS= conformance-quick
+	@$(MAKE) --no-print-directory VENV=$(VENV)-$(TORCH) SETUP='--torch $(TORCH)' ARGS= conformance-quick conformance-compile
+
+# The tests of what differs most from one torch to the next, and a small part of the conformance.
+TORCH_TESTS ?= tests/test_seam.py tests/test_torch_versions.py tests/test_upstream.py tests/test_compile.py tests/test_inductor.py \
+  tests/test_compiled_replay.py tests/test_distributed.py tests/test_graph_capture.py tests/test_training.py tests/test_device_module.py
+test-torch-part: setup
+	@$(PYTEST) $(TORCH_TESTS) $(ARGS)
+	@$(CONFORM) --results build/conformance-part.jsonl --again --samples 1 --dtypes float32 --slice $(COMMITS)/16 --jobs $(JOBS) \
+	  --compare $(STORED)
+	@$(CONFORM) --results build/conformance-part-compiled.jsonl --again --compile --samples 1 --dtypes float32 \
+	  --slice $(COMMITS)/32 --jobs $(JOBS) --compare $(STORED_COMPILED)
+
+# Seconds after the build: is all there that is used of torch inside? Then a little of the rest.
+test-nightly:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-nightly SETUP='--torch nightly' TORCH_TESTS='tests/test_seam.py tests/test_upstream.py tests/test_compile.py' \
+	  test-torch-part
 
 # PyTorch's operator database on the device; what it does is kept in $(STORED), which later runs must not fall behind.
 STORED := tests/conformance/pocl.jsonl.gz

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 import torchgraft
-from torchgraft import inductor, plans
+from torchgraft import plans
 
 BACKENDS = ["eager", "aot_eager"]
 
@@ -172,37 +172,59 @@ class TestCompile:
         assert_close(w.grad, expected)
 
 
-class TestInductor:
-    """Where there are no kernels for it: tests/test_inductor.py has the rest."""
-
-    @pytest.mark.parametrize(
-        ("versions", "driver", "why"),
-        [
-            ("((2, 13),)", "NumpyDriver()", "has no kernel compiler"),
-            ("((1, 13),)", "CxxDriver()", "is made for torch 1.13"),
-        ],
-    )
-    def test_it_says_what_works(self, script: Script, versions: str, driver: str, why: str) -> None:
-        if "2, 13" in versions and not inductor.is_known():
-            pytest.skip("inductor is known of other versions of torch")
-        out = script(
-            f"""
+ON_ANOTHER = """
+            import warnings
             import torch, torchgraft
             from torchgraft import inductor
             from numpy_driver import NumpyDriver
             from cxx_driver import CxxDriver
 
             torchgraft.register("dev", [{driver}])
-            inductor.VERSIONS = {versions}
-            try:
-                torch.compile(lambda x: x + 1)(torch.ones(3, device="dev"))
-            except torch._dynamo.exc.BackendCompilerFailed as error:
-                print(error)
-            """
-        )
-        assert why in out
-        assert "generates no code for device 'dev'" in out
-        assert 'backend="aot_eager"' in out
+            warned = warnings.catch_warnings(record=True).__enter__()
+            warnings.simplefilter("always")
+
+            def compiled(number):
+                try:
+                    return torch.compile(lambda x: x + number)(torch.ones(2, device="dev")).tolist()
+                except torch._dynamo.exc.BackendCompilerFailed as error:
+                    return error
+"""
+
+
+class TestInductor:
+    """Where there are no kernels for it: tests/test_inductor.py has the rest."""
+
+    def test_it_says_what_works(self, script: Script) -> None:
+        """A device without a compiler, and a torch whose Inductor is another."""
+        out = script(f"""
+            {ON_ANOTHER.format(driver="NumpyDriver()")}
+            print(compiled(1))
+        """)
+        assert "has no kernel compiler" in out
+        assert "generates no code for device 'dev'" in out and 'backend="aot_eager"' in out
+
+    def test_a_newer_torch_that_has_changed(self, script: Script) -> None:
+        """It is not used, and the first of the names that are others is said."""
+        out = script(f"""
+            {ON_ANOTHER.format(driver="CxxDriver()")}
+            import torch._inductor.lowering
+            inductor.VERSIONS = ((2, 1),)
+            torch._inductor.lowering.to_dtype = lambda tensor: tensor
+            print(compiled(1), compiled(2), *[each.message for each in warned if "is tested with" in str(each.message)])
+        """)
+        assert "is made for torch 2.1," in out
+        assert "torch._inductor.lowering.to_dtype: its parameters are (tensor)" in out
+        assert "generates no code for device 'dev'" in out and "is tested with" not in out
+
+    def test_a_newer_torch_that_is_the_same(self, script: Script) -> None:
+        """It is used, and that is said once."""
+        out = script(f"""
+            {ON_ANOTHER.format(driver="CxxDriver()")}
+            inductor.VERSIONS = ((2, 1),)
+            print(compiled(1), compiled(2), *[each.message for each in warned if "is tested with" in str(each.message)])
+        """)
+        said = f"torch.compile for 'dev' is tested with torch 2.1. All that it uses of torch {torch.__version__} is as"
+        assert out.startswith("[2.0, 2.0] [3.0, 3.0] ") and out.count(said) == 1
 
     def test_nothing_is_imported_for_it(self, script: Script) -> None:
         script(

@@ -8,17 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.testing import assert_close
-
-from torchgraft.inductor import is_known
-
-if not is_known():
-    pytest.skip("inductor is known of other versions of torch", allow_module_level=True)
-
 import torch._dynamo.utils
 import torch._inductor.config
 import torch._inductor.utils
+from torch import nn
+from torch.testing import assert_close
 
 from torchgraft.inductor.invariants import by_loop
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 import torch.nn.functional as F
 from conftest import in_threads
 from torch import nn
@@ -18,13 +19,6 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchgraft import plans
-from torchgraft.inductor import is_known
-
-if not is_known():
-    pytest.skip("inductor is known of other versions of torch", allow_module_level=True)
-
-import torch._inductor.config
-
 from torchgraft.inductor import replay
 
 pytestmark = pytest.mark.usefixtures("compiled_afresh")

@@ -9,18 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 from torch import nn
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 from torch.testing import assert_close
 
 from torchgraft import plans
-from torchgraft.inductor import is_known
-
-if not is_known():
-    pytest.skip("inductor is known of other versions of torch", allow_module_level=True)
-
-import torch._inductor.config
-
 from torchgraft.inductor import replay
 from torchgraft.plans.device import kernel_form
 

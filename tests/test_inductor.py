@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
+import torch._inductor.metrics
+import torch._inductor.utils
 import torch.nn.functional as F
 from conftest import Script
 from torch import nn
@@ -20,15 +23,6 @@ from torch.testing import assert_close
 from torch.utils._pytree import tree_leaves
 
 import torchgraft
-from torchgraft.inductor import is_known
-
-if not is_known():
-    pytest.skip("inductor is known of other versions of torch", allow_module_level=True)
-
-import torch._inductor.config
-import torch._inductor.metrics
-import torch._inductor.utils
-
 from torchgraft.codegen.compiler import KernelCompileError
 from torchgraft.inductor.kernels import GeneratedKernel, Text
 from torchgraft.inductor.registration import register

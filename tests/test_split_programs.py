@@ -10,19 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 import torch.nn.functional as F
 from conftest import in_threads
 from torch.testing import assert_close
 
 import torchgraft
 from torchgraft import plans
-from torchgraft.inductor import is_known
-
-if not is_known():
-    pytest.skip("inductor is known of other versions of torch", allow_module_level=True)
-
-import torch._inductor.config
-
 from torchgraft.inductor import replay
 from torchgraft.inductor.registration import register
 

@@ -171,8 +171,8 @@ def unnamed_groups_serve_the_cpu() -> None:
 def mixed_groups_have_a_default_backend() -> None:
     """A group of several backends, as "cpu:gloo,ocl:graft", is to have the one from outside as its default: torch looks
     for the first key of its table of these, which are in capitals, among names in small letters. Without a default such
-    a group warns when it ends: "No backend of type 0 found". torch 2.13 to 2.15
-    (torch/distributed/distributed_c10d.py, `_new_process_group_helper`).
+    a group warns when it ends: "No backend of type 0 found". torch 2.13 (torch/distributed/distributed_c10d.py,
+    `_new_process_group_helper`).
     """
     if not (torch.distributed.is_available() and torch.distributed.is_gloo_available()):
         return
@@ -250,12 +250,15 @@ def gradients_are_exchanged_in_bfloat16() -> None:
     DistributedDataParallel._check_comm_hook = _check_comm_hook  # type: ignore[method-assign]
 
 
-_HERE = minor(torch.__version__)
+_OF_2_13 = (
+    (mixed_groups_have_a_default_backend, monitored_barriers_ask_for_what_they_need)
+    if minor(torch.__version__) == (2, 13)
+    else ()
+)
 
 PATCHES: tuple[Callable[[], None], ...] = (
     unnamed_groups_serve_the_cpu,
-    mixed_groups_have_a_default_backend,
-    *((monitored_barriers_ask_for_what_they_need,) if _HERE < (2, 14) else ()),
+    *_OF_2_13,
     meshes_share_devices,
     gradients_are_exchanged_in_bfloat16,
     dlpack_knows_the_device,

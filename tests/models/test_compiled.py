@@ -13,10 +13,6 @@ from test_transformers import SIZES, WHISPER, WORDS, make
 from torch import nn
 
 from torchgraft import plans
-from torchgraft.inductor import is_known
-
-if not is_known():
-    pytest.skip("inductor is known of other versions of torch", allow_module_level=True)
 
 pytestmark = pytest.mark.no_fallback
 

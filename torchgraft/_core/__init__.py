@@ -58,22 +58,24 @@ def find() -> Path:
     """The file of the core for the torch and the Python that are here.
 
     Raises:
-        UnfitTorchError: this torch is too old or too new. A core would not load into it, or crash.
+        UnfitTorchError: this torch is too old, or newer than those that are tested and without a core.
         ImportError: there is no torch, or no core for it.
     """
     version = torch_version()
     if version is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    found = {minor(file.parent.name): file for suffix in EXTENSION_SUFFIXES for file in _FOLDER.glob(f"*/_C{suffix}")}
+    if minor(version) in found and minor(version) >= TORCH_FROM:
+        return found[minor(version)]
     if not TORCH_FROM <= minor(version) < TORCH_BELOW:
+        newer = minor(version) >= TORCH_BELOW
+        own = ", or compile its core for this one, from a source distribution or a checkout" if newer else ""
         raise UnfitTorchError(
             f"torchgraft {__version__} works with {supported()}, and this is torch {version}. Install one of them "
-            f"(pip install '{requirement()}'), or a version of torchgraft that is made for this one."
+            f"(pip install '{requirement()}'), or a version of torchgraft that is made for this one{own}."
         )
-    found = {minor(file.parent.name): file for suffix in EXTENSION_SUFFIXES for file in _FOLDER.glob(f"*/_C{suffix}")}
-    if minor(version) not in found:
-        others = ", ".join(map(_dotted, sorted(found)))
-        raise ImportError(f"there is none for it, only for torch {others}" if others else "it has not been compiled")
-    return found[minor(version)]
+    others = ", ".join(map(_dotted, sorted(found)))
+    raise ImportError(f"there is none for it, only for torch {others}" if others else "it has not been compiled")
 
 
 def choose(path: list[str]) -> None:

@@ -4,12 +4,15 @@ Inductor asks `torch.<name>` when it compiles for the first time: from torch 2.1
 there, before it looks names up and takes what is there for the device's code generators. Nothing of it is imported
 before.
 
-Inductor is internal to torch and changes from one minor version to the next, so only those are served for which the
-generators are made. For others, and for devices without a compiler, there is an error that says what works.
+Inductor is internal to torch and changes from one minor version to the next. The generators are tested with some of
+them; a newer one is asked for every name that they use (`seam`) and served, with a warning, if all are as they were. If
+not, and for devices without a compiler, there is an error that says what works.
 """
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +25,7 @@ __all__ = ["HOOKS", "hook", "initialise", "refuse"]
 #: The names that torch._inductor.codegen.common looks up where there is no `initialise`, before torch 2.15.
 HOOKS = ("Scheduling", "PythonWrapperCodegen", "CppWrapperCodegen", "WrapperFxCodegen")
 
-#: The versions of torch whose inductor is known here.
+#: The versions of torch whose inductor the generators are tested with.
 VERSIONS = ((2, 13), (2, 14), (2, 15))
 
 
@@ -31,10 +34,10 @@ class _NoGenerator:
 
     @property
     def supports_caching(self) -> bool:
-        _refuse_version()
+        refuse(why_unfit())
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        _refuse_version()
+        refuse(why_unfit())
 
 
 _no_generator = _NoGenerator()
@@ -46,7 +49,7 @@ def hook(name: str) -> Any:
     It takes the device's generators from the first of them, with more than names could say: they are registered here,
     and no C++ wrapper is offered, without which inductor leaves it at that.
     """
-    if not is_known():
+    if why_unfit():
         return _no_generator
     if name != "Scheduling":
         return None
@@ -59,18 +62,36 @@ def initialise() -> None:
     """Registers the device's generators: `torch.<name>._inductor_backend_init`.
 
     Raises:
-        NotImplementedError: they are not made for this torch.
+        NotImplementedError: this torch's inductor is none that they can be used with.
     """
-    if not is_known():
-        _refuse_version()
+    if why := why_unfit():
+        refuse(why)
     from torchgraft.inductor.registration import register
 
     register()
 
 
-def is_known() -> bool:
-    """Whether the generators are made for this torch."""
-    return minor(torch.__version__) in VERSIONS
+@functools.cache
+def why_unfit() -> str:
+    """Why the generators cannot be used with this torch, or an empty string. Of a torch newer than those that they are
+    tested with it warns that it is one."""
+    if minor(torch.__version__) in VERSIONS:
+        return ""
+    from torchgraft.inductor.seam import broken
+
+    tested = ", ".join(f"{major}.{minor_}" for major, minor_ in VERSIONS)
+    if found := broken():
+        others = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        return f"that is made for torch {tested}, and torch {torch.__version__} has changed: {found[0]}{others}"
+    warnings.warn(
+        f"torch.compile for '{_backend.name()}' is tested with torch {tested}. All that it uses of torch "
+        f"{torch.__version__} is as it was there, so it is used; if something goes wrong, compare with {_ANYWAY}.",
+        stacklevel=2,
+    )
+    return ""
+
+
+_ANYWAY = 'torch.compile(model, backend="aot_eager")'
 
 
 def refuse(why: str) -> NoReturn:
@@ -82,11 +103,6 @@ def refuse(why: str) -> NoReturn:
     name = _backend.name()
     raise NotImplementedError(
         f"inductor, the default backend of torch.compile, generates no code for device '{name}': {why}. What works is "
-        f'torch.compile(model, backend="aot_eager"): whole graphs, forward and backward, with their ops run by the '
+        f"{_ANYWAY}: whole graphs, forward and backward, with their ops run by the "
         f"kernels of '{name}'; or backend=\"eager\"; or the model without torch.compile"
     )
-
-
-def _refuse_version() -> NoReturn:
-    versions = ", ".join(f"{major}.{minor_}" for major, minor_ in VERSIONS)
-    refuse(f"that is made for torch {versions}")

@@ -46,8 +46,9 @@ from torchgraft.codegen.vectors import vector_lanes
 from torchgraft.inductor.indices import Loop, Loops, divisions, printed
 from torchgraft.inductor.invariants import by_loop
 from torchgraft.inductor.operations import FUNCTIONS, Operations, as_type, literal
+from torchgraft.inductor.options import form
 from torchgraft.inductor.reductions import Reduction, reduction
-from torchgraft.plans.device import device_traits, kernel_form
+from torchgraft.plans.device import device_traits
 from torchgraft.plans.grid import SHORT_ROW, SOME_ROWS
 
 __all__ = ["GeneratedKernel", "Text"]
@@ -127,7 +128,7 @@ class GeneratedKernel(SIMDKernel):
     kexpr = staticmethod(printed)
 
     def __init__(self, tiling: dict[str, sympy.Expr], **kwargs: Any) -> None:
-        self.form = kernel_form(_device())
+        self.form = form(_device())
         super().__init__(tiling, **kwargs)
         self.has_reduction: bool = kwargs["features"].is_reduction()
         self.cse = _TypedCSE("", ";")

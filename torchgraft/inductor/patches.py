@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torchgraft import _backend
-from torchgraft.plans.device import kernel_form
+from torchgraft.inductor.options import form
 
 __all__ = ["PATCHES", "apply"]
 
@@ -58,7 +58,7 @@ def costly_values_are_kept() -> None:
         if ir.get_device_type(x) != _backend.name():
             return bool(plain(x))
         device = x if isinstance(x, torch.device) else x.get_device() if isinstance(x, ir.IRNode) else None
-        return kernel_form((device and device.index) or 0) == "cpu"
+        return form((device and device.index) or 0) == "cpu"
 
     ir.is_cpu = is_cpu
 
@@ -126,7 +126,7 @@ def short_variances_take_two_steps() -> None:
     @wraps(plain)
     def use_two_step_variance(x: Any, axis: Any, *args: Any, **options: Any) -> bool:
         device = x.get_device()
-        if device is None or device.type != _backend.name() or kernel_form(device.index or 0) != "cpu":
+        if device is None or device.type != _backend.name() or form(device.index or 0) != "cpu":
             return bool(plain(x, axis, *args, **options))
         sizes = x.get_size()
         size = sympy.Mul(*(sizes[dim] for dim in lowering._validate_reduction_axis(x, axis)))

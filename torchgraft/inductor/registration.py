@@ -7,65 +7,34 @@ import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch._dynamo.device_interface import DeviceInterface, register_interface_for_device
 from torch._inductor.codegen.common import DeviceOpOverrides, register_backend_for_device, register_device_op_overrides
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
 from torch._library.utils import get_layout_constraint_tag
 from torch.fx.experimental.sym_node import METHOD_TO_OPERATOR
 from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.utils._config_module import ConfigModule
 from torch.utils._pytree import tree_leaves
 
-from torchgraft import _backend, device_module
+from torchgraft import _backend
 from torchgraft._version import __version__
 from torchgraft.codegen.types import BY_DTYPE
 from torchgraft.inductor import (
     flex_op,  # noqa: F401  # which programs from the disk call
+    options,
     patches,
     pooling,
     rows,
     way_back,
 )
+from torchgraft.inductor.interface import described_devices
 from torchgraft.inductor.operations import has_bits
 from torchgraft.inductor.scheduling import Scheduling, Wrapper
 
 __all__ = ["register"]
-
-
-class _Interface(DeviceInterface):
-    """What inductor asks of devices in general."""
-
-    class Worker:
-        """The same; inductor has no workers for this device."""
-
-        current_device = staticmethod(device_module.current_device)
-        set_device = staticmethod(device_module.set_device)
-        get_device_properties = staticmethod(device_module.get_device_properties)
-
-    Event = torch.Event
-    Stream = torch.Stream
-    device = device_module.device
-    current_device = staticmethod(device_module.current_device)
-    set_device = staticmethod(device_module.set_device)
-    device_count = staticmethod(device_module.device_count)
-    is_available = staticmethod(device_module.is_available)
-    synchronize = staticmethod(device_module.synchronize)
-    get_device_properties = staticmethod(device_module.get_device_properties)
-
-    @staticmethod
-    def get_compute_capability(device: Any = None) -> str:
-        return ""
-
-    @staticmethod
-    def is_bf16_supported(including_emulation: bool = False) -> bool:
-        return True
-
-    @staticmethod
-    def is_triton_capable(device: Any = None) -> bool:
-        return False
 
 
 class _Texts(DeviceOpOverrides):
@@ -101,9 +70,8 @@ class _Pass(CustomGraphModulePass):
                     node.meta["should_fallback"] = True
 
     def uuid(self) -> Any:
-        properties = [device_module.get_device_properties(index) for index in range(device_module.device_count())]
-        devices = [(p.name, p.driver_version, p.kind, p.dialect) for p in properties]
-        return (__version__, _sources(), rows.digest(), os.environ.get("TORCHGRAFT_KERNEL_FORM", ""), devices)
+        form = os.environ.get("TORCHGRAFT_KERNEL_FORM", "")
+        return (__version__, _sources(), rows.digest(), form, described_devices())
 
 
 def _keep_own_ops(targets: Iterable[Any]) -> None:
@@ -184,9 +152,8 @@ def _sources() -> str:
 @functools.cache
 def register() -> type[Scheduling]:
     """Registers the device's generators with inductor, and gives the first of them."""
-    name = _backend.name()
+    name, as_config = _backend.name(), cast(ConfigModule, options)
     patches.apply()
-    register_interface_for_device(name, _Interface)
     register_device_op_overrides(name, _Texts())
-    register_backend_for_device(name, Scheduling, Wrapper, device_custom_pass=_Pass())
+    register_backend_for_device(name, Scheduling, Wrapper, device_custom_pass=_Pass(), device_custom_config=as_config)
     return Scheduling

@@ -20,6 +20,7 @@ from torch.utils._ordered_set import OrderedSet
 
 from torchgraft import _C, _backend, inductor
 from torchgraft.codegen.kernel import Kernel, Pointer
+from torchgraft.inductor import options
 from torchgraft.inductor.kernels import GeneratedKernel
 from torchgraft.inductor.lists import Lists, Member, launches, of_list
 from torchgraft.inductor.splitting import Splitting, why_not_recorded
@@ -157,12 +158,13 @@ class Wrapper(PythonWrapperCodegen):
 
     def generate_after_suffix(self: Any, result: IndentedBuffer) -> None:
         PythonWrapperCodegen.generate_after_suffix(self, result)
-        parts = "runner" if getattr(self, "all_partition_names", ()) else "None"
-        why_not = why_not_recorded(V.graph.operations)
+        has_parts = options.record and bool(getattr(self, "all_partition_names", ()))
+        parts = "runner" if has_parts else "None"
+        why_not = why_not_recorded(V.graph.operations) if options.record else "its option says so"
         way_back = described(V.graph.module, V.graph.constants, list(map(_strides_of, V.graph.graph_outputs)))
         result.writeline(f"call = tg_replayed(call, globals(), {parts}, {why_not!r}, {way_back})")
-        if options := [name for name in _WITHOUT_EFFECT if _option(name)]:
-            result.writeline(f"tg_without_effect({options!r})")
+        if given := [name for name in _WITHOUT_EFFECT if _option(name)]:
+            result.writeline(f"tg_without_effect({given!r})")
 
     def make_allocation(
         self,
@@ -216,11 +218,13 @@ def _option(name: str) -> bool:
 class _SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):
     """The same for a graph within a graph, or a part of one, which has no head of its own."""
 
-    def codegen_input_symbol_assignment(self: Any, name: str, value: Any, bound_vars: OrderedSet[sympy.Symbol]) -> None:
+    def codegen_input_symbol_assignment(
+        self: Any, name: str, value: Any, bound_vars: OrderedSet[sympy.Symbol], *args: Any, **options: Any
+    ) -> None:
         """Also for symbols that have a value, or an expression, since sizes were traced: a part is given what that has
         in it, and the sizes of its inputs have the symbols themselves. torch 2.13 (torch/_inductor/scheduler.py,
         `Scheduler.get_graph_partition_symbol_inputs`)."""
-        SubgraphPythonWrapperCodegen.codegen_input_symbol_assignment(self, name, value, bound_vars)
+        SubgraphPythonWrapperCodegen.codegen_input_symbol_assignment(self, name, value, bound_vars, *args, **options)
         if not isinstance(value, ir.TensorBox):
             return
         for symbol in free_symbols([value.get_size(), value.get_stride()]) - bound_vars:
