@@ -21,7 +21,7 @@ help:
 	@echo 'make lint   ruff, mypy --strict and clang-format                          make format   let them rewrite'
 	@echo 'make bench  microseconds a call, GB/s and GFLOP/s beside the CPU          (OPS="--only matmul": options of benchmarks/ops.py)'
 	@echo 'make clean  remove what was built'
-	@echo 'make wheels   both distributions as they are published, in dist    (TORCH="2.13.0 2.14.1 2.15.0": with a core for each)'
+	@echo 'make wheels   both distributions as they are published, in dist    (TORCH="2.13.0 2.14.1 2.15.0": with a core for each; PYTHONS="python3.11 python3.13")'
 	@echo 'make docs   the documentation as a site, in build/docs                    make docs-code   copies the code that it quotes'
 	@echo 'make pictures  those of the documentation, drawn anew, in docs/assets'
 	@echo 'make setup  only the set-up: virtual environment, torch, OpenCL platform, both distributions compiled'
@@ -178,7 +178,7 @@ bench: setup
 
 # Wheels and source distributions, in dist. Other versions of torch than the one here get environments in build/wheels.
 wheels: setup
-	@$(BIN)/python scripts/wheels --torch $(TORCH)
+	@$(BIN)/python scripts/wheels --torch $(TORCH) --python $(PYTHONS)
 
 # The pages' quotations of code, copied anew from where they are taken.
 docs-code:

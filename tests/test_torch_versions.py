@@ -77,6 +77,20 @@ def test_versions_are_read_without_importing_torch(script: Script) -> None:
     assert said.split() == [torch.__version__]
 
 
+def test_a_newer_torch_with_a_core(script: Script, copied: Path) -> None:
+    """Whoever compiles one is not refused: what of Inductor is used is looked at when it is."""
+    own = core_named(copied, TORCH_BELOW)
+    said = script(f"""
+        import sys
+        sys.path.insert(0, {str(copied.parents[1])!r})
+        import torch
+        torch.__version__ = "{TORCH_BELOW[0]}.{TORCH_BELOW[1]}.0a0"
+        from torchgraft import _core
+        print(_core.find())
+    """)
+    assert said.split()[-1] == str(own)
+
+
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
     """A copy of the package without any core: the folder of its cores."""
