@@ -1,4 +1,4 @@
-"""Dynamo leaves our own Python alone.
+"""Dynamo leaves our own Python alone, and knows our compiler.
 
 While a function that is given to torch.compile runs without having been traced whole, Dynamo looks at each Python frame
 that starts in it. Among them are our planners, which C++ calls for ops that it knows nothing of yet; to compile these
@@ -8,22 +8,31 @@ which `torch._dynamo.trace_rules.add` adds.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import ModuleType
 
-from torchgraft import imports
+from torchgraft import compiler, imports
 
 __all__ = ["INTERNAL", "install"]
 
 #: What users' programs do not call, and C++ and torch do.
-INTERNAL = ("codegen", "functions", "inductor", "kernels", "ops", "plans", "warming")
+INTERNAL = ("codegen", "compiler", "functions", "inductor", "kernels", "ops", "plans", "warming")
 
 
 def install() -> None:
     """A step of the registration."""
-    imports.call_after({"torch._dynamo.trace_rules": [_leave_out]})
+    imports.call_after(
+        {"torch._dynamo.trace_rules": [_leave_out], "torch._dynamo.backends.registry": [_offer_compiler]}
+    )
 
 
 def _leave_out(trace_rules: ModuleType) -> None:
     """Dynamo looks at our planners as if they were users' functions."""
     for package in INTERNAL:
         trace_rules.add(f"torchgraft.{package}")
+
+
+def _offer_compiler(registry: ModuleType) -> None:
+    """torch.compile knows our own compiler by name, where the metadata of an installed package did not say so."""
+    with suppress(AssertionError):  # that it is there
+        registry.register_backend(compiler.graft, name=compiler.NAME)

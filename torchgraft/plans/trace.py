@@ -21,7 +21,7 @@ from torchgraft.plans.versions import here
 aten = torch.ops.aten
 
 
-def _is_view(op: torch._ops.OpOverload) -> bool:
+def is_view(op: torch._ops.OpOverload) -> bool:
     """Returns an alias of an argument and writes nothing."""
     returns = op._schema.returns
     aliased = any(r.alias_info is not None for r in returns)
@@ -40,7 +40,7 @@ class _Trace(ThreadMode):
 
     def plan(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-        if _is_view(func) and not composite:  # a composite (`to`, `reshape`) may copy in spite of its schema
+        if is_view(func) and not composite:  # a composite (`to`, `reshape`) may copy in spite of its schema
             return func(*args, **kwargs)
         special = _SPECIAL.get(func)
         if special is not None:
