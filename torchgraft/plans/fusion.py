@@ -7,7 +7,7 @@ is the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -20,6 +20,7 @@ __all__ = ["fused", "without_copies"]
 
 # Some devices pass no more than 1 KiB of arguments to a kernel, and registers end.
 _OPERANDS = 24
+_LOOPS = 64
 
 
 def without_copies(p: Steps, steps: Sequence[Step]) -> list[Step]:
@@ -51,30 +52,37 @@ def fused(p: Steps, steps: Sequence[Step]) -> list[Step]:
     """The steps, with neighbouring loops in one."""
     done: list[Step] = []
     group: list[PlannedLoop] = []
+    uses = {id(p.memory(spec)): time for time, step in enumerate(steps) for spec in step.specs}  # the last ones
 
-    def close(after: Sequence[Step]) -> None:
-        done.extend([_Fusion(p, group, after).planned()] if len(group) > 1 else group)
+    def close(time: int) -> None:
+        done.extend([_Fusion(p, group, uses, time).planned()] if len(group) > 1 else group)
         group.clear()
 
     for time, step in enumerate(steps):
         if isinstance(step, PlannedLoop):
-            if not _fits(p, group, step):
-                close(steps[time:])
+            if not _fits(p, group, step, uses, time):
+                close(time)
             group.append(step)
         else:
-            close(steps[time:])
+            close(time)
             done.append(step)
-    close(())
+    close(len(steps))
     return done
 
 
-def _fits(p: Steps, group: Sequence[PlannedLoop], loop: PlannedLoop) -> bool:
+def _is_stored(p: Steps, result: torch.Tensor, uses: Mapping[int, int], time: int) -> bool:
+    """Whether something but the loops of a group reads a result, which ends before this time."""
+    memory = p.memory(result)
+    return memory.kind != "temporary" or uses[id(memory)] >= time
+
+
+def _fits(p: Steps, group: Sequence[PlannedLoop], loop: PlannedLoop, uses: Mapping[int, int], time: int) -> bool:
     """Whether a loop goes over the same elements as those before it, and gains by them."""
     together = [*group, loop]
     first = together[0]
     if not group or loop.any_shape != first.any_shape or loop.results[0].shape != first.results[0].shape:
         return False
-    if any(each.loop.fault for each in together) or sum(len(each.loop.operands) for each in together) > _OPERANDS:
+    if any(each.loop.fault for each in together) or len(together) > _LOOPS:
         return False
     before = [spec for each in group for spec in each.results]
     if any(spec.is_conj() or spec.is_neg() for spec in before):  # what is loaded is not what was computed
@@ -83,7 +91,22 @@ def _fits(p: Steps, group: Sequence[PlannedLoop], loop: PlannedLoop) -> bool:
         return False
     written = [*before, *loop.results]
     touched = [spec for each in together for spec in each.specs]
-    return all(_same(w, t) or p.memory(w) is not p.memory(t) for w in written for t in touched)
+    if not all(_same(w, t) or p.memory(w) is not p.memory(t) for w in written for t in touched):
+        return False
+    return _operands(p, together, uses, time) <= _OPERANDS
+
+
+def _operands(p: Steps, loops: Sequence[PlannedLoop], uses: Mapping[int, int], time: int) -> int:
+    """How many operands loops have as one of which the last is the step of this time."""
+    made: set[object] = set()
+    read: set[object] = set()
+    numbers = stored = 0
+    for planned in loops:
+        numbers += len(planned.loop.numbers)
+        read.update(key for spec in planned.inputs if (key := _identity(spec)) not in made)
+        made.update(map(_identity, planned.results))
+        stored += sum(_is_stored(p, spec, uses, time + 1) for spec in planned.results)
+    return len(read) + numbers + stored
 
 
 def _alike(p: Steps, first: PlannedLoop, loop: PlannedLoop) -> bool:
@@ -95,17 +118,18 @@ def _alike(p: Steps, first: PlannedLoop, loop: PlannedLoop) -> bool:
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """The same elements of memory, as the same numbers."""
 
-    def facts(t: torch.Tensor) -> tuple[object, ...]:
-        where = t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride()
-        return *where, t.dtype, t.is_conj(), t.is_neg()
+    return a is b or _identity(a) == _identity(b)
 
-    return facts(a) == facts(b)
+
+def _identity(t: torch.Tensor) -> tuple[object, ...]:
+    where = t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride()
+    return *where, t.dtype, t.is_conj(), t.is_neg()
 
 
 class _Fusion:
-    """Loops as one. Each keeps the names of its operands, in a block of its own."""
+    """Loops as one, which end before a time. Each keeps the names of its operands, in a block of its own."""
 
-    def __init__(self, p: Steps, loops: Sequence[PlannedLoop], after: Sequence[Step]) -> None:
+    def __init__(self, p: Steps, loops: Sequence[PlannedLoop], uses: Mapping[int, int], time: int) -> None:
         self._loops = list(loops)
         self._inputs: list[tuple[Input, torch.Tensor]] = []
         self._numbers: list[Number] = []
@@ -117,7 +141,7 @@ class _Fusion:
         self._results = [
             (result, spec)
             for number, (result, spec) in enumerate(self._results)
-            if number >= last or p.memory(spec).kind != "temporary" or _touch(p, after, p.memory(spec))
+            if number >= last or _is_stored(p, spec, uses, time)
         ]
 
     def planned(self) -> PlannedLoop:
