@@ -16,6 +16,7 @@ from torchgraft.compiler.internals import (
 )
 from torchgraft.compiler.parts import recorded
 from torchgraft.compiler.replay import Program
+from torchgraft.ops.foreach import as_single_ops
 from torchgraft.plans.device import device_traits
 from torchgraft.plans.registry import ENTRIES
 from torchgraft.plans.schema import overload_name
@@ -48,8 +49,10 @@ def _has_compiler(example_inputs: Sequence[Any]) -> bool:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """PyTorch's, of ops that the device has nothing for. Random ops stay, so that numbers are those of single calls."""
-    return {
+    """PyTorch's, of ops that the device has nothing for; and ops on lists as ops on single tensors, which are fused.
+    Random ops stay, so that numbers are those of single calls."""
+    of_lists = {entry.op: as_single_ops(entry.op) for entry in ENTRIES.values() if entry.kind == "functional"}
+    return {op: function for op, function in of_lists.items() if function is not None} | {
         op: function
         for op, function in core_aten_decompositions().items()
         if isinstance(op, torch._ops.OpOverload)

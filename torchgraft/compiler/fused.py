@@ -17,8 +17,10 @@ from torchgraft.compiler.outline import boxed, value_of
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.call import plan_nested
 from torchgraft.plans.device import device_traits, kernel_form
+from torchgraft.plans.pointwise import plan_copy, plan_fill
 from torchgraft.plans.registry import Options, register
 from torchgraft.plans.schema import overload_name
+from torchgraft.plans.trace import full
 
 __all__ = ["FusedOps", "new_builder", "trace_node"]
 
@@ -38,6 +40,13 @@ def trace_node(p: PlanBuilder, node: Node, values: dict[Node, Any]) -> Any:
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.target(*args, **kwargs)  # type: ignore[operator]
     p.op = overload_name(node.target)  # which messages name
+    # Loops, so that others may take them in, where a single call has commands of the device.
+    if node.target is torch.ops.aten.copy_.default and p.memory(args[1]).kind == "temporary" and args[0].numel():
+        plan_copy(p, args[0], args[1].expand(args[0].shape))
+        return args[0]
+    if (filled := full(node.target, args, kwargs)) is not None and filled[0].numel():
+        plan_fill(p, *filled)
+        return filled[0]
     return p.call(node.target, *args, **kwargs)
 
 

@@ -24,8 +24,9 @@ from torchgraft.plans.registry import ENTRIES
 
 __all__ = ["group_loops"]
 
-# Loops that wait for each other at most: a plan of some thousand steps takes long to make.
-_MOST = 200
+# Loops that wait for each other at most: plans of more steps take long to make. A step of an optimizer has a dozen for
+# each parameter.
+_MOST = 3000
 
 
 def group_loops(graph: Graph) -> Graph:
@@ -167,7 +168,7 @@ class _Schedule:
         return copy
 
     def _emit_waiting(self) -> None:
-        emitted = [self._emit(node) for node in _by_shape(list(self._waiting), self._waiting)]
+        emitted = [self._emit(node) for node in _ordered(list(self._waiting))]
         if sum(self._waiting.values()) > 1:
             self._groups.append(emitted)
         self._waiting.clear()
@@ -177,24 +178,47 @@ def _writes(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def _by_shape(nodes: Sequence[Node], is_loop: dict[Node, bool]) -> list[Node]:
-    """Nodes in an order in which loops over one shape follow each other where they can. What writes comes last."""
-    todo = dict.fromkeys(sorted(nodes, key=_writes))
-    ordered: list[Node] = []
-    shape: Any = None
+def _ordered(nodes: Sequence[Node]) -> list[Node]:
+    """Nodes in an order in which each comes as late as its first use allows, and what writes to an argument as early as
+    it may; those of one shape come after each other if nothing needs them."""
+    before = _needed(nodes)
+    last = [node for node in nodes if not any(user in before for user in node.users)]
+    shapes = {shape: number for number, shape in enumerate(dict.fromkeys(map(_shape, last)))}
+    done: dict[Node, None] = {}
+
+    def finish(node: Node) -> None:
+        done[node] = None
+        for user in node.users:
+            if user in before and _writes(user) and user not in done and all(each in done for each in before[user]):
+                done[user] = None
+
+    todo = sorted(last, key=lambda node: shapes[_shape(node)])[::-1]  # from the end on
     while todo:
-        ready = [node for node in todo if _writes(node) or not any(each in todo for each in node.all_input_nodes)]
-        chosen = next((each for each in ready if not is_loop[each] or _shape(each) == shape), ready[0])
-        if _writes(chosen) and len(todo) > sum(map(_writes, todo)):
-            chosen = next(each for each in ready if not _writes(each))
-        shape = _shape(chosen) if is_loop[chosen] else shape
-        ordered.append(chosen)
-        del todo[chosen]
-    return ordered
+        node = todo[-1]
+        missing = [each for each in before[node] if each not in done]
+        if node in done:
+            todo.pop()
+        elif missing:
+            todo += reversed(missing)
+        else:
+            todo.pop()
+            finish(node)
+    return list(done)
+
+
+def _needed(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
+    """Which nodes come before each. What writes to an argument comes after all that read it."""
+    inside = set(nodes)
+    before = {node: [each for each in node.all_input_nodes if each in inside] for node in nodes}
+    for node in filter(_writes, nodes):
+        readers = [user for user in node.all_input_nodes[0].users if user in inside and user is not node]
+        before[node] += readers
+    return before
 
 
 def _shape(node: Node) -> Any:
-    return tuple(str(size) for size in value_of(node).shape)
+    shape = getattr(value_of(node), "shape", ())
+    return tuple(str(size) for size in shape)
 
 
 # ---- the groups ----

@@ -7,7 +7,8 @@ is the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,11 +17,13 @@ from torchgraft.codegen.pointwise import Input, Loop, Number, Result, convert
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.plans.steps import Memory, PlannedLoop, Step, Steps, _Copy
 
-__all__ = ["fused", "without_copies"]
+__all__ = ["alike_together", "fused", "independent", "without_copies"]
 
 # Some devices pass no more than 1 KiB of arguments to a kernel, and registers end.
 _OPERANDS = 24
 _LOOPS = 64
+# Elements of a loop to which a launch of its own matters little, and its temporaries' memory may.
+_SMALL = 1 << 16
 
 
 def without_copies(p: Steps, steps: Sequence[Step]) -> list[Step]:
@@ -107,6 +110,74 @@ def _operands(p: Steps, loops: Sequence[PlannedLoop], uses: Mapping[int, int], t
         made.update(map(_identity, planned.results))
         stored += sum(_is_stored(p, spec, uses, time + 1) for spec in planned.results)
     return len(read) + numbers + stored
+
+
+def alike_together(p: Steps, steps: Sequence[Step]) -> list[Step]:
+    """The steps in an order in which small loops that do the same to different tensors follow each other."""
+    loops = Counter(step.loop for step in steps if isinstance(step, PlannedLoop) and not step.any_shape)
+    if not any(count > 1 for count in loops.values()):
+        return list(steps)
+    waits = _waits(p, steps)
+    todo = dict(enumerate(steps))
+    ordered: list[Step] = []
+    while todo:
+        first, step = next(iter(todo.items()))  # for which everything before it is done
+        together = [first]
+        if isinstance(step, PlannedLoop) and loops[step.loop] > 1:
+            together += [
+                time
+                for time, other in todo.items()
+                if time != first
+                and isinstance(other, PlannedLoop)
+                and other.loop == step.loop
+                and other.results[0].numel() <= _SMALL
+                and not waits[time] & todo.keys()
+            ]
+        for time in together:
+            ordered.append(todo.pop(time))
+    return ordered
+
+
+def _waits(p: Steps, steps: Sequence[Step]) -> list[set[int]]:
+    """Which steps come before each, since one of the two writes what the other one touches."""
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    waits: list[set[int]] = []
+    for time, step in enumerate(steps):
+        touched = {id(p.memory(spec)) for spec in step.specs}
+        # Of launches it is not known which operands they write.
+        writes = {id(p.memory(spec)) for spec in step.results} if isinstance(step, PlannedLoop) else touched
+        before = {writer[each] for each in touched if each in writer}
+        before.update(time for each in writes for time in readers.get(each, ()))
+        waits.append(before)
+        for each in touched - writes:
+            readers.setdefault(each, []).append(time)
+        for each in writes:
+            writer[each] = time
+            readers.pop(each, None)
+    return waits
+
+
+def independent(p: Steps, steps: Sequence[Step]) -> Iterator[Step | list[PlannedLoop]]:
+    """The steps, with neighbouring loops in lists of which none touches what another one writes."""
+    run: list[PlannedLoop] = []
+    touched: set[int] = set()
+    written: set[int] = set()
+    for step in steps:
+        loop = step if isinstance(step, PlannedLoop) and not step.any_shape else None
+        touches = set() if loop is None else {id(p.memory(spec)) for spec in loop.specs}
+        writes = set() if loop is None else {id(p.memory(spec)) for spec in loop.results}
+        if run and (loop is None or writes & touched or touches & written):
+            yield run if len(run) > 1 else run[0]
+            run, touched, written = [], set(), set()
+        if loop is None:
+            yield step
+        else:
+            run.append(loop)
+            touched |= touches
+            written |= writes
+    if run:
+        yield run if len(run) > 1 else run[0]
 
 
 def _alike(p: Steps, first: PlannedLoop, loop: PlannedLoop) -> bool:

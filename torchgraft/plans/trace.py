@@ -83,7 +83,10 @@ def _empty(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **{**kwargs, "device": "meta"})
 
 
-def _full(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
+def full(func: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, Any] | None:
+    """The result of an op that fills it, and the number that it fills it with; None of other ops."""
+    if _SPECIAL.get(func) is not _full:
+        return None
     out = func(*args, **{**kwargs, "device": "meta"})
     packet = func.overloadpacket
     if packet in (aten.zeros, aten.zeros_like, aten.new_zeros):
@@ -92,8 +95,14 @@ def _full(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
         value = 1
     else:
         value = args[0] if packet is aten.scalar_tensor else (args[1] if packet is not aten.new_full else args[2])
-    p.fill(out, value)
-    return out
+    return out, value
+
+
+def _full(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
+    filled = full(func, args, kwargs)
+    assert filled is not None
+    p.fill(*filled)
+    return filled[0]
 
 
 def _iota(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
