@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -477,18 +478,37 @@ class TestDevices:
 
             torchgraft.register("dev", [NumpyDriver(unified={unified})])
             torchgraft.fallback.set_mode("silent")
-            on_cpu = nn.Sequential(nn.Linear(6, 12), nn.LayerNorm(12), nn.GELU(), nn.Linear(12, 3))
-            ours = copy.deepcopy(on_cpu).to("dev")
-            compiled = torch.compile(ours, backend="graft", fullgraph=True)
-            for rows in (4, 4, 4, 5, 6, 5):
-                x = torch.randn(rows, 6)
-                on_cpu.zero_grad(), ours.zero_grad()
-                expected, got = on_cpu(x), compiled(x.to("dev"))
-                assert_close(got.cpu(), expected)
-                expected.square().sum().backward(), got.square().sum().backward()
-                for one, other in zip(ours.parameters(), on_cpu.parameters()):
-                    assert_close(one.grad.cpu(), other.grad)
-            assert calls
+            stats = torchgraft.plans.stats
+            for activation, graphs in ((nn.Tanh, 2), (nn.GELU, 2)):  # whole, and in part what comes before the function
+                on_cpu = nn.Sequential(nn.Linear(6, 12), nn.LayerNorm(12), activation(), nn.Linear(12, 3))
+                ours = copy.deepcopy(on_cpu).to("dev")
+                compiled = torch.compile(ours, backend="graft", fullgraph=True)
+                before = stats().compiled_graphs
+                for rows in (4, 4, 4, 4, 5, 6, 5, 5, 5):
+                    x = torch.randn(rows, 6)
+                    on_cpu.zero_grad(), ours.zero_grad()
+                    expected, got = on_cpu(x), compiled(torch.cat([x, x]).to("dev")[rows:])
+                    assert_close(got.cpu(), expected)
+                    expected.square().sum().backward(), got.square().sum().backward()
+                    for one, other in zip(ours.parameters(), on_cpu.parameters()):
+                        assert_close(one.grad.cpu(), other.grad)
+                    if rows == 4:
+                        made = stats().compiled_graphs - before
+                assert made == graphs, (activation, made)
+            assert calls and stats().compiled_replays > 4
+
+            def written(x, y):  # arguments that are written, views of one memory, no elements, results that are views
+                x.add_(y)
+                y[1:].copy_(x[:-1])
+                z = torch.cat([x, y], 1).t()
+                return z, z[1:], x[:0].sum(0), (x + 1).t().sort(1)[0], y.cumsum(0)[1:].mul(2)
+
+            work = torch.compile(written, backend="graft", fullgraph=True)
+            for _ in range(5):
+                x, y = torch.randn(4, 3), torch.randn(4, 3)
+                given = x.to("dev"), torch.cat([y, y]).to("dev")[4:]
+                for one, other in zip((*work(*given), *given), (*written(x, y), x, y)):
+                    assert_close(one.cpu(), other)
 
             drop = nn.Dropout(0.5)
             work = torch.compile(lambda x: drop(x * 2).add_(1), backend="graft")
@@ -500,6 +520,68 @@ class TestDevices:
                 assert torch.equal(work(x).cpu(), expected.cpu())
             """
         )
+
+
+def a_program(seed: int) -> Work:
+    """Lines over two arguments and what earlier lines gave: loops, views, writes in place, and what is no loop."""
+    draw = random.Random(seed)
+    lines: list[tuple[Work, int, int]] = []
+    kinds: list[Work] = [
+        lambda a, b: a * 2 + 1,
+        lambda a, b: a.sin(),
+        lambda a, b: a + b.sum(),
+        lambda a, b: a.t(),
+        lambda a, b: a[1:].exp() if a.shape[0] > 2 else a.neg(),
+        lambda a, b: a * b if a.shape == b.shape else a - 1,
+        lambda a, b: torch.where(a > 0, a, b.flatten()[0]),
+        lambda a, b: a.sum(0, keepdim=True) + a,
+        lambda a, b: a.mul_(0.5),
+        lambda a, b: a.add_(b) if a.shape == b.shape else a.clamp_(-2, 2),
+        lambda a, b: a.t().copy_(a.t() + 1),
+        lambda a, b: a.to(torch.bfloat16) * 3,
+        lambda a, b: a.float() @ a.float().t(),
+        lambda a, b: torch.cat([a, a], 1)[:, : a.shape[1]],
+        lambda a, b: torch.zeros_like(a) + a.reshape(-1)[: a.shape[1]],
+        lambda a, b: (a > b.flatten()[-1]).to(a.dtype),
+        lambda a, b: a.expand(2, *a.shape).relu()[1],
+        lambda a, b: a.softmax(-1),
+    ]
+    for count in range(draw.randint(6, 14)):
+        lines.append((draw.choice(kinds), draw.randrange(count + 2), draw.randrange(count + 2)))
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = [x, y]
+        for line, first, second in lines:
+            values.append(line(values[first], values[second]))
+        return tuple(values[2:])
+
+    return program
+
+
+def check_program(device: str, seed: int) -> None:
+    """Beside the same ops called one by one on the device, bit by bit, with what is written to the arguments."""
+    work = a_program(seed)
+    torch._dynamo.reset()
+    compiled = graft(work, dynamic=seed % 3 == 0)
+    for number in range(4):
+        shape = (5, 5) if seed % 2 else (4 + number % 2, 6)
+        given = [torch.randn(shape, device=device) for _ in range(2)]
+        ours = [each.clone() for each in given]
+        expected, got = work(*given), compiled(*ours)
+        for one, other in zip((*got, *ours), (*expected, *given), strict=True):
+            assert one.dtype == other.dtype
+            assert_close(one, other, rtol=0, atol=0, equal_nan=True, msg=lambda m: f"program {seed}: {m}")
+
+
+def test_random_programs(device: str, seeded: int) -> None:
+    for number in range(8):
+        check_program(device, seeded + number)
+
+
+@pytest.mark.thorough
+def test_more_random_programs(device: str, seeded: int) -> None:
+    for number in range(8, 60):
+        check_program(device, seeded + number)
 
 
 def test_nothing_of_inductor_is_used() -> None:

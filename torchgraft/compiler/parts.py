@@ -19,12 +19,9 @@ from torchgraft.codegen.types import BY_DTYPE
 from torchgraft.compiler.fused import FusedOps
 from torchgraft.compiler.outline import boxed, is_free, outlined, tensors_of, value_of
 from torchgraft.compiler.replay import Program, Replayed, refuse, splits
-from torchgraft.plans.device import device_traits
 from torchgraft.plans.recording import has_plan, only_launches
 
 __all__ = ["recorded"]
-
-aten = torch.ops.aten
 
 
 def recorded(root: torch.nn.Module, graph: Graph) -> Program:
@@ -107,24 +104,17 @@ def _why_apart(node: Node, device: torch.device) -> str:
         return "" if all(isinstance(each, (int, torch.SymInt)) for each in numbers) else f"it calls {node.target}"
     if not _are_numbers_integers(used):
         return f"{node.target} has a number among its arguments that is no integer"
-    return _why_not_by_op(node.target, node, device)
+    return _why_not_by_op(node.target, node)
 
 
-def _why_not_by_op(op: torch._ops.OpOverload, node: Node, device: torch.device) -> str:
+def _why_not_by_op(op: torch._ops.OpOverload, node: Node) -> str:
     if is_free(node):
         return ""
     if not tensors_of(node) and not any(map(tensors_of, node.all_input_nodes)):
         return f"{op} is done by the host"
     if not only_launches(op):
         return f"what {op} does besides launching kernels is not known"
-    if has_plan(op) and not (device_traits(device.index or 0).has_compiler or _is_of_the_core(op)):
-        return f"{op} is done by the host"
     return ""
-
-
-def _is_of_the_core(op: torch._ops.OpOverload) -> bool:
-    """Whether an op needs no kernel: it makes memory, copies or fills."""
-    return op.overloadpacket in (aten.empty, aten.empty_strided, aten.copy_, aten.clone, aten.fill_, aten.zero_)
 
 
 def _are_numbers_integers(nodes: Sequence[Node]) -> bool:
