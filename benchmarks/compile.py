@@ -1,11 +1,12 @@
-"""torch.compile on the device beside eager calls there, and beside torch's CPU with and without its own inductor.
+"""torch.compile on the device, by inductor and by the toolkit's own compiler ("graft"), beside eager calls there, and
+beside torch's CPU with and without its own inductor.
 
     python benchmarks/compile.py [--device ocl] [--only decoding] [--rounds 7]
 
 Whole: a call and a wait for its results. Host: until the calls have returned, several after each other without a wait.
-Times are medians of rounds in which all four take turns. Launches are those of one call, before and after fusion.
+Times are medians of rounds in which all take turns. Launches are those of one call, before and after fusion by either.
 Compiling: the first call in a new process with empty caches, and in another one with what the first has left; beside
-it inductor's for the CPU. Each case has a process of its own.
+it inductor's for the CPU, and graft's with empty caches. Each case has a process of its own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -282,9 +284,13 @@ def launches(call: Call, device: str) -> int:
     return sum(event.device_type == torch.autograd.DeviceType.PrivateUse1 for event in profiled.events())
 
 
-def first_call(case: Case, device: str) -> float:
+#: The toolkit's own compiler.
+graft: Compile = partial(torch.compile, backend="graft")
+
+
+def first_call(case: Case, device: str, compile: Compile) -> float:
     """Seconds for which it compiles."""
-    call = case.make(device, torch.compile)
+    call = case.make(device, compile)
     begin = time.perf_counter()
     call()
     torch.accelerator.synchronize()
@@ -298,6 +304,7 @@ def measure(case: Case, device: str, rounds: int) -> dict[str, float]:
         "CPU compiled": case.make("cpu", torch.compile),
         "eager": case.make(device, lambda work: work),
         "compiled": case.make(device, torch.compile),
+        "graft": case.make(device, graft),
     }
     wait = torch.accelerator.synchronize
     for call in variants.values():
@@ -314,7 +321,7 @@ def measure(case: Case, device: str, rounds: int) -> dict[str, float]:
             host[name].append(seconds_of(call, wait, min(calls, 20), False)[0])
     found = {name: median(times) * 1e6 for name, times in whole.items()}
     found |= {f"host {name}": median(times) * 1e6 for name, times in host.items()}
-    return found | {f"launches {name}": launches(variants[name], device) for name in ("eager", "compiled")}
+    return found | {f"launches {name}": launches(variants[name], device) for name in ("eager", "compiled", "graft")}
 
 
 def in_a_process(mode: str, case: Case, device: str, rounds: int, folder: str) -> Any:
@@ -333,19 +340,23 @@ def row(case: Case, device: str, rounds: int) -> list[str]:
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
         cold = in_a_process("first", case, device, rounds, folder)
         warm = in_a_process("first", case, device, rounds, folder)
+        by_graft = in_a_process("first graft", case, device, rounds, f"{other}/graft")
         cpu = in_a_process("first", case, "cpu", rounds, other)
         found = in_a_process("measure", case, device, rounds, folder)
-    times = [found[name] for name in ("CPU", "CPU compiled", "eager", "compiled")]
-    hosts = [found[f"host {name}"] for name in ("eager", "compiled")]
-    ratios = found["eager"] / found["compiled"], found["CPU compiled"] / found["compiled"]
-    counts = f"{found['launches eager']} to {found['launches compiled']}"
+    times = [found[name] for name in ("CPU", "CPU compiled", "eager", "compiled", "graft")]
+    hosts = [found[f"host {name}"] for name in ("eager", "compiled", "graft")]
+    ratios = [found[a] / found[b] for a, b in RATIOS]
+    counts = f"{found['launches eager']} to {found['launches compiled']}, {found['launches graft']}"
     return [
         case.name,
         *(f"{value:.0f}" for value in (*times, *hosts)),
         *(f"{ratio:.2f}" for ratio in ratios),
         counts,
-        *(f"{seconds:.1f}" for seconds in (cold, warm, cpu)),
+        *(f"{seconds:.1f}" for seconds in (cold, warm, cpu, by_graft)),
     ]
+
+
+RATIOS = (("eager", "compiled"), ("eager", "graft"), ("CPU compiled", "compiled"))
 
 
 def main() -> None:
@@ -353,20 +364,20 @@ def main() -> None:
     parser.add_argument("--device", default="ocl")
     parser.add_argument("--only", default="", help="only cases whose name contains this")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--mode", choices=("first", "measure"), help=argparse.SUPPRESS)
+    parser.add_argument("--mode", choices=("first", "first graft", "measure"), help=argparse.SUPPRESS)
     parser.add_argument("--case", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.mode:
         case = next(case for case in cases() if case.name == options.case)
         found = (
-            first_call(case, options.device)
-            if options.mode == "first"
-            else measure(case, options.device, options.rounds)
+            measure(case, options.device, options.rounds)
+            if options.mode == "measure"
+            else first_call(case, options.device, torch.compile if options.mode == "first" else graft)
         )
         print(json.dumps(found))
         return
-    heads = ("CPU", "CPU compiled", "eager", "compiled", "host eager", "host compiled", "eager / compiled")
-    heads += ("CPU compiled / compiled", "launches", "compiling cold s", "warm s", "CPU's s")
+    heads = ("CPU", "CPU compiled", "eager", "compiled", "graft", "host eager", "host compiled", "host graft")
+    heads += (*map(" / ".join, RATIOS), "launches", "compiling cold s", "warm s", "CPU's s", "graft's s")
     print("| Microseconds a call | " + " | ".join(heads) + " |")
     print("|---|" + "---:|" * len(heads))
     for case in cases():

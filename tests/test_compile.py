@@ -19,7 +19,7 @@ from torch.testing import assert_close
 import torchgraft
 from torchgraft import plans
 
-BACKENDS = ["eager", "aot_eager"]
+BACKENDS = ["eager", "aot_eager", "graft"]
 
 
 @pytest.fixture(autouse=True)

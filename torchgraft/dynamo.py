@@ -1,4 +1,4 @@
-"""Dynamo leaves our own Python alone, and knows the device.
+"""Dynamo leaves our own Python alone, and knows the device and our compiler.
 
 While a function that is given to torch.compile runs without having been traced whole, Dynamo looks at each Python frame
 that starts in it. Among them are our planners, which C++ calls for ops that it knows nothing of yet; to compile these
@@ -8,20 +8,25 @@ which `torch._dynamo.trace_rules.add` adds.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import ModuleType
 
-from torchgraft import _backend, imports
+from torchgraft import _backend, compiler, imports
 
 __all__ = ["INTERNAL", "install"]
 
 #: What users' programs do not call, and C++ and torch do.
-INTERNAL = ("codegen", "functions", "inductor", "kernels", "ops", "plans", "warming")
+INTERNAL = ("codegen", "compiler", "functions", "inductor", "kernels", "ops", "plans", "warming")
 
 
 def install() -> None:
     """A step of the registration."""
     imports.call_after(
-        {"torch._dynamo.trace_rules": [_leave_out], "torch._dynamo.device_interface": [_register_interface]}
+        {
+            "torch._dynamo.trace_rules": [_leave_out],
+            "torch._dynamo.device_interface": [_register_interface],
+            "torch._dynamo.backends.registry": [_offer_compiler],
+        }
     )
 
 
@@ -37,3 +42,9 @@ def _register_interface(device_interface: ModuleType) -> None:
     from torchgraft.inductor.interface import Interface  # which needs the module
 
     device_interface.register_interface_for_device(_backend.name(), Interface)
+
+
+def _offer_compiler(registry: ModuleType) -> None:
+    """torch.compile knows our own compiler by name, where the metadata of an installed package did not say so."""
+    with suppress(AssertionError):  # that it is there
+        registry.register_backend(compiler.graft, name=compiler.NAME)

@@ -149,9 +149,11 @@ void copy_within(const at::Tensor& self, const at::Tensor& dst) {
   at::assert_no_internal_overlap(dst);
   if (!device.has(TG_CAP_COMPILER)) {
     if (capturing()) [[unlikely]]
-      if (const Captured captured = capture_of_current(device.index))
-        return captured->function(captured.stream, "aten::_copy_from",
-                                  [from = at::alias(self), to = at::alias(dst)] { copy_on_host(from, to); });
+      if (const Captured captured = capture_of_current(device.index)) {
+        const at::Tensor from = at::alias(self), to = at::alias(dst);
+        const auto copy = [from, to] { copy_on_host(from, to); };
+        return captured->function(captured.stream, "aten::_copy_from", copy, {from, to});
+      }
     copy_on_host(self, dst);
     return;
   }

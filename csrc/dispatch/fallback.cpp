@@ -511,7 +511,7 @@ class HostCall {
 // The same memory, whatever the user makes of the tensor itself: a module's parameters move when it does.
 at::Tensor alias_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
-  return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false));
+  return at::Tensor(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true));
 }
 
 at::Tensor meta_of(const at::Tensor& tensor) {
@@ -579,14 +579,23 @@ void capture_fallback(const c10::OperatorHandle& op, Stack* stack, std::string_v
   const std::vector<c10::IValue> results = results_in_capture(op, arguments, device);
   Stack kept = arguments;
   std::vector<c10::IValue> kept_results = results;
+  std::vector<at::Tensor> tensors;
+  const auto note = [&](const at::Tensor& tensor) {
+    if (is_on_device(tensor)) tensors.push_back(tensor);
+  };
   for (std::vector<c10::IValue>* values : {&kept, &kept_results})
-    for (c10::IValue& value : *values) transform_tensors(value, alias_of);
-  captured->function(captured.stream, c10::toString(op.operator_name()),
-                     [op, kept, reason = std::string(why), kernel, kept_results] {
-                       Stack call = kept;
-                       cpu_fallback(op, &call, reason, kernel);
-                       copy_results(call, kept_results);
-                     });
+    for (c10::IValue& value : *values) {
+      transform_tensors(value, alias_of);
+      for_each_tensor(value, note);
+    }
+  captured->function(
+      captured.stream, c10::toString(op.operator_name()),
+      [op, kept, reason = std::string(why), kernel, kept_results] {
+        Stack call = kept;
+        cpu_fallback(op, &call, reason, kernel);
+        copy_results(call, kept_results);
+      },
+      tensors);
   torch::jit::drop(*stack, count);
   stack->insert(stack->end(), results.begin(), results.end());
 }

@@ -81,8 +81,6 @@ void RelocatableGraph::end(const std::vector<at::Tensor>& results) {
   end_capture(capture);
   free_after_capture(origin_->device_index());
   recording_ = capture->take();
-  for (const Node& node : recording_.nodes)
-    TORCH_CHECK(!std::holds_alternative<HostFunction>(node.action), node.op, " is done by the host");
   blocks_ = memory_->blocks();
   places_.resize(blocks_.size());
   describe(results);
@@ -196,6 +194,12 @@ void RelocatableGraph::find_relocations() {
     if (const auto place = place_of(address)) relocations_[place->slot].push_back({pointer, place->offset});
   };
   for (uint32_t i = 0; i < recording_.nodes.size(); ++i) {
+    if (const auto* function = std::get_if<HostFunction>(&recording_.nodes[i].action))
+      for (uint32_t j = 0; j < function->memory.size(); ++j) {
+        const void* address = function->memory[j].address;
+        TORCH_CHECK(place_of(address), recording_.nodes[i].op, " uses a constant");
+        add({i, GraphProgram::Pointer::OfHost, j}, address);
+      }
     const auto* recorded = std::get_if<DeviceCommand>(&recording_.nodes[i].action);
     if (recorded == nullptr) continue;
     for (uint32_t j = 0; j < recorded->arguments.size(); ++j)

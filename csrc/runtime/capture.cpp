@@ -1,5 +1,6 @@
 #include "capture.h"
 
+#include <ATen/EmptyTensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -97,9 +98,61 @@ void Capture::fill(c10::StreamId stream, void* destination, const void* pattern,
   add(stream, "", std::move(recorded));
 }
 
-void Capture::function(c10::StreamId stream, std::string op, std::function<void()> run) {
+namespace {
+
+struct Span {
+  const char *first, *behind;
+};
+
+Span span_of(const at::Tensor& tensor) {
+  const auto* first = static_cast<const char*>(tensor.const_data_ptr());
+  return {first, first + at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize())};
+}
+
+// Gives tensors storages of their own, without memory yet, so that nothing keeps what they had: one for all that had
+// one, from the first byte in use to the last. What was there may lie elsewhere, in memory of another size.
+std::vector<HostFunction::Memory> taken_apart(const std::string& op, const std::vector<at::Tensor>& tensors) {
+  std::vector<std::pair<c10::Storage, Span>> spans;
+  const auto entry = [&](const at::Tensor& tensor) {
+    return std::ranges::find_if(spans, [&](const auto& known) { return known.first.is_alias_of(tensor.storage()); });
+  };
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.numel() == 0) continue;
+    const Span span = span_of(tensor);
+    if (const auto known = entry(tensor); known == spans.end())
+      spans.emplace_back(tensor.storage(), span);
+    else
+      known->second = {std::min(known->second.first, span.first), std::max(known->second.behind, span.behind)};
+  }
+  std::vector<HostFunction::Memory> memory;
+  const auto storage_of = [](c10::Device device, size_t bytes) {
+    return c10::Storage(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, device), /*allocator=*/nullptr,
+                        /*resizable=*/false);
+  };
+  for (const auto& [storage, span] : spans)
+    memory.push_back({storage_of(storage.device(), size_t(span.behind - span.first)), span.first});
+  for (const at::Tensor& tensor : tensors) {
+    const auto known = entry(tensor);
+    const bool is_empty = tensor.numel() == 0;
+    const int64_t bytes = is_empty ? 0 : span_of(tensor).first - known->second.first;
+    const auto item = static_cast<int64_t>(tensor.itemsize());
+    TORCH_CHECK(bytes % item == 0, "the tensors of ", op, " lie in one memory, but not by whole elements");
+    c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    impl->set_storage_keep_dtype(is_empty ? storage_of(tensor.device(), 0)
+                                          : memory[size_t(known - spans.begin())].storage);
+    impl->set_storage_offset(bytes / item);
+  }
+  return memory;
+}
+
+}  // namespace
+
+void Capture::function(c10::StreamId stream, std::string op, std::function<void()> run,
+                       const std::vector<at::Tensor>& tensors) {
+  std::vector<HostFunction::Memory> memory;
+  if (symbolic_memory_ != nullptr) memory = taken_apart(op, tensors);
   std::lock_guard lock(mutex_);
-  add(stream, std::move(op), HostFunction{std::move(run)});
+  add(stream, std::move(op), HostFunction{std::move(run), std::move(memory)});
 }
 
 uint32_t Capture::mark(c10::StreamId stream) {

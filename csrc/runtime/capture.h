@@ -5,6 +5,7 @@
 // the graph's own (allocator.h), and whatever would need results that do not exist yet is refused.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Stream.h>
@@ -41,7 +42,13 @@ struct WaitForMark {
 };
 // What a device without a compiler has the host do, once the stream is done with what came before.
 struct HostFunction {
+  // Of tensors that it uses; where that lies, in place of an address in symbolic memory, is told before it is run.
+  struct Memory {
+    c10::Storage storage;
+    const void* address;
+  };
   std::function<void()> run;
+  std::vector<Memory> memory;
 };
 
 struct Node {
@@ -93,7 +100,9 @@ class Capture {
               c10::ArrayRef<RandomArgument> randoms);
   void copy(c10::StreamId stream, void* destination, const void* source, uint64_t bytes, tg_copy_kind kind);
   void fill(c10::StreamId stream, void* destination, const void* pattern, uint32_t pattern_bytes, uint64_t bytes);
-  void function(c10::StreamId stream, std::string op, std::function<void()> run);
+  // `tensors` are those that it uses on the device, and nobody else.
+  void function(c10::StreamId stream, std::string op, std::function<void()> run,
+                const std::vector<at::Tensor>& tensors);
 
   // Returns the mark's number.
   uint32_t mark(c10::StreamId stream);

@@ -134,6 +134,11 @@ void GraphProgram::set_argument(uint32_t node, uint32_t argument, const tg_arg& 
 }
 
 void GraphProgram::set(const Pointer& pointer, void* address) {
+  if (pointer.kind == Pointer::OfHost) {
+    const auto& function = std::get<HostFunction>(recording_.nodes[pointer.node].action);
+    const c10::Device device(c10::DeviceType::PrivateUse1, device_.index);
+    return function.memory[pointer.argument].storage.set_data_ptr_noswap(at::DataPtr(address, device));
+  }
   DeviceCommand& recorded = command(pointer.node);
   switch (pointer.kind) {
     case Pointer::Destination:
@@ -146,7 +151,10 @@ void GraphProgram::set(const Pointer& pointer, void* address) {
       tg_arg value = recorded.arguments[pointer.argument];
       value.value.pointer = address;
       set_argument(pointer.node, pointer.argument, value);
+      break;
     }
+    case Pointer::OfHost:
+      break;
   }
 }
 

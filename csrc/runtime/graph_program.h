@@ -30,8 +30,8 @@ class GraphProgram {
   // Where an address stands in a command.
   struct Pointer {
     uint32_t node;
-    enum Kind : uint8_t { Argument, Destination, Source } kind;
-    uint32_t argument = 0;  // its number
+    enum Kind : uint8_t { Argument, Destination, Source, OfHost } kind;
+    uint32_t argument = 0;  // its number, or that of a host function's memory
   };
   // From the next replay on.
   void set(const Pointer& pointer, void* address);

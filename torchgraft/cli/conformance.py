@@ -17,7 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtypes", default="", metavar="NAMES", help="with commas; by default those of the figures")
     parser.add_argument("--fallback", choices=("allow", "error"), default="allow", help="allow counts it")
     parser.add_argument("--samples", type=int, default=0, metavar="N", help="for each check at most; 0: all (default)")
-    parser.add_argument("--compile", action="store_true", help="through torch.compile, forward and backward")
+    parser.add_argument(
+        "--compile",
+        nargs="?",
+        const="inductor",
+        default="",
+        metavar="BACKEND",
+        help="through torch.compile, forward and backward; by default its own backend, inductor",
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes")
     parser.add_argument("--timeout", type=float, default=600, metavar="SECONDS", help="for one case")
     parser.add_argument("--results", type=Path, default=Path("conformance.jsonl"), metavar="FILE", help="JSON lines")

@@ -91,7 +91,7 @@ def why_unfit() -> str:
     return ""
 
 
-_ANYWAY = 'torch.compile(model, backend="aot_eager")'
+_ANYWAY = 'torch.compile(model, backend="graft")'
 
 
 def refuse(why: str) -> NoReturn:
@@ -103,6 +103,6 @@ def refuse(why: str) -> NoReturn:
     name = _backend.name()
     raise NotImplementedError(
         f"inductor, the default backend of torch.compile, generates no code for device '{name}': {why}. What works is "
-        f"{_ANYWAY}: whole graphs, forward and backward, with their ops run by the "
-        f"kernels of '{name}'; or backend=\"eager\"; or the model without torch.compile"
+        f"{_ANYWAY}, which needs nothing of inductor: whole graphs, forward and backward, recorded and replayed; or "
+        'backend="aot_eager", backend="eager", or the model without torch.compile'
     )

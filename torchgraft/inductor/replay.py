@@ -1,134 +1,14 @@
-"""Compiled programs as graphs with addresses by slot: a call is one call of C++.
-
-The program that inductor writes allocates, launches and calls ops, in Python. Its first call with arguments of some
-sizes does that. The second one is recorded, with memory that is only addresses, and from then on the recording is run
-with the addresses of each call: no Python, no dispatcher, no plan, one block of memory for all temporaries.
-csrc/dispatch/relocatable_graph.h has the rest.
-
-A recording holds what a stream is given and nothing else. So a program is recorded only if all it does is on one device
-and by ops that are known to do no more than that. What asks for a value, or runs on the CPU, stays as it is, and the
-program is split there: the parts before and after it are functions (splitting.py), each of which is recorded.
-"""
+"""The programs that inductor generates are recorded and replayed: `torchgraft.compiler.replay`."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-
-from torchgraft import _C
-from torchgraft.codegen.compiler import KernelCompileError
-from torchgraft.codegen.dialect import UnsupportedKernel
-from torchgraft.fallback import fallback, warn_user
-from torchgraft.inductor.runtime import Dealing, kernels_of
-from torchgraft.plans.splits import splits
-from torchgraft.streams import Stream
-from torchgraft.streams import stream as on_stream
+from torchgraft.compiler.replay import Program, Replayed, refusals, refuse, splits
+from torchgraft.inductor.runtime import kernels_of
 
 __all__ = ["Replayed", "refusals", "replayed", "splits"]
-
-_log = logging.getLogger("torchgraft.inductor")
-
-Program = Callable[[list[Any]], Sequence[Any]]
-
-#: Why programs, or parts of them, are not replayed, and how many kinds of calls that was.
-refusals: Counter[str] = Counter()
-
-
-class Replayed:
-    """A compiled program, or a part of one, which is called with a list of its arguments; the list is emptied.
-
-    Args:
-        program: what is called as long as there is no recording.
-        has_parts: whether it calls others that are recorded if it cannot be.
-        is_recorded: whether it is itself.
-        kernels: those that it launches; they are compiled before anything is run.
-        way_back: what is called where one of them does not compile.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        has_parts: bool = False,
-        is_recorded: bool = True,
-        kernels: Sequence[Dealing] = (),
-        way_back: Program | None = None,
-    ) -> None:
-        self._program = program
-        self._has_parts = has_parts
-        self._is_recorded = is_recorded  # False also where its parts are, and the whole cannot be
-        self._calls = _C.CompiledCalls()
-        self._kernels, self._way_back = kernels, way_back
-        self._compiling = threading.Lock()  # other threads wait until it is known what is run
-
-    def __call__(self, arguments: list[Any]) -> Sequence[Any]:
-        if not self._is_recorded:
-            return self._by_python(arguments)
-        results: Sequence[Any] | None = self._calls.run(arguments)
-        return self._by_python(arguments) if results is None else results
-
-    def _by_python(self, arguments: list[Any]) -> Sequence[Any]:
-        if self._kernels:
-            self._compile()
-        if not self._is_recorded:
-            return self._program(arguments)
-        if self._calls.wants_recording(arguments) and self._record(arguments):
-            results: Sequence[Any] | None = self._calls.run(arguments)
-            if results is not None:
-                return results
-        return self._program(arguments)
-
-    def _compile(self) -> None:
-        """Compiles the kernels, or takes the way back.
-
-        Raises:
-            KernelCompileError, UnsupportedKernel: there is none, or it may not be taken.
-        """
-        with self._compiling:
-            try:
-                for each in self._kernels:
-                    each.compile()
-            except (KernelCompileError, UnsupportedKernel) as error:
-                if self._way_back is None or fallback.get_mode() == "error":
-                    raise
-                refused: KernelCompileError | UnsupportedKernel | None = error
-                self._program, self._is_recorded = self._way_back, False
-            else:
-                refused = None
-            self._kernels = ()
-        if refused is not None:
-            _say_refused(refused)
-
-    def _record(self, arguments: list[Any]) -> bool:
-        """False if the call cannot be recorded, now or ever."""
-        graph = _C.RelocatableGraph()
-        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
-        with _recording(tensors[0].device) as is_free:
-            if not is_free:
-                return False
-            graph.begin(tensors)
-            try:
-                results = self._program(list(arguments))
-                graph.end([each for each in results if isinstance(each, torch.Tensor)])
-            except Exception as error:  # a true one comes again when Python runs the program
-                graph.abandon()
-                why = str(error).partition("\n")[0]
-                _refuse(why)
-                if self._has_parts and self._is_recorded:
-                    self._is_recorded = False
-                    splits[why] += 1
-                self._calls.refuse(arguments)
-                return False
-            except BaseException:
-                graph.abandon()
-                raise
-        self._calls.keep(arguments, graph, results)
-        return True
 
 
 def replayed(
@@ -152,42 +32,5 @@ def replayed(
     if why_not:
         if runner is not None:
             splits[why_not] += 1
-        _refuse(why_not)
+        refuse(why_not)
     return Replayed(program, runner is not None, not why_not, kernels_of(names), way_back)
-
-
-def _say_refused(error: KernelCompileError | UnsupportedKernel) -> None:
-    """As single ops are told of, unless nothing is to be said."""
-    why, origin = str(error), ""
-    if isinstance(error, KernelCompileError):
-        why = f"kernel {error.kernel} does not compile"
-        origin = f":\n{error.device} says: {error.log.strip()}\nIt was made of:\n{error.origin}\n"
-    _refuse(why)
-    if fallback.get_mode() == "warn":
-        told = f"a program of torch.compile runs op by op, since {why}{origin or '. '}"
-        warn_user(f"{told}The result is right, the time is not.")
-
-
-def _refuse(why: str) -> None:
-    refusals[why] += 1
-    _log.info("a compiled program is run by Python: %s", why)
-
-
-# One stream for all recordings of a device: what other threads give their streams is not recorded.
-_one_at_a_time = threading.Lock()
-_streams: dict[torch.device, Stream] = {}
-
-
-@contextlib.contextmanager
-def _recording(device: torch.device) -> Iterator[bool]:
-    """The device's stream for recordings is the current one; False where another thread records."""
-    if not _one_at_a_time.acquire(blocking=False):
-        yield False
-        return
-    try:
-        if device not in _streams:
-            _streams[device] = Stream(device=device)
-        with on_stream(_streams[device]):
-            yield True
-    finally:
-        _one_at_a_time.release()

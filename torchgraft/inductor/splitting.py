@@ -20,8 +20,7 @@ from torch._inductor.virtualized import V
 
 from torchgraft import _backend
 from torchgraft.codegen.types import BY_DTYPE
-from torchgraft.plans import ENTRIES
-from torchgraft.plans.registry import no_plan
+from torchgraft.plans.recording import has_plan, only_launches
 
 __all__ = ["Splitting", "why_not_recorded"]
 
@@ -40,14 +39,6 @@ _PLAIN_NODES = (
     ir.RandomSeeds,
     ir.ScatterFallback,
 )
-
-# What torch's own ops without a kernel of the device's call, and nothing else.
-_CALLED_BY = {
-    f"aten::{name}": f"aten::{name}_overrideable" for name in ("convolution", "_convolution", "convolution_backward")
-}
-
-# Ops that change what tensors are, of which a stream is told nothing.
-_HOSTS_OPS = ("resize_", "resize_as_", "set_", "record_stream")
 
 
 class Splitting:
@@ -108,7 +99,7 @@ def _why_apart(operation: Any, device: torch.device | None) -> str:
     if getattr(operation, "unbacked_bindings", None):
         return f"{_name(operation)} reads data"
     op = getattr(operation, "op_overload", None)
-    if isinstance(op, torch._ops.OpOverload) and not _only_launches(op):
+    if isinstance(op, torch._ops.OpOverload) and not only_launches(op):
         return f"what {op} does besides launching kernels is not known"
     return ""
 
@@ -123,12 +114,6 @@ def _name(operation: Any) -> str:
     return str(getattr(operation, "op_overload", None) or type(operation).__name__)
 
 
-def _only_launches(op: torch._ops.OpOverload) -> bool:
-    """Whether an op does nothing else, or raises where it would: PyTorch's own, and those with planners or rows."""
-    name = op._schema.name.partition("::")[2]
-    return (op.namespace in ("aten", "prims") and name not in _HOSTS_OPS) or op.name() in ENTRIES
-
-
 def _is_planned(operation: Any) -> bool:
     """Whether an operation is a kernel that is generated, or an op that the device has plans or functions of the core
     for."""
@@ -140,8 +125,4 @@ def _is_planned(operation: Any) -> bool:
     dtypes = {each.maybe_get_dtype() for each in _used(operation) if isinstance(each, ir.IRNode)}
     if not dtypes <= {None, *BY_DTYPE}:
         return False
-    name = _CALLED_BY.get(op.name(), op.name())
-    entry = ENTRIES.get(name)
-    if entry is not None:
-        return entry.plan is not no_plan
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "PrivateUse1"))
+    return has_plan(op)

@@ -17,13 +17,32 @@ from torchgraft.plans.call import plan_nested, result_of
 from torchgraft.plans.grid import numbered
 from torchgraft.plans.refusals import Refusals, check_in_place, dtype_name
 from torchgraft.plans.registry import Entry, Options, register_entry
-from torchgraft.plans.schema import parameters, resolve, variants
+from torchgraft.plans.schema import overload_name, parameters, resolve, variants
 from torchgraft.plans.steps import PlannedLoop
 
 aten = torch.ops.aten
 
 #: The arguments of an op on single tensors, of the number of an item and those of the op on lists, by name.
 Item = Callable[[int, dict[str, Any]], dict[str, Any]]
+
+
+_members: dict[str, tuple[torch._ops.OpOverload, Item]] = {}
+
+
+def as_single_ops(op: torch._ops.OpOverload) -> Callable[..., list[torch.Tensor]] | None:
+    """A function that does by ops on single tensors what an op on lists does; None where that is no loop for each."""
+    if overload_name(op) not in _members:
+        return None
+    single, item = _members[overload_name(op)]
+    of_op = parameters(op)
+
+    def run(*args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        given = {a.name: a.default for a in of_op} | dict(zip((a.name for a in of_op), args, strict=False)) | kwargs
+        lists = next(a for a in given.values() if isinstance(a, (list, tuple)) and isinstance(a[0], torch.Tensor))
+        given = {name: list(a) if isinstance(a, tuple) else a for name, a in given.items()}
+        return [single(**item(i, given)) for i in range(len(lists))]
+
+    return run
 
 
 def _gather(p: PlanBuilder, each: Sequence[Callable[[], None]]) -> None:
@@ -75,6 +94,7 @@ def foreach(name: str, base: str, **fixed: Any) -> None:
 def _declare(op: torch._ops.OpOverload, single: torch._ops.OpOverload, item: Item) -> None:
     """Declares the functional and the in-place overload; `item` gives the arguments of the op on single tensors."""
     names = [a.name for a in parameters(op)]
+    _members[overload_name(op)] = single, item
 
     def plan(p: PlanBuilder, outs: list[torch.Tensor], *args: Any, **kwargs: Any) -> None:
         arguments = dict(zip(names, args, strict=False)) | kwargs

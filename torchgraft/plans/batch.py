@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -50,19 +50,29 @@ def plan_batch(p: Steps, batch: Batch, items: Sequence[Item]) -> None:
 # ---- loops that planners of single tensors have planned ----
 
 
-def plan_loops(p: Steps, loops: Sequence[PlannedLoop]) -> None:
+def _plan_alone(p: Steps, planned: PlannedLoop) -> None:
+    pointwise.plan_loop(p, planned.loop, planned.results, planned.inputs, planned.numbers)
+
+
+def plan_loops(
+    p: Steps, loops: Sequence[PlannedLoop], alone: Callable[[Steps, PlannedLoop], None] = _plan_alone
+) -> None:
     """Plans loops over different tensors: those that do the same to tensors that lie flat, and report nothing, share
-    launches."""
+    launches.
+
+    Args:
+        alone: plans one that shares none.
+    """
     alike: dict[tuple[Loop, frozenset[str]], list[PlannedLoop]] = {}
     for planned in loops:
         single = None if planned.loop.fault else _flat(planned)
         if single is None:
-            pointwise.plan_loop(p, planned.loop, planned.results, planned.inputs, planned.numbers)
+            alone(p, planned)
         else:
             alike.setdefault((planned.loop, single), []).append(planned)
     for (loop, single), group in alike.items():
         if len(group) == 1:
-            pointwise.plan_loop(p, loop, group[0].results, group[0].inputs, group[0].numbers)
+            alone(p, group[0])
             continue
         varying = frozenset(
             number.name

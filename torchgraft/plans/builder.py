@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchgraft.codegen.types import element_type
-from torchgraft.plans import fusion, pointwise
+from torchgraft.plans import batch, fusion, pointwise
 from torchgraft.plans.steps import PlannedLoop, Steps, _Copy, _Fill
 
 #: Plans an op on specs with its arguments and keyword arguments, into the last argument if that is not None.
@@ -98,11 +98,13 @@ class PlanBuilder(Steps):
             return
         steps = self._steps if self.any_shape else fusion.without_copies(self, self._steps)
         self._steps = []
-        for step in fusion.fused(self, steps):
-            if isinstance(step, PlannedLoop):
-                pointwise.launch_loop(self, step)
+        for run in fusion.independent(self, fusion.alike_together(self, fusion.fused(self, steps))):
+            if isinstance(run, list):
+                batch.plan_loops(self, run, pointwise.launch_loop)
+            elif isinstance(run, PlannedLoop):
+                pointwise.launch_loop(self, run)
             else:
-                self.add(step)
+                self.add(run)
 
 
 _STRUCT = {

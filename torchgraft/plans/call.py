@@ -134,12 +134,12 @@ def plan_call(
             if counts.compiled != compiled_before and entry.kind == "functional":
                 expect_gradient(entry.op, _named(entry.op, arguments), device, plan_nested)
             return plan, reads.mask
-        except (Unsupported, UnsupportedDtype) as reason:
-            return _C.Plan.fallback(name, str(reason)), reads.mask
-        except UnsupportedKernel as reason:
-            return _C.Plan.fallback(name, str(reason), call.result_strides), reads.mask
-        except KernelCompileError as error:
-            return _C.Plan.fallback(name, refused_kernel(entry.op, error), call.result_strides), reads.mask
+        except (Unsupported, UnsupportedDtype, UnsupportedKernel, KernelCompileError) as reason:
+            if entry.options.way_back is not None:
+                return _C.Plan.eager(name, entry.options.way_back), reads.mask
+            why = refused_kernel(entry.op, reason) if isinstance(reason, KernelCompileError) else str(reason)
+            is_planned = isinstance(reason, (UnsupportedKernel, KernelCompileError))
+            return _C.Plan.fallback(name, why, call.result_strides if is_planned else []), reads.mask
 
 
 def _check_written(entry: Entry, arguments: list[Any], overlap: bool, partial: bool) -> None:

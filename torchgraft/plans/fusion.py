@@ -7,7 +7,8 @@ is the result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,10 +17,13 @@ from torchgraft.codegen.pointwise import Input, Loop, Number, Result, convert
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.plans.steps import Memory, PlannedLoop, Step, Steps, _Copy
 
-__all__ = ["fused", "without_copies"]
+__all__ = ["alike_together", "fused", "independent", "without_copies"]
 
 # Some devices pass no more than 1 KiB of arguments to a kernel, and registers end.
 _OPERANDS = 24
+_LOOPS = 64
+# Elements of a loop to which a launch of its own matters little, and its temporaries' memory may.
+_SMALL = 1 << 16
 
 
 def without_copies(p: Steps, steps: Sequence[Step]) -> list[Step]:
@@ -51,30 +55,37 @@ def fused(p: Steps, steps: Sequence[Step]) -> list[Step]:
     """The steps, with neighbouring loops in one."""
     done: list[Step] = []
     group: list[PlannedLoop] = []
+    uses = {id(p.memory(spec)): time for time, step in enumerate(steps) for spec in step.specs}  # the last ones
 
-    def close(after: Sequence[Step]) -> None:
-        done.extend([_Fusion(p, group, after).planned()] if len(group) > 1 else group)
+    def close(time: int) -> None:
+        done.extend([_Fusion(p, group, uses, time).planned()] if len(group) > 1 else group)
         group.clear()
 
     for time, step in enumerate(steps):
         if isinstance(step, PlannedLoop):
-            if not _fits(p, group, step):
-                close(steps[time:])
+            if not _fits(p, group, step, uses, time):
+                close(time)
             group.append(step)
         else:
-            close(steps[time:])
+            close(time)
             done.append(step)
-    close(())
+    close(len(steps))
     return done
 
 
-def _fits(p: Steps, group: Sequence[PlannedLoop], loop: PlannedLoop) -> bool:
+def _is_stored(p: Steps, result: torch.Tensor, uses: Mapping[int, int], time: int) -> bool:
+    """Whether something but the loops of a group reads a result, which ends before this time."""
+    memory = p.memory(result)
+    return memory.kind != "temporary" or uses[id(memory)] >= time
+
+
+def _fits(p: Steps, group: Sequence[PlannedLoop], loop: PlannedLoop, uses: Mapping[int, int], time: int) -> bool:
     """Whether a loop goes over the same elements as those before it, and gains by them."""
     together = [*group, loop]
     first = together[0]
     if not group or loop.any_shape != first.any_shape or loop.results[0].shape != first.results[0].shape:
         return False
-    if any(each.loop.fault for each in together) or sum(len(each.loop.operands) for each in together) > _OPERANDS:
+    if any(each.loop.fault for each in together) or len(together) > _LOOPS:
         return False
     before = [spec for each in group for spec in each.results]
     if any(spec.is_conj() or spec.is_neg() for spec in before):  # what is loaded is not what was computed
@@ -83,7 +94,90 @@ def _fits(p: Steps, group: Sequence[PlannedLoop], loop: PlannedLoop) -> bool:
         return False
     written = [*before, *loop.results]
     touched = [spec for each in together for spec in each.specs]
-    return all(_same(w, t) or p.memory(w) is not p.memory(t) for w in written for t in touched)
+    if not all(_same(w, t) or p.memory(w) is not p.memory(t) for w in written for t in touched):
+        return False
+    return _operands(p, together, uses, time) <= _OPERANDS
+
+
+def _operands(p: Steps, loops: Sequence[PlannedLoop], uses: Mapping[int, int], time: int) -> int:
+    """How many operands loops have as one of which the last is the step of this time."""
+    made: set[object] = set()
+    read: set[object] = set()
+    numbers = stored = 0
+    for planned in loops:
+        numbers += len(planned.loop.numbers)
+        read.update(key for spec in planned.inputs if (key := _identity(spec)) not in made)
+        made.update(map(_identity, planned.results))
+        stored += sum(_is_stored(p, spec, uses, time + 1) for spec in planned.results)
+    return len(read) + numbers + stored
+
+
+def alike_together(p: Steps, steps: Sequence[Step]) -> list[Step]:
+    """The steps in an order in which small loops that do the same to different tensors follow each other."""
+    loops = Counter(step.loop for step in steps if isinstance(step, PlannedLoop) and not step.any_shape)
+    if not any(count > 1 for count in loops.values()):
+        return list(steps)
+    waits = _waits(p, steps)
+    todo = dict(enumerate(steps))
+    ordered: list[Step] = []
+    while todo:
+        first, step = next(iter(todo.items()))  # for which everything before it is done
+        together = [first]
+        if isinstance(step, PlannedLoop) and loops[step.loop] > 1:
+            together += [
+                time
+                for time, other in todo.items()
+                if time != first
+                and isinstance(other, PlannedLoop)
+                and other.loop == step.loop
+                and other.results[0].numel() <= _SMALL
+                and not waits[time] & todo.keys()
+            ]
+        for time in together:
+            ordered.append(todo.pop(time))
+    return ordered
+
+
+def _waits(p: Steps, steps: Sequence[Step]) -> list[set[int]]:
+    """Which steps come before each, since one of the two writes what the other one touches."""
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    waits: list[set[int]] = []
+    for time, step in enumerate(steps):
+        touched = {id(p.memory(spec)) for spec in step.specs}
+        # Of launches it is not known which operands they write.
+        writes = {id(p.memory(spec)) for spec in step.results} if isinstance(step, PlannedLoop) else touched
+        before = {writer[each] for each in touched if each in writer}
+        before.update(time for each in writes for time in readers.get(each, ()))
+        waits.append(before)
+        for each in touched - writes:
+            readers.setdefault(each, []).append(time)
+        for each in writes:
+            writer[each] = time
+            readers.pop(each, None)
+    return waits
+
+
+def independent(p: Steps, steps: Sequence[Step]) -> Iterator[Step | list[PlannedLoop]]:
+    """The steps, with neighbouring loops in lists of which none touches what another one writes."""
+    run: list[PlannedLoop] = []
+    touched: set[int] = set()
+    written: set[int] = set()
+    for step in steps:
+        loop = step if isinstance(step, PlannedLoop) and not step.any_shape else None
+        touches = set() if loop is None else {id(p.memory(spec)) for spec in loop.specs}
+        writes = set() if loop is None else {id(p.memory(spec)) for spec in loop.results}
+        if run and (loop is None or writes & touched or touches & written):
+            yield run if len(run) > 1 else run[0]
+            run, touched, written = [], set(), set()
+        if loop is None:
+            yield step
+        else:
+            run.append(loop)
+            touched |= touches
+            written |= writes
+    if run:
+        yield run if len(run) > 1 else run[0]
 
 
 def _alike(p: Steps, first: PlannedLoop, loop: PlannedLoop) -> bool:
@@ -95,17 +189,18 @@ def _alike(p: Steps, first: PlannedLoop, loop: PlannedLoop) -> bool:
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """The same elements of memory, as the same numbers."""
 
-    def facts(t: torch.Tensor) -> tuple[object, ...]:
-        where = t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride()
-        return *where, t.dtype, t.is_conj(), t.is_neg()
+    return a is b or _identity(a) == _identity(b)
 
-    return facts(a) == facts(b)
+
+def _identity(t: torch.Tensor) -> tuple[object, ...]:
+    where = t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride()
+    return *where, t.dtype, t.is_conj(), t.is_neg()
 
 
 class _Fusion:
-    """Loops as one. Each keeps the names of its operands, in a block of its own."""
+    """Loops as one, which end before a time. Each keeps the names of its operands, in a block of its own."""
 
-    def __init__(self, p: Steps, loops: Sequence[PlannedLoop], after: Sequence[Step]) -> None:
+    def __init__(self, p: Steps, loops: Sequence[PlannedLoop], uses: Mapping[int, int], time: int) -> None:
         self._loops = list(loops)
         self._inputs: list[tuple[Input, torch.Tensor]] = []
         self._numbers: list[Number] = []
@@ -117,7 +212,7 @@ class _Fusion:
         self._results = [
             (result, spec)
             for number, (result, spec) in enumerate(self._results)
-            if number >= last or p.memory(spec).kind != "temporary" or _touch(p, after, p.memory(spec))
+            if number >= last or _is_stored(p, spec, uses, time)
         ]
 
     def planned(self) -> PlannedLoop:

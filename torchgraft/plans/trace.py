@@ -21,7 +21,7 @@ from torchgraft.plans.versions import here
 aten = torch.ops.aten
 
 
-def _is_view(op: torch._ops.OpOverload) -> bool:
+def is_view(op: torch._ops.OpOverload) -> bool:
     """Returns an alias of an argument and writes nothing."""
     returns = op._schema.returns
     aliased = any(r.alias_info is not None for r in returns)
@@ -40,7 +40,7 @@ class _Trace(ThreadMode):
 
     def plan(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-        if _is_view(func) and not composite:  # a composite (`to`, `reshape`) may copy in spite of its schema
+        if is_view(func) and not composite:  # a composite (`to`, `reshape`) may copy in spite of its schema
             return func(*args, **kwargs)
         special = _SPECIAL.get(func)
         if special is not None:
@@ -83,7 +83,10 @@ def _empty(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **{**kwargs, "device": "meta"})
 
 
-def _full(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
+def full(func: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, Any] | None:
+    """The result of an op that fills it, and the number that it fills it with; None of other ops."""
+    if _SPECIAL.get(func) is not _full:
+        return None
     out = func(*args, **{**kwargs, "device": "meta"})
     packet = func.overloadpacket
     if packet in (aten.zeros, aten.zeros_like, aten.new_zeros):
@@ -92,8 +95,14 @@ def _full(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
         value = 1
     else:
         value = args[0] if packet is aten.scalar_tensor else (args[1] if packet is not aten.new_full else args[2])
-    p.fill(out, value)
-    return out
+    return out, value
+
+
+def _full(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:
+    filled = full(func, args, kwargs)
+    assert filled is not None
+    p.fill(*filled)
+    return filled[0]
 
 
 def _iota(p: PlanBuilder, func: Any, args: Any, kwargs: Any) -> Any:

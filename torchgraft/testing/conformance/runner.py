@@ -46,7 +46,7 @@ class Options:
         samples: for each check at most; None: all.
         jobs: processes.
         timeout: seconds for one case.
-        compiled: through torch.compile, in place of the other checks.
+        compiled: the backend of torch.compile through which it goes, in place of the other checks; by default none.
         imports: modules that a worker imports first, for a backend that torch does not load by itself.
     """
 
@@ -55,7 +55,7 @@ class Options:
     samples: int | None = None
     jobs: int = 1
     timeout: float = 600
-    compiled: bool = False
+    compiled: str = ""
     imports: tuple[str, ...] = ()
 
 
@@ -182,8 +182,7 @@ class Worker:
         self.phase.write(b"-")
         self.phase.flush()
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
-        which = "compiled" if options.compiled else "eager"
-        given = [options.device, options.mode, str(options.samples or 0), which, self.phase.name]
+        given = [options.device, options.mode, str(options.samples or 0), options.compiled, self.phase.name]
         given.append(",".join(options.imports))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "torchgraft.testing.conformance.worker", *given],

@@ -18,15 +18,15 @@ import torch
 import torchgraft
 from torchgraft.testing.conformance import CHECKS, Case, run_case
 from torchgraft.testing.conformance.cases import database
-from torchgraft.testing.conformance.compiled import COMPILED_CHECKS
+from torchgraft.testing.conformance.compiled import compiled_checks
 
 PHASES = {"": b"-", "cpu": b"c", "device": b"d"}
 
 
 def main() -> None:
-    """Arguments: the device, the fallback's mode, samples for each check (0: all), "eager" or "compiled", the phase
-    file, modules to import."""
-    device, mode, samples, which, phase_file, imports = sys.argv[1:]
+    """Arguments: the device, the fallback's mode, samples for each check (0: all), a backend of torch.compile or
+    nothing, the phase file, modules to import."""
+    device, mode, samples, backend, phase_file, imports = sys.argv[1:]
     for module in filter(None, imports.split(",")):
         importlib.import_module(module)
     results = os.fdopen(os.dup(1), "w")
@@ -41,7 +41,7 @@ def main() -> None:
     def note(what: str) -> None:
         os.pwrite(phase, PHASES[what], 0)
 
-    checks = COMPILED_CHECKS if which == "compiled" else CHECKS
+    checks = compiled_checks(backend) if backend else CHECKS
     print("ready", file=results, flush=True)
     for line in sys.stdin:
         started = time.perf_counter()
