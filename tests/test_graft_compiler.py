@@ -536,7 +536,7 @@ def a_program(seed: int) -> Work:
         lambda a, b: torch.where(a > 0, a, b.flatten()[0]),
         lambda a, b: a.sum(0, keepdim=True) + a,
         lambda a, b: a.mul_(0.5),
-        lambda a, b: a.add_(b) if a.shape == b.shape else a.clamp_(-2, 2),
+        lambda a, b: a.add_(b + 0) if a.shape == b.shape else a.clamp_(-2, 2),  # b may lie over a
         lambda a, b: a.t().copy_(a.t() + 1),
         lambda a, b: a.to(torch.bfloat16) * 3,
         lambda a, b: a.float() @ a.float().t(),
