@@ -15,8 +15,6 @@
 namespace ocl {
 namespace {
 
-constexpr char kVariable[] = "TORCHGRAFT_OPENCL_DIRECT_CALLS";
-
 // Writes down all that it is told of its place, and what its arguments are. `count` keeps it within its memory whatever
 // it is told.
 constexpr char kName[] = "tg_both_ways";
@@ -120,10 +118,10 @@ std::string compare_ways(Device& device, const PoclRelease& release) {
 
 }  // namespace
 
-DirectCalls::DirectCalls(const std::string& platform_version)
-    : wanted_(find_variable(kVariable).value_or("") != "0"), release_(find_pocl_release(platform_version)) {
+DirectCalls::DirectCalls(const std::string& platform_version) : release_(find_pocl_release(platform_version)) {
   if (release_ == nullptr) why_ = "it is not known how this release is called: " + platform_version;
-  if (!wanted_) release_ = nullptr, why_ = std::string(kVariable) + "=0";
+  if (find_variable("TORCHGRAFT_OPENCL_DIRECT_CALLS").value_or("") == "0")
+    release_ = nullptr, why_ = "TORCHGRAFT_OPENCL_DIRECT_CALLS=0";
 }
 
 void DirectCalls::try_once(Device& device) {

@@ -20,13 +20,12 @@ class DirectCalls {
   // The release, if its machine code may be called as far as is known; NULL if not, and `why` says why.
   const PoclRelease* release() const { return release_; }
   const std::string& why() const { return why_; }
-  bool is_wanted() const { return wanted_; }
 
   // Runs a kernel both ways, the first time that it is called.
   void try_once(Device& device);
 
  private:
-  bool wanted_ = true, tried_ = false;
+  bool tried_ = false;
   const PoclRelease* release_ = nullptr;
   std::string why_;
 };
