@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build browser demo test test-rest test-all test-second test-torch test-torch-part test-nightly conformance conformance-quick conformance-gpu conformance-compile conformance-record \
+.PHONY: help setup build browser demo test test-rest test-all test-second test-torch test-torch-part test-nightly test-distribution conformance conformance-quick conformance-gpu conformance-compile conformance-record \
   oclgrind asan coverage lint tidy format bench wheels docs docs-code pictures clean
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo 'make test-all   the same, those that it leaves out (PARTS=16: a sixteenth of them, and a quarter of the conformance), ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, conformance-quick, -gpu and -compile'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
 	@echo 'make test-torch TORCH=2.14.1   the tests, and a slice of the conformance, with another torch in an environment of its own'
+	@echo 'make test-distribution SUITE=trixie   some of the tests in another release of Debian, as root   (SHORT=1: some minutes of it)'
 	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (half an hour)   make conformance-quick   a slice of it'
 	@echo 'make conformance-gpu   every op in float32 by the form of the kernels that GPUs get   make conformance-compile   a slice through torch.compile'
 	@echo 'make test-nightly   what is used of torch inside, with a nightly build of torch, in an environment of its own'
@@ -85,6 +86,13 @@ test-torch-part: setup
 test-nightly:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-nightly SETUP='--torch nightly' TORCH_TESTS='tests/test_seam.py tests/test_upstream.py tests/test_compile.py' \
 	  test-torch-part
+
+# Another release of Debian, in build/distributions, with its PoCL and rusticl and this environment: what a driver does
+# with OpenCL, the kernels that depend on it most, and a quarter of the conformance, another one for each commit.
+SUITE ?= trixie
+test-distribution: setup
+	@$(PYTHON) scripts/distribution --suite $(SUITE) --python $(BIN)/python --jobs $(JOBS) --slice $(COMMITS)/4 \
+	  $(if $(SHORT),--short) $(ARGS)
 
 # PyTorch's operator database on the device; what it does is kept in $(STORED), which later runs must not fall behind.
 STORED := tests/conformance/pocl.jsonl.gz

@@ -273,3 +273,30 @@ def test_largest_of_long_rows(gpu: set[str], device: str, largest: bool) -> None
     for got, wanted in zip(x.to(device).topk(5, largest=largest), x.topk(5, largest=largest), strict=True):
         assert torch.equal(got.cpu(), wanted)
     assert not any(name.startswith("top") for name in gpu)
+
+
+@pytest.mark.parametrize(
+    ("known", "form"),
+    [
+        ({"dialect": "opencl-c", "simd_width": 1}, "gpu"),
+        ({"dialect": "opencl-c", "simd_width": 8}, "cpu"),
+        ({"dialect": "c++", "simd_width": 1}, "cpu"),  # nobody has said anything of vectors
+    ],
+)
+def test_a_cpu_whose_opencl_has_no_vectors_gets_it(
+    device: str, monkeypatch: pytest.MonkeyPatch, known: dict[str, Any], form: str
+) -> None:
+    """As rusticl on llvmpipe, whose compiler takes minutes for what the CPU's form writes out."""
+    index = torch.device(device).index or 0
+    offered = {**_C.device_properties(index), **known, "kind": "cpu"}
+    monkeypatch.delenv("TORCHGRAFT_KERNEL_FORM", raising=False)
+    monkeypatch.setattr(traits, "_C", SimpleNamespace(device_properties=lambda _: offered))
+    forget()
+    try:
+        assert traits.kernel_form(index) == form
+        monkeypatch.setenv("TORCHGRAFT_KERNEL_FORM", "cpu")
+        traits.kernel_form.cache_clear()
+        assert traits.kernel_form(index) == "cpu"
+    finally:
+        monkeypatch.undo()
+        forget()

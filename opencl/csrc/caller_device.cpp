@@ -151,7 +151,10 @@ uint64_t CallerDevice::binary_number(Device& device, uint64_t own) {
 cl_program CallerDevice::load(tg_kernel_& kernel) {
   cl_program own = nullptr;
   if (api_.clGetKernelInfo(kernel.kernel, CL_KERNEL_PROGRAM, sizeof own, &own, nullptr) != CL_SUCCESS) return nullptr;
+  // This device would have other variables.
+  if (may_have_variables(api_, own, kernel.device->id)) return nullptr;
   Binary binary = binary_of(api_, own);
+  if (has_variables(binary)) return nullptr;
   const uint64_t own_number = device_number(binary);
   const uint64_t number = own_number == 0 ? 0 : binary_number(*kernel.device, own_number);
   if (number == 0) return nullptr;
@@ -254,8 +257,23 @@ bool CallerDevice::needs_code(CallerKernel& original) const {
   // PoCL loads the code when a worker first runs it, which may be later than expected.
   constexpr uint32_t kSearches = 4;
   const KernelCode& code = original.code;
-  return is_other() && code.function.load(std::memory_order_relaxed) == nullptr &&
-         code.learned.load(std::memory_order_acquire) && code.searches.load(std::memory_order_relaxed) < kSearches;
+  return is_other() && !calls_nothing_.load(std::memory_order_relaxed) &&
+         code.function.load(std::memory_order_relaxed) == nullptr && code.learned.load(std::memory_order_acquire) &&
+         code.searches.load(std::memory_order_relaxed) < kSearches;
+}
+
+// With the mutex held.
+bool CallerDevice::may_call(Device& device) {
+  direct_.try_once(device);
+  calls_nothing_.store(direct_.release() == nullptr, std::memory_order_relaxed);
+  return direct_.release() != nullptr;
+}
+
+std::pair<std::string, std::string> CallerDevice::describe_way(Device& device) {
+  if (!is_other()) return {"queues", ""};
+  const std::unique_lock alone(mutex_);
+  const bool direct = may_call(device);
+  return {direct ? "direct" : "device", direct_.why()};
 }
 
 void CallerDevice::find_code(tg_kernel_& kernel) {
@@ -265,6 +283,7 @@ void CallerDevice::find_code(tg_kernel_& kernel) {
   KernelCode& code = first.by_caller.code;
   code.searches.fetch_add(1, std::memory_order_relaxed);
   open(*first.device);
+  if (!may_call(*first.device)) return;
   cl_ulong local_memory = 1;
   cl_program program = nullptr;
   // A group's local memory would have to be found for it.
@@ -272,10 +291,17 @@ void CallerDevice::find_code(tg_kernel_& kernel) {
       api_.clGetKernelWorkGroupInfo(first.kernel, first.device->id, CL_KERNEL_LOCAL_MEM_SIZE, sizeof local_memory,
                                     &local_memory, nullptr) != CL_SUCCESS ||
       local_memory != 0 ||
-      api_.clGetKernelInfo(first.kernel, CL_KERNEL_PROGRAM, sizeof program, &program, nullptr) != CL_SUCCESS)
+      api_.clGetKernelInfo(first.kernel, CL_KERNEL_PROGRAM, sizeof program, &program, nullptr) != CL_SUCCESS ||
+      may_have_variables(api_, program, first.device->id))
     return;
-  code.object = find_object(code_of(binary_of(api_, program), first.name));
-  code.function.store(find_work_group(code.object, first.name), std::memory_order_release);
+  const Binary binary = binary_of(api_, program);
+  if (has_variables(binary) || may_print(binary)) {
+    code.searches.store(UINT32_MAX, std::memory_order_relaxed);
+    return;
+  }
+  Code found = ocl::find_code(code_folder(binary, *direct_.release()), first.name);
+  code.object = std::move(found.object);
+  code.function.store(found.function, std::memory_order_release);
   team_.start();
 }
 
@@ -317,13 +343,12 @@ void CallerDevice::run_code(CallerKernel& original, const tg_launch& launch, Thr
   LaunchCosts& costs = team != nullptr ? original.shared_costs : original.costs;
   const LaunchScale scale(launch);
   const WorkGroup function = original.code.function.load(std::memory_order_relaxed);
-  bool prints = false;
+  bool ended_well = true;
   note_least(costs.run(scale, std::exchange(original.code.ran, true),
-                       [&] { prints = run_groups(function, launch, team, original.costs.worth_waking(scale)); }));
-  if (prints) [[unlikely]] {
-    original.code.prints = true;
-    original.code.searches = UINT32_MAX;
-    original.code.function = nullptr;
+                       [&] { ended_well = run_groups(function, launch, team, original.costs.worth_waking(scale)); }));
+  if (!ended_well) [[unlikely]] {
+    throw Failure(TG_ERROR, "kernel " + launch.kernel->name +
+                                " failed while it ran: it came to where it says that it never comes");
   }
 }
 
@@ -360,7 +385,7 @@ void CallerDevice::Turn::run(const tg_launch& launch, bool unchanged) {
   for (uint32_t d = 0; d < launch.dims; ++d) global[d] = launch.groups[d] * launch.local[d];
   if (mine.kernel == nullptr && (!device_.open(*kernel.device) || device_.kernel_of(kernel) == nullptr))
     throw Failure(TG_ERROR, "kernel " + kernel.name + " cannot be run by the thread that asks");
-  if (!unchanged || mine.set.empty() || first.code.prints) set_arguments(kernel, mine.kernel, mine.set, launch);
+  if (!unchanged || mine.set.empty()) set_arguments(kernel, mine.kernel, mine.set, launch);
   first.costs.run(LaunchScale(launch), true, [&] {
     check(device_.api_.clEnqueueNDRangeKernel(device_.queues_[0], mine.kernel, launch.dims, nullptr, global,
                                               launch.local, 0, nullptr, nullptr),

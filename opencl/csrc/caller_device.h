@@ -16,8 +16,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "direct_calls.h"
 #include "launch_costs.h"
 #include "opencl_api.h"
 #include "thread_team.h"
@@ -42,8 +45,7 @@ struct KernelCode {
   std::atomic<uint32_t> searches = 0;
   LoadedObject object{nullptr, nullptr};
   std::atomic<WorkGroup> function = nullptr;
-  bool ran = false;                  // guarded by the device's mutex
-  std::atomic<bool> prints = false;  // and is left to PoCL
+  bool ran = false;  // guarded by the device's mutex
 
   // Whether the function may be called for a launch.
   bool runs(const tg_launch& launch) const;
@@ -63,10 +65,23 @@ struct CallerKernel {
 
 class CallerDevice {
  public:
-  // For a device with so many compute units, whose own queues can do it, or whose platform has another device for it.
-  CallerDevice(const Api& api, cl_device_id id, uint32_t units) : CallerDevice(api, nullptr, id, units) {}
-  CallerDevice(const Api& api, cl_platform_id platform, cl_device_id other, uint32_t units)
-      : api_(api), platform_(platform), id_(other), units_(units), team_(ThreadTeam::suitable_size(units)) {}
+  // For a device with so many compute units, whose own queues can do it, or whose platform, of that version, has
+  // another device for it.
+  CallerDevice(const Api& api, cl_device_id id, uint32_t units) : CallerDevice(api, nullptr, "", id, units) {}
+  CallerDevice(const Api& api, cl_platform_id platform, const std::string& version, cl_device_id other, uint32_t units)
+      : api_(api),
+        platform_(platform),
+        id_(other),
+        units_(units),
+        team_(ThreadTeam::suitable_size(units)),
+        direct_(version) {}
+
+  // The way that small launches take, for `torchgraft doctor`: a word, and what there is to say of it. Tries what has
+  // not been tried yet.
+  //   direct   machine code is called
+  //   device   PoCL's other device runs them, and why
+  //   queues   queues of the device's own
+  std::pair<std::string, std::string> describe_way(Device& device);
 
   // Runs a launch if that pays and its stream is idle; otherwise does nothing and returns false.
   bool launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global);
@@ -107,6 +122,7 @@ class CallerDevice {
   bool is_other() const { return platform_ != nullptr; }
   static CallerKernel& original(tg_kernel_& kernel);
   void learn(tg_kernel_& kernel, const tg_launch& launch);
+  bool may_call(Device& device);
   void find_code(tg_kernel_& kernel);
   bool needs_preparing(const tg_kernel_& kernel) const;
   void prepare(tg_kernel_& kernel);
@@ -131,6 +147,8 @@ class CallerDevice {
   const cl_device_id id_;
   const uint32_t units_;
   ThreadTeam team_;
+  DirectCalls direct_;                       // guarded by the mutex
+  std::atomic<bool> calls_nothing_ = false;  // by machine code: it must not be
 
   std::mutex mutex_;  // one launch at a time: another thread's would be run by whoever is there, and be seen as done
   bool opened_ = false, usable_ = false;

@@ -234,56 +234,40 @@ void add_caller_queue(Device& device) {
 // one's was refused; and addresses must be the same.
 void add_caller_device(const Platform& platform, cl_device_id id, Device& device) {
   if (device.platform != platform.id || !device.is_cpu || device.memory->model != MemoryModel::kHost) return;
-  device.caller_device =
-      std::make_unique<CallerDevice>(*platform.api, platform.id, id, device.properties.compute_units);
-}
-
-void set_if_missing(const char* variable, const char* value) {
-  if (!find_variable(variable)) set_variable(variable, value);
-}
-
-// Before PoCL opens its devices, for as long as the process lives; a user's own settings stay.
-//
-// PoCL compiles a kernel's machine code when it is first launched, and by default once for each local size, small and
-// large grids apart: tens of milliseconds each, on its worker thread, in the middle of a computation; and reading a
-// program's binary then compiles every kernel once more. Without this specialisation there is one version of each
-// kernel. It is measured as quick (within 5 %), and binaries cost nothing.
-//
-// The other one PoCL sets itself, by setenv(), which enlarges the list of variables where it is not there yet; see
-// environment.h.
-void prepare_pocl() {
-  set_if_missing("POCL_WORK_GROUP_SPECIALIZATION", "0");
-  set_if_missing("HWLOC_PLUGINS_PATH", "/dev/null");
+  device.caller_device = std::make_unique<CallerDevice>(
+      *platform.api, platform.id, platform_text(platform, CL_PLATFORM_VERSION), id, device.properties.compute_units);
 }
 
 bool is_pocl(const Platform& platform) { return platform_text(platform, CL_PLATFORM_NAME) == kPocl; }
 
-// While it lives, PoCL opens a second device on the CPU; see caller_device.h. A user's own choice of devices stays, and
-// programs that this one starts later see nothing of ours.
-class PoclDevices {
+// PoCL's variables, set before platforms are asked for: where there are several, the system's loader sorts them by
+// their devices, which PoCL opens then. A user's own settings stay.
+class PoclSettings {
  public:
-  explicit PoclDevices(const std::vector<Platform>& platforms) {
-    if (find_variable(kVariable)) return;
-    for (const Platform& platform : platforms) {
-      const std::string version = platform_text(platform, CL_PLATFORM_VERSION);
-      const size_t word = version.find("PoCL ");
-      if (word == version.npos) continue;
-      const bool old = std::atoi(version.c_str() + word + 5) < 4;
-      caller_ = old ? "basic" : "cpu-minimal";
-      set_variable(kVariable, (old ? "pthread " : "cpu ") + caller_);
+  PoclSettings() {
+    for (Setting& each : settings_) {
+      each.is_ours = !find_variable(each.name);
+      if (each.is_ours) set_variable(each.name, each.value);
     }
   }
-  ~PoclDevices() {
-    if (!caller_.empty()) set_variable(kVariable, std::nullopt);
+  // Programs that this one starts later see nothing of ours but what PoCL needs as long as the process lives.
+  ~PoclSettings() {
+    for (const Setting& each : settings_)
+      if (each.is_ours && !(each.stays && has_pocl_)) set_variable(each.name, std::nullopt);
   }
-  PoclDevices(const PoclDevices&) = delete;
-  PoclDevices& operator=(const PoclDevices&) = delete;
+  PoclSettings(const PoclSettings&) = delete;
+  PoclSettings& operator=(const PoclSettings&) = delete;
+
+  void note(const std::vector<Platform>& platforms) {
+    has_pocl_ |= std::any_of(platforms.begin(), platforms.end(), [](const Platform& each) { return is_pocl(each); });
+  }
 
   // Takes the second device out of a platform's; NULL if it has none.
   cl_device_id take_caller(const Platform& platform, std::vector<cl_device_id>& ids) const {
-    if (caller_.empty() || ids.size() < 2) return nullptr;
+    if (!devices().is_ours || !is_pocl(platform) || ids.size() < 2) return nullptr;
     const auto found = std::find_if(ids.begin(), ids.end(), [&](cl_device_id id) {
-      return device_text(*platform.api, id, CL_DEVICE_NAME).compare(0, caller_.size(), caller_) == 0;
+      const std::string name = device_text(*platform.api, id, CL_DEVICE_NAME);
+      return name.compare(0, 5, "basic") == 0 || name.compare(0, 11, "cpu-minimal") == 0;
     });
     if (found == ids.end()) return nullptr;
     const cl_device_id caller = *found;
@@ -292,16 +276,31 @@ class PoclDevices {
   }
 
  private:
-  static constexpr char kVariable[] = "POCL_DEVICES";
-  std::string caller_;
+  struct Setting {
+    const char *name, *value;
+    bool stays, is_ours = false;
+  };
+  const Setting& devices() const { return settings_[0]; }
+
+  Setting settings_[3] = {
+      // A second device on the CPU, see caller_device.h, by its names from 4.0 on and before. PoCL passes over those
+      // that it does not know.
+      {"POCL_DEVICES", "cpu cpu-minimal pthread basic", false},
+      // PoCL compiles a kernel's machine code when it is first launched, and by default once for each local size, small
+      // and large grids apart: tens of milliseconds each, on its worker thread, in the middle of a computation; and
+      // reading a program's binary then compiles every kernel once more. Without this specialisation there is one
+      // version of each kernel. It is measured as quick (within 5 %), and binaries cost nothing.
+      {"POCL_WORK_GROUP_SPECIALIZATION", "0", true},
+      // PoCL sets this one itself, by setenv(), which enlarges the list of variables where it is not there yet; see
+      // environment.h.
+      {"HWLOC_PLUGINS_PATH", "/dev/null", true},
+  };
+  bool has_pocl_ = false;
 };
 
 // The platforms' names are added to `names`.
-void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_cache, Devices& devices, Names& names,
-                 Journal& journal) {
-  if (std::any_of(platforms.begin(), platforms.end(), [](const Platform& each) { return is_pocl(each); }))
-    prepare_pocl();
-  const PoclDevices pocl_devices(platforms);
+void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_cache, const PoclSettings& pocl_settings,
+                 Devices& devices, Names& names, Journal& journal) {
   for (const Platform& platform : platforms) {
     const std::string name = platform_text(platform, CL_PLATFORM_NAME);
     const bool can_work = name != kPocl || !pocl_cache.used().empty();  // else it ends the process at the first kernel
@@ -313,7 +312,7 @@ void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_c
     std::vector<cl_device_id> ids(count);
     if (status == CL_SUCCESS && count != 0)
       status = platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, count, ids.data(), nullptr);
-    const cl_device_id caller = status == CL_SUCCESS ? pocl_devices.take_caller(platform, ids) : nullptr;
+    const cl_device_id caller = status == CL_SUCCESS ? pocl_settings.take_caller(platform, ids) : nullptr;
     journal.add({"platform", name, platform_text(platform, CL_PLATFORM_VENDOR),
                  platform_text(platform, CL_PLATFORM_VERSION), std::to_string(ids.size())});
     if (status != CL_SUCCESS) {
@@ -496,6 +495,7 @@ void Journal::add(std::initializer_list<std::string> fields) {
 Devices discover(std::string& why, Journal& journal) {
   check_memory_wish();
   PoclCache pocl_cache;
+  PoclSettings pocl_settings;
   const std::string wanted_libraries = find_variable("TORCHGRAFT_OPENCL_LIBRARY").value_or("");
   const bool named = !wanted_libraries.empty();
 
@@ -507,7 +507,8 @@ Devices discover(std::string& why, Journal& journal) {
     const std::string problem = open_library(path, platforms);
     if (!problem.empty()) problems += "\n  " + problem;
     journal.add({"library", path, problem});
-    add_devices(platforms, pocl_cache, devices, platform_names, journal);
+    pocl_settings.note(platforms);
+    add_devices(platforms, pocl_cache, pocl_settings, devices, platform_names, journal);
   };
 
   if (named) {

@@ -78,10 +78,14 @@ bool inject_faults(const std::string& specification) {
   return true;
 }
 
-void maybe_fail(const char* function) {
+bool is_to_fail(const char* function) {
   std::lock_guard lock(faults().mutex);
   const auto found = faults().turns.find(function);
-  if (found == faults().turns.end() || !found->second.contains(++faults().calls[function])) return;
+  return found != faults().turns.end() && found->second.contains(++faults().calls[function]);
+}
+
+void maybe_fail(const char* function) {
+  if (!is_to_fail(function)) return;
   const std::string name = function;
   if (name == "small_launch_memory") throw std::bad_alloc();
   const tg_status status = name == "allocate" || name == "host_allocate" ? TG_ERROR_OUT_OF_MEMORY

@@ -40,9 +40,11 @@ const char* last_error();
 // now on. Also read from TORCHGRAFT_OPENCL_FAIL when the driver is loaded. An empty text ends it. Returns whether the
 // text was understood.
 // Beside the table's functions there are "small_launch", one that is run by the thread that has the caller's device
-// (a worker with a batch, say), and "small_launch_memory", one for which the host has no memory.
+// (a worker with a batch, say), and "small_launch_memory", one for which the host has no memory; and "direct_calls",
+// whose first trial gets a wrong result.
 bool inject_faults(const std::string& specification);
 extern std::atomic<bool> faults_armed;
-void maybe_fail(const char* function);  // throws when it is this call's turn
+bool is_to_fail(const char* function);  // whether it is this call's turn
+void maybe_fail(const char* function);  // throws when it is
 
 }  // namespace ocl

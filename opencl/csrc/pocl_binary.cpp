@@ -1,15 +1,35 @@
 #include "pocl_binary.h"
 
+#include <algorithm>
+#include <charconv>
 #include <cstring>
+#include <string_view>
 
 namespace ocl {
 namespace {
 
-// They begin with a word and a number that stands for the device they are for: the FNV-1 hash of its driver's name, the
-// target and the processor, as in "pthread-x86_64-pc-linux-gnu-skylake-avx512" (pocl_binary.c, read for 3.1). Both
-// devices' machine code is the same, so the number is all that has to be exchanged.
+// Where a binary has what (pocl_binary.c, read for 3.1 to 7.2, which agree so far). It begins with a word and a number
+// that stands for the device it is for: the FNV-1 hash of its driver's name, the target and the processor, as in
+// "pthread-x86_64-pc-linux-gnu-skylake-avx512". Both devices' machine code is the same, so the number is all that has
+// to be exchanged.
 constexpr char kWord[] = "poclbin";
-constexpr size_t kOffset = 8;
+constexpr size_t kOffset = 8, kVersionOffset = 16, kFlagsOffset = 24, kHashOffset = 36, kHashLength = 40,
+                 kVariablesOffset = 76;
+// Flags: subnormal numbers count as zero; the size of the program's variables follows the hash.
+constexpr uint64_t kFlushes = 1, kVariables = 2;
+
+constexpr PoclRelease kReleases[] = {{3, 1, 9}, {4, 0, 11}, {5, 0, 11}, {6, 0, 11}, {7, 0, 11}, {7, 1, 11}, {7, 2, 12}};
+
+bool is_binary(const Binary& binary) {
+  return binary.size() >= kHashOffset + kHashLength && std::memcmp(binary.data(), kWord, sizeof kWord) == 0;
+}
+
+template <class T>
+T number_at(const Binary& binary, size_t offset) {
+  T value{};
+  std::memcpy(&value, binary.data() + offset, sizeof value);
+  return value;
+}
 
 uint64_t fnv1(const std::string& text) {
   uint64_t hash = 0xcbf29ce484222325;
@@ -28,12 +48,57 @@ Binary binary_of(const Api& api, cl_program program) {
   return binary;
 }
 
-uint64_t device_number(const Binary& binary) {
-  uint64_t number = 0;
-  if (binary.size() < kOffset + sizeof number || std::memcmp(binary.data(), kWord, sizeof kWord) != 0) return 0;
-  std::memcpy(&number, binary.data() + kOffset, sizeof number);
-  return number;
+const PoclRelease* find_pocl_release(const std::string& platform_version) {
+  constexpr std::string_view kName = "PoCL ";
+  const size_t name = platform_version.find(kName);
+  if (name == platform_version.npos) return nullptr;
+  const char* const end = platform_version.data() + platform_version.size();
+  int major = 0, minor = 0;
+  const auto [dot, error] = std::from_chars(platform_version.data() + name + kName.size(), end, major);
+  if (error != std::errc() || dot == end || *dot != '.') return nullptr;
+  const auto [rest, wrong] = std::from_chars(dot + 1, end, minor);
+  // Distributions add their name; "7.2-pre" is what was on the way to a release.
+  if (wrong != std::errc() || (rest != end && *rest != ' ' && *rest != '+')) return nullptr;
+  const auto* const found = std::find_if(std::begin(kReleases), std::end(kReleases),
+                                         [&, major = major, minor = minor](const PoclRelease& each) {
+                                           return each.major == major && each.minor == minor;
+                                         });
+  return found != std::end(kReleases) ? found : nullptr;
 }
+
+std::string code_folder(const Binary& binary, const PoclRelease& release) {
+  if (!is_binary(binary) || number_at<uint32_t>(binary, kVersionOffset) != release.binary_version ||
+      (number_at<uint64_t>(binary, kFlagsOffset) & kFlushes) != 0)
+    return "";
+  return "/" + std::string(reinterpret_cast<const char*>(binary.data()) + kHashOffset, kHashLength) + "/";
+}
+
+bool may_have_variables(const Api& api, cl_program program, cl_device_id device) {
+  size_t size = 0;
+  if (api.clGetProgramBuildInfo(program, device, CL_PROGRAM_BUILD_OPTIONS, 0, nullptr, &size) != CL_SUCCESS)
+    return true;
+  std::string options(size, '\0');
+  if (api.clGetProgramBuildInfo(program, device, CL_PROGRAM_BUILD_OPTIONS, size, options.data(), nullptr) != CL_SUCCESS)
+    return true;
+  constexpr std::string_view kStandard = "-cl-std=";
+  const size_t standard = options.rfind(kStandard);
+  // By default it is 1.2, which has none.
+  return standard != options.npos && options.compare(standard + kStandard.size(), 3, "CL1") != 0;
+}
+
+bool has_variables(const Binary& binary) {
+  // Whether there are some is said by their size, which this flag says to be there: later releases always set it.
+  return is_binary(binary) && (number_at<uint64_t>(binary, kFlagsOffset) & kVariables) != 0 &&
+         (binary.size() < kVariablesOffset + sizeof(uint64_t) || number_at<uint64_t>(binary, kVariablesOffset) != 0);
+}
+
+bool may_print(const Binary& binary) {
+  // In it is the program as LLVM's bitcode, which has the names of functions as they are: up to 6.0 and from 7.0 on.
+  const std::string_view text(reinterpret_cast<const char*>(binary.data()), binary.size());
+  return text.find("__pocl_printf_format_full") != text.npos || text.find("pocl_printf_alloc") != text.npos;
+}
+
+uint64_t device_number(const Binary& binary) { return is_binary(binary) ? number_at<uint64_t>(binary, kOffset) : 0; }
 
 void set_device_number(Binary& binary, uint64_t number) {
   std::memcpy(binary.data() + kOffset, &number, sizeof number);

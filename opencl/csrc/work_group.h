@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "thread_team.h"
 #include "torchgraft/driver.h"
@@ -19,20 +18,19 @@ namespace ocl {
 // Takes the kernel's arguments, each by its address, what is the same for all groups, and the group's place.
 using WorkGroup = void (*)(const void* const* arguments, void* context, size_t x, size_t y, size_t z);
 
-// How the path of a kernel's shared object ends, said by its program's binary. Empty where the binary is not one of
-// those whose functions are known here, or where its floating-point numbers are to be treated otherwise than usual.
-std::string code_of(const std::vector<unsigned char>& binary, const std::string& kernel);
-
-// A shared object of this process, loaded for as long as this lives.
+// A shared object of this process, loaded for as long as this lives, and the function of it.
 using LoadedObject = std::unique_ptr<void, void (*)(void*)>;
-// The one whose path ends so, which PoCL has loaded when it first ran the kernel; NULL if there is none.
-LoadedObject find_object(const std::string& path_end);
-// Its function; NULL if there is none.
-WorkGroup find_work_group(const LoadedObject& object, const std::string& kernel);
+struct Code {
+  LoadedObject object{nullptr, nullptr};
+  WorkGroup function = nullptr;
+};
+// A kernel's in a folder of PoCL's cache whose path ends so, which PoCL has loaded when it first ran the kernel;
+// nothing if there is none.
+Code find_code(const std::string& folder, const std::string& kernel);
 
 constexpr uint32_t kMostArguments = 128;
-// Runs a launch with no more arguments than that, which are of the sizes that the kernel has. Returns whether the
-// kernel has printed.
+// Runs a launch with no more arguments than that, which are of the sizes that the kernel has. Returns whether it ended
+// well: a kernel fails where it comes to what it says that it never comes to, as later releases notice.
 bool run_groups(WorkGroup function, const tg_launch& launch, ThreadTeam* team, bool wake);
 
 }  // namespace ocl

@@ -11,13 +11,14 @@ from torchgraft.diagnosis import Finding, State
 from torchgraft_opencl.driver import driver_library
 from torchgraft_opencl.implementations import offer_to, packaged_implementations
 
-__all__ = ["VARIABLES", "diagnose"]
+__all__ = ["VARIABLES", "diagnose", "small_launches"]
 
 #: What the driver reads, and what the loaders and implementations below it read.
 VARIABLES = {
     "TORCHGRAFT_OPENCL_LIBRARY": "the OpenCL libraries to load",
     "TORCHGRAFT_OPENCL_MEMORY": "the memory model to use: host, svm, coarse or buffer",
     "TORCHGRAFT_OPENCL_BUILTINS": "header: for comparing compile times",
+    "TORCHGRAFT_OPENCL_DIRECT_CALLS": "0: PoCL runs all launches, small ones too, which then take longer",
     "TORCHGRAFT_OPENCL_FAIL": "for tests: calls that are to fail",
     "OCL_ICD_VENDORS": "the loader's: where the .icd files are",
     "OCL_ICD_FILENAMES": "the loader's: the implementations themselves",
@@ -64,7 +65,9 @@ def diagnose() -> Iterator[Finding]:
         yield Finding("driver", "problem", f"{library} is missing", "pip install --no-build-isolation ./opencl")
         return
     offer_to(library)
-    yield from _journal(ctypes.CDLL(str(library)))
+    driver = ctypes.CDLL(str(library))
+    yield from _journal(driver)
+    yield from small_launches(driver)
 
 
 def _vendor_files(folder: Path) -> Iterator[Finding]:
@@ -119,6 +122,32 @@ def _journal(driver: ctypes.CDLL) -> Iterator[Finding]:
         if not has_pocl:
             advice = f"{rusticl_advice()}; or: {_INSTALL}" if has_rusticl else _INSTALL
         yield Finding("OpenCL devices", "problem", "none was found", advice)
+
+
+#: What runs them, by the driver's word for it (torchgraft_opencl_small_launches in csrc/driver.cpp).
+_WAYS = {
+    "direct": "PoCL's machine code is called in the calling thread and its helpers, as quick as can be",
+    "device": "PoCL's device for that runs them in the calling thread, microseconds slower than by calling code",
+    "queues": "the calling thread runs them, by queues that the implementation has for that",
+    "workers": "the implementation's workers run them, as large ones",
+}
+
+
+def small_launches(driver: ctypes.CDLL) -> Iterator[Finding]:
+    """The way that they take on each device. Where that is PoCL's machine code, it is tried."""
+    driver.torchgraft_opencl_small_launches.restype = ctypes.c_char_p
+    for line in driver.torchgraft_opencl_small_launches().decode(errors="replace").splitlines():
+        name, way, why = line.split("\t")
+        text = _WAYS[way] + (f": {why}" if why else "")
+        if not why:
+            yield Finding(f"small launches of {name}", "ok" if way != "workers" else "note", text)
+        elif why.startswith("TORCHGRAFT_"):
+            yield Finding(f"small launches of {name}", "note", text)
+        else:
+            advice = (
+                "results are right; a newer torchgraft may know this PoCL, and if it does not, please report this line"
+            )
+            yield Finding(f"small launches of {name}", "warning", text, advice)
 
 
 def _pocl_cache(own: str, problem: str, used: str) -> Finding:

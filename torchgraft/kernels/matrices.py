@@ -128,7 +128,10 @@ class MatrixTeam(Team):
     }}"""
 
     def norm(self, name: str, n: str, x: str) -> str:
-        """The root of the sum of squares, scaled by a power of two so that no square overflows or vanishes."""
+        """The root of the sum of squares, scaled by a power of two so that no square overflows or vanishes.
+
+        To divide by that is exact. By `ldexp` back, LLVM 18 in PoCL 6 ended the process over this kernel.
+        """
         most = self.fold(
             {"most": (self.real, "0")},
             "A.most = larger(A.most, fabs(tg_x[c]));",
@@ -145,7 +148,7 @@ class MatrixTeam(Team):
       const int exponent = usual ? clamp((int)floor(log2(most)), -120, 120) : 0;
       const real scale = ldexp((real)1, -exponent);
       {self.sum({"square": self.real}, step, "tg_n")}
-      {name} = usual ? ldexp(sqrt(square), exponent) : most;
+      {name} = usual ? sqrt(square) / scale : most;
     }}"""
 
     def reflector(self, factor: str, n: str, x: str) -> str:

@@ -96,10 +96,18 @@ def set_tuning(index: int, tuning: Tuning) -> None:
 
 @functools.cache
 def kernel_form(index: int) -> str:
-    """ "cpu" or "gpu": which form of a kernel a device gets. TORCHGRAFT_KERNEL_FORM forces one."""
+    """ "cpu" or "gpu": which form of a kernel a device gets. TORCHGRAFT_KERNEL_FORM forces one.
+
+    An OpenCL for CPUs that says that it has no vectors puts work-items side by side in them, as a GPU's does. What the
+    CPU's form writes out for each element of a vector gains nothing there, and takes such a compiler minutes: Mesa's
+    has not done with a product of matrices after four, and takes eight seconds for the GPU's form.
+    """
     forced = os.environ.get("TORCHGRAFT_KERNEL_FORM", "")
     if forced in ("cpu", "gpu"):
         return forced
     if forced:
         raise ValueError(f"TORCHGRAFT_KERNEL_FORM is 'cpu' or 'gpu', not {forced!r}")
+    p = _C.device_properties(index)
+    if p["dialect"] == "opencl-c" and p["simd_width"] == 1:
+        return "gpu"
     return device_traits(index).kind
