@@ -214,6 +214,17 @@ def test_sums_of_exponentials_of_other_types(device: str) -> None:
         for y in (x, (9 * x).int(), x > 0):
             assert torch.logsumexp(y.to(device), 1, out=out) is out
             torch.testing.assert_close(out.cpu(), torch.logsumexp(y, 1).to(dtype), rtol=1e-3, atol=1e-6)
+    for dtype, wider in (
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float64),
+        (torch.float32, torch.float64),
+    ):
+        for dims in ((1,), (0, 1), ()):
+            y, out = (9 * x).to(dtype), torch.empty(0, dtype=wider, device=device)
+            torch.logsumexp(y.to(device), dims, keepdim=True, out=out)
+            torch.testing.assert_close(
+                out.cpu(), torch.logsumexp(y.double(), dims, True).to(wider), rtol=1e-6, atol=1e-6
+            )
     for shape in ((0, 5), (5, 0)):
         none = torch.empty(shape, dtype=torch.complex64)
         assert torch.equal(torch.logsumexp(none.to(device), 0).cpu(), torch.logsumexp(none, 0))

@@ -436,7 +436,12 @@ def prod_dim(
 # ---- sums of exponentials ----
 
 
-def _check_log_sum_exp(out: torch.Tensor | None = None, **_: Any) -> None:
+def _check_log_sum_exp(
+    self: torch.Tensor, dim: Sequence[int], keepdim: bool = False, out: torch.Tensor | None = None
+) -> None:
+    # Of no dimensions all are summed over, and the largest element is left with all of them.
+    if not dim and not keepdim and self.dim() and self.numel():
+        raise RuntimeError(f"output with shape [] doesn't match the broadcast shape {[1] * self.dim()}")
     if out is not None and not (out.is_floating_point() or out.is_complex()):
         raise RuntimeError(
             f"logsumexp(): Expected floating point type for result tensor, but got: {dtype_name(out.dtype)}"
@@ -466,6 +471,20 @@ def _log_sum_exp_of_complex(
     if out is not None:
         sums = sums.to(out.dtype)
     return sums.log() + (top.squeeze(dims) if top.dim() and not keepdim else top)
+
+
+def _has_more_digits(self: torch.Tensor, out: torch.Tensor, **_: Any) -> bool:
+    """Whether `out` is of a floating-point type that has all numbers of the operand's, and more."""
+    both = torch.promote_types(self.dtype, out.dtype)
+    return self.is_floating_point() and both == out.dtype != self.dtype and out.is_floating_point()
+
+
+@composite("logsumexp.out", when=_has_more_digits, refuses=_check_log_sum_exp)
+def _log_sum_exp_with_more_digits(
+    self: torch.Tensor, dim: list[int], keepdim: bool = False, *, out: torch.Tensor
+) -> torch.Tensor:
+    """The sums are of the type of `out`, which is not to have what was rounded to the operand's."""
+    return torch.logsumexp(self.to(out.dtype), dim, keepdim)
 
 
 @planner("logsumexp", refuses=_check_log_sum_exp)
