@@ -784,6 +784,7 @@ def tensors_in(result: Any) -> Iterator[torch.Tensor]:
 GIVE_CPU_TENSORS = (torch.Tensor.cpu,)
 
 
+@pytest.mark.thorough  # a kernel or two for each of 1,400 calls: minutes
 @pytest.mark.parametrize(("function", "call"), list(functions(random=False)))
 @pytest.mark.filterwarnings("ignore")
 def test_as_on_the_cpu(function: Any, call: Call, device: str, seeded: int) -> None:
@@ -798,6 +799,7 @@ def test_as_on_the_cpu(function: Any, call: Call, device: str, seeded: int) -> N
 FURTHEST = 0.04
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("function", "call"), list(functions(random=True)))
 @pytest.mark.filterwarnings("ignore")
 def test_distributed_as_on_the_cpu(function: Any, call: Call, device: str, seeded: int) -> None:

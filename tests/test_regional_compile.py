@@ -241,6 +241,7 @@ def test_blocks_of_a_resnet(device: str) -> None:
     assert not replay.splits
 
 
+@pytest.mark.thorough
 def test_blocks_of_a_transformer(device: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -250,6 +251,7 @@ def test_blocks_of_a_transformer(device: str) -> None:
     assert not replay.splits
 
 
+@pytest.mark.thorough
 def test_convolutions_of_any_size(device: str) -> None:
     """One program for all sizes, forward and backward."""
     torch.manual_seed(0)
