@@ -74,7 +74,8 @@ test-torch:
 
 # The tests of what differs most from one torch to the next, and a small part of the conformance.
 TORCH_TESTS ?= tests/test_seam.py tests/test_torch_versions.py tests/test_upstream.py tests/test_compile.py tests/test_inductor.py \
-  tests/test_compiled_replay.py tests/test_distributed.py tests/test_graph_capture.py tests/test_training.py tests/test_device_module.py
+  tests/test_compiled_replay.py tests/test_distributed.py tests/test_graph_capture.py tests/test_training.py tests/test_device_module.py \
+  tests/test_graft_compiler.py tests/test_compile_options.py
 test-torch-part: setup
 	@$(PYTEST) $(TORCH_TESTS) $(ARGS)
 	@$(CONFORM) --results build/conformance-part.jsonl --again --samples 1 --dtypes float32 --slice $(COMMITS)/16 --jobs $(JOBS) \

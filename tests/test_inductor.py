@@ -27,6 +27,7 @@ from torchgraft.codegen.compiler import KernelCompileError
 from torchgraft.inductor.kernels import GeneratedKernel, Text
 from torchgraft.inductor.registration import register
 from torchgraft.inductor.runtime import _say_without_effect
+from torchgraft.plans import versions
 from torchgraft.plans.device import kernel_form
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -984,6 +985,22 @@ def test_convolutions_keep_their_layout(device: str, monkeypatch: pytest.MonkeyP
     plain = GraphLowering.decide_layout_opt.__wrapped__
     monkeypatch.setattr(GraphLowering, "decide_layout_opt", staticmethod(plain))
     assert operands() == "buf0, buf1"
+
+
+def test_gradients_of_convolutions_keep_their_layout(device: str) -> None:
+    """The same for a backward graph, of which torch asks from 2.15 on."""
+    from torch._inductor.graph import GraphLowering
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def gradients(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> Any:
+        none = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
+        return torch.ops.aten.convolution_backward(grad, x, w, *none)
+
+    register()
+    given = (torch.randn(shape, device=device) for shape in ((2, 70, 7, 7), (2, 65, 9, 9), (70, 65, 3, 3)))
+    graph = make_fx(gradients, tracing_mode="fake")(*given)
+    assert not GraphLowering.decide_layout_opt(graph, is_inference=False)
+    assert GraphLowering.decide_layout_opt.__wrapped__(graph, is_inference=False) == (versions.HERE >= (2, 15))
 
 
 def test_every_operation_is_there() -> None:

@@ -1,8 +1,8 @@
 """Places of inductor that have the devices of torch's own tree in them, and no registration: the only monkeypatches.
 
-Each function here has one of them know the backend's device, and leaves it as it is for all others. They are applied
-when inductor asks for the device's generators; tests/test_inductor.py and tests/test_split_programs.py fail as soon as
-one is needed no longer.
+Each function here has one of them know the backend's device, and leaves it as it is for all others; the files that they
+name are in torch/_inductor. They are applied when inductor asks for the device's generators; tests/test_inductor.py and
+tests/test_split_programs.py fail as soon as one is needed no longer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 def pointwise_results_are_on_the_device() -> None:
     """The result of a pointwise op with a tensor of the CPU without dimensions goes where its first operand is, unless
-    another is on a device of a list: with the CPU's one first, the result is on the CPU. torch 2.13
+    another is on a device of a list: with the CPU's one first, the result is on the CPU. torch 2.13 to 2.15
     (torch/_inductor/lowering.py, `make_pointwise`, whose only question of the kind this is).
     """
     import torch._inductor.lowering
@@ -46,7 +46,7 @@ def pointwise_results_are_on_the_device() -> None:
 def costly_values_are_kept() -> None:
     """What is used again and costs much, as the exponential functions in a softmax, is stored on a CPU and made again
     elsewhere, since memory is slow where computing is not. Which of the two a device is, is asked by the name "cpu":
-    devices with the CPU form of kernels are CPUs. torch 2.13 (torch/_inductor/ir.py, `is_cpu`).
+    devices with the CPU form of kernels are CPUs. torch 2.13 to 2.15 (ir.py, `is_cpu`).
     """
     import torch._inductor.ir
 
@@ -67,7 +67,7 @@ def extremes_have_places() -> None:
     """argmax and argmin over several dimensions, of a tensor or of a pooling's window, give the place in the order of
     the dimensions. Inductor orders a reduction's loops by strides, after which nothing is left of that order: places
     are made part of the values only for argmax of a tensor whose layout is known not to be contiguous, and only for
-    Triton and for C++. torch 2.13 (torch/_inductor/lowering.py, `_make_reduction_inner` and `_max_pool_with_offsets`).
+    Triton and for C++. torch 2.13 to 2.15 (lowering.py, `_make_reduction_inner` and `_max_pool_with_offsets`).
     """
     import torch._inductor.ir
 
@@ -115,7 +115,7 @@ def short_variances_take_two_steps() -> None:
     """The variance of a row that a cache holds is quicker found once its mean is known: to go along it again costs less
     than Welford's division for each element, and than those of combining lanes. Inductor knows that of the device named
     "cpu", up to a number of elements that is an option of its C++ code; devices with the CPU form of kernels are CPUs.
-    torch 2.13 (torch/_inductor/lowering.py, `use_two_step_variance`).
+    torch 2.13 to 2.15 (lowering.py, `use_two_step_variance`).
     """
     import sympy
     import torch._inductor.lowering
@@ -138,7 +138,7 @@ def short_variances_take_two_steps() -> None:
 def programs_are_split() -> None:
     """Programs are made of functions with nodes between them that cannot be recorded. Inductor splits them for CUDA's
     graphs alone: which nodes those are is asked by the names of torch's own devices, and only if the option
-    `triton.cudagraphs` is set, or one wrapper of functions for all devices. torch 2.13 (torch/_inductor/scheduler.py,
+    `triton.cudagraphs` is set, or one wrapper of functions for all devices. torch 2.13 to 2.15 (scheduler.py,
     `Scheduler.should_partition`).
     """
     import torch._inductor.scheduler
@@ -160,7 +160,7 @@ def convolutions_keep_their_layout() -> None:
     """The device's convolutions take images as they lie. Inductor has the operands of most copied to lie by channels
     last, on any device, as is best for the matrix units of CUDA's GPUs: the factors by which it decides were measured
     there ("TODO - get different values per hardware"), and the option `layout_optimization` is that of all devices.
-    `force_layout_optimization` is followed. torch 2.13 (torch/_inductor/graph.py, `GraphLowering.decide_layout_opt`).
+    `force_layout_optimization` is followed. torch 2.13 to 2.15 (graph.py, `GraphLowering.decide_layout_opt`).
     """
     import torch._inductor.config
     import torch._inductor.graph
@@ -179,16 +179,17 @@ def convolutions_keep_their_layout() -> None:
 
 
 def _convolves_ours(node: torch.fx.Node) -> bool:
-    if node.target is not torch.ops.aten.convolution.default:
+    """Whether it is a convolution of ours, or the backward of one, which torch asks about from 2.15 on."""
+    if node.target not in (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default):
         return False
-    image = node.args[0]
-    return isinstance(image, torch.fx.Node) and image.meta["val"].device.type == _backend.name()
+    first = node.args[0]  # the image, or its gradient
+    return isinstance(first, torch.fx.Node) and first.meta["val"].device.type == _backend.name()
 
 
 def sums_of_halves_are_calls() -> None:
     """Sums into places of 16-bit floating-point numbers are left to the device's own kernels, which keep them in
     float32. Inductor adds in the memory of the result, where each sum is rounded: 5,000 ones of bfloat16 are 256. Which
-    types cannot be added so is asked by the names of torch's own devices. torch 2.13 (torch/_inductor/lowering.py,
+    types cannot be added so is asked by the names of torch's own devices. torch 2.13 to 2.15 (lowering.py,
     `needs_fallback_due_to_atomic_add_limitations` of `index_put_impl_`, and `use_scatter_fallback`).
     """
     import torch._inductor.lowering

@@ -92,7 +92,7 @@ def _expand_attention(gm: torch.fx.GraphModule) -> None:
 def _fold_numbers(gm: torch.fx.GraphModule) -> None:
     """Puts numbers in the place of what a graph computes of sizes that have become numbers since it was traced, as in a
     backward that could not be compiled for symbols. Inductor computes such again, and takes each division for one of
-    integers: 1.0 / 8.0 has no value then. torch 2.13 (torch/_inductor/lowering.py, the lowerings of `magic_methods`).
+    integers: 1.0 / 8.0 has no value then. torch 2.13 to 2.15 (lowering.py, the lowerings of `magic_methods`).
     """
     for node in list(gm.graph.nodes):
         value = node.meta.get("val")
@@ -106,7 +106,7 @@ _OF_SIZES = frozenset(METHOD_TO_OPERATOR.values())
 
 def _is_for_any_size(node: torch.fx.Node) -> bool:
     """Whether it is a convolution's backward, whose lowering makes it, and all that is around it, for the sizes of the
-    first call: it chooses an order of strides for kernels of torch's own devices. torch 2.13
+    first call: it chooses an order of strides for kernels of torch's own devices. torch 2.13 to 2.15
     (torch/_inductor/kernel/conv.py, `convolution_backward_lowering`)."""
     if node.target is not torch.ops.aten.convolution_backward.default:
         return False

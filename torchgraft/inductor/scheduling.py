@@ -222,7 +222,7 @@ class _SubgraphWrapper(SubgraphPythonWrapperCodegen, Wrapper):
         self: Any, name: str, value: Any, bound_vars: OrderedSet[sympy.Symbol], *args: Any, **options: Any
     ) -> None:
         """Also for symbols that have a value, or an expression, since sizes were traced: a part is given what that has
-        in it, and the sizes of its inputs have the symbols themselves. torch 2.13 (torch/_inductor/scheduler.py,
+        in it, and the sizes of its inputs have the symbols themselves. torch 2.13 to 2.15 (scheduler.py,
         `Scheduler.get_graph_partition_symbol_inputs`)."""
         SubgraphPythonWrapperCodegen.codegen_input_symbol_assignment(self, name, value, bound_vars, *args, **options)
         if not isinstance(value, ir.TensorBox):
