@@ -858,3 +858,15 @@ class TestDeclaring:
     def test_twice(self) -> None:
         with pytest.raises(ValueError, match=r"aten::add.Tensor has a planner already"):
             plans.planner("add.Tensor")(lambda p: None)
+
+
+def test_modes_that_are_left_behind_end_with_a_trace() -> None:
+    """Else the trace itself would stay, and every op of the thread would be planned and not run."""
+    from torch.utils._python_dispatch import _push_mode
+
+    from torchgraft.plans.mode import ThreadMode
+
+    before = torch._C._len_torch_dispatch_stack()
+    with ThreadMode().active():
+        _push_mode(ThreadMode())
+    assert torch._C._len_torch_dispatch_stack() == before
