@@ -16,6 +16,7 @@ import pytest
 
 import torchgraft.inductor
 from torchgraft.inductor import seam
+from torchgraft.inductor.registration import register
 
 PACKAGE = Path(torchgraft.inductor.__file__).parent
 #: Public, or as good as that: documented for those who write passes over graphs.
@@ -24,6 +25,9 @@ USES = list(seam.uses())
 
 
 def test_it_holds() -> None:
+    """Before torch is patched, which another test of the process may have done, and after."""
+    assert seam.broken() == []
+    register()
     assert seam.broken() == []
 
 

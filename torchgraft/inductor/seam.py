@@ -361,6 +361,7 @@ def _attributes(scope: type) -> frozenset[str]:
 
 
 def _why_not_called(use: Use, called: Callable[..., Any], *, is_method: bool) -> str:
+    called = inspect.unwrap(called)  # torch's own, where it is replaced already
     try:
         parameters = list(inspect.signature(called).parameters.values())
     except (TypeError, ValueError):
