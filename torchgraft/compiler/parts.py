@@ -7,19 +7,17 @@ none but those is recorded as a whole if it can be, and in parts if not.
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-from torchgraft import _backend
 from torchgraft.codegen.types import BY_DTYPE
 from torchgraft.compiler.fused import FusedOps
 from torchgraft.compiler.outline import boxed, is_free, outlined, tensors_of, value_of
 from torchgraft.compiler.replay import Program, Replayed, refuse, splits
-from torchgraft.plans.recording import has_plan, only_launches
+from torchgraft.plans.recording import device_of_most, has_plan, only_launches
 
 __all__ = ["recorded"]
 
@@ -30,7 +28,7 @@ def recorded(root: torch.nn.Module, graph: Graph) -> Program:
     Args:
         root: has the graph's constants.
     """
-    device = _device(graph)
+    device = device_of_most(each.device for node in graph.nodes for each in tensors_of(node))
     if device is None:
         return boxed(graph, root)
     _gather_members(graph)
@@ -75,13 +73,6 @@ def _gather_members(graph: Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if node.target is operator.getitem:
             node.args[0].append(node)
-
-
-def _device(graph: Graph) -> torch.device | None:
-    """The one of ours on which most results are."""
-    devices = Counter(each.device for node in graph.nodes for each in tensors_of(node))
-    ours = [(count, device) for device, count in devices.items() if device.type == _backend.name()]
-    return max(ours, key=lambda each: each[0])[1] if ours else None
 
 
 def _why_apart(node: Node, device: torch.device) -> str:

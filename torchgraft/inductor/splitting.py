@@ -10,7 +10,6 @@ composed of others. A program with none but those is recorded as a whole if it c
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,9 +17,8 @@ import torch
 from torch._inductor import ir
 from torch._inductor.virtualized import V
 
-from torchgraft import _backend
 from torchgraft.codegen.types import BY_DTYPE
-from torchgraft.plans.recording import has_plan, only_launches
+from torchgraft.plans.recording import device_of_most, has_plan, only_launches
 
 __all__ = ["Splitting", "why_not_recorded"]
 
@@ -50,7 +48,7 @@ class Splitting:
 
     def __init__(self, nodes: Sequence[Any]) -> None:
         operations = {node: [each.node for each in node.get_nodes()] for node in nodes}
-        device = _device(op for each in operations.values() for op in each)
+        device = device_of_most(_device_of(op) for each in operations.values() for op in each)
         self._reasons = {node: _first(_why_apart(op, device) for op in each) for node, each in operations.items()}
         self._doubts = {node for node, each in operations.items() if not all(map(_is_planned, each))}
 
@@ -66,19 +64,12 @@ class Splitting:
 
 def why_not_recorded(operations: Sequence[Any]) -> str:
     """Why a program cannot be recorded as a whole, or an empty string."""
-    device = _device(operations)
+    device = device_of_most(map(_device_of, operations))
     return _first(_why_apart(operation, device) for operation in operations)
 
 
 def _first(reasons: Iterable[str]) -> str:
     return next(filter(None, reasons), "")
-
-
-def _device(operations: Iterable[Any]) -> torch.device | None:
-    """The device of most of them."""
-    devices = Counter(each for each in map(_device_of, operations) if each is not None)
-    ours = [(count, device) for device, count in devices.items() if device.type == _backend.name()]
-    return max(ours, key=lambda each: each[0])[1] if ours else None
 
 
 def _device_of(node: Any) -> torch.device | None:

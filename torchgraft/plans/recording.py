@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 import torch
 
+from torchgraft import _backend
 from torchgraft.plans.registry import ENTRIES, no_plan
 
-__all__ = ["has_plan", "only_launches"]
+__all__ = ["device_of_most", "has_plan", "only_launches"]
 
 # What torch's own ops without a kernel of the device's call, and nothing else.
 _CALLED_BY = {
@@ -15,6 +19,12 @@ _CALLED_BY = {
 
 # Ops that change what tensors are, of which a stream is told nothing.
 _HOSTS_OPS = ("resize_", "resize_as_", "set_", "record_stream")
+
+
+def device_of_most(devices: Iterable[torch.device | None]) -> torch.device | None:
+    """The one of ours that occurs most often: a recording is of one device."""
+    counts = Counter(each for each in devices if each is not None and each.type == _backend.name())
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def only_launches(op: torch._ops.OpOverload) -> bool:
