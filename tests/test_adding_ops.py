@@ -197,6 +197,7 @@ class TestReplacing:
         assert plans.stats().misses == before.misses
         assert plans.stats().hits == before.hits
 
+    @pytest.mark.quick(opened=True)
     @pytest.mark.parametrize("opened", [False, True])
     def test_an_op_of_torchs(self, script: Script, opened: bool) -> None:
         out = script(
@@ -217,6 +218,7 @@ class TestReplacing:
         assert "aten::asinh has a planner already" in out
         assert "[10.0, 10.0] [10.0, 10.0] [100.0, 100.0]" in out
 
+    @pytest.mark.thorough
     def test_what_torch_library_registers_stays(self, script: Script) -> None:
         out = script(
             """
@@ -356,6 +358,7 @@ class TestRefused:
         with pytest.raises(ValueError, match="torch has no decomposition of adding::wrong"):
             plans.decompose("adding::wrong")
 
+    @pytest.mark.thorough
     def test_ops_that_would_lose_their_gradient(self, script: Script) -> None:
         script(
             """
@@ -458,6 +461,7 @@ def test_autocast_policies_are_named(device: str) -> None:
         torchgraft.autocast.policy("adding::nothing", "none")
 
 
+@pytest.mark.thorough
 def test_autocast_of_an_op_of_torchs(script: Script) -> None:
     out = script(
         """

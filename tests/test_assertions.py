@@ -157,6 +157,7 @@ def test_an_index_error_is_the_guilty_calls(device: str) -> None:
     assert seen == {"guilty": 300}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("unified", [False, True])
 def test_a_device_that_is_no_cpu(script: Script, unified: bool) -> None:
     """Calls do not wait there: the error is the stream's. Here a GPU is played by a CPU that says it is one."""

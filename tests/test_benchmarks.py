@@ -146,6 +146,7 @@ def test_chart_of_one_run() -> None:
     assert axis.ticks() == [0.5, 1, 2, 5]
 
 
+@pytest.mark.thorough
 def test_chart_of_machines_beside_each_other(tmp_path: Path) -> None:
     other = dataclasses.replace(RUN, machine={**RUN.machine, "processor": "another"}, figures=RUN.figures[:3])
     for number, run in enumerate((RUN, other)):
@@ -192,6 +193,7 @@ def test_workloads_say_what_they_move_and_compute() -> None:
     assert not any(case.dtype.is_complex for case in cases)
 
 
+@pytest.mark.quick(heap="shipped")
 @pytest.mark.parametrize("heap", ["shipped", "warm"])
 def test_the_cpu_has_a_process_without_torchgraft(heap: str) -> None:
     (case,) = (each for each in all_cases() if each.name == SMALL)

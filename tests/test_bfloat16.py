@@ -354,6 +354,7 @@ def test_convolution_as_cxx(way: Any, direction: Any) -> None:
     compile_as_cxx(way, boxes_bfloat16.box_kernel(way, direction, True))
 
 
+@pytest.mark.quick(line=list(LINES)[::3])
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the instructions are of x86-64")
 @pytest.mark.parametrize("line", LINES)
 def test_lanes_as_cxx(line: int) -> None:
@@ -403,6 +404,7 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.quick(image=[image for image, _, _ in CONVOLUTIONS[::3]])
 @pytest.mark.parametrize(("image", "filters", "how"), CONVOLUTIONS, ids=str)
 def test_convolution(
     made: list[Kernel],

@@ -103,6 +103,7 @@ def test_the_doctor_finds_the_device_under_test_well(
         assert any("memory model: " in finding["text"] for finding in opencl.values())
 
 
+@pytest.mark.thorough
 def test_each_fault_of_a_driver_is_found(module: Any, capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["doctor", "--import", module("Broken(), Wrong(devices=1)")])
     text = capsys.readouterr().out
@@ -117,6 +118,7 @@ def test_each_fault_of_a_driver_is_found(module: Any, capsys: pytest.CaptureFixt
     assert "not usable: " in summary
 
 
+@pytest.mark.thorough
 @needs_opencl
 def test_a_kernel_that_does_not_compile(script: Script, tmp_path: Path) -> None:
     """Each thing that is tried tells which ops were the CPU's, and why, whether the results are right or not."""
@@ -170,6 +172,7 @@ def test_families_are_compared_with_the_cpu(device: str) -> None:
     assert differences(wrong, torch.device(device)) == (2, 3)
 
 
+@pytest.mark.thorough
 def test_a_driver_that_crashes(module: Any) -> None:
     report = doctor.examine(modules=[module("Crashing()")])
     assert not report.usable

@@ -117,6 +117,7 @@ class TestCompile:
         torch.manual_seed(3)
         assert_close(model(*given), first, rtol=1e-4, atol=1e-5)
 
+    @pytest.mark.quick(backend=["inductor", "graft"])
     @pytest.mark.parametrize("backend", BACKENDS)
     def test_autocast(self, device: str, backend: str) -> None:
         model = Net().to(device)
@@ -203,6 +204,7 @@ class TestInductor:
         assert "has no kernel compiler" in out
         assert "generates no code for device 'dev'" in out and 'backend="aot_eager"' in out
 
+    @pytest.mark.thorough
     def test_a_newer_torch_that_has_changed(self, script: Script) -> None:
         """It is not used, and the first of the names that are others is said."""
         out = script(f"""
@@ -226,6 +228,7 @@ class TestInductor:
         said = f"torch.compile for 'dev' is tested with torch 2.1. All that it uses of torch {torch.__version__} is as"
         assert out.startswith("[2.0, 2.0] [3.0, 3.0] ") and out.count(said) == 1
 
+    @pytest.mark.thorough
     def test_nothing_is_imported_for_it(self, script: Script) -> None:
         script(
             """
@@ -289,6 +292,7 @@ class TestExport:
 
 
 class TestFakeTensors:
+    @pytest.mark.thorough
     def test_nothing_is_opened(self, script: Script) -> None:
         """Not even where the fake tensors are of the device and a model is run on them."""
         out = script(

@@ -141,6 +141,7 @@ def test_the_end_of_a_program_ends_helpers(device: str, tmp_path: Path) -> None:
         assert not Path(f"/proc/{process}").exists()
 
 
+@pytest.mark.thorough
 def test_a_program_ends_while_a_task_goes_on(device: str, tmp_path: Path) -> None:
     """Through C++, as a gradient's tracing is: a thread that Python ends there takes the process with it."""
     text = """

@@ -72,6 +72,7 @@ class TestLists:
         text = same(device, work, [tensors(SHAPES, dtype), tensors(SHAPES, dtype)])
         assert launches(text) <= 3
 
+    @pytest.mark.thorough
     def test_more_than_a_launch_can_take(self, device: str) -> None:
         shapes = [(k % 5 + 1, 3) for k in range(149)]
         text = same(device, lambda x, y: torch._foreach_add(x, y), [tensors(shapes), tensors(shapes)])

@@ -112,6 +112,7 @@ NEARLY = {"TORCHGRAFT_CAHCE_DIR": "/tmp", "TORCHGRAFT_OPENCL_MEMROY": "svm"}
 MEANINGLESS = {"TORCHGRAFT_CACHE": "maybe", "TORCHGRAFT_FALLBACK": "loud", "TORCHGRAFT_PROGRESS": "yes"}
 
 
+@pytest.mark.thorough
 def test_mistakes_are_warned_of_once_when_the_devices_are_opened(script: Script) -> None:
     out = script(
         """
@@ -161,6 +162,7 @@ def test_values(monkeypatch: pytest.MonkeyPatch, name: str, value: str, right: b
     assert states[name] == ("note" if right else "warning")
 
 
+@pytest.mark.thorough
 def test_a_backend_that_is_not_installed(script: Script) -> None:
     out = script(
         """

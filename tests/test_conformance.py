@@ -336,6 +336,7 @@ def test_where_the_cpu_errs_in_double_precision_the_database_judges(device: str)
     assert result.checks["values"].samples == 2 and not result.checks["values"].failed
 
 
+@pytest.mark.thorough
 def test_a_device_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = tmp_path / "results.jsonl"
     assert main(["conformance", "--device", "nowhere", "--results", str(results), "--ops", "^abs", "--jobs", "1"]) == 2

@@ -52,6 +52,7 @@ def test_onto_itself(device: str) -> None:
     assert tensor.view(2, 3).copy_(tensor.detach().view(2, 3)).tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+@pytest.mark.thorough
 def test_torchs_threads_stay_out_of_it(script: Script) -> None:
     """They would keep their cores busy for a millisecond after a copy, and the kernel that follows waiting for one. The
     device's own helpers are three at most.

@@ -88,6 +88,7 @@ def shown(page: Page) -> tuple[int, int]:
     return int(words[0]), int(words[4])
 
 
+@pytest.mark.thorough
 def test_nothing_is_wider_than_the_screen(page: Page) -> None:
     page.fill("#search", "o")
     for summary in page.locator("#ops summary").all()[-20:]:
@@ -166,6 +167,7 @@ def test_search(page: Page) -> None:
     assert len(names(page)) == len(OPS)
 
 
+@pytest.mark.thorough
 def test_filters(page: Page) -> None:
     def expect(**wanted: str) -> None:
         found = [
@@ -191,6 +193,7 @@ def test_filters(page: Page) -> None:
     expect()
 
 
+@pytest.mark.thorough
 def test_order(page: Page) -> None:
     assert names(page) == sorted(OPS)
     page.click("#direction")

@@ -48,6 +48,7 @@ def test_its_name_is_known() -> None:
     assert backend.backend_capability[distributed.NAME] == ["cpu", name]
 
 
+@pytest.mark.thorough
 def test_programs_for_the_cpu_are_as_they_were(tmp_path: Path) -> None:
     """Without a backend's name, too; and no device is opened for them."""
     program = tmp_path / "program.py"
@@ -66,6 +67,7 @@ dist.destroy_process_group()
     assert "[1.0, 1.0, 1.0] False" in output
 
 
+@pytest.mark.thorough
 def test_groups_of_two_backends_end_in_silence(device: str, tmp_path: Path) -> None:
     """Groups made of the first one, too."""
     program = tmp_path / "program.py"
@@ -138,6 +140,7 @@ def test_a_backend_for_something_else() -> None:
     assert torchgraft.distributed is distributed
 
 
+@pytest.mark.quick(count=3)
 @pytest.mark.parametrize("count", [2, 3])
 def test_a_network_of_the_devices_own(count: int, tmp_path: Path) -> None:
     """A driver that offers collectives is asked for them; what it cannot do goes through the host."""
@@ -149,6 +152,7 @@ def test_a_network_of_the_devices_own(count: int, tmp_path: Path) -> None:
             assert f"rank {rank} of {count}: right, {2**count}" in printed
 
 
+@pytest.mark.thorough
 def test_devices_of_several_drivers(tmp_path: Path) -> None:
     """In one process and across: each rank computes on the device of another driver."""
     program = tmp_path / "program.py"

@@ -46,6 +46,7 @@ def is_told(said: dict[str, Any], call: str, rank: int = 0, count: int = 2) -> b
     return True
 
 
+@pytest.mark.quick(fault=["dies", "hangs"])
 @pytest.mark.parametrize(
     ("fault", "call"),
     [("dies", "all_reduce"), ("raises", "broadcast"), ("hangs", "all_gather"), ("hangs_in_a_message", "recv")],
@@ -57,11 +58,13 @@ def test_the_others_are_told(device: str, fault: str, call: str) -> None:
     assert ", call " in said["text"] and "float32 [4]" in said["text"]
 
 
+@pytest.mark.thorough
 def test_in_the_middle_of_a_large_tensor(device: str) -> None:
     ((said,),) = outcome(device, "dies_staged", ends=1, TORCHGRAFT_DISTRIBUTED_STAGED="1")
     assert is_told(said, "all_reduce")
 
 
+@pytest.mark.thorough
 def test_after_a_death(device: str) -> None:
     """What is asked for then names its own call, and is not waited for."""
     (said,) = outcome(device, "asks_after_a_death", ends=1)
@@ -97,6 +100,7 @@ def test_the_silent_are_named_first() -> None:
     assert "2 more are not named" in told
 
 
+@pytest.mark.thorough
 def test_another_call(device: str) -> None:
     """Both are told what the other was at."""
     (first,), (second,) = outcome(device, "calls_another")
@@ -107,6 +111,7 @@ def test_another_call(device: str) -> None:
     assert any(told)
 
 
+@pytest.mark.quick(fault="another_shape")
 @pytest.mark.parametrize("fault", ["another_shape", "another_dtype"])
 def test_another_amount(device: str, fault: str) -> None:
     """Gloo ends a process that is sent more than it asked for; nobody hangs, and who notices is told."""
@@ -115,6 +120,7 @@ def test_another_amount(device: str, fault: str) -> None:
     assert not said[0]["error"] or "graft: " in said[0]["text"]
 
 
+@pytest.mark.quick(fault="calls_another")
 @pytest.mark.parametrize("fault", ["calls_another", "another_shape", "another_dtype"])
 def test_calls_are_compared(device: str, fault: str) -> None:
     """Torch's own comparison of calls works with the backend: both ranks are told before anything is sent."""
@@ -123,33 +129,39 @@ def test_calls_are_compared(device: str, fault: str) -> None:
         assert said["seconds"] < 10
 
 
+@pytest.mark.thorough
 def test_a_group_is_aborted_and_made_anew(device: str) -> None:
     waiting, other = outcome(device, "aborted")
     assert is_told(waiting[0], "all_reduce") and "was aborted" in waiting[0]["text"]
     assert other[0]["error"] == ""
 
 
+@pytest.mark.thorough
 def test_an_abort_wakes_who_waits_for_a_message(device: str) -> None:
     ((said,),) = outcome(device, "aborted_in_a_message", ends=1)
     assert is_told(said, "recv") and "was aborted" in said["text"]
 
 
+@pytest.mark.thorough
 def test_a_callback_may_abort(device: str) -> None:
     for (said,) in outcome(device, "aborted_by_a_callback"):
         assert said["error"] == ""
 
 
+@pytest.mark.thorough
 def test_a_forked_child(device: str) -> None:
     first, _ = outcome(device, "forked")
     assert "forked process" in first[0]["text"] and "spawn" in first[0]["text"]
 
 
+@pytest.mark.thorough
 def test_other_versions(device: str) -> None:
     for (said,) in outcome(device, "other_versions"):
         assert "need the same versions" in said["text"] and "rank 1 has torch" in said["text"]
         assert said["seconds"] < 30
 
 
+@pytest.mark.thorough
 def test_a_closed_port() -> None:
     """Of the process that keeps the store."""
     program = f"""

@@ -274,6 +274,7 @@ class TestPythonDriver:
         torch.empty(200 << 20, dtype=torch.uint8, device="toy")    # frees the cache first
         """)
 
+    @pytest.mark.thorough
     def test_threads_with_and_without_the_gil(self, run: Run) -> None:
         run("""
         stream = torch.Stream(device="toy")

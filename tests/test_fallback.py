@@ -371,6 +371,7 @@ def test_the_mode_holds_for_threads_of_autograd(device: str) -> None:
         y.backward(gradient)
 
 
+@pytest.mark.quick(setting=["error", "loud"])
 @pytest.mark.parametrize(
     ("setting", "mode"), [("error", "error"), ("Silent", "silent"), ("", "warn"), ("loud", "warn")]
 )

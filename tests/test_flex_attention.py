@@ -173,9 +173,7 @@ def check(case: Case, device: str, compiled: Callable[..., Any], aux: bool = Fal
 
 
 @pytest.mark.no_fallback
-@pytest.mark.quick(
-    form="cpu", name=["plain", "bias", "causal", "documents", "rows without keys", "shared heads", "bfloat16"]
-)
+@pytest.mark.quick(form="cpu", name=["bias", "causal", "rows without keys", "bfloat16"])
 @pytest.mark.quick(form="gpu", name="plain")
 @pytest.mark.parametrize("name", CASES)
 def test_forward_and_backward(device: str, form: str, name: str) -> None:
@@ -188,6 +186,7 @@ def test_forward_and_backward(device: str, form: str, name: str) -> None:
     assert plans.stats().compiled_replays > before
 
 
+@pytest.mark.quick(name=["causal", "shared heads"])
 @pytest.mark.parametrize("name", ["plain", "causal", "rows without keys", "shared heads"])
 def test_sums_and_largest_scores(device: str, name: str) -> None:
     check(CASES[name], device, torch.compile(flex_attention, fullgraph=True), aux=True)
@@ -207,6 +206,7 @@ def test_sizes_that_change(device: str) -> None:
         check(case, device, compiled)
 
 
+@pytest.mark.quick(full=True)
 @pytest.mark.parametrize("full", [False, True])
 def test_blocks_that_are_listed(device: str, form: str, full: bool) -> None:
     """The lists alone say what is seen where there is no function; in full blocks none is asked."""
@@ -311,6 +311,7 @@ def test_strides_are_the_queries(device: str) -> None:
     assert torch.compile(flex_attention)(q, k, v).stride() == q.stride()
 
 
+@pytest.mark.thorough
 def test_a_model(device: str) -> None:
     """With what it captures among the parameters, and products around it that are its neighbours."""
 

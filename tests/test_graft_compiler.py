@@ -459,6 +459,7 @@ class TestDevices:
             autoload=True,
         )
 
+    @pytest.mark.quick(unified=False)
     @pytest.mark.parametrize("unified", [False, True])
     def test_one_without_a_compiler(self, script: Script, unified: bool) -> None:
         """By the CPU, and by functions of the device's own; in training, with sizes that change, and dropout."""
@@ -573,6 +574,7 @@ def check_program(device: str, seed: int) -> None:
             assert_close(one, other, rtol=0, atol=0, equal_nan=True, msg=lambda m: f"program {seed}: {m}")
 
 
+@pytest.mark.thorough
 def test_random_programs(device: str, seeded: int) -> None:
     for number in range(8):
         check_program(device, seeded + number)

@@ -1043,6 +1043,7 @@ def test_a_profile_shows_the_kernels(device: str, module: ModuleType, compiles: 
 # ---- other devices ----
 
 
+@pytest.mark.thorough
 def test_a_device_of_functions(script: Script) -> None:
     """Of a device without a compiler a graph is a list of functions of the host."""
     script("""

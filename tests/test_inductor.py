@@ -233,7 +233,7 @@ class TestPointwise:
         x, where = torch.tensor([-6e4, -6e4, 1, 0]).to(dtype), torch.tensor([1, 2, 3])
         same(device, work, x, where, torch.tensor([7e4, 2**-8 * 1.001, 1.001]))
 
-    @pytest.mark.quick(factor=3)
+    @pytest.mark.quick(factor=3, dynamic=False)
     @pytest.mark.parametrize("factor", [2, 3, 9])
     @pytest.mark.parametrize("dynamic", [False, True])
     def test_divided_indices(self, device: str, form: str, factor: int, dynamic: bool) -> None:
@@ -365,6 +365,7 @@ class TestReductions:
 
         same(device, work, torch.rand(9, 700) + 1, torch.rand(9) + 1)
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("size", [17, 64, 65])
     def test_rows_with_members_that_have_nothing_to_do(self, device: str, form: str, size: int) -> None:
         """And a value of the row that is stored last."""

@@ -420,6 +420,7 @@ def test_svd(device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         gradients(device, torch.linalg.pinv, a)
 
 
+@pytest.mark.thorough
 @pytest.mark.quick(form="cpu")
 def test_repeated_and_missing_ranks(device: str) -> None:
     u, s, vh = torch.linalg.svd(torch.ones(7, 4, dtype=torch.float64, device=device))

@@ -157,6 +157,7 @@ def test_edges_of_tiles(device: str) -> None:
                 _check(torch.addmm(d.to(device), x, y, beta=2), 2 * _wide(d) + _wide(a) @ _wide(b), k)
 
 
+@pytest.mark.quick(second="transposed")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.int32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("second", ["plain", "transposed"])
 def test_wide_products_of_short_sums(device: str, dtype: torch.dtype, second: str) -> None:

@@ -324,6 +324,7 @@ class TestRanges:
         assert not failures
         assert not any(thread.is_alive() for thread in threads)
 
+    @pytest.mark.thorough
     def test_they_can_be_turned_off(self, device: str, script: Callable[..., str]) -> None:
         script(
             f"""

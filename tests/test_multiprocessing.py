@@ -139,6 +139,7 @@ def describer(device: str) -> Iterator[Any]:
     assert process.exitcode == 0
 
 
+@pytest.mark.thorough
 def test_tensors_arrive_as_they_were(device: str, describer: Any) -> None:
     base = torch.arange(24.0, device=device).view(4, 6)
     numbers = torch.tensor([1 + 2j, 3 - 1j], device=device)

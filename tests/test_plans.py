@@ -634,6 +634,7 @@ class TestOwners:
         gc.collect()
         return x._use_count(), torch._C._storage_Use_Count(x.untyped_storage()._cdata), sys.getrefcount(x)
 
+    @pytest.mark.quick(call=["in place", "out=", "refused", "with gradients"])
     @pytest.mark.parametrize("call", CALLS)
     def test_they_are_as_before(self, device: str, call: str) -> None:
         x = torch.randn(5, device=device)

@@ -647,6 +647,7 @@ class TestDrivers:
             assert driver.waits == 1
         """)
 
+    @pytest.mark.thorough
     def test_a_clock_that_fails(self, drivers: Callable[[str], str]) -> None:
         """A profile is taken all the same, and says what was wrong."""
         said = drivers("""
@@ -727,6 +728,7 @@ class TestDrivers:
             assert not torchgraft._C.devices_opened()
         """)
 
+    @pytest.mark.thorough
     def test_more_than_are_kept(self, drivers: Callable[[str], str]) -> None:
         said = drivers("""
             torchgraft.register("npy", [NumpyDriver()])
@@ -743,6 +745,7 @@ class TestDrivers:
         # With them the wait at the end.
         assert said.count("profile of npy: 51 activities after the first 100 were not kept") == 1
 
+    @pytest.mark.thorough
     def test_profiles_from_before_the_backend(self, drivers: Callable[[str], str]) -> None:
         drivers("""
             with profile(activities=[ProfilerActivity.CPU]):

@@ -70,6 +70,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return results
 
 
+@pytest.mark.thorough
 @pytest.mark.quick(results="core")
 class TestFaults:
     """Drivers with one fault each: the check that is there for it fails, and no other kind of thing happens."""

@@ -187,6 +187,7 @@ take_along_dim einsum nn.functional.normalize nn.functional.cosine_similarity
 """.split()
 
 
+@pytest.mark.quick(name=_DATABASE[::5])
 @pytest.mark.parametrize("name", _DATABASE)
 @pytest.mark.filterwarnings("ignore")
 def test_samples(name: str) -> None:

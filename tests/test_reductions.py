@@ -88,6 +88,7 @@ def wide(x: torch.Tensor) -> torch.Tensor:
     return x.double() if x.is_floating_point() else x
 
 
+@pytest.mark.quick(name=["sum", "argmin"], dtype=torch.float32)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", ["sum", "amax", "argmin", "any", "all"])

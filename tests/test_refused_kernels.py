@@ -68,7 +68,7 @@ def run(script: Script, device: str, text: str, tmp_path: Path, fallback: str = 
     return printed.partition("\n")[2]
 
 
-@pytest.mark.quick(device="refuses all", program=["modules", "compiled"])
+@pytest.mark.quick(device="refuses all", program="modules")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("program", ["modules", "optimizers", "transformer", "compiled"])
 def test_programs(script: Script, program: str, device: str, tmp_path: Path) -> None:

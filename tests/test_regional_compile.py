@@ -233,6 +233,7 @@ def test_training(device: str, name: str, kind: str) -> None:
     check(device, make(), each_block(*blocks) if kind == "blocks" else whole, inputs())
 
 
+@pytest.mark.thorough
 def test_blocks_of_a_resnet(device: str) -> None:
     """The second block's channels and pixels are not the first one's: from it on sizes are symbols."""
     torch.manual_seed(0)

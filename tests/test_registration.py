@@ -15,6 +15,7 @@ import torchgraft
 from torchgraft import registration
 
 
+@pytest.mark.thorough
 def test_names_that_torch_can_parse_and_does_not_use(script: Script) -> None:
     script("""
         import torch, torchgraft
@@ -126,6 +127,7 @@ def test_every_step_is_checked(script: Script) -> None:
     """)
 
 
+@pytest.mark.quick(generated=["", "for_storage=True"])
 @pytest.mark.parametrize("generated", ["", "for_module=False", "for_storage=True"])
 def test_the_author_has_renamed_and_generated(script: Script, generated: str) -> None:
     """What the author has called himself is kept, and what is missing is made."""
@@ -177,6 +179,7 @@ def test_a_device_module_of_the_authors_own(script: Script) -> None:
     """)
 
 
+@pytest.mark.thorough
 def test_dtypes_that_storages_refuse(script: Script) -> None:
     script("""
         import torch, torchgraft, warnings
@@ -200,6 +203,7 @@ def test_dtypes_that_storages_refuse(script: Script) -> None:
     """)
 
 
+@pytest.mark.thorough
 def test_dtypes_that_come_too_late(script: Script) -> None:
     script("""
         import torch, torchgraft
@@ -349,6 +353,7 @@ def test_copies_between_two_drivers(script: Script, drivers: str, memory: str) -
     script(two_drivers(text, drivers), TORCHGRAFT_OPENCL_MEMORY=memory)
 
 
+@pytest.mark.thorough
 @pytest.mark.quick(drivers=NUMPY_FIRST)
 @pytest.mark.parametrize("drivers", [OPENCL_FIRST, NUMPY_FIRST])
 def test_backward_over_two_drivers(script: Script, drivers: str) -> None:
@@ -716,6 +721,7 @@ def test_what_goes_wrong_while_autoloading_is_told_at_first_use(script: Script) 
     )
 
 
+@pytest.mark.thorough
 def test_an_impossible_name_while_autoloading(script: Script) -> None:
     script(
         """
@@ -728,6 +734,7 @@ def test_an_impossible_name_while_autoloading(script: Script) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_package_whose_place_is_taken(script: Script) -> None:
     """Nothing could be told at the use of "ocl", so importing the package does."""
     script("""

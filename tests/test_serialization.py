@@ -508,6 +508,7 @@ def test_damaged_fields(tensor: torch.Tensor, text: str) -> None:
 # ---- a process without the backend ----
 
 
+@pytest.mark.quick(legacy=False)
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_a_checkpoint_read_where_there_is_no_backend(
     device: str, script: Script, tmp_path: Path, tensor: torch.Tensor, legacy: bool
@@ -534,6 +535,7 @@ def test_a_checkpoint_read_where_there_is_no_backend(
     """)
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_read_by_another_backend(
     device: str, tmp_path: Path, tensor: torch.Tensor, script: Script
 ) -> None:

@@ -52,7 +52,7 @@ EXACT: dict[str, Function] = {
 }
 
 
-@pytest.mark.quick(dtype=[torch.float32, torch.bfloat16])
+@pytest.mark.quick(dtype=torch.float32)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_values_and_gradients(device: str, name: str, dtype: torch.dtype) -> None:

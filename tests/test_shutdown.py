@@ -35,6 +35,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.thorough
 def test_ending_right_after_backward(script: Script) -> None:
     assert script(PROGRAM.format(change=""), autoload=True) == ""
 

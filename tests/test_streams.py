@@ -209,6 +209,7 @@ def test_capability(device: str) -> None:
     assert (torch.float64 in supported) == module.get_device_properties().has_float64
 
 
+@pytest.mark.thorough
 @pytest.mark.quick(wait="x.cpu()")
 @pytest.mark.parametrize("wait", ["x.cpu()", "x[0, 0].item()", "acc.synchronize()", "event.synchronize()"])
 def test_an_interrupt_ends_a_wait(script: Script, wait: str) -> None:

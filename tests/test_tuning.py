@@ -403,6 +403,7 @@ def test_the_command(kernels: Path, capfd: pytest.CaptureFixture[str], script: S
     assert script(depth, autoload=True).strip() == "256"
 
 
+@pytest.mark.thorough
 def test_a_child_that_ends_is_replaced(kernels: Path) -> None:
     with Child(0, None, []) as child:
         assert child._process is not None
@@ -413,6 +414,7 @@ def test_a_child_that_ends_is_replaced(kernels: Path) -> None:
         assert set(child.times("planes", child.tuning)) == set(WORKLOADS["planes"])
 
 
+@pytest.mark.thorough
 def test_no_such_device(kernels: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "--device", "99", "--seconds", "1"]) == 1
     assert "torchgraft tune: " in capfd.readouterr().err

@@ -67,6 +67,7 @@ def test_monitored_barriers_ask_for_what_they_need() -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.quick(patched=True)
 @pytest.mark.parametrize("patched", [False, True])
 def test_meshes_share_devices(device: str, script: Script, patched: bool) -> None:
     output = script(
@@ -222,6 +223,7 @@ def imports(call):
 """
 
 
+@pytest.mark.thorough
 def test_references_import_no_tracer(script: Script) -> None:
     """PyTorch does without a backend; with one, functions that are compiled are traced as ever."""
     assert script(IMPORTED + "print(imports(lambda: torch.ones(3, device='meta') + 1))").strip() == "True"

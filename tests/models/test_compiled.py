@@ -67,6 +67,7 @@ def first(result: Any) -> torch.Tensor:
     return tensor
 
 
+@pytest.mark.thorough
 @pytest.mark.quick(network=encoder)
 @pytest.mark.parametrize("network", [encoder, vision, speech], ids=lambda f: f.__name__)
 def test_encoders(device: str, network: Callable[[], tuple[nn.Module, Given]]) -> None:
@@ -101,6 +102,7 @@ def test_training(device: str, kind: str) -> None:
         assert (gradient - wanted).norm() <= 1e-4 * wanted.norm()
 
 
+@pytest.mark.thorough
 @pytest.mark.quick(kind="llama")
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_generation_with_a_static_cache(device: str, kind: str) -> None:
