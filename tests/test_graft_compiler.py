@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch.nn.functional as F
-from conftest import Script
+from conftest import SEED, Script, in_threads
 from torch import nn
 from torch.testing import assert_close
 
@@ -180,6 +181,27 @@ class TestPrograms:
                 torch._dynamo.mark_dynamic(ours, 0)
             got, expected = compiled(ours), model(x)
             assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+    def test_threads(self, device: str) -> None:
+        """Which compile, record and replay one function at once, forward and backward, in sizes that change."""
+
+        def work(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return chain(x, y).sum(-1)
+
+        compiled = graft(work)
+
+        def calls(number: int) -> None:
+            own = torch.Generator().manual_seed(SEED + number)
+            for call in range(12):
+                x, y = (torch.randn((8, 33, 64)[call % 3], 40, generator=own) for _ in range(2))
+                on_cpu, ours = x.clone().requires_grad_(), x.to(device).requires_grad_()
+                expected, got = work(on_cpu, y), compiled(ours, y.to(device))
+                expected.sum().backward()
+                got.sum().backward()
+                assert_close(got.detach().cpu(), expected.detach(), rtol=1e-4, atol=1e-4)
+                assert_close(ours.grad.cpu(), on_cpu.grad, rtol=1e-4, atol=1e-4)
+
+        in_threads(*(functools.partial(calls, number) for number in range(4)))
 
     def test_arguments_that_are_written(self, device: str) -> None:
         def work(x: torch.Tensor, y: torch.Tensor) -> Any:

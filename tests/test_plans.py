@@ -871,3 +871,36 @@ def test_modes_that_are_left_behind_end_with_a_trace() -> None:
     with ThreadMode().active():
         _push_mode(ThreadMode())
     assert torch._C._len_torch_dispatch_stack() == before
+
+
+def test_modes_end_at_the_limit_of_recursion() -> None:
+    """Wherever it is met: in the body of the mode, on the way into it or out of it."""
+    from torchgraft.plans.mode import ThreadMode
+
+    def in_mode(more: int) -> None:
+        if more:
+            in_mode(more - 1)
+        with ThreadMode().active():
+            deeper()
+
+    def deeper() -> None:
+        deeper()
+
+    limit = sys.getrecursionlimit()
+    for calls in range(limit - 150, limit):
+        with pytest.raises(RecursionError):
+            in_mode(calls)
+        assert torch._C._len_torch_dispatch_stack() == 0, calls
+
+
+def test_an_op_that_comes_down_to_itself(device: str) -> None:
+    """It is refused, where there would be no end."""
+    from torchgraft.compiler.fused import new_builder
+
+    p = new_builder(0, "as_strided_scatter")
+    x, part = (p.adopt(torch.empty(n, device="meta"), "argument", n) for n in (8, 3))
+    with pytest.raises(plans.Unsupported, match=r"as_strided_scatter\.default comes down to itself"):
+        p.call(torch.ops.aten.as_strided_scatter.default, x, part, [3], [2])
+    assert p.decomposed == []
+    x, part = torch.randn(8), torch.randn(3)
+    assert_close(x.to(device).as_strided_scatter(part.to(device), [3], [2]).cpu(), x.as_strided_scatter(part, [3], [2]))

@@ -136,6 +136,7 @@ class Steps:
         any_shape: all tensors of the call have one shape and are contiguous, and the plan must serve any such shape.
         gathered: while it is a list, loops over elements are put there instead of becoming steps; see
             plans/batch.py.
+        decomposed: ops without a planner of which the parts are being planned, one within the other.
     """
 
     device: DeviceTraits
@@ -143,6 +144,7 @@ class Steps:
     op: str
     any_shape: bool = False
     gathered: list[PlannedLoop] | None = None
+    decomposed: list[torch._ops.OpOverload] = field(default_factory=list)
     _memory: dict[int, Memory] = field(default_factory=dict)
     _steps: list[Step] = field(default_factory=list)
     _philox: int = 0

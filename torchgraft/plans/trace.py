@@ -54,14 +54,26 @@ class _Trace(ThreadMode):
             by_tensor = ENTRIES.get(f"{func._schema.name}.Tensor")
             if by_tensor is not None and by_tensor.kind == "functional":
                 return self.p.call(by_tensor.op, *args, **kwargs)
+        return self._plan_parts(func, composite, args, kwargs)
+
+    def _plan_parts(
+        self, func: torch._ops.OpOverload, composite: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What torch says that an op comes down to."""
+        if func in self.p.decomposed:  # as aten.as_strided_scatter is prims.as_strided_scatter, and that the other
+            raise Unsupported(f"{func} comes down to itself, and has no planner")
         decomposition = torch._decomp.decomposition_table.get(func)
-        with self.active():
-            if func.namespace == "prims":  # each says which torch function it is
-                return func.impl_aten(*args, **kwargs)  # type: ignore[attr-defined]
-            if composite:
-                return func.decompose(*args, **kwargs)
-            if decomposition is not None:
-                return decomposition(*args, **kwargs)
+        self.p.decomposed.append(func)
+        try:
+            with self.active():
+                if func.namespace == "prims":  # each says which torch function it is
+                    return func.impl_aten(*args, **kwargs)  # type: ignore[attr-defined]
+                if composite:
+                    return func.decompose(*args, **kwargs)
+                if decomposition is not None:
+                    return decomposition(*args, **kwargs)
+        finally:
+            self.p.decomposed.pop()
         raise Unsupported(f"{func} has neither a planner nor a decomposition")
 
     def _plan_writing(
