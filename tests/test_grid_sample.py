@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import torchgraft
 from torchgraft.ops import grid_sample as planners
+from torchgraft.plans import versions
 
 pytestmark = pytest.mark.no_fallback
 
@@ -229,7 +230,10 @@ def test_empty(device: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> 
         ((1, 2, 4, 4), (2, 3, 3, 2), 0, "expected grid and input to have same batch size"),
         ((1, 2, 4, 4), (1, 3, 3, 3), 0, "expected grid to have size 2 in last dimension"),
         ((1, 2, 0, 4), (1, 3, 3, 2), 0, "expected input to have non-empty spatial dimensions"),
-        ((1, 2, 4, 4, 4), (1, 3, 3, 3, 3), 2, "bicubic interpolation only supports 4D input"),
+        pytest.param(
+            *((1, 2, 4, 4, 4), (1, 3, 3, 3, 3), 2, "bicubic interpolation only supports 4D input"),
+            marks=pytest.mark.skipif(versions.CUBIC_VOLUMES, reason="this torch samples volumes so"),
+        ),
     ],
 )
 def test_errors(device: str, x: tuple[int, ...], grid: tuple[int, ...], mode: int, message: str) -> None:
@@ -237,6 +241,19 @@ def test_errors(device: str, x: tuple[int, ...], grid: tuple[int, ...], mode: in
     for where in ("cpu", device):
         with pytest.raises(RuntimeError, match=message):
             sample(torch.zeros(x, device=where), torch.zeros(grid, device=where), mode, 0, False)
+
+
+@pytest.mark.skipif(not versions.CUBIC_VOLUMES, reason="this torch refuses it")
+def test_volumes_by_cubic_interpolation(device: str) -> None:
+    """They are the CPU's."""
+    x, grid = torch.randn(2, 3, 4, 5, 6, requires_grad=True), (torch.rand(2, 3, 4, 5, 3) * 2 - 1).requires_grad_()
+    results = []
+    for where in ("cpu", device):
+        inputs = [each.detach().to(where).requires_grad_() for each in (x, grid)]
+        with torchgraft.fallback("silent"):
+            out = F.grid_sample(*inputs, mode="bicubic", align_corners=False)
+            results.append([out.detach().cpu(), *(g.cpu() for g in torch.autograd.grad(out.sin().sum(), inputs))])
+    torch.testing.assert_close(results[1], results[0])
 
 
 def test_dtypes_that_differ(device: str) -> None:

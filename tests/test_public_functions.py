@@ -527,7 +527,7 @@ NOT_FUNCTIONAL = {
         "assert_int_or_pair boolean_dispatch handle_torch_function has_torch_function has_torch_function_unary "
         "has_torch_function_variadic Optional"
     ),
-    "float8, with scales as CUDA has them": "scaled_grouped_mm scaled_mm",
+    "float8, with scales as CUDA has them": "scaled_addmm scaled_addmm_ scaled_grouped_mm scaled_mm",
 }
 
 # ---- torch.special, torch.signal.windows, torch.linalg, torch.fft ----
@@ -581,6 +581,7 @@ LINALG: dict[str, Call] = by_name(
         "lu_solve": lambda f, t: f(*torch.linalg.lu_factor(t.m), t.x.mT),
         "matmul": lambda f, t: f(t.x, t.m),
         "matrix_power": lambda f, t: f(t.m, 3),
+        "matrix_sqrth polar": lambda f, t: f(t.definite()),
         "multi_dot": lambda f, t: f([t.x, t.m, t.m]),
         "qr": lambda f, t: (lambda q, r: q @ r)(*f(t.m)),
         "solve solve_ex": lambda f, t: f(t.m, t.x.mT),

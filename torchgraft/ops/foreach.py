@@ -11,7 +11,7 @@ import torch
 
 from torchgraft.codegen.types import BY_NAME, element_type
 from torchgraft.kernels import lists as kernels
-from torchgraft.plans import PlanBuilder, Scalar, Unsupported, pointwise
+from torchgraft.plans import PlanBuilder, Scalar, Unsupported, pointwise, versions
 from torchgraft.plans.batch import plan_loops
 from torchgraft.plans.call import plan_nested, result_of
 from torchgraft.plans.grid import numbered
@@ -237,7 +237,7 @@ def _check_order(self: list[torch.Tensor], ord: complex = 2, dtype: torch.dtype 
         raise RuntimeError("foreach_tensor_norm_slow expects ord to be integer or float")
     for x in self:
         if not (x.is_floating_point() or x.is_complex()):
-            raise RuntimeError(
+            raise versions.DTYPES_REFUSED(
                 "linalg.vector_norm: Expected a floating point or complex tensor as input. Got " + dtype_name(x.dtype)
             )
 

@@ -16,7 +16,7 @@ from torchgraft.codegen.types import BY_NAME, element_type
 from torchgraft.kernels import grid_sample as kernels
 from torchgraft.kernels.grid_sample import INTERPOLATIONS, PADDINGS, Sampling
 from torchgraft.ops.moves import in_order
-from torchgraft.plans import PlanBuilder, Unsupported, planner
+from torchgraft.plans import PlanBuilder, Unsupported, planner, versions
 from torchgraft.plans.grid import Grid
 from torchgraft.plans.refusals import dtype_name
 
@@ -45,7 +45,7 @@ def _check(dims: int, input: torch.Tensor, grid: torch.Tensor, interpolation_mod
         raise RuntimeError(
             f"grid_sampler(): expected {dims + 2}D input and grid with same number of dimensions, but got {sizes}"
         )
-    if dims == 3 and INTERPOLATIONS[interpolation_mode] == "cubic":
+    if dims == 3 and not versions.CUBIC_VOLUMES and INTERPOLATIONS[interpolation_mode] == "cubic":
         raise RuntimeError("grid_sampler(): bicubic interpolation only supports 4D input")
 
 
@@ -87,6 +87,8 @@ def _sampling(image: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, 
         raise Unsupported(f"sampling of {image.dtype}")
     if grid.dtype != image.dtype:
         raise RuntimeError(f"expected scalar type {dtype_name(image.dtype)} but found {dtype_name(grid.dtype)}")
+    if image.dim() == 5 and INTERPOLATIONS[interpolation_mode] == "cubic":
+        raise Unsupported("cubic interpolation of volumes")
     if math.prod(image.shape[2:]) > _INT:
         raise Unsupported("a plane of more than 2**31 pixels")
     reflects = PADDINGS[padding_mode] == "reflection"

@@ -389,7 +389,7 @@ row(
 def _check_heaviside(self: torch.Tensor, values: torch.Tensor, out: torch.Tensor | None = None, **_: Any) -> None:
     dtypes = {t.dtype for t in (self, values, out) if t is not None}
     if any(dtype.is_complex for dtype in dtypes):
-        raise RuntimeError("heaviside is not yet implemented for complex tensors.")
+        raise versions.DTYPES_REFUSED("heaviside is not yet implemented for complex tensors.")
     if len(dtypes) > 1:
         raise RuntimeError("heaviside is not yet implemented for tensors with different dtypes.")
 

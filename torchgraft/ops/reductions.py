@@ -19,7 +19,7 @@ from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels import reduce as kernels
 from torchgraft.kernels import softmax
 from torchgraft.kernels.reduce import Reduction
-from torchgraft.plans import OtherOut, PlanBuilder, Scalar, Unsupported, composite, other_out, planner
+from torchgraft.plans import OtherOut, PlanBuilder, Scalar, Unsupported, composite, other_out, planner, versions
 from torchgraft.plans.grid import Grid
 from torchgraft.plans.refusals import check_out_dtype, dtype_name, refuse_dtype
 
@@ -609,8 +609,9 @@ def _arg(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int | None, gr
 def _arg_meta(op: torch._ops.OpOverload, name: str) -> Callable[..., torch.Tensor]:
     def meta(self: torch.Tensor, dim: int | None, keepdim: bool) -> torch.Tensor:
         if self.dtype == torch.bool or self.is_complex():
-            kind = "bool" if self.dtype == torch.bool else "complex"
-            raise RuntimeError(f"{name}(): does not support {kind} input")
+            if self.is_complex():
+                raise versions.COMPLEX_REFUSED(f"{name}(): does not support complex input")
+            raise versions.DTYPES_REFUSED(f"{name}(): does not support bool input")
         if dim is None and self.numel() == 0:
             raise IndexError(f"{name}(): Expected reduction dim to be specified for input.numel() == 0.")
         check_some(name, self, dim)
@@ -691,7 +692,7 @@ def _variance(
     p: PlanBuilder, outs: Sequence[torch.Tensor], x: torch.Tensor, dim: Any, correction: Scalar | None, root: bool
 ) -> None:
     if not (x.is_floating_point() or x.is_complex()):
-        raise RuntimeError("std and var only support floating point and complex dtypes")
+        raise versions.DTYPES_REFUSED("std and var only support floating point and complex dtypes")
     if x.is_complex():
         _complex_variance(p, outs, x, dim, correction, root)
         return

@@ -13,7 +13,7 @@ from torchgraft.codegen.types import BY_NAME, MOVES
 from torchgraft.kernels import sorting as kernels
 from torchgraft.kernels.sorting import Chosen
 from torchgraft.ops.reductions import check_some
-from torchgraft.plans import PlanBuilder, Unsupported, composite, other_out, planner
+from torchgraft.plans import PlanBuilder, Unsupported, composite, other_out, planner, versions
 from torchgraft.plans.grid import Grid
 from torchgraft.plans.refusals import refuse_dtype
 
@@ -221,9 +221,9 @@ def _sort_plain(
 
 def _topk_meta(self: torch.Tensor, k: int, dim: int, largest: bool, sorted: bool) -> Any:
     if self.dtype == torch.bool:
-        raise RuntimeError("topk does not support bool dtypes on CPU")
+        raise versions.DTYPES_REFUSED("topk does not support bool dtypes on CPU")
     if self.is_complex():
-        raise RuntimeError("topk does not support complex dtypes on CPU")
+        raise versions.COMPLEX_REFUSED("topk does not support complex dtypes on CPU")
     return aten.topk.default(self, k, dim, largest, sorted)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from traceback import walk_tb
@@ -11,6 +12,7 @@ import torch
 import torch._meta_registrations  # meta functions that torch has in Python
 from torch._library import custom_ops
 
+from torchgraft.plans import versions
 from torchgraft.plans.schema import call_by_name, overload_name
 
 _META_KEYS = (
@@ -37,18 +39,30 @@ def ask_meta(op: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> Any:
         return call_by_name(op, op, arguments)
 
 
+# How torch's references refuse dtypes: with RuntimeError, as its kernels do before 2.15.
+_OF_DTYPES = re.compile(
+    "could not infer output dtype|Expected a floating point or complex tensor|Low precision dtypes not supported"
+    "|must be floating point|Unsupported input type"
+)
+
+
 @contextmanager
 def meta_function() -> Iterator[None]:
     """Where meta functions are called: errors get the types that torch's kernels raise."""
     try:
         yield
+    except RuntimeError as error:
+        if type(error) is not RuntimeError or not _OF_DTYPES.search(str(error)):
+            raise
+        raise versions.DTYPES_REFUSED(str(error)) from error
     except OverflowError as error:  # a number that is made one of an integer type
         raise RuntimeError(f"value cannot be converted without overflow: {error}") from error
     except (AssertionError, ValueError) as error:
         # So some of torch's meta functions in Python refuse what its kernels refuse by a RuntimeError.
         if isinstance(error, ValueError) and not _raised_by_reference(error):
             raise
-        raise RuntimeError(str(error)) from error
+        kind = versions.DTYPES_REFUSED if _OF_DTYPES.search(str(error)) else RuntimeError
+        raise kind(str(error)) from error
 
 
 def _raised_by_reference(error: Exception) -> bool:

@@ -14,7 +14,7 @@ from torchgraft.plans.mode import ThreadMode
 from torchgraft.plans.refusals import Refuses, gathered, other_out
 from torchgraft.plans.registry import ENTRIES, Options, register
 from torchgraft.plans.scalar import Scalar
-from torchgraft.plans.schema import call_by_name, overload_name, resolve
+from torchgraft.plans.schema import call_by_name, overload_name, parameters, resolve
 from torchgraft.plans.steps import Unsupported
 from torchgraft.plans.versions import here
 
@@ -83,7 +83,8 @@ class _Trace(ThreadMode):
         targets."""
         result = func(*args, **kwargs)
         schema = func._schema.arguments
-        named = {a.name: value for a, value in zip(schema, args, strict=False)} | kwargs
+        named = {a.name: a.default for a in parameters(func)}  # the functional form may have none
+        named |= {a.name: value for a, value in zip(schema, args, strict=False)} | kwargs
         targets = [named[a.name] for a in schema if a.alias_info is not None and a.alias_info.is_write]
         functional = {a.name: named[a.name] for a in entry.functional._schema.arguments if a.name in named}
         out = targets[0] if len(targets) == 1 else tuple(targets)

@@ -13,7 +13,7 @@ import torch
 
 from torchgraft._core import minor
 
-__all__ = ["BOOLEANS_REFUSED", "HERE", "PARTIAL", "Span", "here"]
+__all__ = ["BOOLEANS_REFUSED", "COMPLEX_REFUSED", "CUBIC_VOLUMES", "DTYPES_REFUSED", "HERE", "PARTIAL", "Span", "here"]
 
 HERE = minor(torch.__version__)
 
@@ -38,6 +38,15 @@ PARTIAL = {
 
 #: What torch raises where an op does not take booleans.
 BOOLEANS_REFUSED: type[RuntimeError] = NotImplementedError if HERE >= (2, 14) else RuntimeError
+
+#: And where a reduction, a decomposition or the like does not take integers, booleans or halves.
+DTYPES_REFUSED: type[RuntimeError] = NotImplementedError if HERE >= (2, 15) else RuntimeError
+
+#: And where there is no order among complex numbers.
+COMPLEX_REFUSED: type[Exception] = TypeError if HERE >= (2, 15) else RuntimeError
+
+#: Whether volumes are sampled by cubic interpolation too.
+CUBIC_VOLUMES = HERE >= (2, 15)
 
 
 def here(names: Iterable[str], version: tuple[int, int] = HERE, partial: Mapping[str, Span] = PARTIAL) -> Iterator[str]:
