@@ -1,0 +1,260 @@
+"""Which kernels serve the benchmarks' calls, and the layers of networks that everybody knows, on each class of devices:
+what tests/test_choices.py compares with the files in tests/choices.
+
+    python tests/choices.py     writes those files anew: a choice that has changed is then a line of the commit
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+STORED = Path(__file__).parent / "choices"
+sys.path.append(str(STORED.parents[1] / "benchmarks"))
+
+from harness.case import Call, Case, Make, computing, randn, with_gradients  # noqa: E402
+from workloads import all_cases, attention, convolution, matmul  # noqa: E402
+
+from torchgraft.ops.choices import CLASSES, kernels_of  # noqa: E402
+from torchgraft.plans import Unsupported  # noqa: E402
+from torchgraft.plans.schema import overload_name  # noqa: E402
+
+#: Their results' sizes depend on values.
+WITHOUT_VALUES = {"indexing/by mask 1000003", "indexing/nonzero 1000x1001", "indexing/bincount 300000"}
+
+#: A fake module cannot be moved to a device; the same ops are among the layers.
+MODULES = "recurrent/"
+
+_SHORT = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+}
+
+
+class _Calls(TorchDispatchMode):
+    """What a program calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "prim":
+            self.made.append((func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def choices(cases: Iterable[Case]) -> Iterator[str]:
+    """A line for each call of each case, without a repetition, and one for each choice of kernels, with the classes of
+    devices that it is for."""
+    seen: set[str] = set()
+    for case in cases:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            call = case.make("ocl")
+            with _Calls() as calls:
+                call()
+        for func, args, kwargs in calls.made:
+            line = f"{overload_name(func).removeprefix('aten::')}({_text((args, kwargs))})"
+            if line in seen:
+                continue
+            seen.add(line)
+            by_class: dict[str, list[str]] = defaultdict(list)
+            for name, traits in CLASSES.items():
+                try:
+                    kernels = _names(kernel.name for kernel in kernels_of(func, args, kwargs, traits))
+                except Unsupported as reason:
+                    kernels = f"no kernel: {reason}"
+                by_class[kernels].append(name)
+            if any(by_class):
+                yield f"{case.name.partition('/')[2]}: {line}"
+                for kernels, names in by_class.items():
+                    yield f"    {_classes(names)}: {kernels or 'none'}"
+
+
+def _classes(names: list[str]) -> str:
+    """Classes of devices, those of one kind together where all are there."""
+    for kind in ("cpu", "gpu"):
+        of_kind = [name for name in CLASSES if name.startswith(kind)]
+        if set(of_kind) <= set(names):
+            names = [f"{kind}s", *(name for name in names if name not in of_kind)]
+    return "all" if set(names) == {"cpus", "gpus"} else ", ".join(sorted(names))
+
+
+def _names(names: Iterable[str]) -> str:
+    counted = ((name, len(list(alike))) for name, alike in groupby(names))
+    return " ".join(name if count == 1 else f"{count}*{name}" for name, count in counted)
+
+
+def _text(arguments: Any) -> str:
+    """Tensors as dtype, shape, and strides where they are not those of a contiguous one."""
+    return ", ".join(_described(each) for each in tree_leaves(arguments))
+
+
+def _described(x: Any) -> str:
+    if not isinstance(x, torch.Tensor):
+        return str(x).removeprefix("torch.")
+    text = f"{_SHORT[x.dtype]}[{'x'.join(map(str, x.shape))}]"
+    return text if x.is_contiguous() else f"{text} by {'x'.join(map(str, x.stride()))}"
+
+
+def _convolutions(network: str, *layers: convolution.Convolution) -> Iterator[Case]:
+    for layer in layers:
+        name = f"{layer.kernel}x{layer.kernel} {layer.inputs}-{layer.outputs} {'x'.join(map(str, layer.size))}"
+        for dtype in (torch.float32, torch.bfloat16):
+            case = layer.case(name, gradients=True) if dtype == torch.float32 else _half(layer).case(name)
+            yield Case(f"{network}/{name}", case.make, case.nbytes, case.flops, case.unit, dtype)
+
+
+def _half(layer: convolution.Convolution) -> convolution.Convolution:
+    return convolution.Convolution(**{**vars(layer), "dtype": torch.bfloat16})
+
+
+def _linears(network: str, rows: int, *sizes: tuple[int, int]) -> Iterator[Case]:
+    for inputs, outputs in sizes:
+        yield _of(network, matmul.linear(rows, inputs, outputs, gradients=True))
+        yield _of(network, matmul.linear(rows, inputs, outputs, torch.bfloat16))
+        yield _of(network, matmul.linear(1, inputs, outputs))
+
+
+def _of(network: str, case: Case) -> Case:
+    return Case(f"{network}/{case.name.partition('/')[2]}", case.make, case.nbytes, case.flops, case.unit, case.dtype)
+
+
+def _attention(network: str, *shape: int, causal: bool = False) -> Iterator[Case]:
+    name = f"{network}/attention {'x'.join(map(str, shape))}"
+    yield computing(name, attention.attention(*shape, causal=causal, gradients=True), 0, 0)
+    yield computing(f"{name} bfloat16", attention.attention(*shape, causal=causal, dtype=torch.bfloat16), 0, 0)
+
+
+def _normed(network: str, *shape: int) -> Iterator[Case]:
+    def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(x, shape[-1:], weight, bias)
+
+    yield computing(
+        f"{network}/layer norm {'x'.join(map(str, shape))}", with_gradients(norm, shape, shape[-1:], shape[-1:]), 0, 0
+    )
+
+
+def _resnet50() -> Iterator[Case]:
+    """Of pictures of 224 by 224 (He and others, 2015, table 1), four of them."""
+    Layer = convolution.Convolution
+    layers = [Layer(4, 3, (224, 224), 64, 7, 2)]
+    inputs = 64
+    for width, side in ((64, 56), (128, 28), (256, 14), (512, 7)):
+        before = side if width == 64 else 2 * side
+        layers += [
+            Layer(4, inputs, (before, before), width, 1),
+            Layer(4, width, (before, before), width, 3, before // side),
+        ]
+        layers += [
+            Layer(4, width, (side, side), 4 * width, 1),
+            Layer(4, inputs, (before, before), 4 * width, 1, before // side),
+        ]
+        layers += [Layer(4, 4 * width, (side, side), width, 1), Layer(4, width, (side, side), width, 3)]
+        inputs = 4 * width
+    yield from _convolutions("ResNet-50", *layers)
+    yield from _linears("ResNet-50", 4, (2048, 1000))
+
+
+def _mobilenet() -> Iterator[Case]:
+    """The second one (Sandler and others, 2018, table 2), a picture at a time."""
+    Layer = convolution.Convolution
+    layers = [Layer(1, 3, (224, 224), 32, 3, 2)]
+    for inputs, outputs, side, stride in (
+        (32, 16, 112, 1),
+        (96, 24, 112, 2),
+        (144, 32, 56, 2),
+        (192, 64, 28, 2),
+        (384, 96, 14, 1),
+        (576, 160, 14, 2),
+        (960, 320, 7, 1),
+    ):
+        layers += [Layer(1, inputs, (side, side), inputs, 3, stride, groups=inputs)]
+        layers += [Layer(1, inputs, (side // stride, side // stride), outputs, 1)]
+        layers += [Layer(1, outputs, (side // stride, side // stride), 6 * outputs, 1)]
+    yield from _convolutions("MobileNet", *layers)
+
+
+def _unet() -> Iterator[Case]:
+    """Down and up again from 64 by 64, with the second network's ways up: an image made larger, and transposed."""
+    Layer = convolution.Convolution
+    layers = [Layer(2, 4, (64, 64), 64, 3), Layer(2, 64, (64, 64), 4, 3)]
+    for width, side in ((64, 64), (128, 32), (256, 16)):
+        layers += [Layer(2, width, (side, side), width, 3), Layer(2, width, (side, side), 2 * width, 3, 2)]
+        layers += [Layer(2, 2 * width, (side, side), width, 3), Layer(2, 3 * width, (side, side), width, 3)]
+        layers += [Layer(2, 2 * width, (side // 2, side // 2), width, 2, 2, transposed=True, padding=0)]
+    yield from _convolutions("U-Net", *layers)
+    yield from _attention("U-Net", 2, 8, 256, 32)
+
+
+def _bert() -> Iterator[Case]:
+    yield from _linears("BERT", 512, (768, 768), (768, 3072), (3072, 768), (768, 30522))
+    yield from _attention("BERT", 4, 12, 128, 64)
+    yield from _normed("BERT", 4, 128, 768)
+
+
+def _gpt2() -> Iterator[Case]:
+    yield from _linears("GPT-2", 512, (768, 2304), (768, 768), (768, 3072), (3072, 768), (768, 50257))
+    yield from _attention("GPT-2", 2, 12, 256, 64, causal=True)
+    yield from _normed("GPT-2", 2, 256, 768)
+
+
+def _recurrent() -> Iterator[Case]:
+    def cell(function: Any, gates: int, states: int) -> Make:
+        def make(device: str) -> Call:
+            weights = [randn(device, gates * 64, 64) for _ in range(2)] + [randn(device, gates * 64) for _ in range(2)]
+            for weight in weights:
+                weight.requires_grad_()
+            x, state = randn(device, 16, 64), [randn(device, 16, 64) for _ in range(states)]
+
+            def call() -> Any:
+                out = function(x, state if states > 1 else state[0], *weights)
+                return torch.autograd.grad((out[0] if states > 1 else out).sum(), weights)
+
+            return call
+
+        return make
+
+    yield computing("recurrent/LSTM cell", cell(torch.lstm_cell, 4, 2), 0, 0)
+    yield computing("recurrent/GRU cell", cell(torch.gru_cell, 3, 1), 0, 0)
+    yield computing("recurrent/RNN cell", cell(torch.rnn_tanh_cell, 1, 1), 0, 0)
+
+
+def families() -> dict[str, list[Case]]:
+    """The benchmarks' classes and the networks, each with its calls."""
+    found: dict[str, list[Case]] = defaultdict(list)
+    for case in all_cases():
+        if case.name not in WITHOUT_VALUES and not case.name.startswith(MODULES):
+            found[case.family].append(case)
+    for network in (_resnet50, _mobilenet, _unet, _bert, _gpt2, _recurrent):
+        for case in network():
+            found[case.family].append(case)
+    return dict(found)
+
+
+def stored(family: str) -> Path:
+    return STORED / f"{family.lower()}.txt"
+
+
+if __name__ == "__main__":
+    STORED.mkdir(exist_ok=True)
+    for family, cases in families().items():
+        stored(family).write_text("".join(f"{line}\n" for line in choices(cases)))
