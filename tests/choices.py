@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 STORED = Path(__file__).parent / "choices"
 sys.path.append(str(STORED.parents[1] / "benchmarks"))
@@ -24,42 +22,14 @@ sys.path.append(str(STORED.parents[1] / "benchmarks"))
 from harness.case import Call, Case, Make, computing, randn, with_gradients  # noqa: E402
 from workloads import all_cases, attention, convolution, matmul  # noqa: E402
 
-from torchgraft.ops.choices import CLASSES, kernels_of  # noqa: E402
+from torchgraft.ops.choices import CLASSES, calls_of, described, kernels_of  # noqa: E402
 from torchgraft.plans import Unsupported  # noqa: E402
-from torchgraft.plans.schema import overload_name  # noqa: E402
 
 #: Their results' sizes depend on values.
 WITHOUT_VALUES = {"indexing/by mask 1000003", "indexing/nonzero 1000x1001", "indexing/bincount 300000"}
 
 #: A fake module cannot be moved to a device; the same ops are among the layers.
 MODULES = "recurrent/"
-
-_SHORT = {
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.complex64: "c64",
-    torch.complex128: "c128",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.bool: "bool",
-}
-
-
-class _Calls(TorchDispatchMode):
-    """What a program calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace != "prim":
-            self.made.append((func, args, kwargs or {}))
-        return func(*args, **(kwargs or {}))
 
 
 def choices(cases: Iterable[Case]) -> Iterator[str]:
@@ -68,11 +38,9 @@ def choices(cases: Iterable[Case]) -> Iterator[str]:
     seen: set[str] = set()
     for case in cases:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            call = case.make("ocl")
-            with _Calls() as calls:
-                call()
-        for func, args, kwargs in calls.made:
-            line = f"{overload_name(func).removeprefix('aten::')}({_text((args, kwargs))})"
+            calls = calls_of(case.make("ocl"))
+        for func, args, kwargs in calls:
+            line = described(func, args, kwargs)
             if line in seen:
                 continue
             seen.add(line)
@@ -101,18 +69,6 @@ def _classes(names: list[str]) -> str:
 def _names(names: Iterable[str]) -> str:
     counted = ((name, len(list(alike))) for name, alike in groupby(names))
     return " ".join(name if count == 1 else f"{count}*{name}" for name, count in counted)
-
-
-def _text(arguments: Any) -> str:
-    """Tensors as dtype, shape, and strides where they are not those of a contiguous one."""
-    return ", ".join(_described(each) for each in tree_leaves(arguments))
-
-
-def _described(x: Any) -> str:
-    if not isinstance(x, torch.Tensor):
-        return str(x).removeprefix("torch.")
-    text = f"{_SHORT[x.dtype]}[{'x'.join(map(str, x.shape))}]"
-    return text if x.is_contiguous() else f"{text} by {'x'.join(map(str, x.stride()))}"
 
 
 def _convolutions(network: str, *layers: convolution.Convolution) -> Iterator[Case]:

@@ -6,11 +6,15 @@ tests/choices has a line for each. No device is needed. What has changed on purp
 from __future__ import annotations
 
 import difflib
+import re
 
 import pytest
 from choices import STORED, WITHOUT_VALUES, choices, families, stored
+from conftest import Script
 from workloads import all_cases
 
+from torchgraft.cli import main
+from torchgraft.kernels.matmul.choose import WAYS
 from torchgraft.ops.choices import CLASSES
 
 FAMILIES = families()
@@ -39,3 +43,54 @@ def test_classes_differ() -> None:
     text = "".join(stored(family).read_text() for family in FAMILIES)
     for name in CLASSES:
         assert any(line.strip().startswith(f"{name}:") for line in text.splitlines()), name
+
+
+def explained(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+    assert main(["explain", *arguments]) == status
+    printed = capsys.readouterr()
+    return printed.err if status else printed.out
+
+
+class TestExplain:
+    def test_every_way_is_named_with_why_it_is_not_taken(self, capsys: pytest.CaptureFixture[str]) -> None:
+        text = explained(capsys, "mm", "64x300x64", "--dtype", "bfloat16", "--target", "cpu64-tiles")
+        head, problem, *ways, kernels = text.splitlines()
+        assert head == "mm(bf16[64x300], bf16[300x64])"
+        assert problem.strip() == "matmul: 64x300 by 300x64 of bf16, A along k, B along outer"
+        assert [line.split()[0] for line in ways] == [way.name for way in WAYS]
+        reasons = dict(line.strip().split(maxsplit=1) for line in ways)
+        assert reasons["packed-bfloat16"] == "<- taken"
+        assert reasons["block"] == "would do; packed-bfloat16 comes first"
+        assert reasons["tile"] == "for GPUs"
+        assert kernels.strip() == "kernels: matmul_bfloat16_tiles"
+
+    def test_a_function_with_names_and_several_kernels(self, capsys: pytest.CaptureFixture[str]) -> None:
+        arguments = ("conv2d", "4x64x56x56", "256x64x3x3", "padding=1", "--dtype", "bfloat16", "--target", "gpu-matrix")
+        text = explained(capsys, *arguments)
+        assert text.startswith("convolution(bf16[4x64x56x56], bf16[256x64x3x3], None, 1, 1, 1, 1,")
+        assert "matrix-units     <- taken" in text
+        assert text.endswith("kernels: convolution_patches_forward, matmul_fragments\n")
+
+    def test_the_device_that_is_here(self, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+        names = re.findall(r"kernels: (\w+)", explained(capsys, "aten::add.Tensor", "3x4", "3x4"))
+        assert len(names) == 1
+
+    def test_mistakes(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for arguments in (("no_such_op", "3"), ("mm", "3x4"), ("mm", "3x4x5", "--dtype", "float31"), ("sum", "a b")):
+            text = explained(capsys, *arguments, "--target", "cpu32", status=1)
+            assert text.startswith("torchgraft explain: ") and text.count("\n") == 1
+
+    def test_a_way_may_be_left_out(self, script: Script) -> None:
+        text = """
+            from torchgraft.cli import main
+            assert main(["explain", "mm", "3000x31x7", "--target", "cpu32", "--without", "{}"]) == {}
+        """
+        printed = script(text.format("matmul.small", 0))
+        assert "small            left out" in printed and printed.endswith("kernels: matmul_block\n")
+        printed = script(text.format("small,block", 1))
+        assert "kernels: none: TORCHGRAFT_WITHOUT_WAYS leaves no way to do this: 3000x31 by 31x7" in printed
+
+
+def test_a_table_has_one_way_of_each_name() -> None:
+    """And few ways: one more has to be worth a tenth of what its family does, or another goes."""
+    assert len({way.name for way in WAYS}) == len(WAYS) <= 9

@@ -16,7 +16,8 @@ from torchgraft import _C, plans
 from torchgraft.codegen.kernel import Kernel
 from torchgraft.codegen.tuning import Target, Tiles, Tuning
 from torchgraft.driver import Capability
-from torchgraft.kernels import convolution, fragments, matmul
+from torchgraft.kernels import convolution, fragments
+from torchgraft.kernels.matmul import rows, tile
 from torchgraft.plans import device as traits
 
 pytestmark = pytest.mark.no_fallback
@@ -78,12 +79,12 @@ def test_products(gpu: set[str], device: str, shape: tuple[int, int, int], trans
     wanted = a.double() @ b.double()
     close(a.to(device) @ b.to(device), wanted)
     close(torch.addmm(c.to(device), a.to(device), b.to(device), alpha=0.5, beta=2), wanted / 2 + 2 * c.double())
-    assert ("matmul_rows" if m <= matmul.GPU_ROWS else "matmul_tile") in gpu
+    assert ("matmul_rows" if m <= rows.GPU_ROWS else "matmul_tile") in gpu
     assert ("matmul_fold" in gpu) == (k >= 1000)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] > matmul.GPU_ROWS])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] > rows.GPU_ROWS])
 @pytest.mark.parametrize("transposed", [*itertools.product((False, True), repeat=2)])
 @pytest.mark.quick(transposed=[(False, False), (True, True)])
 def test_products_by_fragments(
@@ -232,21 +233,21 @@ class TestTiles:
         assert not Tiles(side=32, depth=16, item=8).are_even
 
     def test_large_products_have_large_squares(self) -> None:
-        tiles, parts = matmul.choose_tiles(Tiles(), 4096, 4096, 4096, 1, UNITS)
+        tiles, parts = tile.choose_tiles(Tiles(), 4096, 4096, 4096, 1, UNITS)
         assert (tiles.side, parts) == (128, 1)
 
     def test_small_products_have_small_squares_or_parts(self) -> None:
-        tiles, parts = matmul.choose_tiles(Tiles(), 512, 512, 512, 1, UNITS)
+        tiles, parts = tile.choose_tiles(Tiles(), 512, 512, 512, 1, UNITS)
         assert tiles.side < 128 or parts > 1
-        assert matmul.choose_tiles(Tiles(), 32, 32, 100_000, 1, UNITS)[1] > UNITS // 4
+        assert tile.choose_tiles(Tiles(), 32, 32, 100_000, 1, UNITS)[1] > UNITS // 4
 
     def test_fragments_have_no_smaller_squares_than_there_are_kernels_for(self) -> None:
         for size in (16, 64, 100, 1000):
-            tiles, _ = matmul.choose_tiles(fragments.TILES, size, size, size, 1, UNITS, fragments.SPEED)
+            tiles, _ = tile.choose_tiles(fragments.TILES, size, size, size, 1, UNITS, fragments.SPEED)
             assert tiles.side >= fragments.LEAST_SIDE
 
     def test_a_single_unit_divides_no_sums(self) -> None:
-        assert matmul.choose_tiles(Tiles(), 32, 32, 100_000, 1, 1)[1] == 1
+        assert tile.choose_tiles(Tiles(), 32, 32, 100_000, 1, 1)[1] == 1
 
     def test_targets_without_matrix_units_have_none(self) -> None:
         assert not Target("gpu", UNITS, 16, Tuning()).fragments

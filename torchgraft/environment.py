@@ -35,6 +35,7 @@ VARIABLES = {
     "TORCHGRAFT_MEMORY_CACHING": "0 asks the driver for each tensor's memory by itself, for tools that watch accesses",
     "TORCHGRAFT_KERNEL_FORM": "cpu or gpu: forces one form of the kernels that have two",
     "TORCHGRAFT_SIMD_WIDTH": "how many float32 a vector register holds, in place of what the driver says",
+    "TORCHGRAFT_WITHOUT_WAYS": "ways to compute something that are not to be taken, to measure what they are worth",
     "TORCHGRAFT_TUNED": "0 leaves aside what `torchgraft tune` found",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "torch's own: 0 keeps `import torch` from registering a backend",
     "XDG_CACHE_HOME": "the folder of caches, in which torchgraft's is by default",

@@ -1,6 +1,6 @@
 """From kernels as data to kernels on a device."""
 
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value, ceil_div
+from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value, ceil_div, round_up
 from torchgraft.codegen.types import ElementType, UnsupportedDtype, element_type, value_ctype
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "Value",
     "ceil_div",
     "element_type",
+    "round_up",
     "value_ctype",
 ]

@@ -14,6 +14,11 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def round_up(value: int, step: int) -> int:
+    """The least multiple of `step` that is not below `value`."""
+    return ceil_div(value, step) * step
+
+
 @dataclass(frozen=True)
 class Pointer:
     """A pointer parameter to elements of storage type `type` ("f32", "bf16", ...; see codegen.types)."""

@@ -28,7 +28,8 @@ from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
 from torchgraft.codegen.tuning import Blocks, Target
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 from torchgraft.kernels.geometry import AXES, GEOMETRY, Direction, Geometry, geometry_arguments
-from torchgraft.kernels.matmul import A_TILE_PADDING, a_element, block_tile, even_part, pack_a, pack_transposed
+from torchgraft.kernels.matmul.block import A_TILE_PADDING, a_element, block_tile, pack_a, pack_transposed
+from torchgraft.kernels.matmul.division import even_part
 from torchgraft.kernels.products import Tile, plain_loops
 
 # Bytes of the copy of the source, and of the sums, at most.

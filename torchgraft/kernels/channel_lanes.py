@@ -32,7 +32,7 @@ from torchgraft.kernels.boxes import (
     sum_elements,
 )
 from torchgraft.kernels.geometry import GEOMETRY, Direction, Geometry, geometry_arguments
-from torchgraft.kernels.matmul import block_tile, pack_transposed
+from torchgraft.kernels.matmul.block import block_tile, pack_transposed
 from torchgraft.kernels.products import Tile, plain_loops
 
 # There are 32 registers of so many bytes, and 16 of smaller ones, which are too few for these sums.

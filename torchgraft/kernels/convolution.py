@@ -39,20 +39,16 @@ from torchgraft.kernels.boxes import box_launch, weight_boxes
 from torchgraft.kernels.channel_lanes import lanes_launch
 from torchgraft.kernels.depthwise import MOST_WEIGHT_TAPS, plane_launch, plane_weight_launch
 from torchgraft.kernels.geometry import AXES, GEOMETRY, Direction, Geometry, geometry_arguments
-from torchgraft.kernels.matmul import (
+from torchgraft.kernels.matmul.block import (
     A_TILE_PADDING,
-    Fetch,
     block_loop,
     block_shape,
     block_tile,
-    choose_tiles,
     pack_a,
     pack_transposed,
     row_vectors,
-    tile_groups,
-    tile_local,
-    tile_loop,
 )
+from torchgraft.kernels.matmul.tile import Fetch, choose_tiles, tile_groups, tile_local, tile_loop
 from torchgraft.kernels.products import plain_loops
 
 _FIRST_PIXELS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from torchgraft.codegen.x86 import Way
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.call import plan_nested
 from torchgraft.plans.device import DeviceTraits
+from torchgraft.plans.mode import ThreadMode
 from torchgraft.plans.schema import overload_name
 from torchgraft.plans.trace import trace
 
-__all__ = ["CLASSES", "kernels_of"]
+__all__ = ["CLASSES", "calls_of", "described", "kernels_of"]
 
 aten = torch.ops.aten
 
@@ -45,10 +47,10 @@ def _device(kind: str, simd_width: int, bfloat16: Way | None = None, fragments: 
 CLASSES = {
     "cpu32": _device("cpu", 8),
     "cpu64": _device("cpu", 16),
-    "cpu64 pairs": _device("cpu", 16, bfloat16="vectors"),
-    "cpu64 tiles": _device("cpu", 16, bfloat16="tiles"),
+    "cpu64-pairs": _device("cpu", 16, bfloat16="vectors"),
+    "cpu64-tiles": _device("cpu", 16, bfloat16="tiles"),
     "gpu": _device("gpu", 1),
-    "gpu matrix": _device("gpu", 1, fragments=True),
+    "gpu-matrix": _device("gpu", 1, fragments=True),
 }
 
 # Under these names ops arrive that torch gives a device of its own.
@@ -83,6 +85,54 @@ def kernels_of(
     trace(p, op, args, kwargs)
     p.settle()
     return p.kernels
+
+
+Call = tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]
+
+
+class _Calls(ThreadMode):
+    """The ops that are called, without those that only ask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Call] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "prim":
+            self.made.append((func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def calls_of(program: Callable[[], object]) -> list[Call]:
+    """What a program calls, of tensors that have no memory: meta tensors, or fake ones."""
+    calls = _Calls()
+    with calls.active():
+        program()
+    return calls.made
+
+
+_SHORT = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+    torch.int64: "i64",
+    torch.int32: "i32",
+}
+
+
+def described(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """A call as text: of tensors dtype, shape, and strides where they are not those of a contiguous one."""
+    return f"{overload_name(op).removeprefix('aten::')}({', '.join(map(_described, tree_leaves((args, kwargs))))})"
+
+
+def _described(x: Any) -> str:
+    if not isinstance(x, torch.Tensor):
+        return str(x).removeprefix("torch.")
+    text = f"{_SHORT.get(x.dtype, str(x.dtype).removeprefix('torch.'))}[{'x'.join(map(str, x.shape))}]"
+    return text if x.is_contiguous() else f"{text} by {'x'.join(map(str, x.stride()))}"
 
 
 def _spec(x: Any) -> Any:

@@ -9,7 +9,8 @@ import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.kernels.matmul import Matrix, matmul_launches
+from torchgraft.kernels.matmul.choose import matmul_launches
+from torchgraft.kernels.matmul.problem import Matrix, Product
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, other_out, planner
 from torchgraft.plans.refusals import dtype_name
 
@@ -57,8 +58,9 @@ def plan_product(
     if element_type(out.dtype).is_complex:
         alpha, beta = (complex(x) if isinstance(x, int) else x for x in (alpha, beta))
     batch = out.shape[0] if out.dim() == 3 else 1
-    launches = matmul_launches(
+    product = Product(
         storage,
+        element_type(out.dtype).name,
         (batch, out.shape[-2], out.shape[-1], a.shape[-1]),
         _matrix(out),
         _matrix(a),
@@ -68,9 +70,8 @@ def plan_product(
         beta,
         temporaries(p),
         p.target,
-        element_type(out.dtype).name,
     )
-    for launch in launches:
+    for launch in matmul_launches(product):
         p.launch(launch.kernel, launch.groups, **launch.arguments)
 
 

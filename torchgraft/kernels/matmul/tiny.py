@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
-from torchgraft.codegen.kernel import Kernel, parameters
+from torchgraft.codegen.kernel import Kernel, Launch, parameters
+from torchgraft.kernels.matmul.division import share
+from torchgraft.kernels.matmul.problem import Product
 from torchgraft.kernels.products import Addend, finish_scalar
 
 #: The longest rows, columns and sums, and the most multiplications, of which a text has them all.
@@ -25,6 +28,11 @@ LEAST_BATCH = 64
 def is_tiny(batch: int, m: int, n: int, k: int) -> bool:
     """Whether products of these sizes are written out."""
     return batch >= LEAST_BATCH and k > 0 and max(m, n, k) <= LONGEST and m * n * k <= MOST
+
+
+def has_tiny_rows(m: int, n: int, k: int) -> bool:
+    """Whether each row of a product is to be one of its own, which is written out."""
+    return (max(n, k) <= FEW or (n == 1 and k <= LONGEST)) and is_tiny(m, 1, n, k)
 
 
 def _sum(math: Arithmetic, i: int, j: int, k: int) -> str:
@@ -97,3 +105,17 @@ for (long batch = first; batch < last; ++batch) {{
     pointers = f"{result}* C; const {storage}* A, B{', D' if d else ''}"
     params = parameters(f"{pointers}; i32 share, batches; i64 {names}; {math.value} alpha{', beta' if d else ''}")
     return Kernel("matmul_tiny", params, body, local=(1,))
+
+
+def why_not(p: Product) -> str:
+    if not p.is_cpu:
+        return "CPUs"
+    return "" if is_tiny(*p.sizes) else f"{LEAST_BATCH} matrices or more, of at most {MOST} multiplications each"
+
+
+def launches(p: Product) -> list[Launch]:
+    batch, m, n, k = p.sizes
+    strides = tiny_strides([(x.row, x.column, x.batch) for x in (p.a, p.b, p.c)])
+    kernel = tiny_kernel(p.storage, p.result, (m, n, k), strides, p.any_addend)
+    each = share(batch, m * n * k + m * k + k * n + 2 * m * n, p.on.units)
+    return [Launch(kernel, (ceil_div(batch, each),), {**p.operands, "share": each, "batches": batch})]

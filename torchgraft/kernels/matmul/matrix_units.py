@@ -1,0 +1,28 @@
+"""Products by a GPU's matrix units; see `kernels.fragments`."""
+
+from __future__ import annotations
+
+from torchgraft.codegen.kernel import Kernel, Launch
+from torchgraft.kernels import fragments
+from torchgraft.kernels.matmul import split_k
+from torchgraft.kernels.matmul.problem import Product, any_addend
+from torchgraft.kernels.matmul.tile import choose_tiles, tile_groups
+from torchgraft.kernels.products import Addend
+
+
+def why_not(p: Product) -> str:
+    if p.is_cpu or not p.on.fragments:
+        return "GPUs with matrix units"
+    if p.storage not in fragments.STORAGES:
+        return " and ".join(fragments.STORAGES)
+    return "" if p.sizes[3] >= fragments.LEAST_DEPTH else f"sums of {fragments.LEAST_DEPTH} or more"
+
+
+def launches(p: Product) -> list[Launch]:
+    batch, m, n, k = p.sizes
+    tiles, parts = choose_tiles(fragments.TILES, m, n, k, batch, p.on.units, fragments.SPEED)
+
+    def kernel(result: str, addend: Addend) -> Kernel:
+        return fragments.fragment_kernel(p.storage, result, p.unit_a, p.unit_b, any_addend(addend), tiles.side)
+
+    return split_k.launches(p, kernel, tile_groups(tiles, m, n, 1)[:2], parts if batch == 1 else 1, {})
