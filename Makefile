@@ -10,7 +10,7 @@ CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
 	@echo 'make test   run the tests, ten minutes on two cores                       (ARGS="-k name -n 0": options of pytest)'
-	@echo 'make test-all   the same, those that it leaves out (PARTS=16: a sixteenth of them, and a quarter of the conformance), ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, conformance-quick, -gpu and -compile'
+	@echo 'make test-all   the same, those that it leaves out (PARTS=32: that part of them, and an eighth of the conformance), ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, conformance-quick, -gpu and -compile'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
 	@echo 'make test-torch TORCH=2.14.1   the tests, and a slice of the conformance, with another torch in an environment of its own'
 	@echo 'make test-distribution SUITE=trixie   some of the tests in another release of Debian, as root   (SHORT=1: some minutes of it)'
@@ -48,7 +48,8 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(shell echo $$(($(JOBS) + 1))) 
 test: setup
 	@$(PYTEST) $(ARGS)
 
-# What `make test` leaves out, or with PARTS=16 a sixteenth of that, another one for each commit; see tests/selection.py.
+# What `make test` leaves out, or with PARTS=32 so small a part of that, another one for each commit; see
+# tests/selection.py.
 # Programs that nobody has tried, for so many seconds; see tests/test_random_programs.py.
 test-rest: export TORCHGRAFT_TEST_SECONDS ?= 600
 test-rest: test
@@ -107,23 +108,23 @@ conformance: setup
 	@mkdir -p build
 	@$(CONFORM) --results build/conformance.jsonl --jobs $(JOBS) --compare $(STORED) $(ARGS)
 
-# Every op in float32 and in one other dtype, which changes with the commit; a few minutes. With PARTS a quarter of them,
+# Every op in float32 and in one other dtype, which changes with the commit; a few minutes. With PARTS an eighth of them,
 # another one for each commit, and the dtypes change when all have had their turn.
-QUARTER := $(if $(PARTS),--slice $(COMMITS)/4)
-ROTATION := $(shell echo $$(($(COMMITS) / $(if $(PARTS),4,1))))
+EIGHTH := $(if $(PARTS),--slice $(COMMITS)/8)
+ROTATION := $(shell echo $$(($(COMMITS) / $(if $(PARTS),8,1))))
 conformance-quick: setup
 	@mkdir -p build
 	@$(CONFORM) --results build/conformance-quick.jsonl --again --samples 2 --jobs $(JOBS) --compare $(STORED) \
-	  --quick $(ROTATION) $(QUARTER) $(ARGS)
+	  --quick $(ROTATION) $(EIGHTH) $(ARGS)
 
-# A slice of the ops through torch.compile, another one for each commit: an eighth, in float32 and in one of the other
-# dtypes. These are seven, so that in time each has each of the slices.
+# A slice of the ops through torch.compile, another one for each commit: an eighth, with PARTS half of that, in float32
+# and in one of the other dtypes. These are seven, so that in time each has each of the slices.
 COMPILE := --compile --samples 1 --dtypes float32
 OTHERS := float64,float16,bfloat16,int64,int32,uint8,bool
 TURN := $(shell echo $(OTHERS) | cut -d , -f $$(($(COMMITS) % 7 + 1)))
 conformance-compile: setup
 	@mkdir -p build
-	@$(CONFORM) --results build/conformance-compile.jsonl --again $(COMPILE),$(TURN) --slice $(COMMITS)/8 --jobs $(JOBS) \
+	@$(CONFORM) --results build/conformance-compile.jsonl --again $(COMPILE),$(TURN) --slice $(COMMITS)/$(if $(PARTS),16,8) --jobs $(JOBS) \
 	  --compare $(STORED_COMPILED) $(ARGS)
 
 # Every op in float32 with the kernels that a GPU gets, on the device that is here: its first sample alone, since each
@@ -131,7 +132,7 @@ conformance-compile: setup
 conformance-gpu: setup
 	@mkdir -p build
 	@TORCHGRAFT_KERNEL_FORM=gpu $(CONFORM) --results build/conformance-gpu.jsonl --again --samples 1 --dtypes float32 \
-	  --jobs $(JOBS) --compare $(STORED) $(QUARTER) $(ARGS)
+	  --jobs $(JOBS) --compare $(STORED) $(EIGHTH) $(ARGS)
 
 # The same whole runs, kept as what counts from now on, with the pages that show them.
 conformance-record: setup
