@@ -23,7 +23,7 @@ from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.x86 import LINES
 from torchgraft.driver import Capability
 from torchgraft.kernels import attention, bfloat16, boxes_bfloat16, channel_lanes_bfloat16
-from torchgraft.ops import convolution
+from torchgraft.ops.convolution import choose, patches
 from torchgraft.plans import device as traits
 
 pytestmark = pytest.mark.no_fallback
@@ -414,7 +414,8 @@ def test_convolution(
     how: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(convolution, "_LEAST_CHANNELS_OF_PAIRS", 1)  # also where they do not pay
+    for module in (choose, patches):
+        monkeypatch.setattr(module, "LEAST_CHANNELS_OF_PAIRS", 1)  # also where they do not pay
     monkeypatch.setattr(channel_lanes_bfloat16, "choose_lanes", lambda *_: None)
     plans.clear()
     bias = numbers(filters[1] if "transposed" in how else filters[0])
@@ -452,7 +453,8 @@ def test_convolution_lanes(
 ) -> None:
     if traits.device_traits(torch.device(device).index or 0).bfloat16 != "vectors":
         pytest.skip("tiles have boxes")
-    monkeypatch.setattr(convolution, "_LEAST_CHANNELS_OF_PAIRS", 1)  # also where they do not pay
+    for module in (choose, patches):
+        monkeypatch.setattr(module, "LEAST_CHANNELS_OF_PAIRS", 1)  # also where they do not pay
     monkeypatch.setattr(channel_lanes_bfloat16, "_USED", 0)
     plans.clear()
     convolve(device, numbers(*image), numbers(*filters), numbers(filters[0]), **how)

@@ -1,5 +1,5 @@
 """Which kernels serve the benchmarks' calls and the layers of known networks, on six classes of devices, is as it was:
-tests/choices has a line for each. No device is needed. What has changed on purpose is written down by
+tests/choices has a line for each. None of those devices is needed. What has changed on purpose is written down by
 `python tests/choices.py`.
 """
 
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from typing import Any
 
 import pytest
 from choices import STORED, WITHOUT_VALUES, choices, families, stored
@@ -14,8 +15,10 @@ from conftest import Script
 from workloads import all_cases
 
 from torchgraft.cli import main
+from torchgraft.kernels.choice import Way
 from torchgraft.kernels.matmul.choose import WAYS
 from torchgraft.ops.choices import CLASSES
+from torchgraft.ops.convolution.choose import IMAGES, WEIGHTS
 
 FAMILIES = families()
 
@@ -91,6 +94,9 @@ class TestExplain:
         assert "kernels: none: TORCHGRAFT_WITHOUT_WAYS leaves no way to do this: 3000x31 by 31x7" in printed
 
 
-def test_a_table_has_one_way_of_each_name() -> None:
+@pytest.mark.parametrize(
+    ("ways", "most"), [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9)], ids=["products", "images", "weights"]
+)
+def test_a_table_has_one_way_of_each_name(ways: tuple[Way[Any, Any], ...], most: int) -> None:
     """And few ways: one more has to be worth a tenth of what its family does, or another goes."""
-    assert len({way.name for way in WAYS}) == len(WAYS) <= 9
+    assert len({way.name for way in ways}) == len(ways) <= most

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable
@@ -13,8 +14,9 @@ import torch.nn.functional as F
 
 from torchgraft import plans
 from torchgraft.kernels import channel_lanes, channel_lanes_bfloat16, patches
-from torchgraft.ops import convolution as ops
-from torchgraft.ops import convolution_patches
+from torchgraft.kernels.choice import Way
+from torchgraft.ops.convolution import choose
+from torchgraft.ops.convolution import patches as ops_patches
 from torchgraft.plans.device import device_traits, kernel_form
 
 pytestmark = pytest.mark.no_fallback
@@ -109,14 +111,25 @@ def test_sizes(device: str, image: tuple[int, ...], weight: tuple[int, ...], str
     _compare(device, torch.float32, convolution, [image, weight, weight[:1]], stride=stride, padding=padding)
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The names of the functions that plan by patches and are called from now on."""
-    called: set[str] = set()
-    names = ["_plan_from_patches", "_plan_to_patches", "_plan_from_all_patches", "_plan_to_all_patches"]
-    for module, name in [*((convolution_patches, name) for name in names), (ops, "plan_weight_of_lines")]:
-        plan = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *a, name=name, plan=plan: called.add(name) or plan(*a))
-    return called
+def recorded(monkeypatch: pytest.MonkeyPatch, *without: str) -> set[tuple[str, str]]:
+    """What is planned from now on and by which way of choose.py's tables, of which some may be left out."""
+    taken: set[tuple[str, str]] = set()
+
+    def noting(way: Way[Any, None]) -> Way[Any, None]:
+        def plan(problem: Any) -> None:
+            taken.add((str(problem).split()[0], way.name))
+            way.plan(problem)
+
+        return dataclasses.replace(way, plan=plan)
+
+    for table in ("IMAGES", "WEIGHTS"):
+        ways = [noting(way) for way in getattr(choose, table) if way.name not in without]
+        monkeypatch.setattr(choose, table, tuple(ways))
+    return taken
+
+
+def by(taken: set[tuple[str, str]], *ways: str) -> set[tuple[str, str]]:
+    return {each for each in taken if each[1] in ways}
 
 
 PATCHES = [  # image, results, taps
@@ -148,12 +161,14 @@ def test_filters_beside_each_other(
     shapes: list[tuple[int, ...]] = [source, (results, image[1], *taps), (image[1] if transposed else results,)]
     _compare(device, dtype, CONVOLUTIONS[transposed][len(taps) - 1], shapes, stride=taps)
     _compare(device, dtype, CONVOLUTIONS[transposed][len(taps) - 1], shapes[:2], stride=taps)
-    wanted = {"_plan_from_patches"}
+    wanted = {"forward"}
     if transposed or all(n % k == 0 for n, k in zip(image[2:], taps, strict=True)):
-        wanted.add("_plan_to_patches")
+        wanted.add("backward")
     if taps[-1] >= 8:
-        wanted.add("plan_weight_of_lines")
-    assert planned == (wanted if kernel_form(torch.device(device).index or 0) == "cpu" else set())
+        wanted.add("weight")
+    if kernel_form(torch.device(device).index or 0) != "cpu":
+        wanted = set()
+    assert by(planned, "patches-beside") == {(each, "patches-beside") for each in wanted}
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
@@ -190,9 +205,9 @@ def test_small_images(
 ) -> None:
     image, results, taps, how = sizes
     monkeypatch.setattr(patches, "LARGEST_PLANES", room)
-    limits = convolution_patches._Small(100, 100, 100, 256, 1)  # also where they do not pay
-    monkeypatch.setattr(convolution_patches, "_SMALL", limits)
-    monkeypatch.setattr(convolution_patches, "_SMALL_PAIRS", limits)
+    limits = ops_patches._Small(100, 100, 100, 256, 1)  # also where they do not pay
+    monkeypatch.setattr(ops_patches, "_SMALL", limits)
+    monkeypatch.setattr(ops_patches, "_SMALL_PAIRS", limits)
     for module in (channel_lanes, channel_lanes_bfloat16):
         monkeypatch.setattr(module, "choose_lanes", lambda *_: None)
     if dtype == torch.bfloat16 and device_traits(torch.device(device).index or 0).bfloat16 is None:
@@ -203,10 +218,13 @@ def test_small_images(
     for count in (3, 2):
         shapes = [image, (*pair, *taps), (results,)][:count]
         _compare(device, dtype, CONVOLUTIONS[transposed][len(taps) - 1], shapes, **how)
-    wanted = {"_plan_from_all_patches", "_plan_to_all_patches"}
+    wanted = {"forward", "backward"}
     if transposed and math.prod(image[2:]) > 100:  # what the gradient gives is the image, which is not small
-        wanted.remove("_plan_from_all_patches")
-    assert planned == (wanted if kernel_form(torch.device(device).index or 0) == "cpu" else set())
+        wanted.remove("forward")
+    if kernel_form(torch.device(device).index or 0) != "cpu":
+        wanted = set()
+    of_images = {each for each in by(planned, "patches-of-all") if each[0] != "weight"}
+    assert of_images == {(each, "patches-of-all") for each in wanted}
     plans.clear()
 
 
@@ -269,18 +287,16 @@ def test_lanes_of_channels(
     # Also where boxes are quicker, on other registers, and where small images or pairs would go otherwise.
     monkeypatch.setattr(channel_lanes, "box_cost", lambda *_: None)
     monkeypatch.setattr(channel_lanes, "_REGISTER_BYTES", 0)
-    monkeypatch.setattr(ops, "_suits_pairs", lambda *_: False)
-    monkeypatch.setattr(ops, "_is_product", lambda *_: False)
-    monkeypatch.setattr(ops, "plan_images_by_patches", lambda *_: False)
-    chosen: set[str] = set()
-    kernel = channel_lanes.lanes_kernel
-    monkeypatch.setattr(channel_lanes, "lanes_kernel", lambda *a: chosen.add(a[1]) or kernel(*a))
+    others = ("pair-lanes", "pair-boxes", "product", "patches-beside", "patches-of-all")
+    planned = recorded(monkeypatch, *others)
     plans.clear()
     for count in (3, 2):
         shapes = [image, (results, image[1] // groups, *taps), (results,)][:count]
         _compare(device, dtype, CONVOLUTIONS[False][len(taps) - 1], shapes, **how, groups=groups)
     expected = {"forward"} if "stride" in how else {"forward", "backward"}
-    assert chosen == (expected if kernel_form(torch.device(device).index or 0) == "cpu" else set())
+    if kernel_form(torch.device(device).index or 0) != "cpu":
+        expected = set()
+    assert by(planned, "lanes") == {(each, "lanes") for each in expected}
     plans.clear()
 
 

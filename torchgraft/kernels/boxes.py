@@ -744,8 +744,8 @@ def box_launch(
     bias: object | None,
     on: Target,
 ) -> Launch | None:
-    """As `convolution.convolution_launches`; nothing if the filter is too large for a box, or if a box would be nothing
-    gained."""
+    """Images made of images, as `kernels.convolution` has them; nothing if the filter is too large for a box, or if a
+    box would be nothing gained."""
     g = flattened(g)
     forward = direction == "forward"
     choice = _choose(storage, g, forward, on)

@@ -31,7 +31,7 @@ from torchgraft.kernels.boxes import (
     fill_copy,
     sum_elements,
 )
-from torchgraft.kernels.geometry import GEOMETRY, Direction, Geometry, geometry_arguments
+from torchgraft.kernels.geometry import GEOMETRY, Direction, Geometry, channels_of, geometry_arguments
 from torchgraft.kernels.matmul.block import block_tile, pack_transposed
 from torchgraft.kernels.products import Tile, plain_loops
 
@@ -42,12 +42,6 @@ _REGISTER_BYTES = 64
 def _tile(math: Arithmetic, blocks: Blocks, line: int, vectors: int) -> Tile:
     """Rows are a line's pixels, columns channels."""
     return replace(block_tile(math, blocks), rows=line, vectors=vectors)
-
-
-def channels_of(g: Geometry, direction: Direction) -> tuple[int, int]:
-    """Of the target and of the source, in a group."""
-    m, channels = g.result_channels // g.groups, g.image_channels // g.groups
-    return (m, channels) if direction == "forward" else (channels, m)
 
 
 def line_parts(g: Geometry, direction: Direction) -> list[int]:
@@ -389,20 +383,9 @@ def choose_lanes(storage: str, g: Geometry, direction: Direction, on: Target) ->
 
 
 def lanes_launch(
-    storage: str,
-    g: Geometry,
-    direction: Direction,
-    target: object,
-    source: object,
-    weight: object,
-    bias: object | None,
-    on: Target,
-) -> Launch | None:
-    """As `convolution.convolution_launches`; nothing where `choose_lanes` has nothing."""
-    lanes = choose_lanes(storage, g, direction, on)
-    if lanes is None:
-        return None
-    kernel = lanes_kernel(
-        storage, direction, bias is not None, on.tuning.blocks, lanes.line, lanes.vectors, on.simd_width
-    )
+    storage: str, lanes: Lanes, target: object, source: object, weight: object, bias: object | None, on: Target
+) -> Launch:
+    """The launch of what `choose_lanes` has found."""
+    blocks, width = on.tuning.blocks, on.simd_width
+    kernel = lanes_kernel(storage, lanes.direction, bias is not None, blocks, lanes.line, lanes.vectors, width)
     return lanes.launch(kernel, target, source, weight, bias)

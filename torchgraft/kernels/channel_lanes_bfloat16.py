@@ -18,8 +18,8 @@ from torchgraft.codegen.tuning import Target
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 from torchgraft.codegen.x86 import LINES
 from torchgraft.kernels.boxes_bfloat16 import fill_pairs
-from torchgraft.kernels.channel_lanes import Lanes, best_part, channels_of, lanes_body, lanes_parameters, line_parts
-from torchgraft.kernels.geometry import Direction, Geometry
+from torchgraft.kernels.channel_lanes import Lanes, best_part, lanes_body, lanes_parameters, line_parts
+from torchgraft.kernels.geometry import Direction, Geometry, channels_of
 from torchgraft.kernels.pairs import LANES
 from torchgraft.kernels.products import Tile, plain_loops
 

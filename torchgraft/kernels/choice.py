@@ -10,26 +10,25 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Generic, TypeVar
 
-from torchgraft.codegen.kernel import Launch
-
 __all__ = ["Choice", "Way", "choices", "choose"]
 
 P = TypeVar("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Way(Generic[P]):
+class Way(Generic[P, R]):
     """One way to compute what a problem asks for.
 
     Attributes:
         name: as it is called in what is printed; unique in its family.
         why_not: what it is for, in a few words, of a problem that it is not for; empty of others.
-        launches: what a problem that suits it comes to.
+        plan: does it for a problem that suits it.
     """
 
     name: str
     why_not: Callable[[P], str]
-    launches: Callable[[P], list[Launch]]
+    plan: Callable[[P], R]
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,8 @@ def choices() -> Iterator[list[Choice]]:
         _listening.reset(token)
 
 
-def choose(family: str, ways: Sequence[Way[P]], problem: P) -> list[Launch]:
-    """The launches of the first way that a problem suits and that is not left out.
+def choose(family: str, ways: Sequence[Way[P, R]], problem: P) -> R:
+    """Plans a problem in the first way that it suits and that is not left out.
 
     Raises:
         ValueError: TORCHGRAFT_WITHOUT_WAYS leaves none.
@@ -70,10 +69,10 @@ def choose(family: str, ways: Sequence[Way[P]], problem: P) -> list[Launch]:
         made.append(
             Choice(family, str(problem), tuple((way.name, _why_not(family, way, taken, problem)) for way in ways))
         )
-    return taken.launches(problem)
+    return taken.plan(problem)
 
 
-def _why_not(family: str, way: Way[P], taken: Way[P], problem: P) -> str:
+def _why_not(family: str, way: Way[P, R], taken: Way[P, R], problem: P) -> str:
     if way is taken:
         return ""
     why = way.why_not(problem)
@@ -82,7 +81,7 @@ def _why_not(family: str, way: Way[P], taken: Way[P], problem: P) -> str:
     return "left out" if _is_left_out(family, way) else f"would do; {taken.name} comes first"
 
 
-def _is_left_out(family: str, way: Way[P]) -> bool:
+def _is_left_out(family: str, way: Way[P, R]) -> bool:
     return not _left_out().isdisjoint((way.name, f"{family}.{way.name}"))
 
 

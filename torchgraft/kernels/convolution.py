@@ -26,6 +26,7 @@ channels.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 
@@ -35,10 +36,17 @@ from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
 from torchgraft.codegen.tuning import Blocks, Target, Tiles
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle_helpers
-from torchgraft.kernels.boxes import box_launch, weight_boxes
-from torchgraft.kernels.channel_lanes import lanes_launch
-from torchgraft.kernels.depthwise import MOST_WEIGHT_TAPS, plane_launch, plane_weight_launch
-from torchgraft.kernels.geometry import AXES, GEOMETRY, Direction, Geometry, geometry_arguments
+from torchgraft.kernels.boxes import WeightBoxes
+from torchgraft.kernels.depthwise import plane_weight_launch
+from torchgraft.kernels.geometry import (
+    AXES,
+    GEOMETRY,
+    Direction,
+    Geometry,
+    channels_of,
+    geometry_arguments,
+    sizes_of,
+)
 from torchgraft.kernels.matmul.block import (
     A_TILE_PADDING,
     block_loop,
@@ -90,7 +98,7 @@ def _copy_row(math: Arithmetic, step: str) -> str:
 
 @cache
 def block_kernel(storage: str, direction: Direction, bias: bool, blocks: Blocks, simd_width: int = 16) -> Kernel:
-    """The CPU form of images from images. Launch with `convolution_launches`."""
+    """The CPU form of images from images."""
     math = arithmetic(storage, simd_width)
     tile = block_tile(math, blocks)
     pitch = row_vectors(math, tile) * math.width
@@ -255,8 +263,7 @@ int channel = 0, kz = 0, ky = 0, kx = 0;
 @cache
 def weight_kernel(storage: str, result: str, narrow: bool, blocks: Blocks, simd_width: int = 16) -> Kernel:
     """The CPU form of the weight's gradient, over a part of the pixels: parts are stored one after the other as
-    elements of type `result`. Launch with `weight_launches`.
-    """
+    elements of type `result`."""
     math = arithmetic(storage, simd_width)
     tile = block_tile(math, blocks, narrow)
     pitch = tile.depth + A_TILE_PADDING
@@ -381,7 +388,7 @@ inline {math.vector} tg_patch({math.const_pointer} S, long at, int i, int step, 
 @cache
 def direct_kernel(storage: str, direction: Direction, bias: bool, simd_width: int = 16) -> Kernel:
     """The CPU form where a group has few channels: rows of the target, a vector of pixels at a time. Going backward,
-    the pixels of a vector are those of one phase. Launch with `convolution_launches`.
+    the pixels of a vector are those of one phase.
     """
     math = arithmetic(storage, simd_width)
     forward = direction == "forward"
@@ -457,13 +464,13 @@ def _channel_params(storage: str, bias: bool) -> tuple[Parameter, ...]:
 
 
 # Sums of this many taps are kept side by side.
-_MOST_DIRECT_TAPS = 64
+MOST_DIRECT_TAPS = 64
 
 
 @cache
 def direct_weight_kernel(storage: str, result: str, simd_width: int = 16) -> Kernel:
     """The CPU form of the weight's gradient where a group has few channels: a work-item sums all taps of one pair of
-    channels, over a part of the images. Launch with `weight_launches`.
+    channels, over a part of the images.
     """
     math = arithmetic(storage, simd_width)
     update = math.multiply_add(
@@ -475,7 +482,7 @@ const int c = GROUP_ID(0) % channels, result_channel = GROUP_ID(0) / channels, g
 const int from = GROUP_ID(1) * part_images, to = min(batch, from + part_images);
 const long source_pixels = (long)source_z * source_y * source_x, end = source_pixels * channels * groups * batch;
 const long result_pixels = (long)target_z * target_y * target_x, result_end = result_pixels * N * groups * batch;
-{math.vector} sums[{_MOST_DIRECT_TAPS}];
+{math.vector} sums[{MOST_DIRECT_TAPS}];
 for (int tap = 0; tap < taps; ++tap) sums[tap] = {math.splat("0")};
 for (int image = from; image < to; ++image) {{
   const long plane = (((long)image * groups + group) * channels + c) * source_pixels;
@@ -535,7 +542,7 @@ _PART = "const int part = GROUP_ID(2) / groups, group = GROUP_ID(2) % groups;"
 
 @cache
 def tile_kernel(storage: str, result: str, direction: Direction, strided: bool, bias: bool, tiles: Tiles) -> Kernel:
-    """The GPU form of images from images, over a part of the sums. Launch with `convolution_launches`."""
+    """The GPU form of images from images, over a part of the sums."""
     math = arithmetic(storage)
     if direction == "forward":
         a = Fetch("a", "k", f"value = {math.load('F', '((long)group * M + m) * channels * taps + first + k')};")
@@ -640,7 +647,7 @@ for (int c = 0; c < channels; ++c)
 
 @cache
 def weight_tile_kernel(storage: str, result: str, tiles: Tiles) -> Kernel:
-    """The GPU form of the weight's gradient, over a part of the pixels. Launch with `weight_launches`."""
+    """The GPU form of the weight's gradient, over a part of the pixels."""
     math = arithmetic(storage)
     a = Fetch(
         "a",
@@ -703,126 +710,244 @@ if (lane == 0) store_{result}(T, GROUP_ID(1) * NUM_GROUPS(0) + GROUP_ID(0), sums
     return Kernel("convolution_element_weight", params, body, local=(_SUMMED_BY, 1))
 
 
-# --- Launches.
+# --- Launches of images made of images. Forward: the target is the result, the source the image. Backward: the target
+# is the image (its gradient, or what a transposed convolution gives), the source the result (its gradient).
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Of images made of images; whatever the launcher takes for a pointer."""
+
+    target: object
+    source: object
+    weight: object
+    bias: object | None = None
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        given = {"T": self.target, "S": self.source, "F": self.weight}
+        return given if self.bias is None else {**given, "E": self.bias}
+
+
+def _arguments(g: Geometry, direction: Direction, given: Operands) -> dict[str, object]:
+    rows, channels = channels_of(g, direction)
+    target, source = sizes_of(g, direction)
+    sizes = {"batch": g.batch, "M": rows, "channels": channels}
+    return {**given.arguments, **sizes, **geometry_arguments(g, source, target)}
+
+
+def has_few_channels(g: Geometry, direction: Direction) -> bool:
+    """Whether a tile of eight rows would be mostly empty, or its sums shorter than what it costs to prepare it."""
+    rows, channels = channels_of(g, direction)
+    return rows * channels <= 4 or (rows <= 2 and channels <= 8)
+
+
+def direct_launch(storage: str, g: Geometry, direction: Direction, given: Operands, on: Target) -> Launch:
+    """The CPU form for few channels."""
+    rows, _ = channels_of(g, direction)
+    target, _ = sizes_of(g, direction)
+    lines = target[0] * target[1]
+    block_rows = max(1, min(lines, ceil_div(lines * g.batch * rows * g.groups, 4 * on.units)))
+    kernel = direct_kernel(storage, direction, given.bias is not None, on.simd_width)
+    grid = (g.batch * rows * g.groups, ceil_div(lines, block_rows))
+    arguments = {**_arguments(g, direction, given), "groups": g.groups, "block_rows": block_rows}
+    return Launch(kernel, grid, arguments)
+
 
 # Most products of a square would be with zeros where a stride leaves taps out, and few rows leave most of it empty.
 _FEW_STRIDED = 8
-# Pixels of a work-group that sums an element of a weight's gradient, at least.
-_LEAST_PIXELS = 2048
 
 
-def convolution_launches(
+def suits_elements(g: Geometry, direction: Direction) -> bool:
+    """Whether a GPU has a work-item for each element."""
+    strided = direction == "backward" and g.stride != (1, 1, 1) and g.dilation == (1, 1, 1)
+    return has_few_channels(g, direction) or (strided and channels_of(g, direction)[0] <= _FEW_STRIDED)
+
+
+def element_launch(storage: str, g: Geometry, direction: Direction, given: Operands) -> Launch:
+    """The GPU form with a work-item for each element."""
+    rows, _ = channels_of(g, direction)
+    kernel = element_kernel(storage, direction, given.bias is not None, g.dilation != (1, 1, 1))
+    elements = g.batch * g.groups * rows * prod(sizes_of(g, direction)[0])
+    arguments = {**_arguments(g, direction, given), "groups": g.groups, "block_rows": 0}
+    return Launch(kernel, (ceil_div(elements, 64),), arguments)
+
+
+def tile_launches(
     storage: str,
     g: Geometry,
     direction: Direction,
-    target: object,
-    source: object,
-    weight: object,
-    bias: object | None = None,
-    *,
+    given: Operands,
     temporary: Callable[[int, str], object],
     on: Target,
 ) -> list[Launch]:
-    """Forward: target is the result, source the image. Backward: target is the image (its gradient, or what a
-    transposed convolution gives), source the result (its gradient). `temporary` makes a place for a number of elements
-    of a type.
-    """
-    form, units, simd_width, blocks = on.form, on.units, on.simd_width, on.tuning.blocks
-    forward = direction == "forward"
-    source_size, target_size = (g.image, g.result) if forward else (g.result, g.image)
-    channels, rows = (g.image_channels, g.result_channels) if forward else (g.result_channels, g.image_channels)
-    channels, rows = channels // g.groups, rows // g.groups
-    arguments = {"T": target, "S": source, "F": weight, **({"E": bias} if bias is not None else {})}
-    arguments |= {"batch": g.batch, "M": rows, "channels": channels, **geometry_arguments(g, source_size, target_size)}
-    math = arithmetic(storage, simd_width)
-    # A tile of eight rows would be mostly empty, or its sums shorter than what it costs to prepare it.
-    few = rows * channels <= 4 or (rows <= 2 and channels <= 8)
-    if form == "cpu":
-        planes = plane_launch(storage, g, direction, target, source, weight, bias, on)
-        if planes is not None:
-            return [planes]
-    if few and form == "cpu":
-        lines = target_size[0] * target_size[1]
-        block_rows = max(1, min(lines, ceil_div(lines * g.batch * rows * g.groups, 4 * units)))
-        direct = direct_kernel(storage, direction, bias is not None, simd_width)
-        grid = (g.batch * rows * g.groups, ceil_div(lines, block_rows))
-        return [Launch(direct, grid, {**arguments, "groups": g.groups, "block_rows": block_rows})]
-    pixels = target_size[0] * target_size[1] * target_size[2]
-    if form != "cpu":
-        arguments |= {"groups": g.groups}
-        dilated = g.dilation != (1, 1, 1)
-        apart = direction == "backward" and g.stride != (1, 1, 1) and not dilated and rows <= _FEW_STRIDED
-        if few or apart:
-            element = element_kernel(storage, direction, bias is not None, dilated)
-            elements = g.batch * g.groups * rows * pixels
-            return [Launch(element, (ceil_div(elements, 64),), {**arguments, "block_rows": 0})]
-        return _tile_launches(storage, g, direction, arguments, rows, channels, g.batch * pixels, temporary, on)
-    lanes = lanes_launch(storage, g, direction, target, source, weight, bias, on)
-    if lanes is not None:
-        return [lanes]
-    boxes = box_launch(storage, g, direction, target, source, weight, bias, on)
-    if boxes is not None:
-        return [boxes]
-    phases = 1 if forward else g.stride[0] * g.stride[1] * g.stride[2]
-    pixels = 1
-    for extent, stride in zip(target_size, g.stride, strict=True):
-        pixels *= extent if forward else ceil_div(extent, stride)
-    taps = g.taps[0] * g.taps[1] * g.taps[2]
-    columns = g.batch * pixels
-    tile = block_tile(math, blocks)
-    block_rows, block_columns = block_shape(
-        math, tile, rows, columns, channels * taps // phases, g.groups * phases, units
-    )
-    block = block_kernel(storage, direction, bias is not None, blocks, simd_width)
-    blocks_of = (ceil_div(columns, block_columns), ceil_div(rows, block_rows), g.groups * phases)
-    return [Launch(block, blocks_of, {**arguments, "block_rows": block_rows, "block_columns": block_columns})]
-
-
-def _tile_launches(
-    storage: str,
-    g: Geometry,
-    direction: Direction,
-    arguments: dict[str, object],
-    rows: int,
-    channels: int,
-    columns: int,
-    temporary: Callable[[int, str], object],
-    on: Target,
-) -> list[Launch]:
-    """The GPU form; parts of the sums are added up afterwards."""
+    """The GPU form in tiles; parts of the sums are added up afterwards. `temporary` makes a place for a number of
+    elements of a type."""
+    rows, channels = channels_of(g, direction)
+    columns = g.batch * prod(sizes_of(g, direction)[0])
     sums = channels * prod(g.taps)
     tiles, parts = choose_tiles(on.tuning.tiles, rows, columns, sums, g.groups, on.units)
     each = ceil_div(sums, parts)
     parts = ceil_div(sums, each)
     accumulator = arithmetic(storage).value if parts > 1 else storage
-    target, count = arguments["T"], rows * g.groups * columns
-    place = temporary(parts * count, accumulator) if parts > 1 else target
+    count = rows * g.groups * columns
+    place = temporary(parts * count, accumulator) if parts > 1 else given.target
     strided = direction == "backward" and g.stride != (1, 1, 1)
-    kernel = tile_kernel(storage, accumulator, direction, strided, "E" in arguments, tiles)
+    kernel = tile_kernel(storage, accumulator, direction, strided, given.bias is not None, tiles)
     grid = tile_groups(tiles, rows, columns, g.groups * parts)
-    launch = Launch(kernel, grid, {**arguments, "T": place, "part_k": each})
-    return [launch, *_fold(accumulator, storage, target, place, count, parts)]
+    arguments = {**_arguments(g, direction, given), "groups": g.groups, "T": place, "part_k": each}
+    return [Launch(kernel, grid, arguments), *_fold(accumulator, storage, given.target, place, count, parts)]
 
 
-def weight_launches(
+def block_launch(storage: str, g: Geometry, direction: Direction, given: Operands, on: Target) -> Launch:
+    """The CPU form in blocks with panels of patches, for any convolution."""
+    forward = direction == "forward"
+    rows, channels = channels_of(g, direction)
+    phases = 1 if forward else prod(g.stride)
+    extents = zip(sizes_of(g, direction)[0], g.stride, strict=True)
+    columns = g.batch * prod(extent if forward else ceil_div(extent, stride) for extent, stride in extents)
+    blocks = on.tuning.blocks
+    math = arithmetic(storage, on.simd_width)
+    sums = channels * prod(g.taps) // phases
+    of_blocks = block_shape(math, block_tile(math, blocks), rows, columns, sums, g.groups * phases, on.units)
+    block_rows, block_columns = of_blocks
+    kernel = block_kernel(storage, direction, given.bias is not None, blocks, on.simd_width)
+    grid = (ceil_div(columns, block_columns), ceil_div(rows, block_rows), g.groups * phases)
+    arguments = {**_arguments(g, direction, given), "block_rows": block_rows, "block_columns": block_columns}
+    return Launch(kernel, grid, arguments)
+
+
+# --- Launches of the weight's gradient, from the image and the result's gradient.
+
+# Pixels of a work-group that sums an element of a weight's gradient, at least.
+_LEAST_PIXELS = 2048
+
+
+@dataclass(frozen=True)
+class WeightOperands:
+    """Of a weight's gradient: its place, the image, the result's gradient, and what makes a place for a number of
+    elements of a type."""
+
+    target: object
+    image: object
+    result: object
+    temporary: Callable[[int, str], object]
+
+    def arguments(self, g: Geometry) -> dict[str, object]:
+        sizes = {
+            "batch": g.batch,
+            "groups": g.groups,
+            "N": columns_of_weight(g),
+            "channels": g.image_channels // g.groups,
+        }
+        return {"S": self.image, "R": self.result, **sizes, **geometry_arguments(g, g.image, g.result)}
+
+
+def columns_of_weight(g: Geometry) -> int:
+    """Filters of a group."""
+    return g.result_channels // g.groups
+
+
+def pairs_of_weight(g: Geometry) -> int:
+    """Pairs of channels of a group."""
+    return g.image_channels // g.groups * columns_of_weight(g)
+
+
+def _rows_of_weight(g: Geometry) -> int:
+    return g.image_channels // g.groups * prod(g.taps)
+
+
+def _in_parts(
     storage: str,
     g: Geometry,
-    target: object,
-    image: object,
-    result: object,
-    temporary: Callable[[int, str], object],
-    *,
-    on: Target,
+    given: WeightOperands,
+    parts: int,
+    launch: Callable[[str, object], Launch],
 ) -> list[Launch]:
-    """The launches that put into `target` the weight's gradient from the image and the result's gradient.
+    """A launch, by the element type and the place of what it writes, of so many copies of the weight, and what adds
+    them up."""
+    count = _rows_of_weight(g) * columns_of_weight(g) * g.groups
+    accumulator = arithmetic(storage).value if parts > 1 else storage
+    place = given.temporary(parts * count, accumulator) if parts > 1 else given.target
+    return [launch(accumulator, place), *_fold(accumulator, storage, given.target, place, count, parts)]
 
-    `temporary` makes a place for a number of elements of a type.
-    """
-    form, units, simd_width, blocks = on.form, on.units, on.simd_width, on.tuning.blocks
-    math = arithmetic(storage, simd_width)
-    channels, columns = g.image_channels // g.groups, g.result_channels // g.groups
-    rows = channels * g.taps[0] * g.taps[1] * g.taps[2]
-    pixels = g.batch * g.result[0] * g.result[1] * g.result[2]
+
+def element_weight_launches(storage: str, g: Geometry, given: WeightOperands, on: Target) -> list[Launch]:
+    """The GPU form for few channels."""
+    count = _rows_of_weight(g) * columns_of_weight(g) * g.groups
+    pixels = g.batch * prod(g.result)
+    parts = max(1, min(ceil_div(8 * on.units, count), pixels // _LEAST_PIXELS))
+    part_pixels = ceil_div(pixels, parts)
+    parts = ceil_div(pixels, part_pixels)
+
+    def launch(accumulator: str, place: object) -> Launch:
+        arguments = {**given.arguments(g), "T": place, "part_pixels": part_pixels}
+        return Launch(element_weight_kernel(storage, accumulator), (count, parts), arguments)
+
+    return _in_parts(storage, g, given, parts, launch)
+
+
+def tile_weight_launches(storage: str, g: Geometry, given: WeightOperands, on: Target) -> list[Launch]:
+    """The GPU form in tiles."""
+    rows, columns, pixels = _rows_of_weight(g), columns_of_weight(g), g.batch * prod(g.result)
+    tiles, parts = choose_tiles(on.tuning.tiles, rows, columns, pixels, g.groups, on.units)
+    part_pixels = ceil_div(pixels, parts)
+    parts = ceil_div(pixels, part_pixels)
+
+    def launch(accumulator: str, place: object) -> Launch:
+        kernel = weight_tile_kernel(storage, accumulator, tiles)
+        arguments = {**given.arguments(g), "T": place, "part_pixels": part_pixels, "M": rows}
+        return Launch(kernel, tile_groups(tiles, rows, columns, g.groups * parts), arguments)
+
+    return _in_parts(storage, g, given, parts, launch)
+
+
+def part_images_of_weight(g: Geometry, on: Target) -> int:
+    """Images of a part where few channels leave few work-items."""
+    return max(1, min(g.batch, g.batch * pairs_of_weight(g) * g.groups // (4 * on.units)))
+
+
+def direct_weight_launches(storage: str, g: Geometry, given: WeightOperands, on: Target) -> list[Launch]:
+    """The CPU form for few channels and taps."""
+    pairs, part_images = pairs_of_weight(g) * g.groups, part_images_of_weight(g, on)
+    parts = ceil_div(g.batch, part_images)
+
+    def launch(accumulator: str, place: object) -> Launch:
+        kernel = direct_weight_kernel(storage, accumulator, on.simd_width)
+        return Launch(kernel, (pairs, parts), {**given.arguments(g), "T": place, "part_images": part_images})
+
+    return _in_parts(storage, g, given, parts, launch)
+
+
+def plane_weight_launches(storage: str, g: Geometry, given: WeightOperands, on: Target) -> list[Launch]:
+    """Depthwise, the CPU form; of what `depthwise.plane_weight_launch` has."""
+    part_images = part_images_of_weight(g, on)
+
+    def launch(accumulator: str, place: object) -> Launch:
+        made = plane_weight_launch(storage, accumulator, g, place, given.image, given.result, part_images, on)
+        assert made is not None
+        return made
+
+    return _in_parts(storage, g, given, ceil_div(g.batch, part_images), launch)
+
+
+def box_weight_launches(
+    storage: str, g: Geometry, given: WeightOperands, on: Target, boxes: WeightBoxes
+) -> list[Launch]:
+    """The CPU form in boxes."""
+    return _in_parts(
+        storage,
+        g,
+        given,
+        boxes.parts,
+        lambda accumulator, place: boxes.launch(storage, accumulator, place, given.image, given.result, on),
+    )
+
+
+def block_weight_launches(storage: str, g: Geometry, given: WeightOperands, on: Target) -> list[Launch]:
+    """The CPU form in blocks with panels of patches, for any convolution."""
+    units, blocks, math = on.units, on.tuning.blocks, arithmetic(storage, on.simd_width)
+    rows, columns, pixels = _rows_of_weight(g), columns_of_weight(g), g.batch * prod(g.result)
     narrow = columns <= math.width
     tile = block_tile(math, blocks, narrow)
     block_rows, block_columns = block_shape(math, tile, rows, columns, pixels, g.groups, 1)
@@ -832,57 +957,14 @@ def weight_launches(
     parts = 1 if units == 1 else max(1, min(ceil_div(3 * units, count), pixels // (8 * tile.depth)))
     part_pixels = max(1, ceil_div(ceil_div(pixels, parts), tile.depth)) * tile.depth
     parts = max(1, ceil_div(pixels, part_pixels))
-    count = rows * columns * g.groups
-    arguments: dict[str, object] = {"S": image, "R": result, "batch": g.batch, "groups": g.groups}
-    arguments |= {"N": columns, "channels": channels, **geometry_arguments(g, g.image, g.result)}
-    if form != "cpu":
-        tiles, parts = choose_tiles(on.tuning.tiles, rows, columns, pixels, g.groups, units)
-        few = channels * columns <= 4
-        if few:
-            parts = max(1, min(ceil_div(8 * units, count), pixels // _LEAST_PIXELS))
-        part_pixels = ceil_div(pixels, parts)
-        parts = ceil_div(pixels, part_pixels)
-        accumulator = math.value if parts > 1 else storage
-        place = temporary(parts * count, accumulator) if parts > 1 else target
-        arguments |= {"T": place, "part_pixels": part_pixels}
-        if few:
-            launch = Launch(element_weight_kernel(storage, accumulator), (count, parts), arguments)
-        else:
-            kernel = weight_tile_kernel(storage, accumulator, tiles)
-            launch = Launch(kernel, tile_groups(tiles, rows, columns, g.groups * parts), {**arguments, "M": rows})
-        return [launch, *_fold(accumulator, storage, target, place, count, parts)]
-    direct = prod(g.taps) <= _MOST_DIRECT_TAPS
-    if channels * columns <= 4 and (direct or prod(g.taps) <= MOST_WEIGHT_TAPS):
-        pairs = channels * columns * g.groups
-        part_images = max(1, min(g.batch, g.batch * pairs // (4 * units)))
-        parts = ceil_div(g.batch, part_images)
-        accumulator = math.value if parts > 1 else storage
-        place = temporary(parts * count, accumulator) if parts > 1 else target
-        planes = plane_weight_launch(storage, accumulator, g, place, image, result, part_images, on)
-        if planes is not None or direct:
-            launch = planes or Launch(
-                direct_weight_kernel(storage, accumulator, simd_width),
-                (pairs, parts),
-                {**arguments, "T": place, "part_images": part_images},
-            )
-            return [launch, *_fold(accumulator, storage, target, place, count, parts)]
-    in_boxes = weight_boxes(storage, g, on)
-    if in_boxes is not None:
-        parts = in_boxes.parts
-    accumulator = math.value if parts > 1 else storage
-    place = temporary(parts * count, accumulator) if parts > 1 else target
-    if in_boxes is not None:
-        launch = in_boxes.launch(storage, accumulator, place, image, result, on)
-        return [launch, *_fold(accumulator, storage, target, place, count, parts)]
-    arguments |= {"T": place, "M": rows, "part_pixels": part_pixels}
-    launches = [
-        Launch(
-            weight_kernel(storage, accumulator, narrow, blocks, simd_width),
-            (ceil_div(columns, block_columns), ceil_div(rows, block_rows), g.groups * parts),
-            {**arguments, "block_rows": block_rows, "block_columns": block_columns},
-        )
-    ]
-    return launches + _fold(accumulator, storage, target, place, count, parts)
+
+    def launch(accumulator: str, place: object) -> Launch:
+        kernel = weight_kernel(storage, accumulator, narrow, blocks, on.simd_width)
+        grid = (ceil_div(columns, block_columns), ceil_div(rows, block_rows), g.groups * parts)
+        sizes = {"M": rows, "part_pixels": part_pixels, "block_rows": block_rows, "block_columns": block_columns}
+        return Launch(kernel, grid, {**given.arguments(g), "T": place, **sizes})
+
+    return _in_parts(storage, g, given, parts, launch)
 
 
 def _fold(parts_of: str, storage: str, target: object, place: object, count: int, parts: int) -> list[Launch]:

@@ -518,7 +518,7 @@ def plane_launch(
     bias: object | None,
     on: Target,
 ) -> Launch | None:
-    """As `convolution.convolution_launches`; nothing if it is no such convolution."""
+    """Images made of images, as `kernels.convolution` has them; nothing if it is no such convolution."""
     planes, forward = _planes(g, _MOST_LONG_TAPS), direction == "forward"
     channels = g.image_channels if forward else g.result_channels
     if planes is None or channels != g.groups or (planes.dilation[0] != 1 and planes.taps[0] != 1):

@@ -38,3 +38,14 @@ def geometry_arguments(g: Geometry, source: Triple, target: Triple) -> dict[str,
     triples = {"source": source, "target": target, "taps": g.taps}
     triples |= {"stride": g.stride, "padding": g.padding, "dilation": g.dilation}
     return {f"{name}_{a}": size for name, triple in triples.items() for a, size in zip(AXES, triple, strict=True)}
+
+
+def channels_of(g: Geometry, direction: Direction) -> tuple[int, int]:
+    """Of the target and of the source, in a group."""
+    m, channels = g.result_channels // g.groups, g.image_channels // g.groups
+    return (m, channels) if direction == "forward" else (channels, m)
+
+
+def sizes_of(g: Geometry, direction: Direction) -> tuple[Triple, Triple]:
+    """Of the target and of the source."""
+    return (g.result, g.image) if direction == "forward" else (g.image, g.result)

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from torchgraft.codegen import element_type
-from torchgraft.kernels import boxes_bfloat16, channel_lanes_bfloat16
-from torchgraft.kernels.convolution import convolution_launches, weight_launches
-from torchgraft.kernels.geometry import Direction, Geometry, Triple
-from torchgraft.ops.convolution_fragments import plan_images_by_fragments, plan_weight_by_fragments
-from torchgraft.ops.convolution_patches import (
-    LEAST_CHANNELS,
-    LEAST_PIXELS,
-    PATCHES_BYTES,
-    patches_bytes,
-    plan_images_by_patches,
-    plan_weight_of_all_patches,
-    plan_weight_of_lines,
-    weight_has_lines,
-)
-from torchgraft.ops.matmul import plan_product, temporaries
+from torchgraft.kernels.geometry import Geometry, Triple
+from torchgraft.ops.convolution.choose import plan_images, plan_weight
+from torchgraft.ops.convolution.problem import Images, WeightGradient
 from torchgraft.plans import PlanBuilder, Unsupported, other_out, planner
 from torchgraft.plans.refusals import check_same_dtype
 
@@ -67,13 +53,6 @@ def _geometry(
     )
 
 
-def _storage(spec: torch.Tensor) -> str:
-    name = element_type(spec.dtype).name
-    if name == "b8" or element_type(spec.dtype).is_complex:
-        raise Unsupported(f"a convolution of {spec.dtype}")
-    return name
-
-
 def _check(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -115,92 +94,6 @@ def _forward_meta(
     return torch.empty(out.shape, dtype=out.dtype, device="meta")
 
 
-# Of smaller images a GPU's other kernels have all pixels of a batch side by side.
-_LEAST_PIXELS_OF_GPU = 128
-
-
-def _is_product(p: PlanBuilder, g: Geometry) -> bool:
-    """Whether each image is the product of the filters, of one tap, and an image as it lies: of which kernels prepare
-    less than those of other convolutions."""
-    single = math.prod(g.taps) == 1 and g.stride == (1, 1, 1) and g.padding == (0, 0, 0) and g.groups == 1
-    least = LEAST_PIXELS if p.form == "cpu" else _LEAST_PIXELS_OF_GPU
-    large = min(g.image_channels, g.result_channels) >= LEAST_CHANNELS and math.prod(g.image) >= least
-    return single and large
-
-
-# ---- By a processor's own instructions for pairs of bfloat16. ----
-
-# What is copied of an image must be worth it: fewer channels fill less than half of a block.
-_LEAST_CHANNELS_OF_PAIRS = 12
-
-
-def _suits_pairs(p: PlanBuilder, g: Geometry, storage: str, channels: int) -> bool:
-    return (
-        storage == "bf16"
-        and p.device.bfloat16 is not None
-        and g.groups == 1
-        and g.batch > 0
-        and channels >= _LEAST_CHANNELS_OF_PAIRS
-    )
-
-
-def _plan_images_by_pairs(
-    p: PlanBuilder,
-    g: Geometry,
-    direction: Direction,
-    out: torch.Tensor,
-    source: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> bool:
-    """Says no where there is no such kernel."""
-    lanes = channel_lanes_bfloat16.choose_lanes(g, direction, p.target)
-    if lanes is not None and channel_lanes_bfloat16.reads_filters_as_they_are(g):
-        filters = weight
-    else:
-        filters = p.contiguous(weight.flatten(2).permute((0, 2, 1) if direction == "forward" else (1, 2, 0)))
-    launch = (
-        boxes_bfloat16.box_launch(g, direction, out, source, filters, bias, p.target)
-        if lanes is None
-        else channel_lanes_bfloat16.lanes_launch(lanes, out, source, filters, bias)
-    )
-    if launch is not None:
-        p.launch(launch.kernel, launch.groups, **launch.arguments)
-    return launch is not None
-
-
-def _plan_images(
-    p: PlanBuilder,
-    g: Geometry,
-    direction: Direction,
-    out: torch.Tensor,
-    source: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-) -> None:
-    """Plans images made of images, as `convolution_launches` has them."""
-    storage = _storage(out)
-    if plan_images_by_patches(p, g, direction, out, source, weight, bias):
-        return
-    if not _is_product(p, g):
-        if plan_images_by_fragments(p, g, direction, out, source, weight, bias):
-            return
-        suits = _suits_pairs(p, g, storage, source.shape[1])
-        if suits and _plan_images_by_pairs(p, g, direction, out, source, weight, bias):
-            return
-        temporary = temporaries(p)
-        launches = convolution_launches(
-            storage, g, direction, out, source, weight, bias, temporary=temporary, on=p.target
-        )
-        for launch in launches:
-            p.launch(launch.kernel, launch.groups, **launch.arguments)
-        return
-    filters = weight.view(weight.shape[:2]) if direction == "forward" else weight.view(weight.shape[:2]).t()
-    target, image = (x.view(*x.shape[:2], -1) for x in (out, source))
-    addend = None if bias is None else bias.view(-1, 1)
-    plan_product(p, target, filters.expand(g.batch, *filters.shape), image, addend)
-
-
 @planner("convolution_overrideable", contiguous=True, meta=_forward_meta, refuses=(_check, other_out))
 def _convolution(
     p: PlanBuilder,
@@ -218,7 +111,7 @@ def _convolution(
     # A transposed convolution gives the image that an ordinary one would have read.
     image, result = (out, input) if transposed else (input, out)
     g = _geometry(image, weight, result, stride, padding, dilation, groups)
-    _plan_images(p, g, "backward" if transposed else "forward", out, input, weight, bias)
+    plan_images(Images(p, g, out, "backward" if transposed else "forward", input, weight, bias))
 
 
 def _backward_meta(
@@ -259,18 +152,10 @@ def _convolution_backward(
     grad_input, grad_weight, grad_bias = outs
     image, result = (grad_output, input) if transposed else (input, grad_output)
     g = _geometry(image, weight, result, stride, padding, dilation, groups)
-    storage = _storage(grad_output)
     if grad_input is not None:
-        _plan_images(p, g, "forward" if transposed else "backward", grad_input, grad_output, weight)
-    few = patches_bytes(g, storage) <= PATCHES_BYTES
-    by_pairs = few and _suits_pairs(p, g, storage, g.image_channels)
-    if grad_weight is not None and weight_has_lines(p, g):
-        plan_weight_of_lines(p, g, grad_weight, image, result)
-    elif grad_weight is not None and by_pairs:
-        plan_weight_of_all_patches(p, g, grad_weight, image, result)
-    elif grad_weight is not None and not plan_weight_by_fragments(p, g, grad_weight, image, result):
-        for launch in weight_launches(storage, g, grad_weight, image, result, temporaries(p), on=p.target):
-            p.launch(launch.kernel, launch.groups, **launch.arguments)
+        plan_images(Images(p, g, grad_input, "forward" if transposed else "backward", grad_output, weight))
+    if grad_weight is not None:
+        plan_weight(WeightGradient(p, g, grad_weight, image, result))
     if grad_bias is not None:
         dims = [0, *range(2, grad_output.dim())]
         p.call_out(torch.ops.aten.sum.dim_IntList, grad_bias, grad_output, dims, False)
