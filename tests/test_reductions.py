@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from torchgraft.fallback import fallback
+from torchgraft.plans import versions
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -417,3 +418,17 @@ def test_reductions_with_cold_caches(device: str) -> None:
         [sys.executable, program, "--device", device, "--seconds", "15"], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(versions.HERE < (2, 15), reason="this torch takes them")
+def test_least_and_largest_in_one_memory(device: str) -> None:
+    """In any call, also one for whose sizes there is a plan."""
+    x = torch.randn(4, 5)
+    for place in ("cpu", device):
+        memory, apart = torch.empty(9, device=place), torch.empty(5, device=place)
+        on = x.to(place)
+        least, most = torch.aminmax(on, dim=0, out=(memory[:5], apart))
+        assert torch.equal(least.cpu(), x.amin(0)) and torch.equal(most.cpu(), x.amax(0))
+        for other in (memory[4:], memory[:5]):
+            with pytest.raises(ValueError, match="out= tensors must not overlap"):
+                torch.aminmax(on, dim=0, out=(memory[:5], other))

@@ -587,7 +587,10 @@ def min_all(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor) -> None:
     _extreme(p, out, self, check_some("min", self, None), False)
 
 
-@planner("aminmax", meta=_extreme_meta(aten.aminmax.default, "aminmax"))
+_RESULTS_APART = "aminmax(): the `min` and `max` out= tensors must not overlap." if versions.HERE >= (2, 15) else ""
+
+
+@planner("aminmax", meta=_extreme_meta(aten.aminmax.default, "aminmax"), refuses=OtherOut(apart=_RESULTS_APART))
 def aminmax(
     p: PlanBuilder, out: tuple[torch.Tensor, ...], self: torch.Tensor, *, dim: int | None = None, keepdim: bool = False
 ) -> None:

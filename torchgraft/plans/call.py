@@ -154,6 +154,8 @@ def _check_written(entry: Entry, arguments: list[Any], overlap: bool, partial: b
         check_over_itself(overload_name(entry.functional), targets)  # else when it is known whether they are resized
     if overlap:
         check_apart(targets, named_tensors(named, entry.options.apart))
+        if entry.options.refusals.out is not None:
+            entry.options.refusals.out.check_apart(targets)
     if partial and entry.options.pointwise:
         refuse_overlap()
 

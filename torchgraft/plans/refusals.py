@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -80,10 +80,17 @@ class OtherOut:
     Attributes:
         but_bytes: bytes are taken for truth, of old, when there was no bool.
         but_untyped: where the argument `dtype` is not given, an `out=` gives it.
+        apart: what a ValueError says of two results that share elements; without it that is no mistake.
     """
 
     but_bytes: bool = False
     but_untyped: bool = False
+    apart: str = ""
+
+    def check_apart(self, results: Sequence[torch.Tensor]) -> None:
+        """Refuses results that share elements, of a call in which something written does."""
+        if self.apart and len({result.untyped_storage()._cdata for result in results}) < len(results):
+            raise ValueError(self.apart)
 
 
 other_out = OtherOut()
