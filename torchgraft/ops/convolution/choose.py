@@ -93,9 +93,8 @@ def _plan_direct(c: Images) -> None:
 
 
 def _why_no_elements(c: Images) -> str:
-    if c.is_cpu:
-        return "GPUs"
-    return "" if kernels.suits_elements(c.g, c.direction) else "few channels, or strides that leave taps out"
+    few = kernels.suits_elements(c.g, c.direction)
+    return _for_gpus(c) or ("" if few else "few channels, or strides that leave taps out")
 
 
 def _plan_elements(c: Images) -> None:
@@ -107,9 +106,7 @@ def _plan_tile(c: Images) -> None:
 
 
 def _why_no_lanes(c: Images) -> str:
-    return (
-        "CPUs" if not c.is_cpu else "" if c.lanes else "wide registers, lines of equal parts, and where boxes cost more"
-    )
+    return _for_cpus(c) or ("" if c.lanes else "wide registers, lines of equal parts, and where boxes cost more")
 
 
 def _plan_lanes(c: Images) -> None:

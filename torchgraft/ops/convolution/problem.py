@@ -27,6 +27,9 @@ class _Convolution:
     g: Geometry
     out: torch.Tensor
 
+    def __post_init__(self) -> None:
+        storage_of(self.out)  # raises where there are none of its type, whatever way it would go
+
     @property
     def is_cpu(self) -> bool:
         return self.p.form == "cpu"
