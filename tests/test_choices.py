@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import difflib
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from choices import STORED, WITHOUT_VALUES, choices, families, stored
 from conftest import Script
+from harness.case import Case
 from workloads import all_cases
 
 from torchgraft.cli import main
@@ -20,32 +22,35 @@ from torchgraft.kernels.matmul.choose import WAYS
 from torchgraft.ops.choices import CLASSES
 from torchgraft.ops.convolution.choose import IMAGES, WEIGHTS
 
-FAMILIES = families()
+
+@pytest.fixture(scope="module", name="cases")
+def _cases() -> dict[Path, list[Case]]:
+    return {stored(family): cases for family, cases in families().items()}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_they_are_as_stored(family: str) -> None:
-    lines = list(choices(FAMILIES[family]))
-    before = stored(family).read_text().splitlines()
+@pytest.mark.parametrize("file", sorted(STORED.iterdir()), ids=lambda file: file.stem)
+def test_they_are_as_stored(cases: dict[Path, list[Case]], file: Path) -> None:
+    lines = list(choices(cases[file]))
+    before = file.read_text().splitlines()
     changed = list(difflib.unified_diff(before, lines, "stored", "now", lineterm="", n=1))
     assert not changed, "\n".join([*changed, "If that is as it should be: python tests/choices.py"])
 
 
-def test_nothing_else_is_stored() -> None:
-    assert set(STORED.iterdir()) == {stored(family) for family in FAMILIES}
+def test_every_family_is_stored(cases: dict[Path, list[Case]]) -> None:
+    assert set(STORED.iterdir()) == set(cases)
 
 
-def test_every_case_of_the_benchmarks_is_there() -> None:
-    known = {case.name for cases in FAMILIES.values() for case in cases}
+def test_every_case_of_the_benchmarks_is_there(cases: dict[Path, list[Case]]) -> None:
+    known = {case.name for family in cases.values() for case in family}
     missing = {case.name for case in all_cases()} - known
     assert {name for name in missing if not name.startswith("recurrent/")} == WITHOUT_VALUES
 
 
 def test_classes_differ() -> None:
     """Each has kernels that no other one has for some call."""
-    text = "".join(stored(family).read_text() for family in FAMILIES)
+    lines = [line.strip() for file in STORED.iterdir() for line in file.read_text().splitlines()]
     for name in CLASSES:
-        assert any(line.strip().startswith(f"{name}:") for line in text.splitlines()), name
+        assert any(line.startswith(f"{name}:") for line in lines), name
 
 
 def explained(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
