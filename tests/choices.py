@@ -6,6 +6,7 @@ what tests/test_choices.py compares with the files in tests/choices.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -75,13 +76,9 @@ def _names(names: Iterable[str]) -> str:
 def _convolutions(network: str, *layers: convolution.Convolution) -> Iterator[Case]:
     for layer in layers:
         name = f"{layer.kernel}x{layer.kernel} {layer.inputs}-{layer.outputs} {'x'.join(map(str, layer.size))}"
-        for dtype in (torch.float32, torch.bfloat16):
-            case = layer.case(name, gradients=True) if dtype == torch.float32 else _half(layer).case(name)
-            yield Case(f"{network}/{name}", case.make, case.nbytes, case.flops, case.unit, dtype)
-
-
-def _half(layer: convolution.Convolution) -> convolution.Convolution:
-    return convolution.Convolution(**{**vars(layer), "dtype": torch.bfloat16})
+        half = dataclasses.replace(layer, dtype=torch.bfloat16)
+        for case in (layer.case(name, gradients=True), half.case(name)):
+            yield _of(network, case)
 
 
 def _linears(network: str, rows: int, *sizes: tuple[int, int]) -> Iterator[Case]:
@@ -92,7 +89,7 @@ def _linears(network: str, rows: int, *sizes: tuple[int, int]) -> Iterator[Case]
 
 
 def _of(network: str, case: Case) -> Case:
-    return Case(f"{network}/{case.name.partition('/')[2]}", case.make, case.nbytes, case.flops, case.unit, case.dtype)
+    return dataclasses.replace(case, name=f"{network}/{case.name.partition('/')[2]}")
 
 
 def _attention(network: str, *shape: int, causal: bool = False) -> Iterator[Case]:

@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from torchgraft.plans import versions
+
 aten = torch.ops.aten
 
 
@@ -195,6 +197,15 @@ RESAMPLING = {
     "grid_sample: dimensions": lambda on: F.grid_sample(on.floats(1, 2, 4, 4), on.floats(1, 3, 3, 3, 3)),
     "grid_sample: no pixels": lambda on: F.grid_sample(on.floats(1, 2, 0, 4), on.floats(1, 3, 3, 2)),
     "grid_sample: dtypes": lambda on: F.grid_sample(on.floats(1, 2, 4, 4), on.floats(1, 3, 3, 2).double()),
+    **(
+        {}  # torch 2.15 and later take it: tests/test_grid_sample.py
+        if versions.CUBIC_VOLUMES
+        else {
+            "grid_sample: cubic volume": lambda on: F.grid_sample(
+                on.floats(1, 2, 4, 4, 4), on.floats(1, 3, 3, 3, 3), mode="bicubic"
+            )
+        }
+    ),
     "grid_sample: a mode": lambda on: F.grid_sample(on.floats(1, 2, 4, 4), on.floats(1, 3, 3, 2), mode="cubic"),
     "grid_sample: integers": lambda on: F.grid_sample(on.floats(1, 2, 4, 4).int(), on.floats(1, 3, 3, 2).int()),
     "affine_grid": lambda on: F.affine_grid(on.floats(1, 2, 4), [1, 1, 4, 4]),
