@@ -114,7 +114,7 @@ def _plan_lanes(c: Images) -> None:
     c.launch(channel_lanes.lanes_launch(c.storage, c.lanes, c.out, c.source, c.weight, c.bias, c.on))
 
 
-def _why_no_boxes(c: Images) -> str:
+def _why_no_boxes(c: Images | WeightGradient) -> str:
     return _for_cpus(c) or ("" if c.boxes else "filters that fit into a box, with taps near each other")
 
 
@@ -191,10 +191,6 @@ def _plan_weight_direct(c: WeightGradient) -> None:
     c.launch(*kernels.direct_weight_launches(c.storage, c.g, c.operands, c.on))
 
 
-def _why_no_weight_boxes(c: WeightGradient) -> str:
-    return _for_cpus(c) or ("" if c.boxes else "filters that fit into a box, with taps near each other")
-
-
 def _plan_weight_boxes(c: WeightGradient) -> None:
     assert c.boxes is not None
     c.launch(*kernels.box_weight_launches(c.storage, c.g, c.operands, c.on, c.boxes))
@@ -212,7 +208,7 @@ WEIGHTS = (
     Way("tile", _for_gpus, _plan_weight_tile),
     Way("planes", _why_no_weight_planes, _plan_weight_planes),
     Way("direct", _why_not_weight_direct, _plan_weight_direct),
-    Way("boxes", _why_no_weight_boxes, _plan_weight_boxes),
+    Way("boxes", _why_no_boxes, _plan_weight_boxes),
     Way("block", _for_cpus, _plan_weight_block),
 )
 

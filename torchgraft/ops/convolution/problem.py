@@ -28,7 +28,7 @@ class _Convolution:
     out: torch.Tensor
 
     def __post_init__(self) -> None:
-        storage_of(self.out)  # raises where there are none of its type, whatever way it would go
+        _ = self.storage  # raises where there are none of its type, whatever way it would go
 
     @property
     def is_cpu(self) -> bool:
@@ -75,8 +75,12 @@ class Images(_Convolution):
         return self.direction == "forward"
 
     @property
+    def _pointers(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        return self.out, self.source, self.weight, self.bias
+
+    @property
     def operands(self) -> Operands:
-        return Operands(self.out, self.source, self.weight, self.bias)
+        return Operands(*self._pointers)
 
     @cached_property
     def addend(self) -> torch.Tensor | None:
@@ -96,9 +100,7 @@ class Images(_Convolution):
 
     @cached_property
     def planes(self) -> Launch | None:
-        o = self.operands
-        target, source = o.target, o.source
-        return depthwise.plane_launch(self.storage, self.g, self.direction, target, source, o.weight, o.bias, self.on)
+        return depthwise.plane_launch(self.storage, self.g, self.direction, *self._pointers, self.on)
 
     @cached_property
     def lanes(self) -> Lanes | None:
@@ -110,15 +112,12 @@ class Images(_Convolution):
 
     @cached_property
     def boxes(self) -> Launch | None:
-        o = self.operands
-        target, source = o.target, o.source
-        return boxes.box_launch(self.storage, self.g, self.direction, target, source, o.weight, o.bias, self.on)
+        return boxes.box_launch(self.storage, self.g, self.direction, *self._pointers, self.on)
 
     @cached_property
     def pair_boxes(self) -> Launch | None:
         """With the weight as it is; the kernel wants `pair_filters`."""
-        o = self.operands
-        return boxes_bfloat16.box_launch(self.g, self.direction, o.target, o.source, o.weight, o.bias, self.on)
+        return boxes_bfloat16.box_launch(self.g, self.direction, *self._pointers, self.on)
 
     def pair_filters(self) -> torch.Tensor:
         """The weight as [channels of the target, taps, channels of the source]."""
