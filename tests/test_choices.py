@@ -16,7 +16,7 @@ from conftest import Script
 from harness.case import Case
 from workloads import all_cases
 
-from torchgraft.cli import main
+from torchgraft.cli import explain, main
 from torchgraft.kernels.choice import Way
 from torchgraft.kernels.matmul.choose import WAYS
 from torchgraft.ops.choices import CLASSES
@@ -82,6 +82,15 @@ class TestExplain:
     def test_the_device_that_is_here(self, device: str, capsys: pytest.CaptureFixture[str]) -> None:
         names = re.findall(r"kernels: (\w+)", explained(capsys, "aten::add.Tensor", "3x4", "3x4"))
         assert len(names) == 1
+
+    def test_each_class_of_devices_may_be_asked_for(self) -> None:
+        assert ("here", *CLASSES) == explain.TARGETS
+
+    def test_the_form_that_is_forced(self, script: Script) -> None:
+        text = 'from torchgraft.cli import main; main(["explain", "mm", "64x64x64"])'
+        for form, kernel in (("cpu", "matmul_block"), ("gpu", "matmul_tile")):
+            printed = script(text, autoload=True, TORCHGRAFT_BACKEND="ocl", TORCHGRAFT_KERNEL_FORM=form)
+            assert printed.endswith(f"kernels: {kernel}\n")
 
     def test_mistakes(self, capsys: pytest.CaptureFixture[str]) -> None:
         for arguments in (("no_such_op", "3"), ("mm", "3x4"), ("mm", "3x4x5", "--dtype", "float31"), ("sum", "a b")):

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         op, (given, named) = _op(arguments.op), _given(arguments.op, arguments.arguments, arguments.dtype)
-        traits = _traits(arguments.target)
+        target = _target(arguments.target)
         calls = calls_of(lambda: op(*given, **named))
     except (AttributeError, RuntimeError, TypeError, ValueError, SyntaxError) as error:
         print(f"torchgraft explain: {str(error).partition(chr(10))[0]}", file=sys.stderr)
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     for func, args, kwargs in calls:
         with choices() as made:
             try:
-                kernels = ", ".join(kernel.name for kernel in kernels_of(func, args, kwargs, traits))
+                kernels = ", ".join(kernel.name for kernel in kernels_of(func, args, kwargs, *target))
             except (Unsupported, ValueError, RuntimeError) as error:
                 kernels, failed = f"none: {error}", True
         if kernels or made:
@@ -114,13 +114,14 @@ def _given(op: str, texts: list[str], dtype: str) -> tuple[list[Any], dict[str, 
     return [value(text) for text in texts if "=" not in text], {name: value(text) for name, text in named.items()}
 
 
-def _traits(target: str) -> DeviceTraits:
+def _target(target: str) -> tuple[DeviceTraits, str]:
+    """A device's traits, and the form of its kernels."""
     import torch
 
     from torchgraft.ops.choices import CLASSES
-    from torchgraft.plans.device import device_traits
+    from torchgraft.plans.device import device_traits, kernel_form
 
     if target != "here":
-        return CLASSES[target]
+        return CLASSES[target], CLASSES[target].kind
     torch.empty(0, device=torch._C._get_privateuse1_backend_name())  # opens the devices
-    return device_traits(0)
+    return device_traits(0), kernel_form(0)

@@ -61,7 +61,7 @@ _OWN = {
 
 
 def kernels_of(
-    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], traits: DeviceTraits
+    op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], traits: DeviceTraits, form: str = ""
 ) -> list[Kernel]:
     """The kernels of a call's plan, in the order of their launches; empty of views, and of what is copied or filled.
 
@@ -69,6 +69,7 @@ def kernels_of(
         op: an overload, functional or not.
         args, kwargs: of the call; of tensors the shape, strides and dtype are looked at.
         traits: of the device, for instance one of `CLASSES`.
+        form: of its kernels, if it is not that of its kind.
 
     Raises:
         Unsupported: there is no plan of it.
@@ -78,7 +79,7 @@ def kernels_of(
     if op is aten.convolution_backward.default:  # the device's own has no sizes of the bias
         args = (*args[:3], *args[4:])
     op = _OWN.get(op, op)
-    p = PlanBuilder(traits, traits.kind, overload_name(op), False, nested=plan_nested)
+    p = PlanBuilder(traits, form or traits.kind, overload_name(op), False, nested=plan_nested)
     args, kwargs = tree_map(_spec, (args, kwargs))
     for number, spec in enumerate(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):
         p.adopt(spec, "argument", number)
