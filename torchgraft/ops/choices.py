@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torchgraft.codegen.kernel import Kernel
 from torchgraft.codegen.tuning import LOCAL_BYTES, default_tuning
+from torchgraft.codegen.types import BY_DTYPE
 from torchgraft.codegen.x86 import Way
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.call import plan_nested
@@ -112,18 +113,6 @@ def calls_of(program: Callable[[], object]) -> list[Call]:
     return calls.made
 
 
-_SHORT = {
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.complex64: "c64",
-    torch.complex128: "c128",
-    torch.int64: "i64",
-    torch.int32: "i32",
-}
-
-
 def described(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """A call as text: of tensors dtype, shape, and strides where they are not those of a contiguous one."""
     return f"{overload_name(op).removeprefix('aten::')}({', '.join(map(_described, tree_leaves((args, kwargs))))})"
@@ -132,7 +121,8 @@ def described(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str
 def _described(x: Any) -> str:
     if not isinstance(x, torch.Tensor):
         return str(x).removeprefix("torch.")
-    text = f"{_SHORT.get(x.dtype, str(x.dtype).removeprefix('torch.'))}[{'x'.join(map(str, x.shape))}]"
+    element = BY_DTYPE[x.dtype].name if x.dtype in BY_DTYPE else str(x.dtype).removeprefix("torch.")
+    text = f"{element}[{'x'.join(map(str, x.shape))}]"
     return text if x.is_contiguous() else f"{text} by {'x'.join(map(str, x.stride()))}"
 
 
