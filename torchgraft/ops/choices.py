@@ -12,6 +12,7 @@ from torchgraft.codegen.kernel import Kernel
 from torchgraft.codegen.tuning import LOCAL_BYTES, default_tuning
 from torchgraft.codegen.types import BY_DTYPE
 from torchgraft.codegen.x86 import Way
+from torchgraft.plans.ahead import as_on_device
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.call import plan_nested
 from torchgraft.plans.device import DeviceTraits
@@ -20,8 +21,6 @@ from torchgraft.plans.schema import overload_name
 from torchgraft.plans.trace import trace
 
 __all__ = ["CLASSES", "calls_of", "described", "kernels_of"]
-
-aten = torch.ops.aten
 
 
 def _device(kind: str, simd_width: int, bfloat16: Way | None = None, fragments: bool = False) -> DeviceTraits:
@@ -54,12 +53,6 @@ CLASSES = {
     "gpu-matrix": _device("gpu", 1, fragments=True),
 }
 
-# Under these names ops arrive that torch gives a device of its own.
-_OWN = {
-    aten.convolution.default: aten.convolution_overrideable.default,
-    aten.convolution_backward.default: aten.convolution_backward_overrideable.default,
-}
-
 
 def kernels_of(
     op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], traits: DeviceTraits, form: str = ""
@@ -77,9 +70,7 @@ def kernels_of(
     """
     if torch.Tag.inplace_view in op.tags:
         return []
-    if op is aten.convolution_backward.default:  # the device's own has no sizes of the bias
-        args = (*args[:3], *args[4:])
-    op = _OWN.get(op, op)
+    op, args = as_on_device(op, args)
     p = PlanBuilder(traits, form or traits.kind, overload_name(op), False, nested=plan_nested)
     args, kwargs = tree_map(_spec, (args, kwargs))
     for number, spec in enumerate(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)):

@@ -24,7 +24,7 @@ from torchgraft.plans.mode import ThreadMode
 from torchgraft.plans.registry import ENTRIES
 from torchgraft.plans.schema import call_by_name, overload_name, parameters
 
-__all__ = ["expect_gradient"]
+__all__ = ["as_on_device", "expect_gradient"]
 
 aten = torch.ops.aten
 
@@ -32,6 +32,14 @@ Call = tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]
 
 # Under these names an op has a meta function; its own is for devices alone.
 _KNOWN_AS = {aten.convolution_overrideable.default: aten.convolution.default}
+_OWN = {known: own for own, known in _KNOWN_AS.items()}
+
+
+def as_on_device(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> tuple[torch._ops.OpOverload, tuple[Any, ...]]:
+    """A call as it arrives on a device, of one that was made on meta tensors."""
+    if op is aten.convolution_backward.default:  # the device's own has no sizes of the bias
+        return aten.convolution_backward_overrideable.default, (*args[:3], *args[4:])
+    return _OWN.get(op, op), args
 
 
 def expect_gradient(op: torch._ops.OpOverload, arguments: dict[str, Any], device: int, nested: Nested) -> None:
@@ -99,9 +107,8 @@ class _Recorder(ThreadMode):
         self.calls: list[tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is aten.convolution_backward.default:  # the device's own has no sizes of the bias
-            self.calls.append((aten.convolution_backward_overrideable.default, (*args[:3], *args[4:]), {}))
-        entry = ENTRIES.get(overload_name(func))
+        op, arguments = as_on_device(func, args)
+        entry = ENTRIES.get(overload_name(op))
         if entry is not None and entry.kind == "functional":
-            self.calls.append((func, args, kwargs or {}))
+            self.calls.append((op, arguments, kwargs or {}))
         return func(*args, **(kwargs or {}))
