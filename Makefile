@@ -9,7 +9,7 @@ CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
-	@echo 'make test   run the tests, ten minutes on two cores                       (ARGS="-k name -n 0": options of pytest)'
+	@echo 'make test   run the tests, half an hour on two cores                      (ARGS="-k name -n 0": options of pytest)'
 	@echo 'make test-all   the same, those that it leaves out (PARTS=32: that part of them, and an eighth of the conformance), ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, conformance-quick, -gpu and -compile'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
 	@echo 'make test-torch TORCH=2.14.1   the tests, and a slice of the conformance, with another torch in an environment of its own'
