@@ -46,13 +46,14 @@ def run(arguments: argparse.Namespace) -> int:
         os.environ["TORCHGRAFT_WITHOUT_WAYS"] = ",".join(arguments.without)
 
     from torchgraft.kernels.choice import choices
-    from torchgraft.ops.choices import calls_of, described, kernels_of
+    from torchgraft.ops.choices import calls_of, described, fake_device, kernels_of
     from torchgraft.plans import Unsupported
 
     try:
-        op, (given, named) = _op(arguments.op), _given(arguments.op, arguments.arguments, arguments.dtype)
-        target = _target(arguments.target)
-        calls = calls_of(lambda: op(*given, **named))
+        op, target = _op(arguments.op), _target(arguments.target)
+        with fake_device():
+            given, named = _given(arguments.op, arguments.arguments, arguments.dtype)
+            calls = calls_of(lambda: op(*given, **named))
     except (AttributeError, RuntimeError, TypeError, ValueError, SyntaxError) as error:
         print(f"torchgraft explain: {str(error).partition(chr(10))[0]}", file=sys.stderr)
         return 1
@@ -107,7 +108,7 @@ def _given(op: str, texts: list[str], dtype: str) -> tuple[list[Any], dict[str, 
 
     def value(text: str) -> Any:
         if "x" in text and _SHAPE.fullmatch(text):
-            return torch.empty([int(size) for size in text.split("x")], dtype=element, device="meta")
+            return torch.empty([int(size) for size in text.split("x")], dtype=element)
         return ast.literal_eval(text)
 
     named = dict(text.split("=", 1) for text in texts if "=" in text)

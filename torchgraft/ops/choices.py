@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from torchgraft import _C
 from torchgraft.codegen.kernel import Kernel
 from torchgraft.codegen.tuning import LOCAL_BYTES, default_tuning
 from torchgraft.codegen.types import BY_DTYPE
@@ -20,7 +23,7 @@ from torchgraft.plans.mode import ThreadMode
 from torchgraft.plans.schema import overload_name
 from torchgraft.plans.trace import trace
 
-__all__ = ["CLASSES", "calls_of", "described", "kernels_of"]
+__all__ = ["CLASSES", "calls_of", "described", "fake_device", "kernels_of"]
 
 
 def _device(kind: str, simd_width: int, bfloat16: Way | None = None, fragments: bool = False) -> DeviceTraits:
@@ -81,6 +84,17 @@ def kernels_of(
 
 
 Call = tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]
+
+
+@contextmanager
+def fake_device() -> Iterator[None]:
+    """Where tensors are made on a device that need not be there, and have no memory: torch composes of others what it
+    does on the device, and leaves whole what it leaves whole there."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::empty.memory_format", "PrivateUse1"):
+        _C.install_kernels()
+    where = torch.device(torch._C._get_privateuse1_backend_name(), 0)
+    with FakeTensorMode(allow_non_fake_inputs=True), where:
+        yield
 
 
 class _Calls(ThreadMode):
