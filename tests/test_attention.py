@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity
 
 import torchgraft.plans
-from torchgraft.ops import attention as planners
+from torchgraft.ops.attention import products as by_products
 
 pytestmark = pytest.mark.no_fallback
 
@@ -263,7 +263,7 @@ def test_dropout_can_be_repeated(device: str) -> None:
 def test_the_scores_are_never_in_memory(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor in the GPU form, if there are more than products may have."""
     length = 6000
-    monkeypatch.setattr(planners, "LARGEST_SCORES", length * length)
+    monkeypatch.setattr(by_products, "LARGEST_SCORES", length * length)
     q, k, v = (torch.randn(1, 1, length, 16, device=device, requires_grad=True) for _ in range(3))
     torch.accelerator.empty_cache()
     torch.accelerator.reset_peak_memory_stats()
@@ -313,37 +313,34 @@ def test_the_choice_can_be_asked_for(device: str) -> None:
 
 
 @pytest.fixture
-def products(form: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """In the GPU form whatever can be made of matrix products is, small as it may be; collects what was."""
-    made: list[str] = []
-    for name in ("forward", "backward"):
-        method = getattr(planners._Products, name)
+def products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the GPU form whatever can be made of matrix products is, small as it may be."""
+    monkeypatch.setattr(by_products, "LEAST_PRODUCTS", 0)
 
-        def noted(self: Any, *args: Any, name: str = name, method: Any = method) -> None:
-            made.append(name)
-            method(self, *args)
 
-        monkeypatch.setattr(planners._Products, name, noted)
-    monkeypatch.setattr(planners, "LEAST_PRODUCTS", 0)
+def made_of_products() -> set[str]:
+    """The directions that some plan has by products. Plans are made anew afterwards."""
+    op = "_scaled_dot_product_fused_attention_overrideable"
+    kernels = {"forward": (op, "attention_weights"), "backward": (f"{op}_backward", "attention_gradients")}
+    made = {way for way, (name, kernel) in kernels.items() if kernel in torchgraft.plans.show(name)}
+    torchgraft.plans.clear()
     return made
 
 
-def check_products(products: list[str], form: str) -> None:
-    """Plans are made anew afterwards."""
-    assert set(products) == ({"forward", "backward"} if form == "gpu" else set())
-    products.clear()
-    torchgraft.plans.clear()
+def check_products(form: str) -> None:
+    assert made_of_products() == ({"forward", "backward"} if form == "gpu" else set())
 
 
+@pytest.mark.usefixtures("products")
 @pytest.mark.quick(form="gpu", dtype=[torch.float32, torch.bfloat16], causal=True)
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
 @pytest.mark.parametrize("causal", [False, True])
-def test_products(device: str, form: str, products: list[str], dtype: torch.dtype, causal: bool) -> None:
+def test_products(device: str, form: str, dtype: torch.dtype, causal: bool) -> None:
     """With fewer keys than queries and more than one item has, sums that matrix units take, and short ones."""
     for queries, keys, head, value_head in ((5, 1, 1, 1), (70, 33, 64, 40), (64, 300, 7, 16), (33, 1100, 32, 5)):
         q, k, v = operand(2, 3, queries, head), operand(2, 3, keys, head), operand(2, 3, keys, value_head)
         compare(device, dtype, q, k, v, is_causal=causal, scale=0.2 if head == 7 else None)
-        check_products(products, form)
+        check_products(form)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -351,18 +348,19 @@ def test_products(device: str, form: str, products: list[str], dtype: torch.dtyp
 def test_products_of_what_pays(device: str, form: str, dtype: torch.dtype, causal: bool) -> None:
     """Enough of it that nobody has to ask for products."""
     q, k, v = operand(2, 4, 130, 64), operand(2, 4, 170, 64), operand(2, 4, 170, 32)
-    assert planners.LEAST_PRODUCTS < 2 * 4 * 130 * 170 * 96
+    assert by_products.LEAST_PRODUCTS < 2 * 4 * 130 * 170 * 96
     compare(device, dtype, q, k, v, is_causal=causal)
     compare(device, dtype, q, k, v, torch.rand(130, 170) > 0.3)
 
 
-def test_products_with_masks(device: str, form: str, products: list[str]) -> None:
+@pytest.mark.usefixtures("products")
+def test_products_with_masks(device: str, form: str) -> None:
     """Of booleans that lie in many ways, some rows without a key, and of numbers, which get no gradient."""
     q, k, v = operand(2, 3, 40, 16), operand(2, 3, 70, 16), operand(2, 3, 70, 16)
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         for layout in ("heads share", "of keys", "transposed", "every other", "off by one"):
             compare(device, dtype, q, k, v, booleans(layout, 40, 70))
-            check_products(products, form)
+            check_products(form)
     grad = torch.randn(2, 3, 40, 16)
     for shape in ((2, 3, 40, 70), (2, 1, 40, 70), (3, 40, 70), (40, 70), (1, 1, 1, 70), (2, 1, 40, 1)):
         bias = torch.randn(shape)
@@ -375,56 +373,56 @@ def test_products_with_masks(device: str, form: str, products: list[str]) -> Non
                 out = scaled_dot_product_attention(*leaves, bias.to(where, dtype))
             out.backward(grad.to(where, dtype))
             results.append([out.detach(), *(t.grad for t in leaves)])
-        check_products(products, form)
+        check_products(form)
         for got, expected in zip(results[1], results[0], strict=True):
             torch.testing.assert_close(got.cpu().double(), expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_of_layouts(device: str, form: str, products: list[str], dtype: torch.dtype) -> None:
+def test_products_of_layouts(device: str, form: str, dtype: torch.dtype) -> None:
     """In place and copied: heads behind rows, slices, columns, one sample, and three dimensions."""
     for layout in ("bshd", "slices", "bhds"):
         for batch in (1, 2):
             q, k, v = (operand(batch, 3, 33, 16, layout) for _ in range(3))
             compare(device, dtype, q, k, v, is_causal=True)
-            check_products(products, form)
+            check_products(form)
     q, k, v = (torch.randn(3, rows, 16, dtype=torch.float64) for rows in (33, 40, 40))
     compare(device, dtype, q, k, v)
     compare(device, dtype, q, k, v, torch.rand(3, 33, 40) > 0.3)
-    check_products(products, form)
+    check_products(form)
 
 
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-def test_products_of_groups(device: str, form: str, products: list[str], layout: str) -> None:
+def test_products_of_groups(device: str, form: str, layout: str) -> None:
     for heads, key_heads in ((6, 2), (4, 1)):
         q = operand(2, heads, 40, 16, layout)
         k, v = operand(2, key_heads, 50, 16, layout), operand(2, key_heads, 50, 24, layout)
         compare(device, torch.float32, q, k, v, enable_gqa=True, is_causal=True)
         compare(device, torch.bfloat16, q, k, v, torch.rand(2, heads, 40, 50) > 0.3, enable_gqa=True)
-        check_products(products, form)
+        check_products(form)
 
 
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_of_parts(
-    device: str, form: str, products: list[str], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_of_parts(device: str, form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores of all heads take more memory than they may."""
     q, k, v = operand(2, 6, 40, 16), operand(2, 3, 50, 16), operand(2, 3, 50, 16)
     for matrices in (1, 4):  # of six
-        monkeypatch.setattr(planners, "LARGEST_SCORES", matrices * 80 * 50 * 4)
+        monkeypatch.setattr(by_products, "LARGEST_SCORES", matrices * 80 * 50 * 4)
         torchgraft.plans.clear()
         compare(device, dtype, q, k, v, torch.rand(2, 6, 40, 50) > 0.3, enable_gqa=True)
         compare(device, dtype, q, k, v, is_causal=True, enable_gqa=True)
-        check_products(products, form)
-    monkeypatch.setattr(planners, "LARGEST_SCORES", 80 * 50 * 4 - 1)
+        check_products(form)
+    monkeypatch.setattr(by_products, "LARGEST_SCORES", 80 * 50 * 4 - 1)
     torchgraft.plans.clear()
     compare(device, dtype, q, k, v, is_causal=True, enable_gqa=True)
-    assert not products
+    assert not made_of_products()
 
 
-def test_products_agree_with_the_kernel(
-    device: str, form: str, products: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("products")
+def test_products_agree_with_the_kernel(device: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the logarithms of sums, too, of rows without keys, and of those that are not a number."""
     attend = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
     q, k, v = (operand(2, 3, rows, 16).float().to(device) for rows in (40, 50, 50))
@@ -434,19 +432,19 @@ def test_products_agree_with_the_kernel(
     mask[0, :, 20] = False
     results = []
     for least in (0, math.inf):
-        monkeypatch.setattr(planners, "LEAST_PRODUCTS", least)
+        monkeypatch.setattr(by_products, "LEAST_PRODUCTS", least)
         torchgraft.plans.clear()
         of_mask, causal = attend(q, k, v, mask), attend(q, k, v, is_causal=True)
         results.append([t.cpu() for t in (*of_mask[:2], *causal[:2])])
-        assert set(products) == ({"forward"} if form == "gpu" and least == 0 else set())
-        products.clear()
+        assert made_of_products() == ({"forward"} if form == "gpu" and least == 0 else set())
     assert (results[0][1][0, 0, 20] == math.inf) and (results[0][0][0, 0, 20] == 0).all()
     assert results[0][0][0, 1, 3].isnan().all()
     for got, expected in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, equal_nan=True)
 
 
-def test_products_of_some_gradients(device: str, form: str, products: list[str]) -> None:
+@pytest.mark.usefixtures("products")
+def test_products_of_some_gradients(device: str, form: str) -> None:
     operands = [operand(1, 2, 40, 16) for _ in range(3)]
     for wanted in range(3):
         exact, own = [t.clone() for t in operands], [t.to(device) for t in operands]
@@ -456,19 +454,20 @@ def test_products_of_some_gradients(device: str, form: str, products: list[str])
                 out = scaled_dot_product_attention(*tensors)
             (out * out).sum().backward()
         torch.testing.assert_close(own[wanted].grad.cpu(), exact[wanted].grad)  # type: ignore[union-attr]
-        check_products(products, form)
+        check_products(form)
 
 
-def test_what_products_do_not_serve(device: str, form: str, products: list[str]) -> None:
+@pytest.mark.usefixtures("products")
+def test_what_products_do_not_serve(device: str, form: str) -> None:
     """Dropout, gradients of what is added to the scores, and few queries."""
     q, k, v = (operand(1, 2, 40, 16).float().to(device).requires_grad_() for _ in range(3))
     scaled_dot_product_attention(q, k, v, dropout_p=0.5).sum().backward()
     with torch.no_grad():
         scaled_dot_product_attention(q[:, :, :4], k, v)
-    assert not products
+    assert not made_of_products()
     bias = torch.randn(40, 40, dtype=torch.float64)
     compare(device, torch.float32, operand(1, 2, 40, 16), operand(1, 2, 40, 16), operand(1, 2, 40, 16), bias)
-    assert "backward" not in products
+    assert "backward" not in made_of_products()
 
 
 @pytest.mark.parametrize("mode", ["train", "eval", "weights", "mask", "padding"])

@@ -22,7 +22,9 @@ from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.x86 import LINES
 from torchgraft.driver import Capability
-from torchgraft.kernels import attention, bfloat16, boxes_bfloat16, channel_lanes_bfloat16
+from torchgraft.kernels import bfloat16, boxes_bfloat16, channel_lanes_bfloat16
+from torchgraft.kernels.attention import lanes
+from torchgraft.kernels.attention.variant import Variant
 from torchgraft.ops.convolution import choose, patches
 from torchgraft.plans import device as traits
 
@@ -104,7 +106,7 @@ def record(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, words: str, 
 
     def kernel(first: Any, *arguments: Any) -> Kernel:
         made: Kernel = make(first, *arguments)
-        if isinstance(first, attention.Variant) and first.pairs is None:
+        if isinstance(first, Variant) and first.packed is None:
             return made
         asked.append(replace(made, helpers=words + made.helpers))
         return asked[-1]
@@ -114,7 +116,7 @@ def record(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, words: str, 
 
 def forget() -> None:
     """What is known of the device, and what was made for it."""
-    for known in (traits.device_traits, attention.forward, attention.query_gradient, attention.key_gradient):
+    for known in (traits.device_traits, lanes.forward, lanes.query_gradient, lanes.key_gradient):
         known.cache_clear()
     plans.clear()
 
@@ -139,7 +141,7 @@ def made(request: pytest.FixtureRequest, device: str, monkeypatch: pytest.Monkey
         (bfloat16, "block_kernel"),
         (boxes_bfloat16, "box_kernel"),
         (channel_lanes_bfloat16, "lanes_kernel"),
-        (attention, "_kernel"),
+        (Variant, "_kernel"),
     ):
         record(monkeypatch, module, name, words, asked)
     others = Capability.BFLOAT16_TILES | Capability.BFLOAT16_VECTORS

@@ -19,6 +19,7 @@ from workloads import all_cases
 from torchgraft.cli import explain, main
 from torchgraft.kernels.choice import Way
 from torchgraft.kernels.matmul.choose import WAYS
+from torchgraft.ops.attention.choose import BACKWARD, FORWARD
 from torchgraft.ops.choices import CLASSES
 from torchgraft.ops.convolution.choose import IMAGES, WEIGHTS
 
@@ -79,6 +80,22 @@ class TestExplain:
         assert "matrix-units     <- taken" in text
         assert text.endswith("kernels: convolution_patches_forward, matmul_fragments\n")
 
+    def test_an_op_that_the_device_leaves_whole(self, capsys: pytest.CaptureFixture[str]) -> None:
+        call = ("scaled_dot_product_attention", *["2x8x128x64"] * 3, "is_causal=True", "--dtype", "bfloat16")
+        head, problem, *ways, kernels = explained(capsys, *call, "--target", "cpu64-pairs").splitlines()
+        assert head.startswith("_scaled_dot_product_fused_attention_overrideable(bf16[2x8x128x64], ")
+        asked = "2 times 8 heads, 128 queries and 128 keys of 64 of bf16, causal"
+        assert problem.strip() == f"attention: {asked}"
+        assert [line.split()[0] for line in ways] == [way.name for way in FORWARD]
+        reasons = dict(line.strip().split(maxsplit=1) for line in ways)
+        assert reasons["products"] == "for GPUs"
+        assert reasons["few-queries"] == "for at most 4 queries"
+        assert reasons["packed-bfloat16"] == "<- taken"
+        assert reasons["lanes"] == "would do; packed-bfloat16 comes first"
+        assert kernels.strip() == "kernels: attention_forward_bf16_64"
+        assert "packed-bfloat16  for devices with instructions for it" in explained(capsys, *call, "--target", "cpu64")
+        assert "products         <- taken" in explained(capsys, *call, "--target", "gpu")
+
     def test_the_device_that_is_here(self, device: str, capsys: pytest.CaptureFixture[str]) -> None:
         names = re.findall(r"kernels: (\w+)", explained(capsys, "aten::add.Tensor", "3x4", "3x4"))
         assert len(names) == 1
@@ -109,7 +126,9 @@ class TestExplain:
 
 
 @pytest.mark.parametrize(
-    ("ways", "most"), [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9)], ids=["products", "images", "weights"]
+    ("ways", "most"),
+    [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9), (FORWARD, 5), (BACKWARD, 4)],
+    ids=["products", "images", "weights", "attention", "attention's gradients"],
 )
 def test_a_table_has_one_way_of_each_name(ways: tuple[Way[Any, Any], ...], most: int) -> None:
     """And few ways: one more has to be worth a tenth of what its family does, or another goes."""

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchgraft import _backend
 from torchgraft.inductor.flex_op import lanes
 from torchgraft.inductor.functions import Captured, Text, Untranslatable, Value, number
-from torchgraft.ops.attention import LARGEST_HEAD
+from torchgraft.ops.attention.problem import LARGEST_HEAD
 from torchgraft.plans.device import device_traits, kernel_form
 
 __all__ = ["expand_attention"]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from torchgraft.codegen import ceil_div, element_type
-from torchgraft.kernels.attention import Variant
-from torchgraft.kernels.flex_attention import Functions, forward, key_gradient, query_gradient
-from torchgraft.ops.attention import strided, with_rows
+from torchgraft.codegen import element_type
+from torchgraft.kernels.attention.flex import Functions, forward, key_gradient, query_gradient
+from torchgraft.kernels.attention.variant import Variant
+from torchgraft.ops.attention.problem import Attention, operand, strided
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 
 __all__ = ["lanes"]
@@ -36,42 +38,23 @@ def _meta(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, 
     return out, lse, largest
 
 
-class _Call:
-    """What both directions need of a call: operands whose rows are contiguous, and the kernels' common arguments."""
+@dataclass
+class _Flex(Attention):
+    """Attention without bias, dropout and causal limit, which functions stand for."""
 
-    def __init__(
-        self,
-        p: PlanBuilder,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        captured: list[torch.Tensor],
-        scale: Scalar | float,
-        q_size: int,
-        k_size: int,
-    ) -> None:
-        if p.form == "gpu":
+    captured: Sequence[torch.Tensor]
+    q_size: int
+    k_size: int
+
+    def __post_init__(self) -> None:
+        if self.p.form == "gpu":
             raise Unsupported("functions of scores in a kernel for GPUs")
-        self.p = p
-        self.query, key, value = (with_rows(p, t) for t in (query, key, value))
-        self.batch, self.heads, self.queries, head = query.shape
+        super().__post_init__()
         # One batch of keys may be that of all queries.
-        self.key, self.value = (t.expand(self.batch, *t.shape[1:]) for t in (key, value))
-        self.key_heads, self.keys = key.shape[1:3]
-        self.variant = Variant(
-            element_type(query.dtype).name,
-            head,
-            value.shape[3],
-            "",
-            False,
-            False,
-            simd_width=p.device.simd_width,
-            tuning=p.device.tuning.attention,
-        )
-        self.types = tuple(element_type(t.dtype).name for t in captured)
-        self.common: dict[str, Any] = {f"c{i}": p.contiguous(t) for i, t in enumerate(captured)}
-        self.common |= {"heads": self.heads, "group": self.heads // self.key_heads, "scale": scale}
-        self.common |= {"sq": self.queries, "sk": self.keys, "q_size": q_size, "k_size": k_size}
+        self.key, self.value = (t.expand(self.batch, *t.shape[1:]) for t in (self.key, self.value))
+        self.types = tuple(element_type(t.dtype).name for t in self.captured)
+        self.common |= {f"c{i}": self.p.contiguous(t) for i, t in enumerate(self.captured)}
+        self.common |= {"q_size": self.q_size, "k_size": self.k_size}
 
     def tables(self, prefix: str, counts: torch.Tensor, places: torch.Tensor, *full: torch.Tensor | None) -> Any:
         """Those of blocks with a mask and of those without, if there are, as arguments."""
@@ -87,9 +70,6 @@ class _Call:
             "table_b": heads * rows if batch > 1 else 0,
             "table_h": rows if heads > 1 else 0,
         }
-
-    def groups(self, rows: int, heads: int) -> tuple[int]:
-        return (self.batch * heads * ceil_div(rows, self.variant.lanes),)
 
 
 @planner("torchgraft::flex_attention", meta=_meta)
@@ -114,11 +94,11 @@ def _flex_attention(
     out, lse, largest = outs
     if out.numel() == 0:
         return
-    call = _Call(p, query, key, value, captured, scale, q_size, k_size)
+    call = _Flex(p, query, key, value, None, 0.0, False, scale, captured, q_size, k_size)
     functions = Functions(score, mask, call.types, helpers, full_counts is not None)
     p.launch(
         forward(call.variant, functions),
-        call.groups(call.queries, call.heads),
+        call.groups(call.variant, call.queries, call.heads),
         **strided(q=call.query, k=call.key, v=call.value, out=out),
         **call.tables("", counts, places, full_counts, full_places),
         **call.common,
@@ -178,20 +158,20 @@ def _flex_attention_backward(
             p.zero(out)
         return
     dq, dk, dv = outs
-    call = _Call(p, query, key, value, captured, scale, q_size, k_size)
+    call = _Flex(p, query, key, value, None, 0.0, False, scale, captured, q_size, k_size)
     functions = Functions(score, mask, call.types, helpers, full_counts is not None, gradient)
-    operands = {"q": call.query, "k": call.key, "v": call.value, "g": with_rows(p, grad)}
+    operands = {"q": call.query, "k": call.key, "v": call.value, "g": operand(p, grad)}
     common = {**call.common, "lse": p.contiguous(lse), "delta": p.contiguous(delta)}
     p.launch(
         query_gradient(call.variant, functions),
-        call.groups(call.queries, call.heads),
+        call.groups(call.variant, call.queries, call.heads),
         **strided(**operands, dq=dq),
         **call.tables("", counts, places, full_counts, full_places),
         **common,
     )
     p.launch(
         key_gradient(call.variant, functions),
-        call.groups(call.keys, call.key_heads),
+        call.groups(call.variant, call.keys, call.key_heads),
         **strided(**operands, dk=dk, dv=dv),
         **call.tables("q_", q_counts, q_places, full_q_counts, full_q_places),
         **common,

@@ -1,6 +1,6 @@
 """Attention whose scores are changed and masked by functions that a user has given, for CPUs.
 
-As `attention.py` does it: a work-item takes as many queries as two vectors hold, and goes over keys block by block.
+As `lanes` does it: a work-item takes as many queries as two vectors hold, and goes over keys block by block.
 Here the blocks are those that a table lists for the queries: of some the functions say which keys count, of others all
 do. Blocks in neither list are not looked at.
 """
@@ -8,25 +8,11 @@ do. Blocks in neither list are not looked at.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.types import BY_NAME
-from torchgraft.kernels.attention import (
-    _QUERY,
-    Variant,
-    _common,
-    _deliver,
-    _exponentials,
-    _gathered,
-    _operands,
-    _pack,
-    _pointers,
-    _rows,
-    _scores,
-    _unpack,
-    _weigh,
-)
+from torchgraft.kernels.attention.lanes import Parts, forward_body, key_gradient_body, query_gradient_body
+from torchgraft.kernels.attention.variant import Variant
 
 __all__ = ["Functions", "forward", "key_gradient", "query_gradient"]
 
@@ -117,6 +103,22 @@ def _listed(f: Functions, tables: tuple[str, str], width: str, size: str, most: 
     )
 
 
+def _of_blocks(v: Variant, f: Functions, side: str, **parts: str) -> Parts:
+    """Of a kernel that goes over the blocks that are listed; `side` is in the lanes."""
+    arrays = f"{v.vector} rt[{2 * (v.block + 8)}];" if f.gradient else ""
+    scores = f"{_kept(v, f)}\n{_changed(v, f, side)}"
+    return Parts(first="begin", arrays=arrays, scores=scores, gradients=_derived(v, f, side), **parts)
+
+
+def _over_keys(v: Variant, f: Functions, *names: str) -> Parts:
+    begin = f"""\
+{v.pointers(*names)}
+  const long block = q0 / q_size;
+  const long table = b * table_b + h * table_h + (block < q_blocks ? block : q_blocks - 1);"""
+    loops, ends = _listed(f, ("counts", "places"), "k_blocks", "k_size", "sk")
+    return _of_blocks(v, f, "q", begin=begin, rows=loops, close=ends)
+
+
 @functools.cache
 def forward(v: Variant, f: Functions) -> Kernel:
     """Parameters: `q`, `k`, `v`, `out` with their strides; `lse` and `largest` [batch, heads, queries], to base 2;
@@ -125,39 +127,16 @@ def forward(v: Variant, f: Functions) -> Kernel:
     a batch and a head are, in rows; `q_blocks`, `k_blocks`, the tables' sizes; `q_size`, `k_size`, those of a block;
     `c0`, `c1`, ...; `heads`, `group`, `sq`, `sk`, `scale`.
     """
-    rows = v.block + 8
-    loops, ends = _listed(f, ("counts", "places"), "k_blocks", "k_size", "sk")
     to_base_2 = f"({v.scalar})1.4426950408889634"
     body = f"""\
-{_common(v, "q")}
-{_QUERY}
-{_pointers(v, "q", "k", "v")}
-  const long block = q0 / q_size;
-  const long table = b * table_b + h * table_h + (block < q_blocks ? block : q_blocks - 1);
-  {v.vector} qt[{2 * v.head}], st[{2 * rows}], ot[{2 * v.value_head}];
-{_pack(v, "qt", "(q_h + q0 * qss)", "qss", "nq", v.head, " * scale")}
-  for (int i = 0; i < {2 * v.value_head}; ++i) ot[i] = {v.splat("0")};
-  const {v.vector} none = {v.splat("0")}, least = {v.splat("-INFINITY")};
-  {v.vector} m0 = least, m1 = least, l0 = none, l1 = none;
-{loops}
-  for (long k0 = begin; k0 < end; k0 += {v.block}) {{
-    const int n = (int)(end - k0 < {v.block} ? end - k0 : {v.block});
-{_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
-{_scores(v, "st", "key", "qt", v.head)}
-{_changed(v, f, "q")}
-{_weigh(v)}
-{_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
-{_gathered(v, "ot", "st", "val", v.value_head, True)}
-  }}
-{ends}
-{_deliver(v)}
+{forward_body(v, _over_keys(v, f, "q", "k", "v"))}
   for (int r = 0; r < nq; ++r) {{
     const {v.scalar} l = (({v.scalar}*)st)[r], most = (({v.scalar}*)st)[{v.lanes} + r];
     const long to = bh * sq + q0 + r;
     store_f32(lse, to, (float)((l == 0 ? ({v.scalar})-INFINITY : most + tg_log_{v.compute}(l)) * {to_base_2}));
     store_f32(largest, to, (float)(most * {to_base_2}));
   }}"""
-    declarations = f"{_operands(v, 'q k v', 'out')}; f32* lse, largest; {_tables(f, 'counts', 'places')}"
+    declarations = f"{v.operands('q k v', 'out')}; f32* lse, largest; {_tables(f, 'counts', 'places')}"
     return _kernel(v, f, "flex", declarations, body)
 
 
@@ -188,51 +167,16 @@ def query_gradient(v: Variant, f: Functions) -> Kernel:
     `delta`, what is taken from the gradient of each weight, [batch, heads, queries]; the tables and the rest as for
     `forward`.
     """
-    rows = v.block + 8
-    loops, ends = _listed(f, ("counts", "places"), "k_blocks", "k_size", "sk")
-    body = f"""\
-{_common(v, "q")}
-{_QUERY}
-{_pointers(v, "q", "k", "v", "g")}
-  const long block = q0 / q_size;
-  const long table = b * table_b + h * table_h + (block < q_blocks ? block : q_blocks - 1);
-  {v.vector} qt[{2 * v.head}], gt[{2 * v.value_head}], dqt[{2 * v.head}], st[{2 * rows}], dp[{2 * rows}];
-  {f"{v.vector} rt[{2 * rows}];" if f.gradient else ""}
-{_pack(v, "qt", "(q_h + q0 * qss)", "qss", "nq", v.head, " * scale")}
-{_pack(v, "gt", "(g_h + q0 * gss)", "gss", "nq", v.value_head)}
+    sums = f"""\
   for (int r = 0; r < {v.lanes}; ++r) {{
     const long at = bh * sq + q0 + (r < nq ? r : nq - 1);
 {_weight_of_rows(v)}
     (({v.scalar}*)st)[r] = sum;
     (({v.scalar}*)dp)[r] = load_f32(delta, at);
   }}
-  const {v.vector} lse0 = st[0], lse1 = st[1], delta0 = dp[0], delta1 = dp[1];
-  for (int i = 0; i < {2 * v.head}; ++i) dqt[i] = {v.splat("0")};
-{loops}
-  for (long k0 = begin; k0 < end; k0 += {v.block}) {{
-    const int n = (int)(end - k0 < {v.block} ? end - k0 : {v.block});
-{_rows(v, "key", "(k_h + k0 * kss)", "kss", v.head)}
-{_scores(v, "st", "key", "qt", v.head)}
-{_kept(v, f)}
-{_changed(v, f, "q")}
-    PLAIN for (int r = 0; r < n; ++r) {{
-      st[2 * r] -= lse0;
-      st[2 * r + 1] -= lse1;
-    }}
-{_exponentials(v, "st", "n")}
-{_rows(v, "val", "(v_h + k0 * vss)", "vss", v.value_head)}
-{_scores(v, "dp", "val", "gt", v.value_head)}
-    PLAIN for (int r = 0; r < n; ++r) {{
-      dp[2 * r] = st[2 * r] * (dp[2 * r] - delta0);
-      dp[2 * r + 1] = st[2 * r + 1] * (dp[2 * r + 1] - delta1);
-    }}
-{_derived(v, f, "q")}
-{_gathered(v, "dqt", "dp", "key", v.head)}
-  }}
-{ends}
-  GLOBAL {BY_NAME[v.storage].storage}* out_at = dq + b * dqsb + h * dqsh + q0 * dqss;
-{_unpack(v, "out_at", "dqt", "dqss", "nq", v.head, " * scale")}"""
-    declarations = f"{_operands(v, 'q k v g', 'dq')}; const f32* lse, delta; {_tables(f, 'counts', 'places')}"
+  const {v.vector} lse0 = st[0], lse1 = st[1], delta0 = dp[0], delta1 = dp[1];"""
+    body = query_gradient_body(v, replace(_over_keys(v, f, "q", "k", "v", "g"), sums=sums))
+    declarations = f"{v.operands('q k v g', 'dq')}; const f32* lse, delta; {_tables(f, 'counts', 'places')}"
     return _kernel(v, f, "flex_query_gradient", declarations, body)
 
 
@@ -242,55 +186,26 @@ def key_gradient(v: Variant, f: Functions) -> Kernel:
     tables of the blocks of queries for each of keys, [.., .., blocks of keys] and [.., .., blocks of keys, blocks of
     queries], and `full_q_counts`, `full_q_places`; the rest as for `query_gradient`.
     """
-    rows = v.block + 8
     loops, ends = _listed(f, ("q_counts", "q_places"), "q_blocks", "q_size", "sq")
-    body = f"""\
-{_common(v, "k")}
-  const long b = at / (heads / group), hk = at % (heads / group);
-{_pointers(v, "k", "v")}
-  const long block = k0 / k_size;
-  {v.vector} kt[{2 * v.head}], vt[{2 * v.value_head}], dkt[{2 * v.head}], dvt[{2 * v.value_head}];
-  {v.vector} st[{2 * rows}], dp[{2 * rows}];
-  {f"{v.vector} rt[{2 * rows}];" if f.gradient else ""}
-{_pack(v, "kt", "(k_h + k0 * kss)", "kss", "nk", v.head, " * scale")}
-{_pack(v, "vt", "(v_h + k0 * vss)", "vss", "nk", v.value_head)}
-  for (int i = 0; i < {2 * v.head}; ++i) dkt[i] = {v.splat("0")};
-  for (int i = 0; i < {2 * v.value_head}; ++i) dvt[i] = {v.splat("0")};
+    parts = _of_blocks(
+        v,
+        f,
+        "k",
+        begin="  const long block = k0 / k_size;",
+        rows=f"""\
   if (block < k_blocks) for (long h = hk * group; h < (hk + 1) * group; ++h) {{
   const long bh = b * heads + h, table = b * table_b + h * table_h + block;
-{_pointers(v, "q", "g")}
-{loops}
-  for (long q0 = begin; q0 < end; q0 += {v.block}) {{
-    const int n = (int)(end - q0 < {v.block} ? end - q0 : {v.block});
-{_rows(v, "qry", "(q_h + q0 * qss)", "qss", v.head)}
-{_scores(v, "st", "qry", "kt", v.head)}
-{_kept(v, f)}
-{_changed(v, f, "k")}
-    PLAIN for (int r = 0; r < n; ++r) {{
+{v.pointers("q", "g")}
+{loops}""",
+        close=f"{ends}\n  }}",
+        sum_of_row=f"""\
       const long at = bh * sq + q0 + r;
 {_weight_of_rows(v)}
-      const {v.vector} less = {v.splat("sum")};
-      st[2 * r] -= less;
-      st[2 * r + 1] -= less;
-    }}
-{_exponentials(v, "st", "n")}
-{_rows(v, "grd", "(g_h + q0 * gss)", "gss", v.value_head)}
-{_scores(v, "dp", "grd", "vt", v.value_head)}
-{_gathered(v, "dvt", "st", "grd", v.value_head)}
-    PLAIN for (int r = 0; r < n; ++r) {{
+      const {v.vector} less = {v.splat("sum")};""",
+        delta_of_row=f"""\
       const {v.scalar} taken = load_f32(delta, bh * sq + q0 + r);
-      const {v.vector} less = {v.splat("taken")};
-      dp[2 * r] = st[2 * r] * (dp[2 * r] - less);
-      dp[2 * r + 1] = st[2 * r + 1] * (dp[2 * r + 1] - less);
-    }}
-{_derived(v, f, "k")}
-{_gathered(v, "dkt", "dp", "qry", v.head)}
-  }}
-{ends}
-  }}
-  GLOBAL {BY_NAME[v.storage].storage}* dk_at = dk + b * dksb + hk * dksh + k0 * dkss;
-  GLOBAL {BY_NAME[v.storage].storage}* dv_at = dv + b * dvsb + hk * dvsh + k0 * dvss;
-{_unpack(v, "dk_at", "dkt", "dkss", "nk", v.head, " * scale")}
-{_unpack(v, "dv_at", "dvt", "dvss", "nk", v.value_head)}"""
-    declarations = f"{_operands(v, 'q k v g', 'dk dv')}; const f32* lse, delta; {_tables(f, 'q_counts', 'q_places')}"
+      const {v.vector} less = {v.splat("taken")};""",
+    )
+    body = key_gradient_body(v, parts)
+    declarations = f"{v.operands('q k v g', 'dk dv')}; const f32* lse, delta; {_tables(f, 'q_counts', 'q_places')}"
     return _kernel(v, f, "flex_key_gradient", declarations, body)

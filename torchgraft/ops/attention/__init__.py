@@ -1,0 +1,6 @@
+"""Attention: what is asked for, the tables of ways to do it, and the planners of the ops."""
+
+from __future__ import annotations
+
+from torchgraft.ops.attention import layers as layers
+from torchgraft.ops.attention import planners as planners
