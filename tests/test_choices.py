@@ -22,6 +22,8 @@ from torchgraft.kernels.matmul.choose import WAYS
 from torchgraft.ops.attention.choose import BACKWARD, FORWARD
 from torchgraft.ops.choices import CLASSES
 from torchgraft.ops.convolution.choose import IMAGES, WEIGHTS
+from torchgraft.ops.fft.choose import AXES
+from torchgraft.ops.fft.choose import WAYS as TRANSFORMS
 
 
 @pytest.fixture(scope="module", name="cases")
@@ -96,6 +98,19 @@ class TestExplain:
         assert "packed-bfloat16  for devices with instructions for it" in explained(capsys, *call, "--target", "cpu64")
         assert "products         <- taken" in explained(capsys, *call, "--target", "gpu")
 
+    def test_each_table_that_transforms_go_through(self, capsys: pytest.CaptureFixture[str]) -> None:
+        text = explained(capsys, "fft.rfft", "64x5000", "--target", "gpu")
+        assert re.findall("^  fft: (.*)", text, re.MULTILINE) == [
+            "64 times 5000 of f32, real to complex, strides 1 and 1",
+            "3200 times 100 of f32, real to complex, strides 50 and 100",
+            "6400 times 50 of f32, complex to complex, strides 1 and 50",
+        ]
+        assert re.findall(r"(\S+) +<- taken", text) == ["four-step", "local", "local"]
+        assert text == explained(capsys, "fft_rfft", "64x5000", "--target", "gpu")
+        text = explained(capsys, "fft.rfft2", "64x100x100", "--target", "cpu32")
+        assert re.findall(r"(\S+) +<- taken", text) == ["planes", "rows", "columns"]
+        assert "fft-axes: 2 axes, the first two of 64 planes of 100x51" in text
+
     def test_the_device_that_is_here(self, device: str, capsys: pytest.CaptureFixture[str]) -> None:
         names = re.findall(r"kernels: (\w+)", explained(capsys, "aten::add.Tensor", "3x4", "3x4"))
         assert len(names) == 1
@@ -129,6 +144,8 @@ class TestExplain:
     ("ways", "most"),
     [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9), (FORWARD, 5), (BACKWARD, 4)],
     ids=["products", "images", "weights", "attention", "attention's gradients"],
+    [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9), (TRANSFORMS, 9), (AXES, 2)],
+    ids=["products", "images", "weights", "transforms", "axes"],
 )
 def test_a_table_has_one_way_of_each_name(ways: tuple[Way[Any, Any], ...], most: int) -> None:
     """And few ways: one more has to be worth a tenth of what its family does, or another goes."""

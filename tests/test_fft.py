@@ -15,9 +15,11 @@ from conftest import Script
 
 import torchgraft
 from torchgraft.codegen.dialects import dialect
-from torchgraft.kernels import fft_rows
-from torchgraft.kernels.fft import line_kernel
-from torchgraft.ops import fft as planners
+from torchgraft.kernels.choice import choices
+from torchgraft.kernels.fft.kernel import line_kernel
+from torchgraft.kernels.fft.lines import Lines
+from torchgraft.kernels.fft.stages import CPU_RADICES
+from torchgraft.ops.fft import radices, twiddles
 
 pytestmark = pytest.mark.no_fallback
 
@@ -160,14 +162,13 @@ def test_vectors_along_rows(
     device: str, n: int, lanes: int, lines: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ways to lay them, whatever processor this is."""
-    way = planners._way(n, lanes, lines)
-    if way is None:
-        firsts = [r for r in fft_rows.RADICES if n % r == 0 and min(r, n // r) >= lanes // lines]
+    stages = radices.row_stages(n, lanes, lines)
+    if stages is None:
+        firsts = [r for r in CPU_RADICES if n % r == 0 and min(r, n // r) >= lanes // lines]
         assert not firsts
         return
-    assert math.prod(way.radices) == n
-    asked = []
-    monkeypatch.setattr(planners, "_along_rows", lambda m, *_: asked.append(m) or (way if m == n else None))
+    assert math.prod(stages.radices) == n
+    monkeypatch.setattr(radices, "along_rows", lambda m, *_: stages if m == n else None)
     torchgraft.plans.clear()
     for rows in (1, 2, 7):
         x = torch.randn(rows, n, dtype=torch.complex128).to(dtype)
@@ -183,9 +184,10 @@ def test_vectors_along_rows(
     check(device, torch.fft.fft2, x, 6 * n)
     check(device, torch.fft.rfft2, torch.cat([x.real, x.imag], 2), 12 * n)
     x[2, 3, 1], x[4, 0, 0] = torch.nan, torch.inf
-    got = torch.fft.fft(x.to(device)).cpu()
+    with choices() as made:
+        got = torch.fft.fft(x.to(device)).cpu()
+    assert ("rows", "") in made[-1].ways
     assert torch.equal(got.isfinite().all(2), x.isfinite().all(2))
-    assert n in asked
     torchgraft.plans.clear()
 
 
@@ -199,21 +201,18 @@ def test_vectors_along_columns(
     device: str, n: int, lanes: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of any number, also in place, where no column may be transformed twice; in one launch and plane by plane."""
-    way, asked = planners._way(n, lanes, lanes, columns=True), []
-    assert n == 4 or (way and math.prod(way.radices) == n)
-
-    def along(length: int, type_: torch.dtype, simd_width: int, beside: int) -> object:
-        asked.append(length)
-        return way if length == n and beside else None
-
-    monkeypatch.setattr(planners, "_along_columns", along)
+    stages = radices.row_stages(n, lanes, lanes, columns=True)
+    assert n == 4 or (stages and math.prod(stages.radices) == n)
+    monkeypatch.setattr(radices, "along_columns", lambda m, *others: stages if m == n and others[-1] else None)
     torchgraft.plans.clear()
     for shape in ((n, 1), (n, 16), (n, 37), (3, n, 5), (4, n, 18), (2, 3, n, 7)):
         x = torch.randn(shape, dtype=torch.complex128).to(dtype)
         check(device, lambda a: torch.fft.fft(a, dim=-2), x, n)
         check(device, lambda a: torch.fft.ifft(a, dim=-2), x, n)
         same = x.to(device)
-        torch.fft.fft(same, dim=-2, out=same)
+        with choices() as made:
+            torch.fft.fft(same, dim=-2, out=same)
+        assert (("columns", "") in made[-1].ways) == bool(stages and shape[-1] > 1)
         torch.testing.assert_close(same.cpu(), torch.fft.fft(x, dim=-2), rtol=1e-4, atol=1e-4)
     for shape in ((9, n, 20), (2, n, 33), (3, 4, n, 12)):
         x = torch.randn(shape, dtype=torch.complex128).to(dtype)
@@ -228,7 +227,6 @@ def test_vectors_along_columns(
     x[1, 2, 4], x[2, 0, 20] = torch.nan, torch.inf
     got = torch.fft.fft2(x.to(device), dim=(1,)).cpu()
     assert torch.equal(got.isfinite().all(1), x.isfinite().all(1))
-    assert n in asked
     torchgraft.plans.clear()
 
 
@@ -238,28 +236,32 @@ def test_vectors_along_columns(
 )
 def test_rows_and_columns_as_cxx(source: Any, lines: int, columns: bool) -> None:
     """A C++ compiler takes the text, too."""
-    way = planners._way(512, 16, lines, columns)
-    assert way
-    text = dialect("c++").render(line_kernel("f32", source, "complex", 2, "cpu", along=way.along), base_offset=False)
+    stages = radices.row_stages(512, 16, lines, columns)
+    assert stages
+    kernel = line_kernel("f32", Lines(source, "complex", 2, stages.along), "cpu")
+    text = dialect("c++").render(kernel, base_offset=False)
     command = ["g++", "-std=c++20", "-w", "-x", "c++", "-c", "-", "-o", os.devnull]
     result = subprocess.run(command, input=text, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-2000:]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_ways_along_lines(dtype: torch.dtype) -> None:
+def test_stages_along_lines(dtype: torch.dtype) -> None:
     for simd_width in (1, 4, 8, 16):
         for n in range(1, 3000):
-            for way in (planners._along_rows(n, dtype, simd_width), planners._along_columns(n, dtype, simd_width, 99)):
-                if way:
-                    along, radices = way.along, way.radices
-                    assert math.prod(radices) == n and len(radices) > 1 and along.lanes % along.lines == 0
+            for stages in (
+                radices.along_rows(n, dtype, simd_width),
+                radices.along_columns(n, dtype, simd_width, 99),
+            ):
+                if stages:
+                    along, each = stages.along, stages.radices
+                    assert math.prod(each) == n and len(each) > 1 and along.lanes % along.lines == 0
                     assert min(along.first, n // along.first) >= along.numbers
-                    assert {along.first, *along.between, along.last} == set(radices) <= set(fft_rows.RADICES)
+                    assert {along.first, *along.between, along.last} == set(each) <= set(CPU_RADICES)
     for n, is_short in ((1024, True), (1009, False), (1 << 20, False)):
-        assert bool(planners._along_rows(n, dtype, 16)) == is_short
-        assert bool(planners._along_columns(n, dtype, 16, 16)) == is_short
-    assert not planners._along_columns(100, dtype, 16, 7)
+        assert bool(radices.along_rows(n, dtype, 16)) == is_short
+        assert bool(radices.along_columns(n, dtype, 16, 16)) == is_short
+    assert not radices.along_columns(100, dtype, 16, 7)
 
 
 @pytest.mark.skipif(os.environ.get("TORCHGRAFT_KERNEL_FORM") == "gpu", reason="planes are a matter of CPUs' caches")
@@ -392,7 +394,7 @@ def test_long_lines(device: str) -> None:
 
 def test_tables_are_exact() -> None:
     n = 3 * 2**20
-    roots = torch.view_as_complex(planners._turns(n))
+    roots = torch.view_as_complex(twiddles.of_a_line(n))
     some = torch.tensor([0, n // 8, n // 4, n // 2, 3 * n // 4, 7 * n // 8])
     half = 0.5**0.5
     exact = torch.tensor([1, half - half * 1j, -1j, -1, 1j, half + half * 1j], dtype=torch.complex128)
@@ -400,24 +402,24 @@ def test_tables_are_exact() -> None:
     assert (roots.abs() - 1).abs().max() < 3e-16
 
 
-@pytest.mark.parametrize(("n", "radices"), [(1024, (8, 8, 4, 4)), (512, (8, 8, 8)), (210, (7, 5, 3, 2)), (1, ())])
-def test_radices(n: int, radices: tuple[int, ...]) -> None:
-    assert planners._radices(n, "gpu") == radices
+@pytest.mark.parametrize(("n", "each"), [(1024, (8, 8, 4, 4)), (512, (8, 8, 8)), (210, (7, 5, 3, 2)), (1, ())])
+def test_radices(n: int, each: tuple[int, ...]) -> None:
+    assert radices.radices_of(n, "gpu") == each
 
 
 @pytest.mark.parametrize("n", [1, 2, 61, 210, 256, 1000, 1024, 2**29, 13**8, 3**18])
 def test_radices_of_cpus(n: int) -> None:
-    radices = planners._radices(n, "cpu")
-    assert math.prod(radices) == n
-    assert len(radices) <= 16
+    each = radices.radices_of(n, "cpu")
+    assert math.prod(each) == n
+    assert len(each) <= 16
 
 
 @pytest.mark.parametrize("form", ["cpu", "gpu"])
 def test_convolution_lengths(form: str) -> None:
     for n in (67, 101, 1009, 10007):
-        length = planners._convolution_length(n, form)
+        length = radices.convolution_length(n, form)
         assert 2 * n - 1 <= length < 2.3 * n
-        assert max(planners._primes(length)) <= 5
+        assert max(radices.primes(length)) <= 5
 
 
 @pytest.mark.thorough
@@ -425,7 +427,7 @@ def test_tables_go_with_their_plans(device: str, script: Script) -> None:
     """What plans keep on the device is given back when they are cleared."""
     script(f"""
         import gc, torch, torchgraft, torchgraft_opencl
-        from torchgraft.ops import fft
+        from torchgraft.ops.fft import twiddles
 
         torchgraft_opencl.register()
         x = torch.randn(4096, dtype=torch.complex64).to("{device}")
@@ -433,7 +435,7 @@ def test_tables_go_with_their_plans(device: str, script: Script) -> None:
         torch.fft.fft(x)
         assert torch.ocl.memory_allocated() > before
         torchgraft.plans.clear()
-        fft._tables.clear()
+        twiddles._tables.clear()
         gc.collect()  # what planned them
         assert torch.ocl.memory_allocated() == before, (torch.ocl.memory_allocated(), before)
     """)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from torchgraft import _C, plans
-from torchgraft.ops import fft
+from torchgraft.ops.fft import twiddles
 
 acc = torch.accelerator
 MIB = 1 << 20
@@ -24,7 +24,7 @@ MIB = 1 << 20
 def clean(device: str) -> Iterator[None]:
     # Those of long Fourier transforms, which another file may have asked for, have tables on the device.
     plans.clear()
-    fft._tables.clear()
+    twiddles._tables.clear()
     gc.collect()
     acc.synchronize()
     acc.empty_cache()

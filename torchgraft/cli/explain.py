@@ -15,6 +15,8 @@ import ast
 import os
 import re
 import sys
+from contextlib import suppress
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ _SHAPE = re.compile(r"\d+(x\d+)*")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("op", help="a function or an op of PyTorch: mm, conv2d, sum.dim_IntList, mylib::axpy")
+    parser.add_argument("op", help="a function or an op of PyTorch: mm, fft.rfft, sum.dim_IntList, mylib::axpy")
     parser.add_argument("arguments", nargs="*", help="4x64 is a tensor, others are read as Python; stride=2 has a name")
     parser.add_argument("--dtype", default="float32", help="of all tensors (default: float32)")
     parser.add_argument(
@@ -83,9 +85,9 @@ def _op(name: str) -> Any:
     """
     import torch
 
-    if "::" not in name and "." not in name:
-        for module in (torch.nn.functional, torch):
-            if callable(function := getattr(module, name, None)):
+    for module in (torch.nn.functional, torch):
+        with suppress(AttributeError):
+            if callable(function := attrgetter(name)(module)):
                 return function
     namespace, _, rest = name.rpartition("::")
     packet, _, overload = rest.partition(".")

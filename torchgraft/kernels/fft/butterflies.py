@@ -71,29 +71,20 @@ def _turned(to: str, x: str, numerator: int, n: int) -> str:
 
 
 def _by_parts(rows: int, columns: int, out: _Names, x: _Names, name: str) -> list[str]:
-    """As `rows` rows of numbers: the columns and then the rows, and turned in between."""
-    lines = []
-    middle = {(k, j): f"{name}m{k}_{j}" for k in range(rows) for j in range(columns)}
-    for j in range(columns):
-        above = [f"{name}n{k}_{j}" if k * j else middle[k, j] for k in range(rows)]
-        lines += _transform(above, [x[i * columns + j] for i in range(rows)], f"{name}p{j}")
-        lines += [_turned(middle[k, j], above[k], k * j, rows * columns) for k in range(rows) if k * j]
-    for k in range(rows):
-        row = [middle[k, j] for j in range(columns)]
-        lines += _transform([out[k + rows * m] for m in range(columns)], row, f"{name}q{k}")
-    return lines
-
-
-def _coprime(rows: int, columns: int, out: _Names, x: _Names, name: str) -> list[str]:
-    """The same for factors that have none in common: with the numbers in another order none is turned (I. Good, "The
-    interaction algorithm and practical Fourier analysis", Journal of the Royal Statistical Society B 20, 1958).
+    """As `rows` rows of numbers: the columns and then the rows, and turned in between. With factors that have none in
+    common none is turned if the numbers are in another order (I. Good, "The interaction algorithm and practical Fourier
+    analysis", Journal of the Royal Statistical Society B 20, 1958).
     """
-    n, lines = rows * columns, []
+    n, lines, step, by_row, by_column = rows * columns, [], 1, 1, rows
+    is_coprime = math.gcd(rows, columns) == 1
+    if is_coprime:
+        step, by_row, by_column = rows, columns * pow(columns, -1, rows), rows * pow(rows, -1, columns)
     middle = {(k, j): f"{name}m{k}_{j}" for k in range(rows) for j in range(columns)}
     for j in range(columns):
-        column = [x[(i * columns + j * rows) % n] for i in range(rows)]
-        lines += _transform([middle[k, j] for k in range(rows)], column, f"{name}p{j}")
-    by_row, by_column = columns * pow(columns, -1, rows), rows * pow(rows, -1, columns)
+        turned = [] if is_coprime else [k for k in range(rows) if k * j]
+        above = [f"{name}n{k}_{j}" if k in turned else middle[k, j] for k in range(rows)]
+        lines += _transform(above, [x[(i * columns + j * step) % n] for i in range(rows)], f"{name}p{j}")
+        lines += [_turned(middle[k, j], above[k], k * j, n) for k in turned]
     for k in range(rows):
         row = [out[(k * by_row + m * by_column) % n] for m in range(columns)]
         lines += _transform(row, [middle[k, j] for j in range(columns)], f"{name}q{k}")
@@ -112,8 +103,7 @@ def _transform(out: _Names, x: _Names, name: str) -> list[str]:
         return _four(out, x, f"{name}t")
     if radix not in _PARTS:
         return _odd(out, x, name)
-    rows, columns = _PARTS[radix]
-    return (_coprime if math.gcd(rows, columns) == 1 else _by_parts)(rows, columns, out, x, name)
+    return _by_parts(*_PARTS[radix], out, x, name)
 
 
 def butterfly(radix: int) -> str:

@@ -1,6 +1,6 @@
-"""Fourier transforms of lines that are rows, for CPUs: vectors go along lines, which stay in the first-level cache.
+"""Transforms on CPUs whose vectors go along lines, which stay in the first-level cache.
 
-It is Stockham's algorithm as in `kernels.fft`, with real and imaginary parts apart. A stage always reads at places that
+It is Stockham's algorithm, with real and imaginary parts apart. A stage always reads at places that
 follow each other; it writes runs of as many numbers as the product of the radices before. So the first radix is no
 smaller than a vector, and what its stage gives is turned in registers. Where a run is no multiple of a vector, its last
 vector begins earlier and computes some numbers again.
@@ -13,52 +13,10 @@ Columns that lie beside each other are so many lines together as a vector has la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle, shuffle_helpers, transpose_registers
-from torchgraft.kernels.butterflies import butterfly
-
-RADICES = (16, 10, 9, 8, 7, 6, 5, 4, 3, 2)
-
-
-@dataclass(frozen=True)
-class Along:
-    """How vectors go along lines.
-
-    Attributes:
-        lanes: of a vector.
-        lines: how many are transformed together: one, two or four rows.
-        first, between, last: the radices of the stages; those in between as they rise, each once.
-        columns: whether the lines lie beside each other in memory, as many as there are lanes; otherwise the numbers of
-            a line do.
-    """
-
-    lanes: int
-    lines: int
-    first: int = 0
-    between: tuple[int, ...] = ()
-    last: int = 0
-    columns: bool = False
-
-    @property
-    def numbers(self) -> int:
-        """Of each line, in a vector. The first radix is no smaller."""
-        return self.lanes // self.lines
-
-    @property
-    def name(self) -> str:
-        """Of what is transformed."""
-        return "columns" if self.columns else "rows"
-
-    @property
-    def turned_apart(self) -> int:
-        """For how many lines there is what they are turned by: columns have it from one place."""
-        return 1 if self.columns else self.lines
-
-    def room(self, n: int) -> int:
-        """Elements of scratch for transforms of length n."""
-        return 4 * (n * self.lines + self.lanes)
+from torchgraft.kernels.fft.butterflies import butterfly
+from torchgraft.kernels.fft.lines import Along, Lines, place
 
 
 def _read(along: Along, vector: str, q: int) -> str:
@@ -122,7 +80,7 @@ def _pointers(along: Along, name: str, const: str = "") -> str:
     return ", ".join(f"{const}GLOBAL T* {name}{line}" for line in range(along.lines))
 
 
-def pointers_passed(along: Along, name: str) -> str:
+def _pointers_passed(along: Along, name: str) -> str:
     """The same, for a call."""
     if along.columns:
         return f"{name}0, jump_{name}"
@@ -166,18 +124,18 @@ def _first(radix: int, along: Along, vector: str) -> str:
 
 
 def _turned(radix: int, along: Along) -> str:
-    """Reads the numbers of a butterfly and turns them by what lies at `turns`: for each but the first the real parts of
-    as many as a run has, then the imaginary ones. `n` and `done` are those of all lines together."""
+    """Reads the numbers of a butterfly and multiplies them by `twiddles`: for each but the first the real parts of as
+    many as a run has, then the imaginary ones. `n` and `done` are those of all lines together."""
     text = ["const V x0r = LOAD(xr, from), x0i = LOAD(xi, from);"]
     for q in range(1, radix):
         place, turn = f"from + {q} * apart", f"{2 * q - 2} * done + k"
-        turns = f"w{q}r = LOAD(turns, {turn}), w{q}i = LOAD(turns, {turn} + done)"
+        twiddles = f"w{q}r = LOAD(twiddles, {turn}), w{q}i = LOAD(twiddles, {turn} + done)"
         if along.columns:
             turn = f"({turn}) / {along.lines}"
-            turns = f"w{q}r = SPLAT(turns[{turn}]), w{q}i = SPLAT(turns[{turn} + done / {along.lines}])"
+            twiddles = f"w{q}r = SPLAT(twiddles[{turn}]), w{q}i = SPLAT(twiddles[{turn} + done / {along.lines}])"
         text.append(
             f"const V v{q}r = LOAD(xr, {place}), v{q}i = LOAD(xi, {place});\n"
-            f"const V {turns};\n"
+            f"const V {twiddles};\n"
             f"const V x{q}r = v{q}r * w{q}r - v{q}i * w{q}i, x{q}i = v{q}r * w{q}i + v{q}i * w{q}r;"
         )
     return "\n".join((*text, butterfly(radix)))
@@ -187,7 +145,7 @@ def _stage(radix: int, along: Along) -> str:
     lanes = along.lanes
     stores = "\n".join(f"STORE(y{part}, to + {q} * done, y{q}{part});" for q in range(radix) for part in "ri")
     return f"""WIDE inline void {along.name}_stage_{radix}(const GLOBAL T* xr, const GLOBAL T* xi, GLOBAL T* yr,
-    GLOBAL T* yi, const GLOBAL T* turns, int n, int done) {{
+    GLOBAL T* yi, const GLOBAL T* twiddles, int n, int done) {{
   const int apart = n / {radix};
   for (int first = 0; first < apart; first += done)
     for (int start = 0; start < done; start += {lanes}) {{
@@ -208,7 +166,7 @@ def _last(radix: int, along: Along, vector: str) -> str:
         for q in range(radix)
     )
     return f"""WIDE inline void {along.name}_last(const GLOBAL T* xr, const GLOBAL T* xi, {_pointers(along, "z")},
-    const GLOBAL T* turns, T scale, T sign, int n, int done, int rest) {{
+    const GLOBAL T* twiddles, T scale, T sign, int n, int done, int rest) {{
   const int apart = n / {radix};
   const V by = SPLAT(scale), turned = SPLAT(scale * sign);
   for (int start = 0; start < apart / {lines}; start += {numbers}) {{
@@ -221,12 +179,12 @@ def _last(radix: int, along: Along, vector: str) -> str:
 
 
 def _store_pairs(along: Along, vector: str) -> str:
-    """What the transform of n pairs is to that of the 2 n numbers, as in `kernels.fft`: half of it, with its middle.
-    `turns` has the imaginary parts of the powers of w, and their real parts with the other sign."""
+    """What the transform of n pairs is to that of the 2 n numbers, as in `across`: half of it, with its middle.
+    `twiddles` has the imaginary parts of the powers of w, and their real parts with the other sign."""
     numbers, lines = along.numbers, along.lines
     picks = [(numbers - 1 - k) * lines + line for k in range(numbers) for line in range(lines)]
     return f"""#define REVERSE(v) {shuffle(vector, "v", "v", picks)}
-WIDE inline void row_store_pairs(GLOBAL T* xr, GLOBAL T* xi, {_pointers(along, "z")}, const GLOBAL T* turns, T scale,
+WIDE inline void row_store_pairs(GLOBAL T* xr, GLOBAL T* xi, {_pointers(along, "z")}, const GLOBAL T* twiddles, T scale,
     int n) {{
   const V halved = SPLAT((T)0.5 * scale);
   for (int line = 0; line < {lines}; ++line) {{
@@ -236,7 +194,7 @@ WIDE inline void row_store_pairs(GLOBAL T* xr, GLOBAL T* xi, {_pointers(along, "
   for (int start = 0; 2 * start <= n; start += {numbers}) {{
     const int k = min(start, n + 1 - {numbers}), at = n + 1 - {numbers} - k, own = {lines} * k, other = {lines} * at;
     const V ar = LOAD(xr, own), ai = LOAD(xi, own), br = LOAD(xr, other), bi = LOAD(xi, other);
-    const V cr = REVERSE(br), ci = REVERSE(bi), wr = LOAD(turns, own), wi = LOAD(turns, {lines} * (n + 1) + own);
+    const V cr = REVERSE(br), ci = REVERSE(bi), wr = LOAD(twiddles, own), wi = LOAD(twiddles, {lines} * (n + 1) + own);
     const V sr = ar + cr, si = ai - ci, dr = ar - cr, di = ai + ci;
     const V pr = wr * dr - wi * di, pi = wr * di + wi * dr;
     const V low_r = halved * (sr + pr), low_i = halved * (si + pi);
@@ -249,7 +207,7 @@ WIDE inline void row_store_pairs(GLOBAL T* xr, GLOBAL T* xi, {_pointers(along, "
 """
 
 
-def row_helpers(type_: str, along: Along, pairs: bool) -> str:
+def _helpers(type_: str, along: Along, pairs: bool) -> str:
     """The functions, and `transform_rows` or `transform_columns`: the transforms of the n numbers at x0, x1, ... to z0,
     z1, ...; of 2 n real numbers where they are pairs. Of columns there are `rest`. `own` has room as `Along` says."""
     lanes, lines = along.lanes, along.lines
@@ -261,12 +219,12 @@ def row_helpers(type_: str, along: Along, pairs: bool) -> str:
         words["LANES"] = str(lanes)
     elif lines > 2:
         words |= {"PART": f"load_{type_}x{2 * along.numbers}", "STORE_PART": f"store_{type_}x{2 * along.numbers}"}
-    x, z = (pointers_passed(along, name) for name in "xz")
+    x, z = (_pointers_passed(along, name) for name in "xz")
     stages = dict.fromkeys((*along.between, along.last) if pairs else along.between)
-    go_on = " ".join(f"case {r}: {along.name}_stage_{r}(ar, ai, br, bi, turns, whole, done); break;" for r in stages)
+    go_on = " ".join(f"case {r}: {along.name}_stage_{r}(ar, ai, br, bi, twiddles, whole, done); break;" for r in stages)
     until = "whole" if pairs else f"whole / {along.last}"
-    end = f"{along.name}_last(ar, ai, {z}, turns, scale, sign, whole, done, rest);"
-    functions = [
+    end = f"{along.name}_last(ar, ai, {z}, twiddles, scale, sign, whole, done, rest);"
+    texts = [
         *(f"#define {name} {text}\n" for name, text in words.items()),
         f"{shuffle_helpers(lanes, vector)}\n",
         _PARTS_OF_ROWS if along.columns else "",
@@ -274,7 +232,7 @@ def row_helpers(type_: str, along: Along, pairs: bool) -> str:
         *(_stage(radix, along) for radix in stages),
         _store_pairs(along, vector) if pairs else _last(along.last, along, vector),
         f"""WIDE inline void transform_{along.name}({_pointers(along, "x", "const ")}, {_pointers(along, "z")},
-    const GLOBAL T* turns, GLOBAL T* own, int n, ulong low, ulong high, T scale, int backward, int rest) {{
+    const GLOBAL T* twiddles, GLOBAL T* own, int n, ulong low, ulong high, T scale, int backward, int rest) {{
   const int whole = {lines} * n, room = whole + {lanes};
   const T sign = backward ? -1 : 1;
   GLOBAL T *ar = own, *ai = own + room, *br = own + 2 * room, *bi = own + 3 * room;
@@ -283,15 +241,53 @@ def row_helpers(type_: str, along: Along, pairs: bool) -> str:
   for (low = low >> 8 | high << 56, high >>= 8; done < {until}; low = low >> 8 | high << 56, high >>= 8) {{
     const int radix = low & 255;
     switch (radix) {{ {go_on} }}
-    turns += 2 * (radix - 1) * done / {lines // along.turned_apart};
+    twiddles += 2 * (radix - 1) * done / {lines // along.twiddle_lines};
     done *= radix;
     GLOBAL T* swap = ar; ar = br; br = swap;
     swap = ai; ai = bi; bi = swap;
   }}
-  {f"row_store_pairs(ar, ai, {z}, turns, scale, n);" if pairs else end}
+  {f"row_store_pairs(ar, ai, {z}, twiddles, scale, n);" if pairs else end}
 }}
 """,
         *(f"#undef {name}\n" for name in words),
         "".join(f"#undef tg_{side}_{1 << k}\n" for k in range(lanes.bit_length() - 1) for side in ("low", "high")),
     ]
-    return "".join(functions)
+    return "".join(texts)
+
+
+def functions(lines: Lines, type_: str) -> str:
+    """`lines.name`, which transforms the lines from `start` on, but none from `end` on, and what it calls. Of
+    rows the last ones are one several times, if there are fewer than go together; columns end where the last dimension
+    of the batch does."""
+    along = lines.along
+    assert along
+    scale = 1 if lines.source == "pairs" else 2
+    together = range(1 if along.columns else along.lines)
+    places = "\n".join(
+        f"""const GLOBAL T* x{i};
+    GLOBAL T* z{i};
+    {{
+      const long line = min(first + {i}, end - 1);
+      {place(lines.rank)}
+      x{i} = source + {scale} * source_at; z{i} = target + 2 * target_at;
+    }}"""
+        for i in together
+    )
+    step = f"const int rest = {along.lines};"
+    if along.columns:
+        last = f"size{lines.rank - 1}"
+        step = f"""const int rest = (int)min(min({along.lines}L, end - first), {last} - first % {last});
+    const long jump_x = 2 * source_stride, jump_z = 2 * target_stride;"""
+    x, z = (_pointers_passed(along, name) for name in "xz")
+    return f"""{_helpers(type_, along, lines.source == "pairs")}#define T {BY_NAME[type_].storage}
+WIDE inline void {lines.name}({lines.declared(type_)},
+    GLOBAL T* own, long start, long end) {{
+  for (long first = start; first < end;) {{
+    {step}
+    {places}
+    transform_{along.name}({x}, {z}, twiddles, own, n, low, high, scale, backward, rest);
+    first += rest;
+  }}
+}}
+#undef T
+"""

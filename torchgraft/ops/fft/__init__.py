@@ -1,0 +1,5 @@
+"""Fourier transforms: what is asked for, the tables of ways to do it, and the planners of the ops."""
+
+from __future__ import annotations
+
+from torchgraft.ops.fft import planners as planners
