@@ -102,8 +102,8 @@ class TestExplain:
         text = explained(capsys, "fft.rfft", "64x5000", "--target", "gpu")
         assert re.findall("^  fft: (.*)", text, re.MULTILINE) == [
             "64 times 5000 of f32, real to complex, strides 1 and 1",
-            "3200 times 100 of f32, real to complex, strides 50 and 100",
-            "6400 times 50 of f32, complex to complex, strides 1 and 50",
+            "6400 times 50 of f32, real to complex, strides 100 and 100",
+            "3200 times 100 of f32, complex to complex, strides 1 and 50",
         ]
         assert re.findall(r"(\S+) +<- taken", text) == ["four-step", "local", "local"]
         assert text == explained(capsys, "fft_rfft", "64x5000", "--target", "gpu")
