@@ -24,6 +24,7 @@ from torchgraft.ops.choices import CLASSES
 from torchgraft.ops.convolution.choose import IMAGES, WEIGHTS
 from torchgraft.ops.fft.choose import AXES
 from torchgraft.ops.fft.choose import WAYS as TRANSFORMS
+from torchgraft.ops.sorting.choose import SELECTION, SORT, TOP
 
 
 @pytest.fixture(scope="module", name="cases")
@@ -111,6 +112,16 @@ class TestExplain:
         assert re.findall(r"(\S+) +<- taken", text) == ["planes", "rows", "columns"]
         assert "fft-axes: 2 axes, the first two of 64 planes of 100x51" in text
 
+    def test_a_way_that_sorts_has_that_choice_told_too(self, capsys: pytest.CaptureFixture[str]) -> None:
+        text = explained(capsys, "topk", "4x100000", "k=5", "--target", "gpu")
+        assert "topk: the first 5 of each of 4 rows of 100000 of f32" in text
+        assert "insertion        for CPUs, and rows of less than 4096 elements" in text
+        assert "  sort: 4 rows of 100000 of f32\n" in text and "gpu-radix        <- taken" in text
+        text = explained(capsys, "median", "100x1000", "1", "--target", "cpu64")
+        assert "selection: the median of each of 100 rows of 1000 of f32" in text
+        assert "network          for rows of at most 8 elements" in text and "radix-select     <- taken" in text
+        assert "sort             would do; radix-select comes first" in text and text.endswith("kernels: select_one\n")
+
     def test_the_device_that_is_here(self, device: str, capsys: pytest.CaptureFixture[str]) -> None:
         names = re.findall(r"kernels: (\w+)", explained(capsys, "aten::add.Tensor", "3x4", "3x4"))
         assert len(names) == 1
@@ -146,6 +157,8 @@ class TestExplain:
     ids=["products", "images", "weights", "attention", "attention's gradients"],
     [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9), (TRANSFORMS, 9), (AXES, 2)],
     ids=["products", "images", "weights", "transforms", "axes"],
+    [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9), (SORT, 5), (TOP, 2), (SELECTION, 3)],
+    ids=["products", "images", "weights", "sorting", "top", "selection"],
 )
 def test_a_table_has_one_way_of_each_name(ways: tuple[Way[Any, Any], ...], most: int) -> None:
     """And few ways: one more has to be worth a tenth of what its family does, or another goes."""

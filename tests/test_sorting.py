@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import Script
 
 pytestmark = pytest.mark.no_fallback
 
@@ -142,7 +143,8 @@ def test_topk_shapes(device: str) -> None:
     x = distinct(6, 50, 4)
     for dim in (0, 1, 2, -1):
         compare(device, lambda a, d=dim: a.topk(3, d), x, backward=True)
-    compare(device, lambda a: a.topk(1), torch.tensor(2.0))
+    for k in (0, 1):
+        compare(device, lambda a, k=k: a.topk(k), torch.tensor(2.0))
     compare(device, lambda a: a.topk(5), distinct(100_000))
     compare(device, lambda a: a.topk(2, sorted=False).values.sort().values, x)
     with_nan = torch.tensor([1.0, float("nan"), 2.0])
@@ -209,6 +211,28 @@ def test_selected_into_results_that_are_not_contiguous(device: str) -> None:
         assert torch.equal(value[..., 0].cpu(), x.median(dim).values)
         assert torch.equal(place[..., 0].cpu(), x.median(dim).indices)
         assert not value[..., 1].any()
+
+
+def test_ways_that_others_come_before(script: Script) -> None:
+    """Each way does whatever it says it would do."""
+    text = """
+        import torch
+
+        for length in (1, 5, 100, 20_000):
+            x = torch.randint(0, 9, (3, length)).float()
+            x[0, length // 2 :] = float("nan")
+            y = x.to("ocl")
+            for name in ("sort", "median", "nanmedian"):
+                got, expected = (getattr(torch, name)(z, dim=1) for z in (y, x))
+                torch.testing.assert_close(got.values.cpu(), expected.values, rtol=0, atol=0, equal_nan=True)
+            got = y.kthvalue((length + 1) // 2, 1)
+            assert torch.equal(got.indices.cpu(), x.sort(stable=True).indices[:, (length - 1) // 2])
+            torch.testing.assert_close(y.topk(1).values.cpu(), x.topk(1).values, rtol=0, atol=0, equal_nan=True)
+    """
+    selection = "insertion,selection.network,selection.radix-select"
+    for left_out in (selection, f"{selection},sort.network,sort.rank,parallel-radix,gpu-radix", "selection.network"):
+        changes = {"TORCHGRAFT_FALLBACK": "error", "TORCHGRAFT_WITHOUT_WAYS": left_out}
+        script(text, autoload=True, TORCHGRAFT_BACKEND="ocl", **changes)
 
 
 def test_mode(device: str) -> None:

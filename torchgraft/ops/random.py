@@ -16,7 +16,7 @@ from torchgraft.kernels import random as kernels
 from torchgraft.kernels import rejection
 from torchgraft.kernels.random import Draw
 from torchgraft.ops.checks import plan_check
-from torchgraft.ops.sorting import sort_rows
+from torchgraft.ops.sorting.choose import sort_rows
 from torchgraft.ops.table import row
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, only, other_out, planner
 from torchgraft.plans.refusals import check_broadcast, check_fits, check_floating, dtype_name, refuse_dtype
