@@ -24,6 +24,7 @@ from torchgraft.ops.choices import CLASSES
 from torchgraft.ops.convolution.choose import IMAGES, WEIGHTS
 from torchgraft.ops.fft.choose import AXES
 from torchgraft.ops.fft.choose import WAYS as TRANSFORMS
+from torchgraft.ops.moves import COLLECT
 from torchgraft.ops.sorting.choose import SELECTION, SORT, TOP
 
 
@@ -122,6 +123,14 @@ class TestExplain:
         assert "network          for rows of at most 8 elements" in text and "radix-select     <- taken" in text
         assert "sort             would do; radix-select comes first" in text and text.endswith("kernels: select_one\n")
 
+    def test_elements_that_meet(self, capsys: pytest.CaptureFixture[str]) -> None:
+        arguments = ("scatter_add", "10x4", "0", "1000x4", "1000x4", "--dtype", "int64", "--target")
+        text = explained(capsys, *arguments, "gpu")
+        assert "collect: 1000 rows of 4 to 10 places of i64, combined by a + b" in text
+        assert "atomics          <- taken" in text and "kernels: add_at_once" in text
+        text = explained(capsys, *arguments, "cpu32")
+        assert "atomics          for GPUs, more than 64 rows" in text and "in-order         <- taken" in text
+
     def test_the_device_that_is_here(self, device: str, capsys: pytest.CaptureFixture[str]) -> None:
         names = re.findall(r"kernels: (\w+)", explained(capsys, "aten::add.Tensor", "3x4", "3x4"))
         assert len(names) == 1
@@ -159,6 +168,8 @@ class TestExplain:
     ids=["products", "images", "weights", "transforms", "axes"],
     [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9), (SORT, 5), (TOP, 2), (SELECTION, 3)],
     ids=["products", "images", "weights", "sorting", "top", "selection"],
+    [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9), (SORT, 5), (TOP, 2), (SELECTION, 3), (COLLECT, 3)],
+    ids=["products", "images", "weights", "sorting", "top", "selection", "collecting"],
 )
 def test_a_table_has_one_way_of_each_name(ways: tuple[Way[Any, Any], ...], most: int) -> None:
     """And few ways: one more has to be worth a tenth of what its family does, or another goes."""

@@ -12,6 +12,7 @@ import torch
 
 from torchgraft.ops.moves import (
     SUM,
+    Collected,
     Index,
     bounds_of,
     collecting,
@@ -224,7 +225,7 @@ def _put_into(
     to = [*places.strides[:first], *places.strides[last:]] or [0]
     by = list(flat.stride()[1:]) or [0]
     combine = SUM if accumulate else ""
-    plan_collect(p, out, flat, rows, free, to, by, flat.stride(0), collected, combine, wraps=True)
+    plan_collect(Collected(p, out, flat, rows, free, to, by, flat.stride(0), collected, combine, wraps=True))
 
 
 def _cannot_expand(shape: Sequence[int], to: Sequence[int]) -> bool:

@@ -20,6 +20,7 @@ from torchgraft.ops.moves import (
     SCALED_SUM,
     SMALL,
     SUM,
+    Collected,
     Index,
     bounds_of,
     check_places,
@@ -243,7 +244,8 @@ def _scatter(
     if index.dim() == 1:
         indices = [Index(index, [0], limit, step, message, index.stride(dim), RuntimeError)]
     to, by = drop(out.stride(), dim) or [0], drop(strides, dim) or [0]
-    plan_collect(p, out, source, index.size(dim), sizes, to, by, strides[dim], indices, combine or "")
+    rows = index.size(dim)
+    plan_collect(Collected(p, out, source, rows, sizes, to, by, strides[dim], indices, combine or ""))
 
 
 @planner("scatter.src", inplace_safe=True, apart=("index", "src"))

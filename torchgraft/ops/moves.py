@@ -15,6 +15,7 @@ from torchgraft.codegen.loops import FEW
 from torchgraft.codegen.places import is_addable
 from torchgraft.codegen.types import BY_NAME, MOVES
 from torchgraft.kernels import indexing as kernels
+from torchgraft.kernels.choice import Way, choose
 from torchgraft.kernels.indexing import Indexing
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, pointwise
 
@@ -170,174 +171,178 @@ def combine_text(reduce: str, dtype: torch.dtype) -> str:
     return _COMBINE[reduce]
 
 
-def plan_collect(
-    p: PlanBuilder,
-    target: torch.Tensor,
-    source: torch.Tensor | Scalar | float,
-    rows: int,
-    sizes: Sequence[int],
-    target_strides: Sequence[int],
-    source_strides: Sequence[int],
-    source_row: int,
-    indices: Sequence[Index],
-    combine: str,
-    wraps: bool = False,
-    alpha: Scalar | float | None = None,
-) -> None:
-    """Brings `rows` times a space of elements to a target where they may meet; each place takes them in the rows'
-    order.
+@dataclass(frozen=True)
+class Collected:
+    """`rows` times a space of elements that come to a target where they may meet.
 
-    Args:
+    Attributes:
+        source_row: stride of the source from row to row. For the rest see `plan_move`.
         combine: see `Indexing`; "" keeps the last.
         alpha: a factor that `combine` uses.
-        source_row: stride of the source from row to row. For the rest see `plan_move`.
     """
-    n = math.prod(sizes)
-    _check_not_empty(indices, n * rows)
-    if n == 0 or rows == 0:
-        return
-    given = _Collecting(source, rows, sizes, source_strides, source_row, combine, wraps, alpha)
-    if _adds_at_once(p, target.dtype, given):
-        _add_at_once(p, given, target, target_strides, indices)
-        return
-    parts = _parts_of_rows(p, target.dtype, given, indices)
-    if parts == 1:
-        _collect(p, given, target, target_strides, indices)
-        return
-    [index] = indices
-    own = p.empty((parts, index.limit, *sizes), target.dtype)
-    p.fill(own, 0)
-    _collect(p, given, own, own.stride()[2:], [replace(index, step=n)], parts)
-    whole = target.as_strided(own.shape[1:], (index.step, *target_strides), target.storage_offset())
-    for part in own.unbind():
-        p.call_out(aten.add.Tensor, whole, whole, part)
 
-
-@dataclass(frozen=True)
-class _Collecting:
-    """Arguments of `plan_collect`."""
-
+    p: PlanBuilder
+    target: torch.Tensor
     source: torch.Tensor | Scalar | float
     rows: int
     sizes: Sequence[int]
+    target_strides: Sequence[int]
     source_strides: Sequence[int]
     source_row: int
+    indices: Sequence[Index]
     combine: str
-    wraps: bool
-    alpha: Scalar | float | None
+    wraps: bool = False
+    alpha: Scalar | float | None = None
 
+    def __str__(self) -> str:
+        how = f"combined by {self.combine}" if self.combine else "of which the last stays"
+        return f"{self.rows} rows of {self.size} to {self.indices[0].limit} places of {self.type}, {how}"
 
-def _source_type(target: torch.Tensor, source: torch.Tensor | Scalar | float) -> str:
-    """The element type of what is combined with a target's elements."""
-    return element_type(source.dtype if isinstance(source, torch.Tensor) else target.dtype).name
+    @property
+    def is_cpu(self) -> bool:
+        return self.p.form == "cpu"
+
+    @property
+    def size(self) -> int:
+        """Elements of a row."""
+        return math.prod(self.sizes)
+
+    @property
+    def type(self) -> str:
+        return element_type(self.target.dtype).name
+
+    @property
+    def number(self) -> bool:
+        return not isinstance(self.source, torch.Tensor)
+
+    @property
+    def sums(self) -> bool:
+        return self.combine in (SUM, SCALED_SUM)
+
+    @property
+    def strides(self) -> list[Sequence[int]]:
+        """The operands', along a row."""
+        source = [] if self.number else [self.source_strides]
+        return [self.target_strides, *source, *(index.strides for index in self.indices)]
+
+    @property
+    def row_strides(self) -> list[int]:
+        """The operands', but the target's, from row to row."""
+        return [*([] if self.number else [self.source_row]), *(index.row for index in self.indices)]
+
+    @property
+    def parts(self) -> int:
+        """Of the rows that add up in memory of their own."""
+        return min(self.p.device.compute_units, MOST_PARTS)
+
+    def indexing(self, name: str, strides: list[list[int]], **given: Any) -> Indexing:
+        """What a kernel does over a space where operands have these strides."""
+        source = element_type(self.source.dtype).name if isinstance(self.source, torch.Tensor) else self.type
+        return Indexing(
+            name=name,
+            indices=tuple(element_type(index.spec.dtype).name for index in self.indices),
+            reads=False,
+            wraps=self.wraps,
+            rank=len(strides[0]),
+            inner=_kinds(strides),
+            number=self.number,
+            combine=self.combine,
+            alpha=self.alpha is not None,
+            **{"target": self.type, "source": source, **given},
+        )
+
+    def arguments(self, x: Indexing, strides: list[list[int]]) -> dict[str, Any]:
+        given = _arguments(self.p, x, self.target, self.source, strides, self.indices)
+        return given if self.alpha is None else {**given, "alpha": self.alpha}
+
+    def vary(self, strides: list[list[int]]) -> bool:
+        """Whether some index varies along the innermost dimension."""
+        return any(s[-1] != 0 for s in strides[-len(self.indices) :])
 
 
 # On a GPU so many rows are added one after the other by each work-item.
 _FEW_ROWS = 64
 
 
-def _adds_at_once(p: PlanBuilder, dtype: torch.dtype, given: _Collecting) -> bool:
-    """Whether a GPU adds in any order, which rounds otherwise each time: in order its work-items would each look at all
-    rows."""
-    added = given.combine in (SUM, SCALED_SUM) and not element_type(dtype).is_complex and dtype != torch.bool
-    words = added and is_addable(element_type(dtype).name, p.device.long_atomics)
-    return p.form == "gpu" and words and given.rows > _FEW_ROWS and not in_order()
+def _why_no_atomics(c: Collected) -> str:
+    """In order a GPU's work-items would each look at all rows."""
+    if c.is_cpu or c.rows <= _FEW_ROWS:
+        return f"GPUs, more than {_FEW_ROWS} rows"
+    if not c.sums or c.type == "b8" or not is_addable(c.type, c.p.device.long_atomics):
+        return "sums of what can be added at once"
+    return "sums in any order, which rounds otherwise each time" if in_order() else ""
 
 
-def _add_at_once(
-    p: PlanBuilder, given: _Collecting, target: torch.Tensor, target_strides: Sequence[int], indices: Sequence[Index]
-) -> None:
+def _plan_atomics(c: Collected) -> None:
     """A work-item for each element of each row."""
-    number = not isinstance(given.source, torch.Tensor)
-    lead = None if number else [given.source_row, *given.source_strides]
-    rows = [0, *([] if number else [given.source_row]), *(index.row for index in indices)]
-    inner = [target_strides, *([] if number else [given.source_strides]), *(index.strides for index in indices)]
-    operands: list[Sequence[int]] = [[row, *of] for row, of in zip(rows, inner, strict=True)]
-    merged, strides = _spaces([given.rows, *given.sizes], lead, operands)
-    x = Indexing(
-        name="add_at_once",
-        target=element_type(target.dtype).name,
-        source=_source_type(target, given.source),
-        indices=tuple(element_type(index.spec.dtype).name for index in indices),
-        reads=False,
-        wraps=given.wraps,
-        along=any(s[-1] != 0 for s in strides[-len(indices) :]),
-        rank=len(merged),
-        inner=_kinds(strides),
-        number=number,
-        combine=given.combine,
-        alpha=given.alpha is not None,
-        at_once=True,
-    )
-    values = _arguments(p, x, target, given.source, strides, indices)
-    if given.alpha is not None:
-        values["alpha"] = given.alpha
-    p.launch(kernels.move_kernel(x, p.form), p.walk(merged, 2), **values)
+    lead = None if c.number else [c.source_row, *c.source_strides]
+    operands: list[Sequence[int]] = [[row, *of] for row, of in zip([0, *c.row_strides], c.strides, strict=True)]
+    merged, strides = _spaces([c.rows, *c.sizes], lead, operands)
+    x = c.indexing("add_at_once", strides, along=c.vary(strides), at_once=True)
+    c.p.launch(kernels.move_kernel(x, c.p.form), c.p.walk(merged, 2), **c.arguments(x, strides))
 
 
-def _parts_of_rows(p: PlanBuilder, dtype: torch.dtype, given: _Collecting, indices: Sequence[Index]) -> int:
-    """Among how many work-items of a CPU rows are dealt out: where nothing else is, sums are large and places are few,
-    each adds in memory of its own."""
-    n = math.prod(given.sizes)
-    parts = min(p.device.compute_units, MOST_PARTS)
-    added = given.combine in (SUM, SCALED_SUM) and element_type(dtype).name in ("f32", "f64", "i64")
-    if p.form == "gpu" or not added or len(indices) > 1 or n >= parts:
-        return 1
-    few = 4 * parts * indices[0].limit <= given.rows
-    return parts if few and n * given.rows >= APART_FROM else 1
+def _why_no_partial_sums(c: Collected) -> str:
+    if not c.is_cpu or c.size >= c.parts:
+        return "CPUs, rows of fewer elements than cores"
+    if not c.sums or c.type not in ("f32", "f64", "i64") or len(c.indices) > 1:
+        return "sums of f32, f64 or i64 by one index"
+    few = 4 * c.parts * c.indices[0].limit <= c.rows and c.size * c.rows >= APART_FROM
+    return "" if few else f"{APART_FROM} elements or more for few places"
 
 
-def _collect(
-    p: PlanBuilder,
-    given: _Collecting,
-    target: torch.Tensor,
-    target_strides: Sequence[int],
-    indices: Sequence[Index],
-    parts_of_rows: int = 1,
-) -> None:
-    """Launches the kernel; `target` has a first dimension for the parts of the rows, if there are some."""
-    n, rows, source = math.prod(given.sizes), given.rows, given.source
-    number = not isinstance(source, torch.Tensor)
-    operands = [target_strides, *([] if number else [given.source_strides]), *(index.strides for index in indices)]
-    merged, strides = _spaces(given.sizes, None if number else given.source_strides, operands)
-    combined = bool(given.combine) or number
-    moved = MOVES[target.element_size()]
+def _plan_partial_sums(c: Collected) -> None:
+    """Parts of the rows add in memory of their own, and what they have is added up."""
+    [index] = c.indices
+    own = c.p.empty((c.parts, index.limit, *c.sizes), c.target.dtype)
+    c.p.fill(own, 0)
+    own_index = [replace(index, step=c.size)]
+    _collect(replace(c, target=own, target_strides=own.stride()[2:], indices=own_index), c.parts)
+    whole = c.target.as_strided(own.shape[1:], (index.step, *c.target_strides), c.target.storage_offset())
+    for part in own.unbind():
+        c.p.call_out(aten.add.Tensor, whole, whole, part)
+
+
+def _collect(c: Collected, parts_of_rows: int = 1) -> None:
+    """Each place takes elements in the rows' order. The target has a first dimension for the parts of the rows, if
+    there are some."""
+    n, rows, p = c.size, c.rows, c.p
+    merged, strides = _spaces(c.sizes, None if c.number else c.source_strides, c.strides)
     # A row of few elements is not worth a loop of its own: then one walks along the rows.
-    along = any(s[-1] != 0 for s in strides[-len(indices) :]) or merged[-1] < 4
-    x = Indexing(
-        name="collect",
-        target=element_type(target.dtype).name if combined else moved,
-        source=_source_type(target, source) if combined else moved,
-        indices=tuple(element_type(index.spec.dtype).name for index in indices),
-        reads=False,
-        wraps=given.wraps,
-        along=along,
-        rank=len(merged),
-        inner=_kinds(strides),
-        number=number,
-        combine=given.combine,
-        alpha=given.alpha is not None,
-    )
-    places = indices[0].limit
-    row_strides = [*([] if number else [given.source_row]), *(index.row for index in indices)]
-    inner_rows = merged[-1] < 4 or max(row_strides) <= max((s[-1] for s in strides[1:]), default=0)
+    along = c.vary(strides) or merged[-1] < 4
+    moved = {} if c.combine or c.number else dict.fromkeys(("target", "source"), MOVES[c.target.element_size()])
+    x = c.indexing("collect", strides, along=along, **moved)
+    places = c.indices[0].limit
+    inner_rows = merged[-1] < 4 or max(c.row_strides) <= max((s[-1] for s in strides[1:]), default=0)
     by_places = parts_of_rows == 1 and not (along or inner_rows) and _has_long_rows(p, n, places)
     grid = p.walk(merged, rows, n if by_places else _columns(p, merged, along, places), FEW)
-    values = _arguments(p, x, target, source, strides, indices)
-    values |= {f"{o}_row": stride for o, stride in zip(x.operands[1:], row_strides, strict=True)}
-    if given.alpha is not None:
-        values["alpha"] = given.alpha
+    values = c.arguments(x, strides)
+    values |= {f"{o}_row": stride for o, stride in zip(x.operands[1:], c.row_strides, strict=True)}
     if parts_of_rows > 1:
         shared, share = "rows", ceil_div(rows, parts_of_rows)
         grid = grid.by(ceil_div(rows, share))
-        values["apart"] = target.stride(0)
+        values["apart"] = c.target.stride(0)
     else:
         units = p.device.compute_units
         parts = _parts_of_places(p, n, rows, along, places, units if by_places else 2 * units, grid.groups[0])
         shared, share = "places" if parts > 1 else "", ceil_div(places, parts)
         grid = grid.by(ceil_div(places, share))
-    kernel = kernels.collect_kernel(x, p.form, inner_rows, shared, _kinds([[s] for s in row_strides]))
+    kernel = kernels.collect_kernel(x, p.form, inner_rows, shared, _kinds([[s] for s in c.row_strides]))
     p.launch(kernel, grid, rows=rows, share=share, **values)
+
+
+COLLECT = (
+    Way("atomics", _why_no_atomics, _plan_atomics),
+    Way("partial-sums", _why_no_partial_sums, _plan_partial_sums),
+    Way("in-order", lambda c: "", _collect),
+)
+
+
+def plan_collect(collected: Collected) -> None:
+    """Brings the elements to their places."""
+    _check_not_empty(collected.indices, collected.size * collected.rows)
+    if collected.size > 0 and collected.rows > 0:
+        choose("collect", COLLECT, collected)
 
 
 def _columns(p: PlanBuilder, sizes: Sequence[int], along: bool, places: int) -> int:
@@ -458,4 +463,5 @@ def rows_into(
     free = drop(sizes, dim) or [1]
     indices = [Index(index, [0] * len(free), limit, step, message, index_stride, raises)]
     to, by = drop(out.stride(), dim) or [0], drop(strides, dim) or [0]
-    plan_collect(p, out, source, index.size(0), free, to, by, strides[dim], indices, combine or "", wraps, alpha)
+    rows = index.size(0)
+    plan_collect(Collected(p, out, source, rows, free, to, by, strides[dim], indices, combine or "", wraps, alpha))
