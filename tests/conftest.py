@@ -28,7 +28,8 @@ from selection import select
 
 import torchgraft
 from torchgraft.cli.conformance import part_of_all
-from torchgraft.plans.device import kernel_form
+from torchgraft.codegen.tuning import changed
+from torchgraft.plans.device import device_traits, forget_tuning, kernel_form, set_tuning
 
 TESTS = Path(__file__).parent
 
@@ -144,6 +145,14 @@ def _obey_marker(request: pytest.FixtureRequest) -> Iterator[None]:
     else:
         with torchgraft.fallback("error"):
             yield
+
+
+@pytest.fixture
+def tune(device: str) -> Iterator[Callable[..., None]]:
+    """Changes sizes of the device's kernels for the test: `tune("blocks", rows=4)`."""
+    index = torch.device(device).index or 0
+    yield lambda family, **sizes: set_tuning(index, changed(device_traits(index).tuning, family, **sizes))
+    forget_tuning(index)
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ class ForkServer:
         if self._process is not None:
             assert self._process.stdin is not None and self._process.stdout is not None
             self._process.stdin.close()
-            self._process.wait(10)
+            self._process.wait(60)
             self._process.stdout.close()
             self._process = None
 

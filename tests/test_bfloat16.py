@@ -6,7 +6,7 @@ import os
 import platform
 import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,6 @@ from torchgraft.driver import Capability
 from torchgraft.kernels import bfloat16, boxes_bfloat16, channel_lanes_bfloat16
 from torchgraft.kernels.attention import lanes
 from torchgraft.kernels.attention.variant import Variant
-from torchgraft.ops.convolution import choose, patches
 from torchgraft.plans import device as traits
 
 pytestmark = pytest.mark.no_fallback
@@ -415,11 +414,10 @@ def test_convolution(
     filters: tuple[int, ...],
     how: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
+    tune: Callable[..., None],
 ) -> None:
-    for module in (choose, patches):
-        monkeypatch.setattr(module, "LEAST_CHANNELS_OF_PAIRS", 1)  # also where they do not pay
+    tune("im2col", packed_channels=1)  # also where they do not pay
     monkeypatch.setattr(channel_lanes_bfloat16, "choose_lanes", lambda *_: None)
-    plans.clear()
     bias = numbers(filters[1] if "transposed" in how else filters[0])
     convolve(device, numbers(*image), numbers(*filters), bias, **how)
     convolve(device, numbers(*image), numbers(*filters), **how)
@@ -451,14 +449,12 @@ def test_convolution_lanes(
     image: tuple[int, ...],
     filters: tuple[int, ...],
     how: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    tune: Callable[..., None],
 ) -> None:
     if traits.device_traits(torch.device(device).index or 0).bfloat16 != "vectors":
         pytest.skip("tiles have boxes")
-    for module in (choose, patches):
-        monkeypatch.setattr(module, "LEAST_CHANNELS_OF_PAIRS", 1)  # also where they do not pay
-    monkeypatch.setattr(channel_lanes_bfloat16, "_USED", 0)
-    plans.clear()
+    tune("im2col", packed_channels=1)  # also where they do not pay
+    tune("lanes", used=0.0)
     convolve(device, numbers(*image), numbers(*filters), numbers(filters[0]), **how)
     convolve(device, numbers(*image), numbers(*filters), **how)
     names = {kernel.name for kernel in made}

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from torchgraft import plans
+from torchgraft.codegen.tuning import Target
 from torchgraft.kernels import channel_lanes, channel_lanes_bfloat16, patches
 from torchgraft.kernels.choice import Way
 from torchgraft.ops.convolution import choose
-from torchgraft.ops.convolution import patches as ops_patches
 from torchgraft.plans.device import device_traits, kernel_form
 
 pytestmark = pytest.mark.no_fallback
@@ -202,12 +202,12 @@ def test_small_images(
     transposed: bool,
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
+    tune: Callable[..., None],
 ) -> None:
     image, results, taps, how = sizes
     monkeypatch.setattr(patches, "LARGEST_PLANES", room)
-    limits = ops_patches._Small(100, 100, 100, 256, 1)  # also where they do not pay
-    monkeypatch.setattr(ops_patches, "_SMALL", limits)
-    monkeypatch.setattr(ops_patches, "_SMALL_PAIRS", limits)
+    for family in ("small_images", "packed_images"):  # also where they do not pay
+        tune(family, read=100, kept=100, strided=100, made=256, channels=1)
     for module in (channel_lanes, channel_lanes_bfloat16):
         monkeypatch.setattr(module, "choose_lanes", lambda *_: None)
     if dtype == torch.bfloat16 and device_traits(torch.device(device).index or 0).bfloat16 is None:
@@ -286,7 +286,7 @@ def test_lanes_of_channels(
     image, results, groups, taps, how = sizes
     # Also where boxes are quicker, on other registers, and where small images or pairs would go otherwise.
     monkeypatch.setattr(channel_lanes, "box_cost", lambda *_: None)
-    monkeypatch.setattr(channel_lanes, "_REGISTER_BYTES", 0)
+    monkeypatch.setattr(Target, "registers", 32)
     others = ("pair-lanes", "pair-boxes", "product", "patches-beside", "patches-of-all")
     planned = recorded(monkeypatch, *others)
     plans.clear()

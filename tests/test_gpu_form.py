@@ -14,10 +14,10 @@ import torch.nn.functional as F
 
 from torchgraft import _C, plans
 from torchgraft.codegen.kernel import Kernel
-from torchgraft.codegen.tuning import Target, Tiles, Tuning
+from torchgraft.codegen.tuning import FewRows, MatrixUnits, Target, Tiles, Tuning
 from torchgraft.driver import Capability
 from torchgraft.kernels import convolution, fragments
-from torchgraft.kernels.matmul import rows, tile
+from torchgraft.kernels.matmul import tile
 from torchgraft.plans import device as traits
 
 pytestmark = pytest.mark.no_fallback
@@ -79,12 +79,12 @@ def test_products(gpu: set[str], device: str, shape: tuple[int, int, int], trans
     wanted = a.double() @ b.double()
     close(a.to(device) @ b.to(device), wanted)
     close(torch.addmm(c.to(device), a.to(device), b.to(device), alpha=0.5, beta=2), wanted / 2 + 2 * c.double())
-    assert ("matmul_rows" if m <= rows.GPU_ROWS else "matmul_tile") in gpu
+    assert ("matmul_rows" if m <= FewRows().gpu_rows else "matmul_tile") in gpu
     assert ("matmul_fold" in gpu) == (k >= 1000)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] > rows.GPU_ROWS])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] > FewRows().gpu_rows])
 @pytest.mark.parametrize("transposed", [*itertools.product((False, True), repeat=2)])
 @pytest.mark.quick(transposed=[(False, False), (True, True)])
 def test_products_by_fragments(
@@ -243,14 +243,14 @@ class TestTiles:
 
     def test_fragments_have_no_smaller_squares_than_there_are_kernels_for(self) -> None:
         for size in (16, 64, 100, 1000):
-            tiles, _ = tile.choose_tiles(fragments.TILES, size, size, size, 1, UNITS, fragments.SPEED)
+            tiles, _ = tile.choose_tiles(MatrixUnits().tiles, size, size, size, 1, UNITS, MatrixUnits().speed)
             assert tiles.side >= fragments.LEAST_SIDE
 
     def test_a_single_unit_divides_no_sums(self) -> None:
         assert tile.choose_tiles(Tiles(), 32, 32, 100_000, 1, 1)[1] == 1
 
     def test_targets_without_matrix_units_have_none(self) -> None:
-        assert not Target("gpu", UNITS, 16, Tuning()).fragments
+        assert not Target("gpu", UNITS, 16, Tuning()).matrix_units
         assert convolution.all_patches_kernel("bf16", "forward", False).local == (128, 1)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,21 @@ import torch
 import torch.nn.functional as F
 from conftest import Script
 
-from torchgraft import plans
 from torchgraft.cli import main
 from torchgraft.codegen import tuned, tuning
 from torchgraft.codegen.cache import KernelCache
-from torchgraft.codegen.tuning import CANDIDATES, Tuning, as_json, changed, default_tuning, from_json, is_possible
-from torchgraft.plans import device as traits
+from torchgraft.codegen.tuning import (
+    CANDIDATES,
+    DEVICE_CLASSES,
+    DeviceClass,
+    Tuning,
+    as_json,
+    changed,
+    device_class,
+    families,
+    from_json,
+    is_possible,
+)
 from torchgraft.tuning import search as searching
 from torchgraft.tuning.search import Child, ChildError, Found, search
 from torchgraft.tuning.workloads import WORKLOADS
@@ -37,20 +45,11 @@ PROPERTIES: dict[str, object] = {
 }
 
 
-@pytest.fixture
-def tune(device: str) -> Iterator[Callable[[Tuning], None]]:
-    """Sets the device's sizes for the test."""
-    index = torch.device(device).index or 0
-    yield lambda sizes: traits.set_tuning(index, sizes)
-    traits._forced.clear()
-    traits.device_traits.cache_clear()
-    plans.clear()
-
-
 def close(got: torch.Tensor, wanted: torch.Tensor, tolerance: float = 1e-4) -> None:
     torch.testing.assert_close(got.cpu().double(), wanted.double(), rtol=tolerance, atol=tolerance * wanted.abs().max())
 
 
+BLOCK_SIZES = ("rows", "vectors", "depth", "row_tiles", "column_bytes", "taller", "wider")
 BLOCKS = [
     (4, 1, 128, 8, 512, 1, 1),
     (14, 2, 512, 32, 2048, 2, 1),
@@ -73,10 +72,9 @@ BLOCKS = [
     ids=str,
 )
 def test_products_with_other_blocks(
-    device: str, tune: Callable[[Tuning], None], blocks: tuple[int, ...], dtype: torch.dtype
+    device: str, tune: Callable[..., None], blocks: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    names = [part.name for part in fields(tuning.Blocks)]
-    tune(changed(Tuning(), "blocks", **dict(zip(names, blocks, strict=True))))
+    tune("blocks", **dict(zip(BLOCK_SIZES, blocks, strict=True)))
     tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-4
     exact = torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
     for m, k, n in ((37, 300, 61), (5, 700, 17), (130, 257, 300)):
@@ -109,19 +107,16 @@ def convolve(device: str, groups: int, stride: int, taps: int = 3) -> None:
 @pytest.mark.parametrize("blocks", BLOCKS, ids=str)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_convolutions_with_other_blocks(
-    device: str, tune: Callable[[Tuning], None], blocks: tuple[int, ...], stride: int
+    device: str, tune: Callable[..., None], blocks: tuple[int, ...], stride: int
 ) -> None:
-    names = [part.name for part in fields(tuning.Blocks)]
-    tune(changed(Tuning(), "blocks", **dict(zip(names, blocks, strict=True))))
+    tune("blocks", **dict(zip(BLOCK_SIZES, blocks, strict=True)))
     convolve(device, 1, stride)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("rows", "band"), [(2, 4096), (6, 16384)])
-def test_depthwise_convolutions_with_other_planes(
-    device: str, tune: Callable[[Tuning], None], rows: int, band: int
-) -> None:
-    tune(changed(Tuning(), "planes", rows=rows, band=band))
+def test_depthwise_convolutions_with_other_planes(device: str, tune: Callable[..., None], rows: int, band: int) -> None:
+    tune("planes", rows=rows, band=band)
     convolve(device, 24, 1, 5)
 
 
@@ -129,10 +124,10 @@ def test_depthwise_convolutions_with_other_planes(
 @pytest.mark.thorough
 @pytest.mark.parametrize("tiles", [(32, 2, 8), (32, 4, 32), (128, 8, 16), (64, 8, 32)], ids=str)
 def test_products_and_convolutions_with_other_tiles(
-    device: str, form: str, tune: Callable[[Tuning], None], tiles: tuple[int, int, int]
+    device: str, form: str, tune: Callable[..., None], tiles: tuple[int, int, int]
 ) -> None:
     side, item, depth = tiles
-    tune(changed(Tuning(), "tiles", side=side, item=item, depth=depth))
+    tune("tiles", side=side, item=item, depth=depth)
     a, b = torch.randn(70, 150), torch.randn(150, 90)
     close(a.to(device) @ b.to(device), a.double() @ b.double())
     c = torch.complex(a.double(), a.double().flip(0))
@@ -145,16 +140,16 @@ def test_products_and_convolutions_with_other_tiles(
 @pytest.mark.thorough
 @pytest.mark.parametrize(("group", "keys", "head"), [(32, 8, 16), (128, 32, 40), (64, 32, 256), (32, 16, 5)])
 def test_attention_with_other_groups(
-    device: str, form: str, tune: Callable[[Tuning], None], group: int, keys: int, head: int
+    device: str, form: str, tune: Callable[..., None], group: int, keys: int, head: int
 ) -> None:
-    tune(changed(Tuning(), "attention", gpu_group=group, gpu_keys=keys))
+    tune("attention", gpu_group=group, gpu_keys=keys)
     attend(device, head)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("keys", CANDIDATES["attention"]["keys"])
-def test_attention_with_other_blocks_of_keys(device: str, tune: Callable[[Tuning], None], keys: int) -> None:
-    tune(changed(Tuning(), "attention", keys=keys))
+def test_attention_with_other_blocks_of_keys(device: str, tune: Callable[..., None], keys: int) -> None:
+    tune("attention", keys=keys)
     attend(device, 24)
 
 
@@ -177,11 +172,11 @@ def attend(device: str, head: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 300, 20_000, 300_000])
-def test_all_elements_are_dealt_out(device: str, form: str, tune: Callable[[Tuning], None], size: int) -> None:
+def test_all_elements_are_dealt_out(device: str, form: str, tune: Callable[..., None], size: int) -> None:
     x = torch.randn(size)
     for name, sizes in CANDIDATES["dealing"].items():
         for value in (sizes[0], sizes[-1]):
-            tune(changed(Tuning(), "dealing", **{name: value}))
+            tune("dealing", **{name: value})
             close(x.to(device) * 2 + 1, x.double() * 2 + 1, 1e-6)
 
 
@@ -189,27 +184,43 @@ def test_all_elements_are_dealt_out(device: str, form: str, tune: Callable[[Tuni
 @pytest.mark.parametrize(("side", "depth"), [(128, 32), (64, 16), (64, 32)])
 def test_slices_fit_into_local_memory(size: int, side: int, depth: int) -> None:
     tiles = tuning.Tiles(side, depth, 4)
-    assert 2 * tiles.depth_of(size) * (side + 1) * size <= tuning.LOCAL_BYTES
+    assert 2 * tiles.depth_of(size) * (side + 1) * size <= tiles.local_bytes
     assert tiles.depth_of(size) >= 4
 
 
 # --- The table, and what is kept.
 
 
+@pytest.mark.parametrize("row", DEVICE_CLASSES, ids=lambda row: row.name)
+def test_what_the_table_has_may_be_kept(row: DeviceClass) -> None:
+    assert from_json(json.loads(json.dumps(as_json(row.sizes))), 256) == row.sizes
+
+
+@pytest.mark.parametrize("matrix_units", [False, True])
 @pytest.mark.parametrize("simd_width", [1, 2, 4, 8, 16, 32])
-def test_what_the_table_has_may_be_kept(simd_width: int) -> None:
-    usual = default_tuning(simd_width)
-    assert from_json(json.loads(json.dumps(as_json(usual))), 256) == usual
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_every_device_has_a_row(kind: str, simd_width: int, matrix_units: bool) -> None:
+    row = device_class(kind, simd_width, matrix_units)
+    assert row.kind == kind
+    assert kind == "cpu" or row.matrix_units == matrix_units
 
 
-def test_candidates_are_of_sizes_that_there_are() -> None:
-    assert {family: set(sizes) for family, sizes in CANDIDATES.items()} == {
-        part.name: set(asdict(getattr(Tuning(), part.name))) for part in fields(Tuning)
-    }
-    searched = {
-        (family, name) for forms in searching.FAMILIES.values() for family, names in forms.items() for name in names
-    }
-    assert searched == {(family, name) for family, sizes in CANDIDATES.items() for name in sizes}
+def test_every_row_says_where_it_was_measured() -> None:
+    assert all(row.measured for row in DEVICE_CLASSES)
+    assert len({row.name for row in DEVICE_CLASSES}) == len(DEVICE_CLASSES)
+
+
+def test_every_family_has_workloads() -> None:
+    assert WORKLOADS.keys() == CANDIDATES.keys()
+
+
+def test_every_size_is_tried_and_belongs_to_a_form() -> None:
+    sought = {(family, name) for form in ("cpu", "gpu") for family, names in families(form).items() for name in names}
+    assert sought == {(family, name) for family, sizes in CANDIDATES.items() for name in sizes}
+    for family, sizes in CANDIDATES.items():
+        for name, values in sizes.items():
+            usual = getattr(getattr(Tuning(), family), name)
+            assert len(set(values)) > 1 and usual in values and {type(value) for value in values} == {type(usual)}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["HELP", "add_arguments", "run"]
 
 HELP = "measure which sizes kernels are fastest with on a device, and keep them"
-_FAMILIES = ("attention", "blocks", "dealing", "planes", "tiles")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=240.0,
         help="how long to look (default: 240; a last comparison comes after)",
     )
-    parser.add_argument(
-        "--only", choices=_FAMILIES, action="append", metavar="PART", help=f"of the sizes: {', '.join(_FAMILIES)}"
-    )
+    parser.add_argument("--only", action="append", metavar="PART", help="of the sizes, as `--show` names them")
     parser.add_argument("--json", action="store_true", help="print JSON: tuning, found, file")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--show", action="store_true", help="measure nothing, print the sizes that are used")
@@ -67,21 +64,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tune(child: Child, cache: KernelCache, arguments: argparse.Namespace) -> int:
     from torchgraft.codegen import tuned
-    from torchgraft.codegen.tuning import as_json, changed
-    from torchgraft.tuning.search import FAMILIES, search
+    from torchgraft.codegen.tuning import as_json, changed, families
+    from torchgraft.tuning.search import search
 
-    families = {
-        family: names
-        for family, names in FAMILIES[child.form].items()
-        if not arguments.only or family in arguments.only
-    }
-    if not families:
-        return _failed(f"{', '.join(arguments.only)}: nothing of it is used in the {child.form} form of kernels")
+    parts = families(child.form)
+    unknown = set(arguments.only or ()) - parts.keys()
+    if unknown:
+        return _failed(
+            f"the {child.form} form of kernels has no {', '.join(sorted(unknown))}; it has {', '.join(parts)}"
+        )
+    wanted = {family: names for family, names in parts.items() if not arguments.only or family in arguments.only}
     tuning = child.tuning
     all_found: list[Found] = []
     if not arguments.json:
         print(f"{child.properties['name']}, {child.form} form of kernels, {arguments.seconds:g} s at most", flush=True)
-    for found in search(child, families, tuning, child.work_group, time.monotonic() + arguments.seconds):
+    for found in search(child, wanted, tuning, child.work_group, time.monotonic() + arguments.seconds):
         all_found.append(found)
         tuning = changed(tuning, found.family, **found.sizes)
         if not arguments.json:
@@ -128,11 +125,11 @@ def _report(found: Found, start: Tuning) -> str:
 
 def _show(child: Child, cache: KernelCache, as_json_: bool) -> None:
     from torchgraft.codegen import tuned
-    from torchgraft.codegen.tuning import as_json, default_tuning
+    from torchgraft.codegen.tuning import as_json
 
     file = tuned.path(child.properties, cache)
     kept = tuned.read(child.properties, cache) is not None
-    used, usual = as_json(child.tuning), as_json(default_tuning(int(child.properties["simd_width"])))
+    used, usual = as_json(child.tuning), as_json(child.usual)
     if as_json_:
         print(json.dumps({"tuning": used, "found": [], "file": str(file) if kept else ""}, indent=2))
         return

@@ -1,4 +1,4 @@
-"""The sizes that kernels are made with, as data: a table with a row for each class of devices.
+"""The sizes that kernels are made with and chosen by, as data: a table with a row for each class of devices.
 
 They decide how fast a kernel is and nothing else. `torchgraft tune` measures others on a device and keeps what was the
 best there (`torchgraft.tuning`).
@@ -8,12 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal
 
 from torchgraft.codegen.vectors import vector_lanes
 from torchgraft.codegen.x86 import Way
 
 #: Bytes of local memory that every device has: the least that OpenCL promises.
 LOCAL_BYTES = 32768
+
+Form = Literal["cpu", "gpu"]
+
+
+def size(usual: float, *candidates: float, form: Form = "cpu") -> Any:
+    """A field of a family of sizes.
+
+    Args:
+        usual: for devices of which the table knows nothing else.
+        candidates: what `torchgraft tune` tries in its place; half and double if none are given.
+        form: of the kernels that have the size.
+    """
+    return field(default=usual, metadata={"candidates": candidates, "form": form})
+
+
+def _candidates(family: object) -> dict[str, tuple[float, ...]]:
+    """By name, of each size of a family."""
+    usual = {each.name: getattr(family, each.name) for each in fields(family)}  # type: ignore[arg-type]
+    return {
+        each.name: each.metadata["candidates"]
+        or tuple(type(usual[each.name])(usual[each.name] * by) for by in (0.5, 1, 2))
+        for each in fields(family)  # type: ignore[arg-type]
+    }
 
 
 @dataclass(frozen=True)
@@ -29,15 +53,102 @@ class Blocks:
         taller: products have blocks of so many times as many rows, which share the panels that are copied for them.
         wider: and of so many times as many rows and columns again: what is copied for a block is used more often, and
             its sums and panels take as many times wider squared of the second-level cache.
+        sums_bytes: of a block, at most: they are on the stack of the thread that has it.
+        part: the fewest products of a sum that is divided; shorter ones cost more to add up than they gain.
+        storing: products that take as long as to store their sum.
+        transposing: rows of A whose products take as long as to copy a B that lies along k.
+        rows_in_place: rows of A up to which copying B would cost more than it saves.
+        rows_of_lines: the same where the vectors of B are lines of the cache.
     """
 
-    rows: int = 8
-    vectors: int = 2
-    depth: int = 256
-    row_tiles: int = 16
-    column_bytes: int = 1024
-    taller: int = 2
-    wider: int = 1
+    rows: int = size(8, 4, 6, 8, 10, 12, 14)
+    vectors: int = size(2, 1, 2, 3, 4)
+    depth: int = size(256, 128, 192, 256, 384, 512)
+    row_tiles: int = size(16, 8, 16, 32)
+    column_bytes: int = size(1024, 512, 1024, 2048)
+    taller: int = size(2, 1, 2, 4)
+    wider: int = size(1, 1, 2)
+    sums_bytes: int = size(2 << 20, 1 << 20, 2 << 20)
+    part: int = size(1024)
+    storing: int = size(24)
+    transposing: int = size(16)
+    rows_in_place: int = size(64)
+    rows_of_lines: int = size(640)
+
+
+@dataclass(frozen=True)
+class Small:
+    """Products of few columns or short sums, the CPU form.
+
+    Attributes:
+        depth: the longest sums whose B is copied, into a panel that stays in the first-level cache.
+        narrow_depth: the same where half a vector has all of the columns.
+        depth_in_place: the longest sums whose B is read where it lies.
+        converted_depth: sums up to which a tile of A stays near once it is converted.
+        tiles_in_place: tiles of rows for which copying B would cost more than it saves.
+        short_sums: whatever the columns, to copy B costs more for sums that are so short.
+        shortest_sums: where B has to be copied, those with more than four vectors of columns are shorter still.
+        many_rows: where B has to be copied, short sums pay for so many rows.
+        short_sums_bytes: a larger result of short sums is better written in longer rows than panels have.
+        few_rows: they need no panel where columns are few.
+        longest_sums: of few rows; longer ones are divided.
+        rows_in_place: so few rows need no panel either while B stays in the second-level cache.
+        panels_in_place: into which B is cut then, at most.
+        bytes_in_place: of such a B.
+        rows_of_many_columns: the most rows of products with more than two vectors of columns.
+    """
+
+    depth: int = size(256)
+    narrow_depth: int = size(1024)
+    depth_in_place: int = size(1024)
+    converted_depth: int = size(256)
+    tiles_in_place: int = size(2)
+    short_sums: int = size(24)
+    shortest_sums: int = size(5, 3, 5, 8)
+    many_rows: int = size(128)
+    short_sums_bytes: int = size(4 << 20)
+    few_rows: int = size(16)
+    longest_sums: int = size(8192)
+    rows_in_place: int = size(6, 4, 6, 8)
+    panels_in_place: int = size(10)
+    bytes_in_place: int = size(1 << 19)
+    rows_of_many_columns: int = size(64)
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """Products that are written out, the CPU form.
+
+    Attributes:
+        longest: rows, columns and sums, at most.
+        products: multiplications of one, at most.
+        batch: fewer matrices are not worth a kernel of their own.
+        row: the longest rows of a matrix that are products of their own.
+    """
+
+    longest: int = size(8, 4, 8)
+    products: int = size(64)
+    batch: int = size(64)
+    row: int = size(4, 2, 4)
+
+
+@dataclass(frozen=True)
+class FewRows:
+    """Products of few rows, which read B once and straight.
+
+    Attributes:
+        lanes_summed: cycles of a sum across the lanes of a vector.
+        part: the shortest part of a divided sum of B's rows; what is read of B takes the time.
+        part_elements: of B in it, at least.
+        gpu_rows: the most rows.
+        gpu_part: the shortest part of a divided sum.
+    """
+
+    lanes_summed: int = size(16)
+    part: int = size(512)
+    part_elements: int = size(65536)
+    gpu_rows: int = size(8, 4, 8, form="gpu")
+    gpu_part: int = size(256, form="gpu")
 
 
 @dataclass(frozen=True)
@@ -48,11 +159,21 @@ class Tiles:
         side: rows and columns that a work-group computes.
         depth: of the slices in local memory.
         item: rows and columns of a work-item.
+        local_bytes: of a group's local memory, at most.
+        part: the fewest products of a sum that is divided.
+        launch: multiplications of a compute unit that take as long as another launch.
+        element: the same, as to write and read an element once.
+        alone: of a compute unit's speed, what it does with a single group.
     """
 
-    side: int = 128
-    depth: int = 16
-    item: int = 8
+    side: int = size(128, 32, 64, 128, form="gpu")
+    depth: int = size(16, form="gpu")
+    item: int = size(8, 2, 4, 8, form="gpu")
+    local_bytes: int = size(LOCAL_BYTES, LOCAL_BYTES, 2 * LOCAL_BYTES, form="gpu")
+    part: int = size(64, form="gpu")
+    launch: int = size(400_000, form="gpu")
+    element: int = size(60, form="gpu")
+    alone: float = size(0.7, form="gpu")
 
     @property
     def group(self) -> int:
@@ -62,7 +183,7 @@ class Tiles:
     def depth_of(self, size: int) -> int:
         """The depth for elements of so many bytes: slices of both operands fit into the local memory."""
         depth = self.depth
-        while depth > 1 and 2 * depth * self.pitch * size > LOCAL_BYTES:
+        while depth > 1 and 2 * depth * self.pitch * size > self.local_bytes:
             depth //= 2
         return depth
 
@@ -90,21 +211,149 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Planes:
-    """Depthwise convolutions in the CPU form: rows of the target at once at most, and elements of the image that are
-    copied with their surroundings."""
+class MatrixUnits:
+    """Products of 16-bit floats by a GPU's matrix units.
 
-    rows: int = 8
-    band: int = 8192
+    Attributes:
+        side: rows and columns that a work-group computes, at most.
+        speed: how many times as quick as plain multiplications of float32 they are.
+        least_sums: shorter ones are left to plain multiplications.
+        least_filters, least_taps, least_pixels: convolutions of fewer leave most of a square empty.
+        patches_bytes: patches of more are not written: memory is dearer than time then.
+    """
+
+    side: int = size(128, 64, 128, form="gpu")
+    speed: int = size(5, 3, 5, 8, form="gpu")
+    least_sums: int = size(16, form="gpu")
+    least_filters: int = size(16, form="gpu")
+    least_taps: int = size(32, form="gpu")
+    least_pixels: int = size(96, form="gpu")
+    patches_bytes: int = size(1 << 30, form="gpu")
+
+    @property
+    def tiles(self) -> Tiles:
+        """Groups of 256 work-items."""
+        return Tiles(self.side, depth=32, item=self.side // 16)
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Depthwise convolutions, and those of few channels, the CPU form.
+
+    Attributes:
+        rows: of the target at once, at most.
+        band: elements of the image that are copied with their surroundings.
+        taps: of filters that are written out.
+        long_taps: of others, a column at a time, at most.
+        weight_taps: of which the weight's gradient keeps the sums side by side, at most.
+    """
+
+    rows: int = size(8, 4, 6, 8)
+    band: int = size(8192)
+    taps: int = size(49, 25, 49)
+    long_taps: int = size(4096)
+    weight_taps: int = size(1024)
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Convolutions by halo tiles, the CPU form.
+
+    Attributes:
+        work: multiplications worth some microseconds: less is not worth a core's waking up.
+        channels: of a slice, at most: where there are few taps, longer lines rather than more of them.
+    """
+
+    work: int = size(250_000)
+    channels: int = size(128)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Convolutions whose channels lie in the lanes of vectors, the CPU form. Costs are cycles in which a vector is
+    multiplied.
+
+    Attributes:
+        copy: to copy an element of the source.
+        transpose: to transpose an element of the filters; a pair of them.
+        transpose_in_place: a pair of filters that are read as they are.
+        boxes: what halo tiles cost with their copies, of what they cost without.
+        longer: what shorter lines must cost of what longer ones do.
+        used: so many of the lanes of packed bfloat16 must have channels.
+    """
+
+    copy: float = size(1.2)
+    transpose: float = size(0.3)
+    transpose_in_place: float = size(1.2)
+    boxes: float = size(1.08, 1.0, 1.08, 1.2)
+    longer: float = size(0.9, 0.8, 0.9, 1.0)
+    used: float = size(0.75, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Im2col:
+    """Convolutions as matrix products, the CPU form.
+
+    Attributes:
+        channels, pixels: a product of fewer rows or sums, or of fewer columns, does not pay.
+        packed_channels: fewer fill less than half of a block of packed bfloat16.
+        line: patches whose lines are so long are copied one after the other; others by their elements.
+        filters: so many pay for the copy by elements.
+        patches_bytes: more are not written.
+        kept_bytes: so many stay in a core's own cache; the one that cores share may be others', too.
+    """
+
+    channels: int = size(8)
+    pixels: int = size(32)
+    packed_channels: int = size(12, 6, 12, 24)
+    line: int = size(8)
+    filters: int = size(192)
+    patches_bytes: int = size(64 << 20)
+    kept_bytes: int = size(1 << 20)
+
+
+@dataclass(frozen=True)
+class SmallImages:
+    """Convolutions of small images, which do not fill vectors of their own: where a product with the patches of all
+    images pays.
+
+    Attributes:
+        read: pixels of a result, at most, of a convolution with a stride of one.
+        kept: the same where the patches stay in caches.
+        strided: the same with another stride.
+        made: pixels of a result whose image is made.
+        channels: at least: to copy the patches of fewer takes as long as it saves.
+    """
+
+    read: int = size(9)
+    kept: int = size(256)
+    strided: int = size(100)
+    made: int = size(256)
+    channels: int = size(96)
+
+
+@dataclass(frozen=True)
+class GpuImages:
+    """Convolutions in the GPU form.
+
+    Attributes:
+        pixels: of smaller images other kernels than a product have all pixels of a batch side by side.
+        part: pixels of a work-group that sums an element of a weight's gradient, at least.
+        strided_rows: of a square that a stride leaves mostly empty, at most.
+    """
+
+    pixels: int = size(128, form="gpu")
+    part: int = size(2048, form="gpu")
+    strided_rows: int = size(8, form="gpu")
 
 
 @dataclass(frozen=True)
 class Attention:
     """Keys of a block in the CPU form; work-items of a group and keys of a block in the GPU form."""
 
-    keys: int = 64
-    gpu_group: int = 64
-    gpu_keys: int = 16
+    keys: int = size(64, 64, 128)
+    gpu_group: int = size(64, form="gpu")
+    gpu_keys: int = size(16, form="gpu")
 
     def gpu_keys_of(self, row_bytes: int) -> int:
         """The block for a key and a value of so many bytes together: it fits into the local memory."""
@@ -119,13 +368,15 @@ class Dealing:
         single: up to so many elements are one group on a CPU, since waking a second thread costs more than it gains.
         chunk: of a group on a CPU beyond that, so that threads even out.
         groups_per_unit: no more of them than so many a core.
+        cycles: for which it pays to begin a work-item.
         gpu_elements: of a work-item on a GPU.
     """
 
-    single: int = 16384
-    chunk: int = 4096
-    groups_per_unit: int = 32
-    gpu_elements: int = 4
+    single: int = size(16384, 8192, 16384, 32768, 65536)
+    chunk: int = size(4096, 2048, 4096, 8192, 16384)
+    groups_per_unit: int = size(32, 4, 8, 16, 32)
+    cycles: int = size(25_000)
+    gpu_elements: int = size(4, 1, 2, 4, 8, form="gpu")
 
 
 @dataclass(frozen=True)
@@ -133,8 +384,18 @@ class Tuning:
     """All of them."""
 
     blocks: Blocks = field(default_factory=Blocks)
+    small: Small = field(default_factory=Small)
+    tiny: Tiny = field(default_factory=Tiny)
+    few_rows: FewRows = field(default_factory=FewRows)
     tiles: Tiles = field(default_factory=Tiles)
+    matrix_units: MatrixUnits = field(default_factory=MatrixUnits)
     planes: Planes = field(default_factory=Planes)
+    boxes: Boxes = field(default_factory=Boxes)
+    lanes: Lanes = field(default_factory=Lanes)
+    im2col: Im2col = field(default_factory=Im2col)
+    small_images: SmallImages = field(default_factory=SmallImages)
+    packed_images: SmallImages = field(default_factory=lambda: SmallImages(read=256, strided=256, made=64))
+    gpu_images: GpuImages = field(default_factory=GpuImages)
     attention: Attention = field(default_factory=Attention)
     dealing: Dealing = field(default_factory=Dealing)
 
@@ -149,8 +410,9 @@ class Target:
         simd_width: float32 elements of its vector registers.
         tuning: the sizes to make it with.
         bfloat16: whose words kernels may use to multiply bfloat16, if any.
-        fragments: whether they may use those for a GPU's matrix units.
+        matrix_units: whether they may use those for a GPU's.
         work_group: work-items of a work-group, at most.
+        local_memory: bytes that a work-group has.
         outer_vectors: whether its compiler makes vectors of a loop around one that is written out.
     """
 
@@ -159,46 +421,83 @@ class Target:
     simd_width: int
     tuning: Tuning
     bfloat16: Way | None = None
-    fragments: bool = False
+    matrix_units: bool = False
     work_group: int = 256
+    local_memory: int = LOCAL_BYTES
     outer_vectors: bool = False
 
+    @property
+    def registers(self) -> int:
+        """Of a CPU's vectors."""
+        return 32 if vector_lanes(self.simd_width) == 16 else 16
 
-# By float32 elements of a vector register: there are 32 registers of 64 bytes, of which 16 hold sums (24 in products);
-# of 32 bytes and less there are 16, and 12 of them do.
-_TABLE = {
-    16: Tuning(Blocks(rows=8, vectors=2, wider=2)),
-    8: Tuning(Blocks(rows=6, vectors=2, taller=4)),
-    4: Tuning(Blocks(rows=6, vectors=2, taller=4)),
+    @property
+    def register_bytes(self) -> int:
+        return 4 * vector_lanes(self.simd_width)
+
+    @property
+    def tiles(self) -> Tiles:
+        """Those that the device has the local memory for."""
+        tiles = self.tuning.tiles
+        return replace(tiles, local_bytes=min(tiles.local_bytes, self.local_memory))
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """A row of the table.
+
+    Attributes:
+        name: as `torchgraft explain --target` knows it.
+        measured: on what its sizes were the best.
+        kind: "cpu" or "gpu".
+        lanes: float32 elements of the vectors of a CPU's kernels.
+        matrix_units: whether kernels may use a GPU's.
+    """
+
+    name: str
+    measured: str
+    kind: Form
+    lanes: int = 16
+    matrix_units: bool = False
+    sizes: Tuning = field(default_factory=Tuning)
+
+
+#: Of 32 registers of 64 bytes 16 hold sums (24 in products); of 32 bytes and less there are 16, and 12 of them do.
+DEVICE_CLASSES = (
+    DeviceClass("cpu64", "two cores with AVX-512 and AMX", "cpu", 16, sizes=Tuning(Blocks(wider=2))),
+    DeviceClass("cpu32", "two cores with AVX2", "cpu", 8, sizes=Tuning(Blocks(rows=6, taller=4))),
+    DeviceClass("cpu16", "as registers of 32 bytes", "cpu", 4, sizes=Tuning(Blocks(rows=6, taller=4))),
+    DeviceClass("gpu-matrix", "a GPU of 132 units", "gpu", matrix_units=True),
+    DeviceClass("gpu", "the same without its matrix units", "gpu"),
+)
+
+
+def device_class(kind: str, simd_width: int, matrix_units: bool) -> DeviceClass:
+    """The row of a device."""
+    lanes = vector_lanes(simd_width)
+    return next(
+        row
+        for row in DEVICE_CLASSES
+        if row.kind == kind and (row.lanes == lanes if kind == "cpu" else row.matrix_units == matrix_units)
+    )
+
+
+#: By family and name, what `torchgraft tune` tries, and all that a tuning on disk may hold.
+CANDIDATES: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    family.name: _candidates(getattr(Tuning(), family.name)) for family in fields(Tuning)
 }
 
 
-def default_tuning(simd_width: int) -> Tuning:
-    """What the table has for a device, by its vector registers; the GPU form's sizes are the same in all rows."""
-    return _TABLE[vector_lanes(simd_width)]
+def families(form: str) -> dict[str, tuple[str, ...]]:
+    """The families that a form of kernels has, with the names of its sizes."""
+    found = {
+        family.name: tuple(
+            each.name for each in fields(getattr(Tuning(), family.name)) if each.metadata["form"] == form
+        )
+        for family in fields(Tuning)
+    }
+    return {family: names for family, names in found.items() if names}
 
-
-# What `torchgraft tune` tries, and all that a tuning on disk may hold.
-CANDIDATES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
-    "blocks": {
-        "rows": (4, 6, 8, 10, 12, 14),
-        "vectors": (1, 2, 3, 4),
-        "depth": (128, 192, 256, 384, 512),
-        "row_tiles": (8, 16, 32),
-        "column_bytes": (512, 1024, 2048),
-        "taller": (1, 2, 4),
-        "wider": (1, 2),
-    },
-    "tiles": {"side": (32, 64, 128), "item": (2, 4, 8), "depth": (8, 16, 32)},
-    "planes": {"rows": (4, 6, 8), "band": (4096, 8192, 16384)},
-    "attention": {"keys": (64, 128), "gpu_group": (32, 64, 128), "gpu_keys": (8, 16, 32)},
-    "dealing": {
-        "single": (8192, 16384, 32768, 65536),
-        "chunk": (2048, 4096, 8192, 16384),
-        "groups_per_unit": (4, 8, 16, 32),
-        "gpu_elements": (1, 2, 4, 8),
-    },
-}
 
 # Vectors that sums, a row of B and an element of A take, at most: beyond the 32 registers everything is in memory.
 _REGISTERS = 32
@@ -216,12 +515,12 @@ def is_possible(tuning: Tuning, work_group: int) -> bool:
     )
 
 
-def changed(tuning: Tuning, family: str, **sizes: int) -> Tuning:
+def changed(tuning: Tuning, family: str, **sizes: float) -> Tuning:
     """With other sizes in one of its parts."""
     return replace(tuning, **{family: replace(getattr(tuning, family), **sizes)})
 
 
-def as_json(tuning: Tuning) -> dict[str, dict[str, int]]:
+def as_json(tuning: Tuning) -> dict[str, dict[str, float]]:
     """The sizes by part and name."""
     return asdict(tuning)
 
@@ -240,7 +539,7 @@ def from_json(read: object, work_group: int) -> Tuning:
         if not isinstance(sizes, dict) or sizes.keys() != usual.keys():
             raise ValueError(f"it has not the sizes of {family}")
         for name, size in sizes.items():
-            if type(size) is not int or size not in {usual[name], *CANDIDATES[family][name]}:
+            if type(size) is not type(usual[name]) or size not in {usual[name], *CANDIDATES[family][name]}:
                 raise ValueError(f"{family}.{name} cannot be {size!r}")
         tuning = changed(tuning, family, **sizes)
     if not is_possible(tuning, work_group):

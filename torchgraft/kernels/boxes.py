@@ -25,7 +25,7 @@ from math import prod
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
-from torchgraft.codegen.tuning import Blocks, Target
+from torchgraft.codegen.tuning import Blocks, Target, Tuning
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 from torchgraft.kernels.geometry import AXES, GEOMETRY, Direction, Geometry, geometry_arguments
 from torchgraft.kernels.matmul.block import A_TILE_PADDING, a_element, block_tile, pack_a, pack_transposed
@@ -37,10 +37,6 @@ _COPY_BYTES = 1 << 18
 _SUM_BYTES = 1 << 18
 # Columns of a box at most.
 _MOST_COLUMNS = 2048
-# Multiplications worth some microseconds: less is not worth a core's waking up.
-SHARED_WORK = 250_000
-# Channels of a slice at most: where there are few taps, longer lines rather than more of them.
-_MOST_CHANNELS = 128
 
 
 def _tile(math: Arithmetic, blocks: Blocks, half: bool) -> Tile:
@@ -649,11 +645,11 @@ def _grown(plan: BoxPlan, box: Box, name: str, rows: int) -> int:
     return int(part) + bisect(range(part + 1, extent + 1), False, key=is_too_large)
 
 
-def shared_box(plan: BoxPlan, box: Box, rows: int, units: int) -> tuple[Box, int]:
-    """The box and its rows, so small that every one of `units` cores has some."""
+def shared_box(plan: BoxPlan, box: Box, rows: int, on: Target) -> tuple[Box, int]:
+    """The box and its rows, so small that every core has some."""
     full, width = plan.full, plan.math.width * plan.tile.vectors
     work = plan.m * full.i * full.z * full.y * full.x * plan.channels * plan.taps * plan.parts
-    wanted = 1 if units == 1 else min(3 * units, 1 + work // SHARED_WORK)
+    wanted = 1 if on.units == 1 else min(3 * on.units, 1 + work // on.tuning.boxes.work)
     while _count(full, box) * ceil_div(plan.m, rows) * plan.parts < wanted:
         smaller = _shrunk(box, width)
         if smaller is not None and (plan.columns(box) * plan.math.width >= rows or rows <= 2 * plan.tile.rows):
@@ -684,7 +680,7 @@ def picks(g: Geometry) -> bool:
     return g.stride[2] > 2 and g.stride[2] >= g.taps[2]
 
 
-def _plans(math: Arithmetic, g: Geometry, forward: bool, blocks: Blocks) -> Iterator[BoxPlan]:
+def _plans(math: Arithmetic, g: Geometry, forward: bool, sizes: Tuning) -> Iterator[BoxPlan]:
     """With either tile, as far as the filter's taps fit into a slice."""
     axes = (axis_of(g, 0, forward), axis_of(g, 1, forward), axis_of(g, 2, forward))
     if not all(axes):
@@ -694,10 +690,10 @@ def _plans(math: Arithmetic, g: Geometry, forward: bool, blocks: Blocks) -> Iter
     full = Box(g.batch, *(max(a.pixels for a in axis) for axis in axes))
     taps = max(1, prod(max(a.taps for a in axis) for axis in axes))
     parts = g.groups * (1 if forward else prod(g.stride))
-    for half in (False, True) if blocks.rows > 1 and blocks.vectors <= 2 else (False,):
-        tile = _tile(math, blocks, half)
+    for half in (False, True) if sizes.blocks.rows > 1 and sizes.blocks.vectors <= 2 else (False,):
+        tile = _tile(math, sizes.blocks, half)
         if taps <= tile.depth:
-            slices = ceil_div(channels, min(_MOST_CHANNELS, tile.depth // taps))
+            slices = ceil_div(channels, min(sizes.boxes.channels, tile.depth // taps))
             yield BoxPlan(math, half, tile, axes, full, m, channels, taps, ceil_div(channels, slices), parts)
 
 
@@ -716,11 +712,11 @@ def _choose(storage: str, g: Geometry, forward: bool, on: Target) -> _Choice | N
     if g.batch == 0 or (forward and picks(g)):
         return None
     best: _Choice | None = None
-    for plan in _plans(arithmetic(storage, on.simd_width), g, forward, on.tuning.blocks):
+    for plan in _plans(arithmetic(storage, on.simd_width), g, forward, on.tuning):
         rows = min(plan.tile.max_rows, ceil_div(plan.m, plan.tile.rows) * plan.tile.rows)
         box = largest_box(plan, rows)
         if box is not None:
-            box, rows = shared_box(plan, box, rows, on.units)
+            box, rows = shared_box(plan, box, rows, on)
             # Another kernel is to be compiled for the second, which it must be worth.
             cost = products(plan, box) * plan.channels * plan.taps * plan.parts / on.units * (1.05 if plan.half else 1)
             if best is None or cost < best.cost:
@@ -848,7 +844,7 @@ def weight_boxes(storage: str, g: Geometry, on: Target) -> WeightBoxes | None:
     # result for it.
     parts = 1 if on.units == 1 else max(1, min(ceil_div(3 * on.units, blocks), boxes // 8))
     parts = ceil_div(boxes, ceil_div(boxes, parts))
-    if blocks * parts < on.units and g.batch * prod(g.result) * n * channels * taps > SHARED_WORK:
+    if blocks * parts < on.units and g.batch * prod(g.result) * n * channels * taps > on.tuning.boxes.work:
         slices = ceil_div(channels, slice_) * ceil_div(on.units, blocks * parts)
         slice_ = ceil_div(channels, min(slices, channels))
     return WeightBoxes(g, narrow, chosen, slice_, columns, boxes, parts)

@@ -224,6 +224,6 @@ def box_launch(
     box = largest_box(plan, rows)
     if box is None:
         return None
-    box, rows = shared_box(plan, box, rows, on.units)
+    box, rows = shared_box(plan, box, rows, on)
     kernel = box_kernel(on.bfloat16, direction, bias is not None)
     return launch_boxes(kernel, plan, box, rows, g, forward, target, source, weight, bias)

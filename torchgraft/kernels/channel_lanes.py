@@ -23,7 +23,6 @@ from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 from torchgraft.codegen.x86 import LINES
 from torchgraft.kernels.boxes import (
     OFFSET,
-    SHARED_WORK,
     axis_of,
     box_cost,
     box_place,
@@ -34,9 +33,6 @@ from torchgraft.kernels.boxes import (
 from torchgraft.kernels.geometry import GEOMETRY, Direction, Geometry, channels_of, geometry_arguments
 from torchgraft.kernels.matmul.block import block_tile, pack_transposed
 from torchgraft.kernels.products import Tile, plain_loops
-
-# There are 32 registers of so many bytes, and 16 of smaller ones, which are too few for these sums.
-_REGISTER_BYTES = 64
 
 
 def _tile(math: Arithmetic, blocks: Blocks, line: int, vectors: int) -> Tile:
@@ -239,13 +235,6 @@ def lanes_kernel(
 
 # --- The launch. Costs are cycles in which a vector is multiplied.
 
-# To copy an element of the source, and to turn round an element of the filters.
-_COPY_COST, _PACK_COST = 1.2, 0.3
-# What boxes cost with their copies, of what they cost without.
-_BOXES_COPY = 1.08
-# What shorter lines must cost of what longer ones do.
-_LONGER_LINE = 0.9
-
 
 @dataclass(frozen=True)
 class Part:
@@ -293,16 +282,16 @@ def _even_parts(n: int) -> Iterator[int]:
 
 
 def best_part(
-    math: Arithmetic, tile: Tile, g: Geometry, direction: Direction, channels: int, slice_: int, pack: float, units: int
+    math: Arithmetic, tile: Tile, g: Geometry, direction: Direction, channels: int, slice_: int, pack: float, on: Target
 ) -> Part | None:
     """How the work is dealt out: to copy the same images for more channels costs time, as does turning round the same
     filters, which costs `pack` for each element, for more images."""
-    forward = direction == "forward"
+    forward, units = direction == "forward", on.units
     m, _ = channels_of(g, direction)
     z, y, x = (axis_of(g, axis, forward)[0] for axis in range(3))
     sums, panel = channels * prod(g.taps), math.width * tile.vectors
     work = g.batch * g.groups * m * z.pixels * y.pixels * x.pixels * sums
-    shared = units > 1 and work > SHARED_WORK
+    shared = units > 1 and work > on.tuning.boxes.work
     meeting = _meeting(g, forward)
     best: Part | None = None
     for images, lines in _boxes(g, z.pixels, y.pixels):
@@ -318,7 +307,7 @@ def best_part(
             blocks = max(ceil_div(m, most), min(ceil_div(m, panel), ceil_div(wanted, parts)))
             rows = ceil_div(ceil_div(m, blocks), panel) * panel
             each = rows // math.width * pixels * sums * meeting
-            each += _COPY_COST * copied * channels + pack * rows * sums
+            each += on.tuning.lanes.copy * copied * channels + pack * rows * sums
             cost = each * ceil_div(parts * ceil_div(m, rows), units)
             if best is None or worth * cost < best.cost:
                 best = Part(images, lines, rows, worth * cost)
@@ -361,9 +350,9 @@ def choose_lanes(storage: str, g: Geometry, direction: Direction, on: Target) ->
     """Nothing where boxes cost no more, lines have no equal parts, a filter has too many taps, or the device has too
     few registers."""
     math = arithmetic(storage, on.simd_width)
-    if on.form != "cpu" or math.width * math.size < _REGISTER_BYTES:
+    if on.form != "cpu" or on.registers < 32:  # fewer are too few for these sums
         return None
-    m, channels = channels_of(g, direction)
+    sizes, (m, channels) = on.tuning.lanes, channels_of(g, direction)
     best: Lanes | None = None
     for line in line_parts(g, direction):
         # As few panels as there must be, and each no wider than it must be.
@@ -373,13 +362,13 @@ def choose_lanes(storage: str, g: Geometry, direction: Direction, on: Target) ->
         if prod(g.taps) > tile.depth:
             return None
         slice_ = ceil_div(channels, ceil_div(channels, tile.depth // prod(g.taps)))
-        part = best_part(math, tile, g, direction, channels, slice_, _PACK_COST, on.units)
-        if part is not None and (best is None or part.cost < _LONGER_LINE * best.part.cost):
+        part = best_part(math, tile, g, direction, channels, slice_, sizes.transpose, on)
+        if part is not None and (best is None or part.cost < sizes.longer * best.part.cost):
             best = Lanes(g, direction, line, vectors, slice_, part)
     if best is None:
         return None
     by_boxes = box_cost(storage, g, direction, on)
-    return None if by_boxes is not None and _BOXES_COPY * by_boxes <= best.part.cost else best
+    return None if by_boxes is not None and sizes.boxes * by_boxes <= best.part.cost else best
 
 
 def lanes_launch(

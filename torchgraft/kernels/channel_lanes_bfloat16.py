@@ -27,10 +27,6 @@ from torchgraft.kernels.products import Tile, plain_loops
 _DEPTH, _PAIRS = 400, LANES
 # Of so many taps more than half of a vector is used where filters are read as they are.
 _MANY_TAPS = LANES // 2 + 1
-# What it costs to turn round a pair of filters, in cycles in which a vector is multiplied.
-_PACK, _PACK_AS_IS = 0.3, 1.2
-# Of the lanes so many must have channels.
-_USED = 0.75
 
 
 def _store_pairs(panel: int, condition: str, pair: str, tap: str) -> str:
@@ -156,13 +152,13 @@ def choose_lanes(g: Geometry, direction: Direction, on: Target) -> Lanes | None:
         return None
     line = lines[0]
     m, channels = channels_of(g, direction)
-    pairs, lanes = ceil_div(channels, 2), LANES * LINES[line]
+    sizes, pairs, lanes = on.tuning.lanes, ceil_div(channels, 2), LANES * LINES[line]
     most = _DEPTH // prod(g.taps) // _PAIRS * _PAIRS
-    if not most or m < _USED * ceil_div(m, lanes) * lanes:
+    if not most or m < sizes.used * ceil_div(m, lanes) * lanes:
         return None
     slice_ = min(pairs, ceil_div(ceil_div(pairs, ceil_div(pairs, most)), _PAIRS) * _PAIRS)
-    pack = _PACK_AS_IS if reads_filters_as_they_are(g) else _PACK
-    part = best_part(arithmetic("bf16", LANES), _tile(line), g, direction, pairs, slice_, pack, on.units)
+    pack = sizes.transpose_in_place if reads_filters_as_they_are(g) else sizes.transpose
+    part = best_part(arithmetic("bf16", LANES), _tile(line), g, direction, pairs, slice_, pack, on)
     return None if part is None else Lanes(g, direction, line, LINES[line], slice_, part)
 
 

@@ -754,14 +754,13 @@ def direct_launch(storage: str, g: Geometry, direction: Direction, given: Operan
     return Launch(kernel, grid, arguments)
 
 
-# Most products of a square would be with zeros where a stride leaves taps out, and few rows leave most of it empty.
-_FEW_STRIDED = 8
-
-
-def suits_elements(g: Geometry, direction: Direction) -> bool:
-    """Whether a GPU has a work-item for each element."""
+def suits_elements(g: Geometry, direction: Direction, on: Target) -> bool:
+    """Whether a GPU has a work-item for each element: most products of a square would be with zeros where a stride
+    leaves taps out, and few rows leave most of it empty."""
     strided = direction == "backward" and g.stride != (1, 1, 1) and g.dilation == (1, 1, 1)
-    return has_few_channels(g, direction) or (strided and channels_of(g, direction)[0] <= _FEW_STRIDED)
+    return has_few_channels(g, direction) or (
+        strided and channels_of(g, direction)[0] <= on.tuning.gpu_images.strided_rows
+    )
 
 
 def element_launch(storage: str, g: Geometry, direction: Direction, given: Operands) -> Launch:
@@ -786,7 +785,7 @@ def tile_launches(
     rows, channels = channels_of(g, direction)
     columns = g.batch * prod(sizes_of(g, direction)[0])
     sums = channels * prod(g.taps)
-    tiles, parts = choose_tiles(on.tuning.tiles, rows, columns, sums, g.groups, on.units)
+    tiles, parts = choose_tiles(on.tiles, rows, columns, sums, g.groups, on.units)
     each = ceil_div(sums, parts)
     parts = ceil_div(sums, each)
     accumulator = arithmetic(storage).value if parts > 1 else storage
@@ -809,7 +808,7 @@ def block_launch(storage: str, g: Geometry, direction: Direction, given: Operand
     blocks = on.tuning.blocks
     math = arithmetic(storage, on.simd_width)
     sums = channels * prod(g.taps) // phases
-    of_blocks = block_shape(math, block_tile(math, blocks), rows, columns, sums, g.groups * phases, on.units)
+    of_blocks = block_shape(math, block_tile(math, blocks), rows, columns, sums, g.groups * phases, on.units, blocks)
     block_rows, block_columns = of_blocks
     kernel = block_kernel(storage, direction, given.bias is not None, blocks, on.simd_width)
     grid = (ceil_div(columns, block_columns), ceil_div(rows, block_rows), g.groups * phases)
@@ -818,9 +817,6 @@ def block_launch(storage: str, g: Geometry, direction: Direction, given: Operand
 
 
 # --- Launches of the weight's gradient, from the image and the result's gradient.
-
-# Pixels of a work-group that sums an element of a weight's gradient, at least.
-_LEAST_PIXELS = 2048
 
 
 @dataclass(frozen=True)
@@ -876,7 +872,7 @@ def element_weight_launches(storage: str, g: Geometry, given: WeightOperands, on
     """The GPU form for few channels."""
     count = _rows_of_weight(g) * columns_of_weight(g) * g.groups
     pixels = g.batch * prod(g.result)
-    parts = max(1, min(ceil_div(8 * on.units, count), pixels // _LEAST_PIXELS))
+    parts = max(1, min(ceil_div(8 * on.units, count), pixels // on.tuning.gpu_images.part))
     part_pixels = ceil_div(pixels, parts)
     parts = ceil_div(pixels, part_pixels)
 
@@ -890,7 +886,7 @@ def element_weight_launches(storage: str, g: Geometry, given: WeightOperands, on
 def tile_weight_launches(storage: str, g: Geometry, given: WeightOperands, on: Target) -> list[Launch]:
     """The GPU form in tiles."""
     rows, columns, pixels = _rows_of_weight(g), columns_of_weight(g), g.batch * prod(g.result)
-    tiles, parts = choose_tiles(on.tuning.tiles, rows, columns, pixels, g.groups, on.units)
+    tiles, parts = choose_tiles(on.tiles, rows, columns, pixels, g.groups, on.units)
     part_pixels = ceil_div(pixels, parts)
     parts = ceil_div(pixels, part_pixels)
 
@@ -950,7 +946,7 @@ def block_weight_launches(storage: str, g: Geometry, given: WeightOperands, on: 
     rows, columns, pixels = _rows_of_weight(g), columns_of_weight(g), g.batch * prod(g.result)
     narrow = columns <= math.width
     tile = block_tile(math, blocks, narrow)
-    block_rows, block_columns = block_shape(math, tile, rows, columns, pixels, g.groups, 1)
+    block_rows, block_columns = block_shape(math, tile, rows, columns, pixels, g.groups, 1, blocks)
     # Large blocks, and for every core some: the pixels are divided, which costs a second pass over a few copies of the
     # weight.
     count = ceil_div(rows, block_rows) * ceil_div(columns, block_columns) * g.groups

@@ -27,11 +27,9 @@ from torchgraft.codegen.tuning import Planes, Target
 from torchgraft.codegen.vectors import WIDTHS
 from torchgraft.kernels.geometry import Direction, Geometry, Triple
 
-_MOST_TAPS, _MOST_STRIDE = 49, 4
-# Filters of more are not written out tap by tap: so many rows of one column at a time.
-_MOST_LONG_TAPS, _PART = 4096, 8
-# Of so many the weight's gradient keeps the sums side by side.
-MOST_WEIGHT_TAPS = 1024
+_MOST_STRIDE = 4
+# Rows of one column at a time, of filters that are not written out.
+_PART = 8
 
 
 # Any row, a column at a time at its borders.
@@ -208,9 +206,8 @@ def plane_kernel(
     math, count, (down, step) = _arithmetic(storage, width), prod(taps), strides
     first = math.splat(math.load("E", "channel") if bias else "0")
     sums = [f"sum{r}_{a}" for r, a in product(range(at_once), range(across))]
-    add = (
-        _sums(math, at_once, taps, strides) if count <= _MOST_TAPS else _long_sums(math, at_once, across, taps, strides)
-    )
+    is_long = count > planes.taps
+    add = _long_sums(math, at_once, across, taps, strides) if is_long else _sums(math, at_once, taps, strides)
 
     def store(r: int, a: int) -> str:
         x, value = f"x + {a * width}", f"sum{r}_{a}"
@@ -438,7 +435,7 @@ def plane_weight_kernel(
 }}"""
 
     zero = math.splat("0")
-    if taps <= _MOST_TAPS:
+    if taps <= planes.taps:
         declared = f"{math.vector} {', '.join(f'sum{k} = {zero}' for k in range(taps))};"
         added = rows_of_band([tap(str(k)) for k in range(taps)])
         stored = "\n".join(folded(f"sum{k}", str(k)) for k in range(taps))
@@ -500,7 +497,7 @@ class _Planes:
         return ((band - WIDTHS[-1]) // pitch - self.reach[0] - 1) // self.strides[0] + 1
 
 
-def _planes(g: Geometry, most_taps: int = _MOST_TAPS) -> _Planes | None:
+def _planes(g: Geometry, most_taps: int) -> _Planes | None:
     """Nothing if it is no such convolution."""
     flat = g.image[0] == g.taps[0] == g.result[0] == 1 and g.padding[0] == 0
     if not flat or g.stride[0] != 1 or max(g.stride) > _MOST_STRIDE or g.taps[1] * g.taps[2] > most_taps:
@@ -519,14 +516,15 @@ def plane_launch(
     on: Target,
 ) -> Launch | None:
     """Images made of images, as `kernels.convolution` has them; nothing if it is no such convolution."""
-    planes, forward = _planes(g, _MOST_LONG_TAPS), direction == "forward"
+    sizes = on.tuning.planes
+    planes, forward = _planes(g, sizes.long_taps), direction == "forward"
     channels = g.image_channels if forward else g.result_channels
     if planes is None or channels != g.groups or (planes.dilation[0] != 1 and planes.taps[0] != 1):
         return None
     arguments = {"T": target, "S": source, "F": weight, **({"E": bias} if bias is not None else {})}
     if forward or planes.strides == (1, 1):
         return _direct_launch(storage, g, planes, forward, arguments, on)
-    return _phases_launch(storage, g, planes, arguments, on) if prod(planes.taps) <= _MOST_TAPS else None
+    return _phases_launch(storage, g, planes, arguments, on) if prod(planes.taps) <= sizes.taps else None
 
 
 def _bands(g: Geometry, rows: int, most_rows: int, at_once: int, on: Target) -> int:
@@ -550,7 +548,7 @@ def _direct_launch(
     source, target = (g.image, g.result) if forward else (g.result, g.image)
     _, target_y, target_x = target
     at_once, width = _rows(on.tuning.planes.rows, target_y), _width(storage, on.simd_width, target_x)
-    long = prod(planes.taps) > _MOST_TAPS
+    long = prod(planes.taps) > on.tuning.planes.taps
     across = max(1, min(on.tuning.planes.rows // at_once, target_x // width)) if long else 1
     columns, pitch = _tile(planes, on.tuning.planes.band, at_once, across * width, g.result if forward else g.image)
     band_rows = _bands(g, target_y, planes.most_rows(on.tuning.planes.band, pitch), at_once, on)
@@ -639,7 +637,7 @@ def plane_weight_launch(
 ) -> Launch | None:
     """The weight's gradient of each part of the images, one after the other, as `result`; nothing if it is no such
     convolution."""
-    planes = _planes(g, MOST_WEIGHT_TAPS)
+    planes = _planes(g, on.tuning.planes.weight_taps)
     if planes is None or g.image_channels != g.groups:
         return None
     taps_y, taps_x = planes.taps

@@ -12,18 +12,12 @@ from functools import cache
 
 from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.kernel import Kernel
-from torchgraft.codegen.tuning import Tiles
 from torchgraft.kernels.products import Addend, Unit, begin_product, finish_scalar, operands
 
 #: Work-items of a group.
 GROUP = 256
-#: What `choose_tiles` chooses among: the largest square first.
-TILES = Tiles(side=128, depth=32, item=8)
+#: Of the squares of C that there are kernels for.
 LEAST_SIDE = 64
-#: How many times as quick as plain multiplications of float32 these are.
-SPEED = 5
-#: Shorter sums are left to plain multiplications.
-LEAST_DEPTH = 16
 STORAGES = ("f16", "bf16")
 # Of a slice: elements along k, words that hold them, and words from one row's to the next one's.
 _DEPTH, _WORDS, _PITCH = 32, 16, 20

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torchgraft import _C
 from torchgraft.codegen.kernel import Kernel
-from torchgraft.codegen.tuning import LOCAL_BYTES, default_tuning
+from torchgraft.codegen.tuning import LOCAL_BYTES, device_class
 from torchgraft.codegen.types import BY_DTYPE
 from torchgraft.codegen.x86 import Way
 from torchgraft.plans.ahead import as_on_device
@@ -26,7 +26,7 @@ from torchgraft.plans.trace import trace
 __all__ = ["CLASSES", "calls_of", "described", "fake_device", "kernels_of"]
 
 
-def _device(kind: str, simd_width: int, bfloat16: Way | None = None, fragments: bool = False) -> DeviceTraits:
+def _device(kind: str, simd_width: int, bfloat16: Way | None = None, matrix_units: bool = False) -> DeviceTraits:
     return DeviceTraits(
         index=0,
         name=f"any {kind}",
@@ -39,9 +39,9 @@ def _device(kind: str, simd_width: int, bfloat16: Way | None = None, fragments: 
         has_compiler=True,
         long_atomics=True,
         bfloat16=bfloat16,
-        fragments=fragments,
+        matrix_units=matrix_units,
         outer_vectors=kind == "cpu",
-        tuning=default_tuning(simd_width),
+        tuning=device_class(kind, simd_width, matrix_units).sizes,
     )
 
 
@@ -53,7 +53,7 @@ CLASSES = {
     "cpu64-pairs": _device("cpu", 16, bfloat16="vectors"),
     "cpu64-tiles": _device("cpu", 16, bfloat16="tiles"),
     "gpu": _device("gpu", 1),
-    "gpu-matrix": _device("gpu", 1, fragments=True),
+    "gpu-matrix": _device("gpu", 1, matrix_units=True),
 }
 
 

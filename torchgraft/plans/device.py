@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torchgraft import _C
 from torchgraft.codegen import tuned
 from torchgraft.codegen.compiler import simd_width
-from torchgraft.codegen.tuning import Target, Tuning, default_tuning
+from torchgraft.codegen.tuning import LOCAL_BYTES, Target, Tuning, device_class
 from torchgraft.codegen.vectors import vector_lanes
 from torchgraft.codegen.x86 import Way
 from torchgraft.kernels.pairs import LANES
@@ -30,7 +30,7 @@ class DeviceTraits:
     has_compiler: bool
     long_atomics: bool  # of 64 bits
     bfloat16: Way | None  # whose words kernels may use to multiply bfloat16, if any
-    fragments: bool  # whether they may use those for a GPU's matrix units
+    matrix_units: bool  # whether they may use those for a GPU's
     outer_vectors: bool  # whether its compiler makes vectors of a loop around one that is written out
     tuning: Tuning  # the sizes to make its kernels with
 
@@ -42,8 +42,9 @@ class DeviceTraits:
             self.simd_width,
             self.tuning,
             self.bfloat16,
-            self.fragments,
+            self.matrix_units,
             self.max_work_group_size,
+            self.local_memory,
             self.outer_vectors,
         )
 
@@ -52,22 +53,23 @@ class DeviceTraits:
 def device_traits(index: int) -> DeviceTraits:
     """The traits of a device of the backend."""
     p = _C.device_properties(index)
-    capabilities = int(p["capabilities"])
+    capabilities, lanes = int(p["capabilities"]), simd_width(index)
+    kind, matrix_units = "cpu" if p["kind"] == "cpu" else "gpu", bool(capabilities & 1 << 10)
     return DeviceTraits(
         index=index,
         name=str(p["name"]),
-        kind="cpu" if p["kind"] == "cpu" else "gpu",
+        kind=kind,
         compute_units=max(1, int(p["compute_units"])),
-        local_memory=int(p["local_memory"]),
+        local_memory=int(p["local_memory"]) or LOCAL_BYTES,
         max_work_group_size=int(p["max_work_group_size"]),
-        simd_width=simd_width(index),
+        simd_width=lanes,
         float64=bool(capabilities & 1 << 2),
         has_compiler=bool(capabilities & 1 << 1),
         long_atomics=bool(capabilities & 1 << 4),
-        bfloat16=_bfloat16(capabilities, simd_width(index)),
-        fragments=bool(capabilities & 1 << 10),
+        bfloat16=_bfloat16(capabilities, lanes),
+        matrix_units=matrix_units,
         outer_vectors=bool(capabilities & 1 << 11),
-        tuning=_forced.get(index) or tuned.read(described(index)) or default_tuning(simd_width(index)),
+        tuning=_forced.get(index) or tuned.read(described(index)) or device_class(kind, lanes, matrix_units).sizes,
     )
 
 
@@ -90,6 +92,13 @@ _forced: dict[int, Tuning] = {}
 def set_tuning(index: int, tuning: Tuning) -> None:
     """Has the plans that are made from now on use these sizes: for a process that does nothing but measure them."""
     _forced[index] = tuning
+    device_traits.cache_clear()
+    _C.clear_plans()
+
+
+def forget_tuning(index: int) -> None:
+    """Has them use the device's own again."""
+    _forced.pop(index, None)
     device_traits.cache_clear()
     _C.clear_plans()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen.tuning import Tuning, as_json, from_json
+from torchgraft.codegen.tuning import Tuning, as_json, device_class, from_json
 from torchgraft.tuning.workloads import WORKLOADS, Workload
 
 __all__ = ["main"]
@@ -69,6 +69,7 @@ class _Bench:
             "properties": {k: v for k, v in self._properties.items() if isinstance(v, (str, int))},
             "form": kernel_form(self.index),
             "tuning": as_json(traits.tuning),
+            "usual": as_json(device_class(traits.kind, traits.simd_width, traits.matrix_units).sizes),
         }
 
     def tuning(self, given: object) -> Tuning:

@@ -16,24 +16,10 @@ from typing import Any, Protocol
 from torchgraft.codegen.tuning import CANDIDATES, Tuning, as_json, changed, from_json, is_possible
 from torchgraft.diagnosis.child import environment
 
-__all__ = ["FAMILIES", "Bench", "Child", "ChildError", "Found", "search"]
+__all__ = ["Bench", "Child", "ChildError", "Found", "search"]
 
 Times = Mapping[str, float]
 
-#: What there is to find for each form of the kernels, in the order in which it is looked for.
-FAMILIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "cpu": {
-        "blocks": ("rows", "vectors", "depth", "row_tiles", "column_bytes", "taller", "wider"),
-        "attention": ("keys",),
-        "planes": ("rows", "band"),
-        "dealing": ("single", "chunk", "groups_per_unit"),
-    },
-    "gpu": {
-        "tiles": ("side", "item", "depth"),
-        "attention": ("gpu_group", "gpu_keys"),
-        "dealing": ("gpu_elements",),
-    },
-}
 # Sizes that decide a shape together are tried together.
 _TOGETHER = (("rows", "vectors"), ("side", "item"))
 
@@ -76,6 +62,7 @@ class Child:
         self.form = str(facts["form"])
         self.work_group = int(self.properties["max_work_group_size"])
         self.tuning = from_json(facts["tuning"], self.work_group)
+        self.usual = from_json(facts["usual"], self.work_group)
 
     def __enter__(self) -> Child:
         return self
@@ -148,7 +135,7 @@ class Found:
     """
 
     family: str
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, float]
     before: Times
     after: Times
     tried: int
@@ -212,9 +199,9 @@ class _Search:
                 found = replace(found, sizes={name: new[name] for name in names if new[name] != old[name]})
         return replace(found, failures=tuple(self.failures))
 
-    def _candidates(self, best: Tuning, together: Sequence[str]) -> list[dict[str, int]]:
+    def _candidates(self, best: Tuning, together: Sequence[str]) -> list[dict[str, float]]:
         """All that differ from the best of now and that the device can have."""
-        sizes: list[dict[str, int]] = [{}]
+        sizes: list[dict[str, float]] = [{}]
         for name in together:
             sizes = [{**known, name: size} for known in sizes for size in CANDIDATES[self.family][name]]
         tunings = ((each, changed(best, self.family, **each)) for each in sizes)

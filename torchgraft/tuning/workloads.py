@@ -44,6 +44,10 @@ def _convolution(stride: int, padding: int, groups: int = 1) -> Callable[..., Te
     return run
 
 
+def _as_bfloat16(operands: Callable[[], Tensors]) -> Callable[[], Tensors]:
+    return lambda: [x.bfloat16() for x in operands()]
+
+
 def _gradients(stride: int, padding: int, groups: int = 1) -> Callable[..., Tensors]:
     def run(x: torch.Tensor, w: torch.Tensor, grad: torch.Tensor) -> Tensors:
         strides, paddings = [stride] * 2, [padding] * 2
@@ -80,6 +84,9 @@ _dense = {
         _normal((384, 384), (384, 384), dtype=torch.bfloat16), lambda a, b: [a @ b], tolerance=0.02
     ),
     "256x256x256 float64": Workload(_normal((256, 256), (256, 256), dtype=torch.float64), lambda a, b: [a @ b]),
+}
+
+_convolutions = {
     "3x3 of 64x56x56": Workload(_normal((1, 64, 56, 56), (64, 64, 3, 3)), _convolution(1, 1)),
     "1x1 of 256x28x28": Workload(_normal((2, 256, 28, 28), (128, 256, 1, 1)), _convolution(1, 0)),
     "3x3 of 64x28x28, gradients": Workload(_normal((2, 64, 28, 28), (64, 64, 3, 3), (2, 64, 28, 28)), _gradients(1, 1)),
@@ -88,6 +95,16 @@ _dense = {
     ),
 }
 
+_few_rows = {
+    "1x4096 by 4096x1024": Workload(_normal((1, 4096), (4096, 1024)), lambda a, b: [a @ b]),
+    "1x4096 by (1024x4096).T": Workload(_normal((1, 4096), (1024, 4096)), lambda a, b: [a @ b.T]),
+    "4x768 by (3072x768).T": Workload(_normal((4, 768), (3072, 768)), lambda a, b: [a @ b.T]),
+}
+_small_images = {
+    "3x3 of 8 of 256x7x7": Workload(_normal((8, 256, 7, 7), (256, 256, 3, 3)), _convolution(1, 1)),
+    "3x3 of 512x4x4, gradients": Workload(_normal((2, 512, 4, 4), (512, 512, 3, 3), (2, 512, 4, 4)), _gradients(1, 1)),
+    "3x3 of 4 of 128x14x14, stride 2": Workload(_normal((4, 128, 14, 14), (128, 128, 3, 3)), _convolution(2, 1)),
+}
 _HEADS = ((2, 8, 256, 64),) * 3
 
 
@@ -96,8 +113,39 @@ def _line(count: int, run: Callable[[torch.Tensor], torch.Tensor]) -> Workload:
 
 
 WORKLOADS = {
-    "blocks": _dense,
-    "tiles": _dense,
+    "blocks": _dense | _convolutions,
+    "small": {
+        "3000x31 by 31x7": Workload(_normal((3000, 31), (31, 7)), lambda a, b: [a @ b]),
+        "10000x3 by 3x3": Workload(_normal((10000, 3), (3, 3)), lambda a, b: [a @ b]),
+        "64 of 10x200 by 200x16": Workload(_normal((64, 10, 200), (64, 200, 16)), lambda a, b: [a @ b]),
+        "6x200 by 200x600": Workload(_normal((6, 200), (200, 600)), lambda a, b: [a @ b]),
+        "2000x20 by (100x20).T": Workload(_normal((2000, 20), (100, 20)), lambda a, b: [a @ b.T]),
+    },
+    "tiny": {
+        "10000 of 3x3x3": Workload(_normal((10000, 3, 3), (10000, 3, 3)), lambda a, b: [a @ b]),
+        "1000 of 4x4 by 4x1": Workload(_normal((1000, 4, 4), (1000, 4, 1)), lambda a, b: [a @ b]),
+        "100 of 8x2x4": Workload(_normal((100, 8, 2), (100, 2, 4)), lambda a, b: [a @ b]),
+    },
+    "few_rows": _few_rows,
+    "tiles": _dense | _convolutions,
+    "matrix_units": {
+        "1024x1024x1024 float16": Workload(
+            _normal((1024, 1024), (1024, 1024), dtype=torch.float16), lambda a, b: [a @ b], tolerance=0.01
+        ),
+        "3x3 of 64x56x56 float16": Workload(
+            _normal((2, 64, 56, 56), (64, 64, 3, 3), dtype=torch.float16), _convolution(1, 1), tolerance=0.01
+        ),
+    },
+    "boxes": _convolutions,
+    "lanes": _convolutions,
+    "im2col": _convolutions
+    | {"16x16 of 3x224x224": Workload(_normal((1, 3, 224, 224), (192, 3, 16, 16)), _convolution(16, 0))},
+    "small_images": _small_images,
+    "packed_images": {
+        f"{name} bfloat16": Workload(_as_bfloat16(each.operands), each.run, tolerance=0.02)
+        for name, each in _small_images.items()
+    },
+    "gpu_images": _convolutions | _small_images,
     "planes": {
         "3x3 of 32x112x112": Workload(_normal((1, 32, 112, 112), (32, 1, 3, 3)), _convolution(1, 1, 32)),
         "5x5 of 120x28x28": Workload(_normal((2, 120, 28, 28), (120, 1, 5, 5)), _convolution(1, 2, 120)),

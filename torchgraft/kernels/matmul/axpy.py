@@ -13,11 +13,8 @@ from torchgraft.kernels.matmul.division import share
 from torchgraft.kernels.matmul.problem import Product, any_addend
 from torchgraft.kernels.products import Addend, begin_batches, finish_scalar, operands
 
-# The most rows.
+# The most rows: the text has one or so many.
 _ROWS = 4
-# Where few rows of A are multiplied, it is what is read of B that takes the time: the shortest sums, and the fewest
-# elements of B, of a part.
-_LEAST_ROWS, _LEAST_ELEMENTS = 512, 65536
 
 
 def axpy_columns(rows: int) -> int:
@@ -100,13 +97,13 @@ def why_not(p: Product) -> str:
 
 def launches(p: Product) -> list[Launch]:
     batch, m, n, k = p.sizes
-    units, rows = p.on.units, 1 if m == 1 else _ROWS
-    least = max(_LEAST_ROWS, _LEAST_ELEMENTS // n)
-    columns = _stretch(n, axpy_columns(rows), units, max(1, k // least))
+    sizes, rows = p.on.tuning.few_rows, 1 if m == 1 else _ROWS
+    least = max(sizes.part, sizes.part_elements // n)
+    columns = _stretch(n, axpy_columns(rows), p.on.units, max(1, k // least))
 
     def kernel(result: str, addend: Addend) -> Kernel:
         return axpy_kernel(p.storage, result, rows, any_addend(addend), p.on.simd_width)
 
-    sizes = {"block_columns": columns, "share": share(batch, rows * k * min(n, columns) // p.math.width, units)}
+    shape = {"block_columns": columns, "share": share(batch, rows * k * min(n, columns) // p.math.width, p.on)}
     groups = (ceil_div(n, columns),)
-    return split_k.launches(p, kernel, groups, split_k.parts_on_cpu(p, groups, least), sizes)
+    return split_k.launches(p, kernel, groups, split_k.parts_on_cpu(p, groups, least), shape)

@@ -42,10 +42,6 @@ def block_tile(math: Arithmetic, blocks: Blocks, narrow: bool = False) -> Tile:
     return Tile(rows, vectors, blocks.depth, round_up(most, rows), columns)
 
 
-# A block's sums are on the stack of the thread that has it.
-_SUMS_BYTES = 2 << 20
-
-
 def product_tile(math: Arithmetic, blocks: Blocks, narrow: bool = False) -> Tile:
     """The tile of products: with one vector of columns more than other kernels have, where there are registers for it,
     since each element of A is then loaded for as many sums more; and blocks of more rows, which share the panels that
@@ -60,7 +56,7 @@ def product_tile(math: Arithmetic, blocks: Blocks, narrow: bool = False) -> Tile
         return replace(tile, max_rows=blocks.taller * tile.max_rows)
     vectors = more if tile.rows * more + more + 1 <= registers else tile.vectors
     columns = round_up(blocks.wider * tile.max_columns, math.width * vectors)
-    most = _SUMS_BYTES // (columns * math.size) // tile.rows * tile.rows
+    most = blocks.sums_bytes // (columns * math.size) // tile.rows * tile.rows
     return replace(
         tile, vectors=vectors, max_rows=min(blocks.taller * blocks.wider * tile.max_rows, most), max_columns=columns
     )
@@ -462,20 +458,14 @@ def block_kernel(
     )
 
 
-# Storing a sum takes as long as so many products of it.
-_STORING = 24
-# Copying a B that lies along k takes as long as the products of so many rows.
-_TRANSPOSING = 16
-
-
 def block_shape(
-    math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int, units: int, least: int = 250_000
+    math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int, units: int, blocks: Blocks, least: int = 250_000
 ) -> tuple[int, int]:
     """Rows and columns of a work-item's block: as large as leaves a few blocks for each of `units` cores, since a block
     copies its part of B once for all its rows; and all blocks about as large."""
     panel = math.width * tile.vectors
     rows, columns = min(tile.max_rows, round_up(m, tile.rows)), min(tile.max_columns, round_up(n, panel))
-    wanted = wanted_blocks(m * n * max(k, _STORING) * batch, least, units, 3)
+    wanted = wanted_blocks(m * n * max(k, blocks.storing) * batch, least, units, 3)
     while ceil_div(m, rows) * ceil_div(n, columns) * batch < wanted:
         if columns > panel and columns >= rows:
             columns = round_up(columns // 2, panel)
@@ -504,15 +494,11 @@ def _balanced(columns: int, panel: int, most: int, n: int, bands: int, units: in
     return best if load(best) < load(columns) else columns
 
 
-# Rows of A for which copying B would cost more than it saves: any B; and one whose vectors are lines of the cache.
-_IN_PLACE_ROWS, _IN_PLACE_ROWS_OF_LINES = 64, 640
-
-
-def _pays_in_place(math: Arithmetic, m: int, b: Matrix) -> bool:
+def _pays_in_place(blocks: Blocks, math: Arithmetic, m: int, b: Matrix) -> bool:
     """Whether a B whose rows lie together is better read where it lies by each tile than copied once for a block."""
     size = BY_NAME[math.storage].size
     lines = size == math.size and math.width * size == 64 and b.row * size % 64 == 0
-    return m <= (_IN_PLACE_ROWS_OF_LINES if lines else _IN_PLACE_ROWS)
+    return m <= (blocks.rows_of_lines if lines else blocks.rows_in_place)
 
 
 def why_not(p: Product) -> str:
@@ -530,11 +516,11 @@ def launches(p: Product) -> list[Launch]:
         tile = product_tile(math, blocks)
     least = 2_000_000 // math.size if math.is_float else 250_000
     if unit_b == "k":
-        least = least * m // (m + _TRANSPOSING)
-    rows, columns = block_shape(math, tile, m, n, k, batch, units, least)
+        least = least * m // (m + blocks.transposing)
+    rows, columns = block_shape(math, tile, m, n, k, batch, units, blocks, least)
     if p.a.column == 1 and n <= tile.vectors * math.width and BY_NAME[p.storage].size == math.size:
         unit_a = "in place"  # it is read once
-    in_place = unit_b == "outer" and not narrow and _pays_in_place(math, m, p.b)
+    in_place = unit_b == "outer" and not narrow and _pays_in_place(blocks, math, m, p.b)
 
     def kernel(result: str, addend: Addend) -> Kernel:
         addend = any_addend(addend) if math.is_complex else addend

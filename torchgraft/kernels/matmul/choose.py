@@ -29,7 +29,8 @@ def matmul_launches(product: Product) -> list[Launch]:
 def _turned(p: Product) -> Product:
     """Many rows of a few elements are products of their own, and a matrix times a column is a row times a matrix."""
     batch, m, n, k = p.sizes
-    if p.is_cpu and batch == 1 and tiny.has_tiny_rows(m, n, k):
+    sizes = p.on.tuning.tiny
+    if p.is_cpu and batch == 1 and tiny.has_tiny_rows(sizes, m, n, k):
         return p.by_rows
-    is_tiny = p.is_cpu and tiny.is_tiny(batch, m, n, k)
+    is_tiny = p.is_cpu and tiny.is_tiny(sizes, batch, m, n, k)
     return p.transposed if n == 1 and m > 1 and not is_tiny else p

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchgraft.codegen import ceil_div, round_up
+from torchgraft.codegen.tuning import Target
 
 
 def wanted_blocks(products: int, least: int, units: int, each: int) -> int:
@@ -15,13 +16,9 @@ def wanted_blocks(products: int, least: int, units: int, each: int) -> int:
     return round_up(wanted, units) if wanted > units else wanted
 
 
-# Cycles for which it pays to begin a work-item.
-_LEAST_CYCLES = 25_000
-
-
-def share(batch: int, cycles: int, units: int) -> int:
+def share(batch: int, cycles: int, on: Target) -> int:
     """How many matrices of a batch a work-item has, each of which takes it about so many cycles."""
-    return max(1, min(ceil_div(_LEAST_CYCLES, max(1, cycles)), ceil_div(batch, units)))
+    return max(1, min(ceil_div(on.tuning.dealing.cycles, max(1, cycles)), ceil_div(batch, on.units)))
 
 
 def even_part(size: int, part: int, step: int = 1) -> int:

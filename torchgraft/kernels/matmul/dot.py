@@ -42,10 +42,6 @@ def _dot_width(storage: str, simd_width: int, k: int) -> int:
     return simd_width
 
 
-# Cycles of a sum across the lanes of a vector.
-_LANES_SUMMED = 16
-
-
 @cache
 def dot_kernel(storage: str, result: str, rows: int, addend: Addend, simd_width: int = 16, columns: int = 8) -> Kernel:
     """A few rows of A with unit stride along k, `rows` (1 to 4) at once, times a B of `columns` columns (or more) with
@@ -129,7 +125,7 @@ def launches(p: Product) -> list[Launch]:
     def kernel(result: str, addend: Addend) -> Kernel:
         return dot_kernel(p.storage, result, even_part(m, 4), any_addend(addend), width, together)
 
-    cycles = m * min(n, columns) * (k // p.math.width + _LANES_SUMMED)
-    sizes = {"block_columns": columns, "share": share(batch, cycles, units)}
+    cycles = m * min(n, columns) * (k // p.math.width + p.on.tuning.few_rows.lanes_summed)
+    sizes = {"block_columns": columns, "share": share(batch, cycles, p.on)}
     groups = (ceil_div(n, columns),)
     return split_k.launches(p, kernel, groups, split_k.parts_on_cpu(p, groups), sizes)

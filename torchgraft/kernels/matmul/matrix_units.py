@@ -11,16 +11,17 @@ from torchgraft.kernels.products import Addend
 
 
 def why_not(p: Product) -> str:
-    if p.is_cpu or not p.on.fragments:
+    if p.is_cpu or not p.on.matrix_units:
         return "GPUs with matrix units"
     if p.storage not in fragments.STORAGES:
         return " and ".join(fragments.STORAGES)
-    return "" if p.sizes[3] >= fragments.LEAST_DEPTH else f"sums of {fragments.LEAST_DEPTH} or more"
+    least = p.on.tuning.matrix_units.least_sums
+    return "" if p.sizes[3] >= least else f"sums of {least} or more"
 
 
 def launches(p: Product) -> list[Launch]:
-    batch, m, n, k = p.sizes
-    tiles, parts = choose_tiles(fragments.TILES, m, n, k, batch, p.on.units, fragments.SPEED)
+    (batch, m, n, k), sizes = p.sizes, p.on.tuning.matrix_units
+    tiles, parts = choose_tiles(sizes.tiles, m, n, k, batch, p.on.units, sizes.speed)
 
     def kernel(result: str, addend: Addend) -> Kernel:
         return fragments.fragment_kernel(p.storage, result, p.unit_a, p.unit_b, any_addend(addend), tiles.side)

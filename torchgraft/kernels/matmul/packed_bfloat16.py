@@ -25,7 +25,7 @@ def why_not(p: Product) -> str:
 
 def launches(p: Product) -> list[Launch]:
     batch, m, n, k = p.sizes
-    rows, columns = block_shape(p.math, bfloat16.TILE, m, n, k, batch, p.on.units, 1_000_000)
+    rows, columns = block_shape(p.math, bfloat16.TILE, m, n, k, batch, p.on.units, p.on.tuning.blocks, 1_000_000)
 
     def kernel(result: str, addend: Addend) -> Kernel:
         assert p.paired is not None

@@ -11,10 +11,6 @@ from torchgraft.kernels.matmul import split_k
 from torchgraft.kernels.matmul.problem import Product, any_addend
 from torchgraft.kernels.products import Addend, begin_product, finish_scalar, operands
 
-_LEAST_ROWS_PART = 256
-#: Products of so many rows at most have a kernel of their own on a GPU, which reads B once and straight.
-GPU_ROWS = 8
-
 
 def rows_columns(along_k: bool) -> int:
     """Columns of a work-group of `rows_kernel`."""
@@ -71,14 +67,15 @@ def why_not(p: Product) -> str:
         return "GPUs"
     if p.math.is_complex:
         return "real numbers"
-    return "" if p.sizes[1] <= GPU_ROWS else f"at most {GPU_ROWS} rows"
+    most = p.on.tuning.few_rows.gpu_rows
+    return "" if p.sizes[1] <= most else f"at most {most} rows"
 
 
 def launches(p: Product) -> list[Launch]:
     batch, m, n, k = p.sizes
     units, along_k = p.on.units, p.unit_b == "k"
     groups = (ceil_div(n, rows_columns(along_k)),)
-    parts = max(1, min(8 * units // groups[0], k // _LEAST_ROWS_PART)) if batch == 1 and units > 1 else 1
+    parts = max(1, min(8 * units // groups[0], k // p.on.tuning.few_rows.gpu_part)) if batch == 1 and units > 1 else 1
 
     def kernel(result: str, addend: Addend) -> Kernel:
         rows = 1 if m == 1 else ceil_div(m, 4) * 4

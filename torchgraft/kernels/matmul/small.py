@@ -16,49 +16,37 @@ from torchgraft.kernels.matmul.division import even_part, wanted_blocks
 from torchgraft.kernels.matmul.problem import Product
 from torchgraft.kernels.products import Addend, Tile, Unit, finish_scalar, finish_vector, operands
 
-# The longest sums whose B is copied, into a panel that stays in the first-level cache; and where half a vector has all
-# of the columns; and those whose B can be read where it lies.
-_SMALL_DEPTH, _NARROW_DEPTH, _SMALL_DEPTH_IN_PLACE = 256, 1024, 1024
-# Length of sums up to which a tile of A stays near once it is converted.
-_HELD_DEPTH = 256
 # Rows at once for one, two, ... vectors of columns, where there are 16 registers and where there are 32 of 16 lanes.
 _SMALL_ROWS = ((10, 8, 6, 5, 4, 3, 2, 1), (6, 5, 4, 3, 2, 1), (4, 3, 2, 1), (2, 1))
 _SMALL_ROWS_WIDE = (_SMALL_ROWS[0], (10, 9, 8, 6, 5, 4, 3, 2, 1), (8, 6, 5, 4, 3, 2, 1), (6, 5, 4, 3, 2, 1))
-# Tiles of rows for which copying B would cost more than it saves.
-_SMALL_IN_PLACE = 2
-# Sums so short that whatever the columns, to copy B costs more. Where it lies otherwise, and has to be copied, they pay
-# for so many rows, and those with more than four vectors of columns where they are shorter still.
-_SHORT_SUMS, _SHORTEST_SUMS, _MANY_ROWS = 24, 5, 128
-# A larger result of short sums is better written in longer rows than panels have.
-_BYTES_OF_SHORT_SUMS = 4 << 20
-# So few rows need no panel where columns are few; longer sums than these are shared out.
-_FEW_ROWS, _LONGEST_SUMS = 16, 8192
-# So few rows need none either while B stays in the second-level cache, and is not cut into too many panels.
-_ROWS_IN_PLACE, _PANELS_IN_PLACE, _BYTES_IN_PLACE = 6, 10, 1 << 19
-# The most rows of products with more than two vectors of columns: for more it is blocks that copy B.
-_SMALL_ROWS_OF_MANY_COLUMNS = 64
 
 
-def _is_small(math: Arithmetic, batch: int, m: int, n: int, k: int, unit_b: Unit, paired: bool) -> bool:
-    if math.is_complex:
-        return False
-    short = _SHORT_SUMS if n <= 4 * math.width else _SHORTEST_SUMS
-    if unit_b != "outer" and m >= _MANY_ROWS and k <= short and not paired:
+def _is_small(p: Product) -> bool:
+    sizes, math, (batch, m, n, k) = p.on.tuning.small, p.math, p.sizes
+    short = sizes.short_sums if n <= 4 * math.width else sizes.shortest_sums
+    if p.unit_b != "outer":
+        pays = m >= sizes.many_rows and k <= short and p.paired is None
+        return pays or (k <= _depth(p) and n <= 2 * math.width)
+    if k <= sizes.short_sums and m > 4 and m * n * math.size <= sizes.short_sums_bytes and p.paired is None:
         return True
-    if unit_b == "outer":
-        if k <= _SHORT_SUMS and m > 4 and m * n * math.size <= _BYTES_OF_SHORT_SUMS and not paired:
-            return True
-        if m <= _FEW_ROWS and n <= 2 * math.width:
-            return k <= _LONGEST_SUMS
-        if 1 < m <= _ROWS_IN_PLACE and n <= _PANELS_IN_PLACE * _most_vectors(math.width) * math.width and not paired:
-            return n * k * math.size <= _BYTES_IN_PLACE
-        if batch > 1 and m <= _SMALL_ROWS_OF_MANY_COLUMNS and n <= 4 * math.width:
-            return k <= _SMALL_DEPTH
-    return k <= (_SMALL_DEPTH_IN_PLACE if unit_b == "outer" else _small_depth(math, n)) and n <= 2 * math.width
+    if m <= sizes.few_rows and n <= 2 * math.width:
+        return k <= sizes.longest_sums
+    most = sizes.panels_in_place * _most_vectors(math.width) * math.width
+    if 1 < m <= sizes.rows_in_place and n <= most and p.paired is None:
+        return n * k * math.size <= sizes.bytes_in_place
+    if batch > 1 and m <= sizes.rows_of_many_columns and n <= 4 * math.width:
+        return k <= sizes.depth
+    return k <= sizes.depth_in_place and n <= 2 * math.width
 
 
-def _small_depth(math: Arithmetic, n: int) -> int:
-    return _NARROW_DEPTH if 2 * n <= math.width else _SMALL_DEPTH
+def _is_narrow(p: Product) -> bool:
+    """Whether half a vector has all columns."""
+    return 2 * p.sizes[2] <= p.math.width
+
+
+def _depth(p: Product) -> int:
+    """The longest sums whose B is copied."""
+    return p.on.tuning.small.narrow_depth if _is_narrow(p) else p.on.tuning.small.depth
 
 
 def _most_vectors(simd_width: int) -> int:
@@ -195,18 +183,18 @@ def small_kernel(
     unit_b: Unit,
     addend: Addend,
     simd_width: int,
-    held: bool,
+    held_depth: int,
 ) -> Kernel:
     """The CPU form for few columns, or short sums, of which A is read where it lies, `rows` rows at once; M has as
     many.
 
     So is B if `depth` is 0, which then has unit stride along the columns; otherwise it is copied into a panel, of sums
     of at most `depth`, by vectors along k where `unit_b` says that it lies so. Either way `vectors` of columns are
-    taken at once. Numbers of A that are to be converted are so a tile at a time if `held`: A has unit stride along k,
-    and sums are of at most `_HELD_DEPTH`. A work-item has `share` blocks of rows, of one matrix after the other. Launch
-    with `matmul_launches`.
+    taken at once. Numbers of A that are to be converted are so a tile at a time if `held_depth` is not 0: A has unit
+    stride along k, and sums are of at most so many. A work-item has `share` blocks of rows, of one matrix after the
+    other. Launch with `matmul_launches`.
     """
-    math, target = arithmetic(storage, simd_width), arithmetic(result, simd_width)
+    math, target, held = arithmetic(storage, simd_width), arithmetic(result, simd_width), held_depth > 0
     if depth:
         prepare, sums = _small_copied(math, rows, vectors, depth, unit_b, held)
     else:
@@ -225,7 +213,7 @@ const long count = min((long)share, blocks * batches - first), after = first + c
 long batch = first / blocks;
 int begin = (int)(first - batch * blocks) * block_rows;
 {f"{math.vector} panels[{depth * vectors}]; long copied = -1;" if depth else ""}
-{f"{math.scalar} own[{rows * _HELD_DEPTH}] ALIGN(64);" if held else ""}
+{f"{math.scalar} own[{rows * held_depth}] ALIGN(64);" if held else ""}
 // Elements from this matrix's first to the last that this work-item makes.
 const int touching = c_cs == 1 && c_rs == N && (batches == 1 || c_bs == (long)M * N);
 long spare = touching ? ((after / blocks - batch) * M + after % blocks * block_rows) * N : 0;
@@ -271,24 +259,23 @@ def why_not(p: Product) -> str:
         return "CPUs"
     if p.math.is_complex:
         return "real numbers"
-    small = _is_small(p.math, *p.sizes, p.unit_b, p.paired is not None)
-    return "" if small else "few columns, or short sums"
+    return "" if _is_small(p) else "few columns, or short sums"
 
 
 def launches(p: Product) -> list[Launch]:
     storage, units = p.storage, p.on.units
     batch, m, n, k = p.sizes
-    depth = _small_depth(p.math, n)
-    simd_width = max(4, p.on.simd_width // 2) if depth == _NARROW_DEPTH else p.on.simd_width
+    sizes, depth = p.on.tuning.small, _depth(p)
+    simd_width = max(4, p.on.simd_width // 2) if _is_narrow(p) else p.on.simd_width
     math = arithmetic(storage, simd_width)
     wide = ceil_div(n, math.width)
     panels = 1 if wide <= 4 else ceil_div(wide, _most_vectors(simd_width))
     vectors = ceil_div(wide, panels)
     rows = _small_rows(m, vectors, simd_width)
     tiles = ceil_div(m, rows)
-    in_place = p.unit_b == "outer" and (tiles <= _SMALL_IN_PLACE or panels > 1 or k > depth)
+    in_place = p.unit_b == "outer" and (tiles <= sizes.tiles_in_place or panels > 1 or k > depth)
     cycles = batch * panels * tiles * (k * (rows * vectors + rows + 2) // 2 + 4 * rows + 20)  # about
-    wanted = wanted_blocks(cycles, 25_000, units, 8)
+    wanted = wanted_blocks(cycles, p.on.tuning.dealing.cycles, units, 8)
     # One panel is copied for all blocks of a matrix, several for each block, which has more rows then.
     if panels == 1:
         block_tiles = even_part(tiles, min(8, ceil_div(batch * tiles, wanted)))
@@ -300,7 +287,7 @@ def launches(p: Product) -> list[Launch]:
     more = {"block_rows": block_rows, "share": share, "batches": batch}
     arguments = {**p.operands, "M": m, "N": n, **more, "each_K": k, "last_K": k}
     converted = BY_NAME[storage].size < math.size
-    held = converted and p.a.column == 1 and k <= _HELD_DEPTH
+    held_depth = sizes.converted_depth if converted and p.a.column == 1 and k <= sizes.converted_depth else 0
     depth = 0 if in_place else depth
-    kernel = small_kernel(storage, p.result, rows, vectors, depth, p.unit_b, p.addend, simd_width, held)
+    kernel = small_kernel(storage, p.result, rows, vectors, depth, p.unit_b, p.addend, simd_width, held_depth)
     return [Launch(kernel, (ceil_div(blocks, share),), arguments)]

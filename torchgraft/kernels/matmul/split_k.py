@@ -13,14 +13,12 @@ from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels.matmul.problem import Matrix, Product, matrices
 from torchgraft.kernels.products import Addend, finish_scalar
 
-# Shorter parts of a sum cost more to add up than they gain.
-_LEAST_PART = 1024
 
-
-def parts_on_cpu(p: Product, groups: tuple[int, ...], least: int = _LEAST_PART) -> int:
-    """Into how many parts of at least `least` products to divide the sums when there are these groups: so many that no
-    core has one more than the others."""
+def parts_on_cpu(p: Product, groups: tuple[int, ...], least: int = 0) -> int:
+    """Into how many parts of at least `least` products (as the tuning says, if it is 0) to divide the sums when there
+    are these groups: so many that no core has one more than the others."""
     batch, _, _, k = p.sizes
+    least = least or p.on.tuning.blocks.part
     units, count = p.on.units, prod(groups)
     if batch > 1 or units == 1:
         return 1

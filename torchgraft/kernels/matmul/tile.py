@@ -178,13 +178,8 @@ def tile_kernel(storage: str, result: str, unit_a: Unit, unit_b: Unit, addend: A
     return Kernel("matmul_tile", operands(math, result, addend), body, local=tile_local(tiles))
 
 
-# What a compute unit does of a square's multiplications, relative to a square of the largest side; and what it does
-# with a single group.
+# What a compute unit does of a square's multiplications, relative to a square of the largest side.
 _EFFICIENCY = {1: 1.0, 2: 0.85, 4: 0.5}
-_ALONE = 0.7
-# Multiplications of a compute unit that take as long as another launch, and as to write and read an element once.
-_LAUNCH, _ELEMENT = 400_000, 60
-_LEAST_TILE_PART = 64
 
 
 def choose_tiles(tiles: Tiles, m: int, n: int, k: int, batch: int, units: int, speed: int = 1) -> tuple[Tiles, int]:
@@ -197,11 +192,11 @@ def choose_tiles(tiles: Tiles, m: int, n: int, k: int, batch: int, units: int, s
     def time(side: int, parts: int) -> float:
         groups = ceil_div(m, side) * ceil_div(n, side) * batch * parts
         waves = ceil_div(groups, units) if groups < 2 * units else groups / units
-        each = side * side * ceil_div(k, parts) / _EFFICIENCY[tiles.side // side] / (_ALONE if waves == 1 else 1)
-        return waves * each + (parts > 1) * speed * (_LAUNCH + parts * batch * m * n * _ELEMENT / units)
+        each = side * side * ceil_div(k, parts) / _EFFICIENCY[tiles.side // side] / (tiles.alone if waves == 1 else 1)
+        return waves * each + (parts > 1) * speed * (tiles.launch + parts * batch * m * n * tiles.element / units)
 
     sizes = [size for size in tiles.sizes if speed == 1 or size.side >= fragments.LEAST_SIDE]
-    most = max(1, k // _LEAST_TILE_PART) if units > 1 else 1
+    most = max(1, k // tiles.part) if units > 1 else 1
     parts = [1 << power for power in range(most.bit_length())]
     return min(itertools.product(sizes, parts), key=lambda chosen: time(chosen[0].side, chosen[1]))
 
@@ -212,7 +207,7 @@ def why_not(p: Product) -> str:
 
 def launches(p: Product) -> list[Launch]:
     batch, m, n, k = p.sizes
-    tiles, parts = choose_tiles(p.on.tuning.tiles, m, n, k, batch, p.on.units)
+    tiles, parts = choose_tiles(p.on.tiles, m, n, k, batch, p.on.units)
 
     def kernel(result: str, addend: Addend) -> Kernel:
         return tile_kernel(p.storage, result, p.unit_a, p.unit_b, any_addend(addend), tiles)

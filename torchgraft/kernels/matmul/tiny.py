@@ -13,26 +13,23 @@ from functools import cache
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
+from torchgraft.codegen.tuning import Tiny
 from torchgraft.kernels.matmul.division import share
 from torchgraft.kernels.matmul.problem import Product
 from torchgraft.kernels.products import Addend, finish_scalar
 
-#: The longest rows, columns and sums, and the most multiplications, of which a text has them all.
-LONGEST, MOST = 8, 64
-#: Matrices of so few elements that one after the other are read and written in vectors: all first elements, and so on.
-FEW = 4
-#: Fewer matrices are not worth a kernel of their own size.
-LEAST_BATCH = 64
+# Strides up to which a compiler can make vectors of matrices that are side by side: all first elements, and so on.
+_NEAR = 4
 
 
-def is_tiny(batch: int, m: int, n: int, k: int) -> bool:
-    """Whether products of these sizes are written out."""
-    return batch >= LEAST_BATCH and k > 0 and max(m, n, k) <= LONGEST and m * n * k <= MOST
+def is_tiny(sizes: Tiny, batch: int, m: int, n: int, k: int) -> bool:
+    """Whether products of so many rows, columns and terms are written out."""
+    return batch >= sizes.batch and k > 0 and max(m, n, k) <= sizes.longest and m * n * k <= sizes.products
 
 
-def has_tiny_rows(m: int, n: int, k: int) -> bool:
+def has_tiny_rows(sizes: Tiny, m: int, n: int, k: int) -> bool:
     """Whether each row of a product is to be one of its own, which is written out."""
-    return (max(n, k) <= FEW or (n == 1 and k <= LONGEST)) and is_tiny(m, 1, n, k)
+    return (max(n, k) <= sizes.row or (n == 1 and k <= sizes.longest)) and is_tiny(sizes, m, 1, n, k)
 
 
 def _sum(math: Arithmetic, i: int, j: int, k: int) -> str:
@@ -55,7 +52,7 @@ Strides = tuple[tuple[int | None, ...], ...]
 def tiny_strides(strides: Sequence[tuple[int, int, int]]) -> Strides:
     """Those to write out: all where they are so small that a compiler can make vectors of what lies so; otherwise what
     tells it that rows lie together, and what all products share. Of more it makes vectors that are slower than none."""
-    if all(0 <= by <= FEW for own in strides for by in own):
+    if all(0 <= by <= _NEAR for own in strides for by in own):
         return tuple(strides)
     return tuple((None, 1 if column == 1 else None, 0 if batch == 0 else None) for _, column, batch in strides)
 
@@ -110,12 +107,14 @@ for (long batch = first; batch < last; ++batch) {{
 def why_not(p: Product) -> str:
     if not p.is_cpu:
         return "CPUs"
-    return "" if is_tiny(*p.sizes) else f"{LEAST_BATCH} matrices or more, of at most {MOST} multiplications each"
+    sizes = p.on.tuning.tiny
+    many = f"{sizes.batch} matrices or more, of at most {sizes.products} multiplications each"
+    return "" if is_tiny(sizes, *p.sizes) else many
 
 
 def launches(p: Product) -> list[Launch]:
     batch, m, n, k = p.sizes
     strides = tiny_strides([(x.row, x.column, x.batch) for x in (p.a, p.b, p.c)])
     kernel = tiny_kernel(p.storage, p.result, (m, n, k), strides, p.any_addend)
-    each = share(batch, m * n * k + m * k + k * n + 2 * m * n, p.on.units)
+    each = share(batch, m * n * k + m * k + k * n + 2 * m * n, p.on)
     return [Launch(kernel, (ceil_div(batch, each),), {**p.operands, "share": each, "batches": batch})]

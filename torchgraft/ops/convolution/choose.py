@@ -8,9 +8,7 @@ from dataclasses import replace
 from torchgraft.kernels import channel_lanes, channel_lanes_bfloat16
 from torchgraft.kernels import convolution as kernels
 from torchgraft.kernels.choice import Way, choose
-from torchgraft.kernels.depthwise import MOST_WEIGHT_TAPS
 from torchgraft.ops.convolution import matrix_units, patches
-from torchgraft.ops.convolution.patches import LEAST_CHANNELS, LEAST_CHANNELS_OF_PAIRS, LEAST_PIXELS
 from torchgraft.ops.convolution.problem import Images, WeightGradient
 from torchgraft.ops.matmul import plan_product
 
@@ -25,18 +23,17 @@ def _for_cpus(c: Images | WeightGradient) -> str:
 
 # ---- Images made of images. ----
 
-# Of smaller images a GPU's other kernels have all pixels of a batch side by side.
-_LEAST_PIXELS_OF_GPU = 128
-
 
 def _why_no_product(c: Images) -> str:
     """Whose kernels prepare less than those of other convolutions."""
     g = c.g
     if not (math.prod(g.taps) == 1 and g.stride == (1, 1, 1) and g.padding == (0, 0, 0) and g.groups == 1):
         return "filters of one tap"
-    least = LEAST_PIXELS if c.is_cpu else _LEAST_PIXELS_OF_GPU
-    large = min(g.image_channels, g.result_channels) >= LEAST_CHANNELS and math.prod(g.image) >= least
-    return "" if large else f"{LEAST_CHANNELS} channels and {least} pixels or more"
+    sizes = c.on.tuning
+    least = sizes.im2col.pixels if c.is_cpu else sizes.gpu_images.pixels
+    channels = sizes.im2col.channels
+    large = min(g.image_channels, g.result_channels) >= channels and math.prod(g.image) >= least
+    return "" if large else f"{channels} channels and {least} pixels or more"
 
 
 def _plan_product(c: Images) -> None:
@@ -50,8 +47,9 @@ def _plan_product(c: Images) -> None:
 def _why_no_pairs(c: Images) -> str:
     if not c.by_pairs:
         return "bf16, on devices with instructions for it"
-    if c.g.groups > 1 or c.g.batch == 0 or c.source.shape[1] < LEAST_CHANNELS_OF_PAIRS:
-        return f"{LEAST_CHANNELS_OF_PAIRS} channels or more in one group"
+    least = c.on.tuning.im2col.packed_channels
+    if c.g.groups > 1 or c.g.batch == 0 or c.source.shape[1] < least:
+        return f"{least} channels or more in one group"
     return ""
 
 
@@ -93,7 +91,7 @@ def _plan_direct(c: Images) -> None:
 
 
 def _why_no_elements(c: Images) -> str:
-    few = kernels.suits_elements(c.g, c.direction)
+    few = kernels.suits_elements(c.g, c.direction, c.on)
     return _for_gpus(c) or ("" if few else "few channels, or strides that leave taps out")
 
 
@@ -170,7 +168,7 @@ def _plan_weight_tile(c: WeightGradient) -> None:
 def _why_no_weight_planes(c: WeightGradient) -> str:
     if not c.is_cpu:
         return "CPUs"
-    taps = max(MOST_WEIGHT_TAPS, kernels.MOST_DIRECT_TAPS)
+    taps = max(c.on.tuning.planes.weight_taps, kernels.MOST_DIRECT_TAPS)
     if not _few_pairs(c) or math.prod(c.g.taps) > taps or not c.has_planes:
         return f"depthwise filters of at most {taps} taps"
     return ""

@@ -14,22 +14,17 @@ from torchgraft.kernels.geometry import Direction, channels_of, sizes_of
 from torchgraft.ops.convolution.problem import Images, WeightGradient
 from torchgraft.ops.matmul import plan_product
 
-# Patches of more bytes are not written: memory is dearer than time then.
-_MOST_BYTES = 1 << 30
-# Fewer filters or shorter sums leave most of a square empty, and so do fewer pixels of an image; the images of a batch
-# are one product then, and are put in order afterwards.
-_LEAST_FILTERS, _LEAST_SUMS, _LEAST_PIXELS = 16, 32, 96
-
 
 def _why_not(c: Images | WeightGradient, sums: int, filters: int, pixels: int) -> str:
-    g = c.g
-    if c.is_cpu or not c.on.fragments:
+    g, sizes = c.g, c.on.tuning.matrix_units
+    if c.is_cpu or not c.on.matrix_units:
         return "GPUs with matrix units"
     if c.storage not in fragments.STORAGES:
         return " and ".join(fragments.STORAGES)
-    if g.groups > 1 or g.batch == 0 or sums < _LEAST_SUMS or filters < _LEAST_FILTERS:
-        return f"{_LEAST_FILTERS} filters or more of {_LEAST_SUMS} elements, in one group"
-    return "" if sums * g.batch * pixels * c.out.dtype.itemsize <= _MOST_BYTES else "patches of a GiB at most"
+    if g.groups > 1 or g.batch == 0 or sums < sizes.least_taps or filters < sizes.least_filters:
+        return f"{sizes.least_filters} filters or more of {sizes.least_taps} elements, in one group"
+    most = sizes.patches_bytes
+    return "" if sums * g.batch * pixels * c.out.dtype.itemsize <= most else f"patches of at most {most} bytes"
 
 
 def _patches(c: Images | WeightGradient, direction: Direction, source: torch.Tensor) -> torch.Tensor:
@@ -54,7 +49,8 @@ def plan_images(c: Images) -> None:
     patches = _patches(c, c.direction, c.source)
     matrix = c.weight.flatten(1) if c.is_forward else p.contiguous(c.weight.transpose(0, 1)).flatten(1)
     target = c.out.view(g.batch, filters, pixels)
-    if pixels >= _LEAST_PIXELS or g.batch == 1:
+    # The images of a batch are one product where they are small, and are put in order afterwards.
+    if pixels >= c.on.tuning.matrix_units.least_pixels or g.batch == 1:
         images = patches.view(sums, g.batch, pixels).transpose(0, 1)
         plan_product(p, target, matrix.expand(g.batch, filters, sums), images, c.addend)
     else:

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from torchgraft.codegen import element_type
+from torchgraft.codegen.tuning import SmallImages
 from torchgraft.kernels.geometry import Geometry
 from torchgraft.kernels.patches import LARGEST_IMAGE, patch_sums_launch, patches_launch, zip_launch
 from torchgraft.ops.convolution.problem import Images, WeightGradient, patches_bytes
 from torchgraft.ops.matmul import plan_product
 from torchgraft.plans import PlanBuilder
 
-# A matrix product of less than so many rows, sums or columns does not pay.
-LEAST_CHANNELS, LEAST_PIXELS = 8, 32
-# What is copied of an image must be worth it: fewer channels fill less than half of a block of pairs.
-LEAST_CHANNELS_OF_PAIRS = 12
-
-
 # ---- Filters that lie beside each other, as in a vision transformer: each element of an image is in one patch. ----
 
-# Patches whose lines are so long are copied one after the other; others go by their elements, which takes longer: to
-# read them pays for the products of so many filters, and not for a weight's gradient.
-_LONG_LINE, _MANY_FILTERS = 8, 192
 
-
-def _lie_beside(g: Geometry) -> bool:
+def _lie_beside(c: Images | WeightGradient) -> bool:
     """Whether a convolution may be a copy of patches and a product."""
+    g, sizes = c.g, c.on.tuning.im2col
     beside = g.stride == g.taps and g.padding == (0, 0, 0) and g.dilation == (1, 1, 1) and g.groups == 1
-    large = g.result_channels >= LEAST_CHANNELS and math.prod(g.result) >= LEAST_PIXELS and math.prod(g.taps) > 1
+    large = g.result_channels >= sizes.channels and math.prod(g.result) >= sizes.pixels and math.prod(g.taps) > 1
     return g.batch > 0 and beside and large
 
 
@@ -39,10 +30,11 @@ def why_not_beside(c: Images) -> str:
     g = c.g
     if not c.is_cpu:
         return "CPUs"
-    if not _lie_beside(g):
+    if not _lie_beside(c):
         return "filters that lie beside each other"
     if c.is_forward:
-        return "" if _has_lines(g) or g.result_channels >= _MANY_FILTERS else "long lines, or many filters"
+        many = g.result_channels >= c.on.tuning.im2col.filters  # they pay for a copy by elements
+        return "" if _has_lines(c) or many else "long lines, or many filters"
     whole = all(size == n * taps for size, n, taps in zip(g.image, g.result, g.taps, strict=True))
     return "" if whole else "filters that reach every pixel"
 
@@ -51,14 +43,14 @@ def plan_beside(c: Images) -> None:
     (_plan_from_patches if c.is_forward else _plan_to_patches)(c)
 
 
-def _has_lines(g: Geometry) -> bool:
-    return g.taps[2] >= _LONG_LINE
+def _has_lines(c: Images | WeightGradient) -> bool:
+    return c.g.taps[2] >= c.on.tuning.im2col.line
 
 
 def why_not_weight_of_lines(c: WeightGradient) -> str:
     if c.p.form != "cpu":
         return "CPUs"
-    return "" if _lie_beside(c.g) and _has_lines(c.g) else "filters with long lines that lie beside each other"
+    return "" if _lie_beside(c) and _has_lines(c) else "filters with long lines that lie beside each other"
 
 
 def _patches(g: Geometry, image: torch.Tensor) -> torch.Tensor:
@@ -77,7 +69,7 @@ def _lines(g: Geometry, image: torch.Tensor) -> torch.Tensor:
 def _plan_from_patches(c: Images) -> None:
     """The forward convolution."""
     p, g = c.p, c.g
-    if _has_lines(g):
+    if _has_lines(c):
         patches = p.contiguous(_lines(g, c.source)).flatten(4).flatten(1, 3).mT
     else:
         patches = p.contiguous(_patches(g, c.source)).flatten(5).flatten(1, 4)
@@ -88,15 +80,15 @@ def _plan_from_patches(c: Images) -> None:
 def _plan_to_patches(c: Images) -> None:
     """The image's gradient, and the transposed convolution."""
     p, g = c.p, c.g
-    target = _lines(g, c.out) if _has_lines(g) else _patches(g, c.out)
+    target = _lines(g, c.out) if _has_lines(c) else _patches(g, c.out)
     made = p.empty(target.shape, c.out.dtype)
-    product = made.flatten(4).flatten(1, 3).mT if _has_lines(g) else made.flatten(5).flatten(1, 4)
+    product = made.flatten(4).flatten(1, 3).mT if _has_lines(c) else made.flatten(5).flatten(1, 4)
     filters = c.weight.flatten(1).t()
     addend = None
     if c.bias is not None:
         addend = p.contiguous(c.bias.view(-1, 1).expand(-1, math.prod(g.taps))).view(-1, 1)
     plan_product(p, product, filters.expand(g.batch, *filters.shape), c.source.flatten(2), addend)
-    launch = None if _has_lines(g) else zip_launch(c.storage, g, c.out, made)
+    launch = None if _has_lines(c) else zip_launch(c.storage, g, c.out, made)
     if launch is None:
         p.copy(target, made)
     else:
@@ -111,28 +103,9 @@ def plan_weight_of_lines(c: WeightGradient) -> None:
 
 # ---- Small images, which do not fill vectors of their own: a product with the patches of all of them. ----
 
-# Patches of more bytes are not written.
-_PATCHES_BYTES = 64 << 20
-# So many stay in a core's own cache; the one that cores share may be others', too.
-_KEPT_BYTES = 1 << 20
 
-
-@dataclass(frozen=True)
-class _Small:
-    """What pays: pixels of a result at most, read with a stride of one, also where the patches stay in caches, and with
-    another stride, and of a result whose image is made; and channels at least, since to copy the patches of few takes
-    as long as it saves.
-    """
-
-    read: int
-    kept: int
-    strided: int
-    made: int
-    channels: int
-
-
-_SMALL = _Small(read=9, kept=256, strided=100, made=256, channels=96)
-_SMALL_PAIRS = _Small(read=256, kept=256, strided=256, made=64, channels=96)
+def _limits(c: Images | WeightGradient) -> SmallImages:
+    return c.on.tuning.packed_images if c.by_pairs else c.on.tuning.small_images
 
 
 def why_not_small(c: Images) -> str:
@@ -142,10 +115,10 @@ def why_not_small(c: Images) -> str:
         return "CPUs"
     if not (c.by_pairs or storage in ("f32", "f64")) or g.groups > 1:
         return "f32, f64 and packed bf16, in one group"
-    limits = _SMALL_PAIRS if c.by_pairs else _SMALL
+    limits = _limits(c)
     if min(g.image_channels, g.result_channels) < limits.channels or math.prod(g.taps) == 1:
         return f"{limits.channels} channels or more, and filters of some taps"
-    if not 0 < patches_bytes(g, storage) <= _PATCHES_BYTES:
+    if not 0 < patches_bytes(g, storage) <= c.on.tuning.im2col.patches_bytes:
         return "patches of some MiB"
     most = _most_pixels(c, limits)
     if math.prod(g.result) > most or math.prod(g.image) > LARGEST_IMAGE:
@@ -154,13 +127,13 @@ def why_not_small(c: Images) -> str:
     return "" if (c.pair_lanes if c.by_pairs else c.lanes) is None else "where lanes do not serve"
 
 
-def _most_pixels(c: Images, limits: _Small) -> int:
+def _most_pixels(c: Images, limits: SmallImages) -> int:
     if not c.is_forward:
         return limits.made
     if math.prod(c.g.stride) > 1:
         return limits.strided
-    kept = c.g.batch > 1 and patches_bytes(c.g, c.storage) <= _KEPT_BYTES  # one image's columns fill vectors no better
-    return limits.kept if kept else limits.read
+    stay = patches_bytes(c.g, c.storage) <= c.on.tuning.im2col.kept_bytes
+    return limits.kept if stay and c.g.batch > 1 else limits.read  # one image's columns fill vectors no better
 
 
 def plan_small(c: Images) -> None:
@@ -201,9 +174,10 @@ def _plan_to_all_patches(c: Images) -> None:
 def why_not_weight_by_pairs(c: WeightGradient) -> str:
     if not c.by_pairs:
         return "packed bf16"
-    if c.g.groups > 1 or c.g.batch == 0 or c.g.image_channels < LEAST_CHANNELS_OF_PAIRS:
-        return f"{LEAST_CHANNELS_OF_PAIRS} channels or more in one group"
-    return "" if patches_bytes(c.g, c.storage) <= _PATCHES_BYTES else "patches of some MiB"
+    sizes = c.on.tuning.im2col
+    if c.g.groups > 1 or c.g.batch == 0 or c.g.image_channels < sizes.packed_channels:
+        return f"{sizes.packed_channels} channels or more in one group"
+    return "" if patches_bytes(c.g, c.storage) <= sizes.patches_bytes else "patches of some MiB"
 
 
 def plan_weight_of_all_patches(c: WeightGradient) -> None:
