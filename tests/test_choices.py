@@ -26,6 +26,8 @@ from torchgraft.ops.fft.choose import AXES
 from torchgraft.ops.fft.choose import WAYS as TRANSFORMS
 from torchgraft.ops.moves import COLLECT
 from torchgraft.ops.sorting.choose import SELECTION, SORT, TOP
+from torchgraft.plans.reduction import REDUCTIONS
+from torchgraft.plans.rows import ROWS
 
 
 @pytest.fixture(scope="module", name="cases")
@@ -131,6 +133,45 @@ class TestExplain:
         text = explained(capsys, *arguments, "cpu32")
         assert "atomics          for GPUs, more than 64 rows" in text and "in-order         <- taken" in text
 
+    @pytest.mark.parametrize(
+        ("target", "shape", "dim", "way"),
+        [
+            ("cpu64", "2000x7", "1", "unrolled"),
+            ("cpu32", "1000x16", "1", "few-vectors"),
+            ("cpu64", "1000x1000", "1", "rows"),
+            ("cpu64", "4x1000000", "1", "split-rows"),
+            ("cpu64", "100x1000", "0", "columns"),
+            ("gpu", "1000000x64", "0", "split-columns"),
+            ("gpu", "4x5x6x7x8", "[0,2,4]", "copied"),
+        ],
+    )
+    def test_reductions(self, capsys: pytest.CaptureFixture[str], target: str, shape: str, dim: str, way: str) -> None:
+        text = explained(capsys, "sum", shape, f"dim={dim}", "--target", target)
+        assert re.search(rf"  reduction: sum_f32 of f32\[{shape}\] along .*\n(    .*\n)*?    {way} +<- taken", text)
+
+    @pytest.mark.parametrize(
+        ("call", "target", "way"),
+        [
+            (("softmax", "2000x7", "dim=1"), "cpu64", "unrolled"),
+            (("softmax", "4x100x64", "dim=1"), "cpu64", "columns"),
+            (("softmax", "100x40", "dim=1"), "gpu", "columns"),
+            (("layer_norm", "100x40", "[40]"), "gpu", "rows"),
+            (("layer_norm", "100x40", "[40]"), "cpu64", "few-vectors"),
+            (("softmax", "100x100000", "dim=1"), "gpu", "large-groups"),
+            (("cumsum", "100x1000", "dim=1"), "cpu32", "rows"),
+        ],
+    )
+    def test_rows(self, capsys: pytest.CaptureFixture[str], call: tuple[str, ...], target: str, way: str) -> None:
+        text = explained(capsys, *call, "--target", target)
+        assert re.search(rf"  rows: \d+ rows of \d+.*\n(    .*\n)*?    {way} +<- taken", text)
+
+    def test_parts_may_be_left_out(self, script: Script) -> None:
+        text = """
+            from torchgraft.cli import main
+            main(["explain", "sum", "4x1000000", "dim=1", "--target", "gpu", "--without", "split-rows"])
+        """
+        assert script(text).endswith("kernels: sum_f32_f32\n")
+
     def test_the_device_that_is_here(self, device: str, capsys: pytest.CaptureFixture[str]) -> None:
         names = re.findall(r"kernels: (\w+)", explained(capsys, "aten::add.Tensor", "3x4", "3x4"))
         assert len(names) == 1
@@ -170,6 +211,8 @@ class TestExplain:
     ids=["products", "images", "weights", "sorting", "top", "selection"],
     [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9), (SORT, 5), (TOP, 2), (SELECTION, 3), (COLLECT, 3)],
     ids=["products", "images", "weights", "sorting", "top", "selection", "collecting"],
+    [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9), (REDUCTIONS, 7), (ROWS, 5)],
+    ids=["products", "images", "weights", "reductions", "rows"],
 )
 def test_a_table_has_one_way_of_each_name(ways: tuple[Way[Any, Any], ...], most: int) -> None:
     """And few ways: one more has to be worth a tenth of what its family does, or another goes."""

@@ -46,7 +46,7 @@ def _declare_rows(form: str) -> None:
 
 
 def _declare_sum(form: str) -> None:
-    from torchgraft.ops.reductions import plan_reduction  # registers ops, which a device must be there for
+    from torchgraft.plans.reduction import plan_reduction
 
     @planner(f"loops::sum_{form}", meta=lambda x, dims: x.sum(dims))
     def sum_(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dims: list[int]) -> None:

@@ -291,6 +291,13 @@ def test_dtype_argument(device: str) -> None:
     assert torch.sum(half.to(device), dtype=torch.bool).item() is True
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool])
+def test_what_is_no_number_is_left_out_of_integers(device: str, dtype: torch.dtype) -> None:
+    for values in ([torch.nan], [1.7, torch.nan, -2.7], [0.5]):
+        x = torch.tensor(values)
+        assert torch.equal(torch.nansum(x.to(device), dtype=dtype).cpu(), torch.nansum(x, dtype=dtype))
+
+
 @pytest.mark.parametrize("name", ["sum", "amax", "argmax", "var", "mean"])
 def test_out(device: str, name: str) -> None:
     x = make((40, 50), torch.float32)

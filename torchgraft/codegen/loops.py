@@ -183,8 +183,8 @@ class Layout:
             columns do. Several groups may share a row: each has `part` elements of it.
         simd_width: float32 elements of a CPU's vector registers: 4, 8 or 16.
         group: work-items of a group that share a row in the GPU form, a power of two.
-        flat: of contiguous rows on a CPU that are shorter than a vector, how many elements they have, otherwise 0.
-            Loops along a row are written out then, and vectors go across rows.
+        unrolled: of contiguous rows on a CPU that are shorter than a vector, how many elements they have, otherwise 0.
+            Loops along a row are unrolled then, and vectors go across rows.
         masked: of contiguous rows on a CPU, whether what a row has behind its last whole vector is treated as a vector,
             too, under a mask.
         registers: of contiguous rows on a CPU, vectors that are summed beside each other along a row, so that additions
@@ -197,7 +197,7 @@ class Layout:
     runs: bool = False
     simd_width: int = 16
     group: int = GROUP
-    flat: int = 0
+    unrolled: int = 0
     masked: bool = False
     registers: int = 4
 
@@ -271,7 +271,7 @@ class Team:
         """Where element c lies in tensors of the rows' shape."""
         base, unit = "tg_run" if self.layout.runs else "tg_base", self.layout.unit
         if not self.layout.across:
-            row = f"row * {self.layout.flat or 'size'} + c"
+            row = f"row * {self.layout.unrolled or 'size'} + c"
             return f"{base} + c{'' if unit else ' * stride'}" if self.layout.runs else row
         if self.layout.form == "gpu":
             return f"{base} + c * stride"
@@ -299,8 +299,8 @@ class Team:
             return f"for (long c = 0; c < {size}; ++c) {{ {self._lanes(statements, vectorize)} }}"
         if self.layout.form == "gpu":
             return self._members("0", size, statements)
-        if self.layout.flat and size == "size":
-            return self._written_out(statements)
+        if self.layout.unrolled and size == "size":
+            return self._unrolled(statements)
         if self.layout.masked and size == "size" and vectorize:
             whole = f"const long tg_whole = size & ~{self.layout.simd_width - 1}L;"
             first = f"VECTORIZE for (long c = 0; c < tg_whole; ++c) {{ {statements} }}"
@@ -323,7 +323,7 @@ class Team:
         """The same, once in a kernel, where the value takes a function: of contiguous rows a CPU finds it for many of
         them at once, in vectors. Statements before and after it share nothing but what `sum`, `max`, `fold` and `let`
         have found before."""
-        if self.layout.form == "gpu" or self.layout.across or self.layout.runs or self.layout.flat:
+        if self.layout.form == "gpu" or self.layout.across or self.layout.runs or self.layout.unrolled:
             return self.let(name, type_, value)
         return f"{_MANY}{name}{_MANY}{value_ctype(type_)}{_MANY}{value}{_MANY}"
 
@@ -389,9 +389,9 @@ class Team:
             return self._fold_group(fields, step, combine, cascade, size)
         if self.layout.runs and not size:
             return self._fold_runs(fields, step, combine, cascade)
-        if self.layout.flat and not size:
+        if self.layout.unrolled and not size:
             start = " ".join(f"{value_ctype(type_)} {name} = {first};" for name, (type_, first) in fields.items())
-            return f"{start} {self._written_out(bind(step, A='{}'))}"
+            return f"{start} {self._unrolled(bind(step, A='{}'))}"
         return self._fold_row(fields, step, combine, cascade, size)
 
     def scan(self, fields: Fields, load: str, combine: str, then: str, ahead: str = "") -> str:
@@ -415,8 +415,8 @@ class Team:
         start = " ".join(f"{types[n]} {n} = {identity};" for n, (_, identity) in fields.items())
         if self._is_group:
             return self._scan_group(fields, types, load, combine, then)
-        if self.layout.flat:
-            return f"{start} {self._written_out(f'{step} {then}')}"
+        if self.layout.unrolled:
+            return f"{start} {self._unrolled(f'{step} {then}')}"
         ahead = "" if self.layout.across else ahead
         return f"{start} long c = 0; {ahead} for (; c < size; ++c) {{ {step} {then} }}"
 
@@ -469,7 +469,7 @@ class Team:
             body = f"""  {head}
   {"const long rows = outer * inner;" if layout.runs else ""}
   const long tg_row_end = (GROUP_ID(0) + 1) * chunk < rows ? (GROUP_ID(0) + 1) * chunk : rows;
-  {"VECTORIZE" if layout.flat else ""}
+  {"VECTORIZE" if layout.unrolled else ""}
   for (long row = GROUP_ID(0) * chunk; row < tg_row_end; row += {step}) {{
     {text}
   }}
@@ -514,9 +514,9 @@ class Team:
     {rows} {take} const {ctype} {name} = tg_all_{name}[tg_r]; {after} }}"""
         return head, "tg_some", block
 
-    def _written_out(self, statements: str) -> str:
+    def _unrolled(self, statements: str) -> str:
         """The loop along a row of a known number of elements."""
-        return f"UNROLL for (int c = 0; c < {self.layout.flat}; ++c) {{ {statements} }}"
+        return f"UNROLL for (int c = 0; c < {self.layout.unrolled}; ++c) {{ {statements} }}"
 
     def _over(self, loop: Callable[[str, str], str], size: str = "") -> str:
         """What `loop` makes of a range of elements, for the row or for each run of it, or of `size` elements."""

@@ -67,6 +67,28 @@ MOVES = {1: "u8", 2: "i16", 4: "i32", 8: "i64", 16: "c128"}
 """The element type that moves elements of so many bytes, whatever they are."""
 
 
+# Of a value in a register: nothing is below the first, nothing above the second.
+_LIMITS = {
+    **dict.fromkeys(("f64", "f32", "f16", "bf16"), ("-INFINITY", "INFINITY")),
+    "i64": ("LONG_MIN", "LONG_MAX"),
+    "i32": ("INT_MIN", "INT_MAX"),
+    "i16": ("SHRT_MIN", "SHRT_MAX"),
+    "i8": ("CHAR_MIN", "CHAR_MAX"),
+    "u8": ("0", "UCHAR_MAX"),
+    "b8": ("0", "1"),
+}
+
+
+def least(name: str) -> str:
+    """The least value of element type `name`, as text: -INFINITY of floating-point types. Complex ones have none."""
+    return _LIMITS[name][0]
+
+
+def largest(name: str) -> str:
+    """The largest value, likewise."""
+    return _LIMITS[name][1]
+
+
 class UnsupportedDtype(Exception):
     """The dtype has no element type: the op goes to the fallback."""
 

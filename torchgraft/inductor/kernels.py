@@ -49,7 +49,7 @@ from torchgraft.inductor.operations import FUNCTIONS, Operations, as_type, liter
 from torchgraft.inductor.options import form
 from torchgraft.inductor.reductions import Reduction, reduction
 from torchgraft.plans.device import device_traits
-from torchgraft.plans.grid import SHORT_ROW, SOME_ROWS
+from torchgraft.plans.rows import SHORT_ROW, SOME_ROWS
 
 __all__ = ["GeneratedKernel", "Text"]
 

@@ -20,11 +20,9 @@ from torch._inductor.utils import get_bounds_index_expr, upcast_compute_type
 from torch._inductor.virtualized import OpsValue, V
 
 from torchgraft.codegen.pointwise import convert, expression
-from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
+from torchgraft.codegen.types import BY_NAME, element_type, least, value_ctype
 
 __all__ = ["Operations", "as_type", "has_bits", "literal"]
-
-_LEAST = {"i64": "LONG_MIN", "i32": "INT_MIN"}
 
 
 def literal(value: complex, type_: str) -> str:
@@ -47,8 +45,8 @@ def literal(value: complex, type_: str) -> str:
     number = int(value.real) & (1 << bits) - 1
     if type_ != "u8" and number >> bits - 1:
         number -= 1 << bits
-    if number == -(1 << bits - 1) and type_ in _LEAST:
-        return _LEAST[type_]
+    if number == -(1 << bits - 1):
+        return least(type_)
     return f"{number}L" if type_ == "i64" else f"{number}"
 
 

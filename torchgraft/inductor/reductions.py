@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.types import BY_NAME, largest, least, value_ctype
 from torchgraft.inductor.operations import literal
 
 __all__ = ["Reduction", "reduction"]
-
-_LARGEST = {"i64": "LONG_MAX", "i32": "INT_MAX", "i16": "SHRT_MAX", "i8": "CHAR_MAX", "u8": "UCHAR_MAX", "b8": "1"}
-_LEAST = {"i64": "LONG_MIN", "i32": "INT_MIN", "i16": "-32768", "i8": "-128", "u8": "0", "b8": "0"}
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,7 @@ _SIMPLE = {
 
 def _first(kind: str, type_: str) -> str:
     """What every value is at least as large (small) as."""
-    if BY_NAME[type_].is_float:
-        return "-INFINITY" if kind == "max" else "INFINITY"
-    return (_LEAST if kind == "max" else _LARGEST)[type_]
+    return (least if kind == "max" else largest)(type_)
 
 
 def _extreme(kind: str, type_: str) -> Reduction:
@@ -98,7 +93,7 @@ def _place(kind: str, type_: str) -> Reduction:
         same = "(({0} == A.v) || ({0} != {0} && A.v != A.v))"
         better = "(({0} " + sign + " A.v) || ({0} != {0} && A.v == A.v))"
     text = "if (" + better + " || (" + same + " && {1} < A.i)) {{ A.v = {0}; A.i = {1}; }}"
-    fields = {"i": ("i64", "LONG_MAX"), "v": (type_, _first(kind, type_))}
+    fields = {"i": ("i64", largest("i64")), "v": (type_, _first(kind, type_))}
     return Reduction(fields, text.format("V0", "INDEX"), text.format("B.v", "B.i"))
 
 

@@ -16,6 +16,7 @@ from typing import Literal
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
 from torchgraft.codegen.loops import Walk
+from torchgraft.codegen.types import least
 from torchgraft.codegen.vectors import lane_sum
 from torchgraft.kernels.convolution import patch_helper
 
@@ -28,18 +29,6 @@ _STORED = {"indices": "i64", "offsets": "i8"}
 _LANES = {"indices": "long", "offsets": "char"}
 
 AXES = ("z", "y", "x")
-
-_LOWEST = {
-    "f16": "-INFINITY",
-    "bf16": "-INFINITY",
-    "f32": "-INFINITY",
-    "f64": "-INFINITY",
-    "i64": "LONG_MIN",
-    "i32": "INT_MIN",
-    "i16": "SHRT_MIN",
-    "i8": "CHAR_MIN",
-    "u8": "0",
-}
 
 # Heads of rows of walks over (plane, z, y, x): of the target's pixels and of the source's.
 _TARGET_ROW = """const int ty = i2, tz = i1;
@@ -103,7 +92,7 @@ _PIXEL = "((long)z * source_y + y) * source_x + x"
 def _largest(math: Arithmetic, loops: str) -> str:
     """Finds the largest pixel of a window, or a NaN, and where it is."""
     return f"""
-{math.scalar} best = {_LOWEST[math.storage]};
+{math.scalar} best = {least(math.storage)};
 long best_at = ((long)start_z * source_y + start_y) * source_x + start_x;
 {loops} {{
   const {math.scalar} value = {math.load("image", f"source_at + {_PIXEL}")};
@@ -147,7 +136,7 @@ def _widest(math: Arithmetic) -> tuple[str, str, str]:
     lane, width = _lane(math), math.width
     lanes = f"{lane}{width}"
     numbers = ", ".join(map(str, range(width)))
-    lowest, pixel = _LOWEST[math.storage], math.load("image", "source_at + row + moved + l")
+    lowest, pixel = least(math.storage), math.load("image", "source_at + row + moved + l")
     begin = f"""
 {math.vector} best = SPLAT_{math.vector}({lowest});
 {lanes} best_at = SPLAT_{lanes}((start_z * source_y + start_y) * source_x + start_x);"""
@@ -269,7 +258,7 @@ def _largest_inside(math: Arithmetic, storage: str, lanes: str, numbers: str, pl
     for u in range(_AT_ONCE):
         first, at = u * math.width, f"from + {u * math.width} * stride_x"
         begin += f"""
-    {math.vector} best{u} = SPLAT_{math.vector}({_LOWEST[storage]});
+    {math.vector} best{u} = SPLAT_{math.vector}({least(storage)});
     const {lanes} corner{u} = corner_x + (MAKE_{lanes}({numbers}) + {first}) * stride_x;
     {lanes} at{u} = {_first_place(places, lanes, f"corner{u}", "0")};"""
         steps += f"""{{
@@ -310,7 +299,7 @@ def row_kernel(storage: str, kind: Kind, simd_width: int, places: Places = "indi
     numbers = ", ".join(str(n) for n in range(math.width))
     if kind == "max":
         begin = f"""
-    {math.vector} best = SPLAT_{math.vector}({_LOWEST[storage]});
+    {math.vector} best = SPLAT_{math.vector}({least(storage)});
     {lanes} outside = max(-corner, SPLAT_{lanes}(0));
     if (dilation_x != 1 && corner_x < 0) outside = (outside + (dilation_x - 1)) / dilation_x;  // for each lane
     {lanes} best_at = {_first_place(places, lanes, "(corner + outside * dilation_x)", "outside")};"""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
 from torchgraft.codegen.loops import Layout, Team, Walk, bind
-from torchgraft.codegen.types import value_ctype
+from torchgraft.codegen.types import BY_NAME, largest, least, value_ctype
 
 
 @dataclass(frozen=True)
@@ -176,32 +176,6 @@ def combine_many_kernel(r: Reduction) -> Kernel:
 
 # The reductions of the op library ----------------------------------------------------------------------------------
 
-# Lowest and highest values of the compute types.
-_LOWEST = {
-    "f32": "-INFINITY",
-    "f64": "-INFINITY",
-    "i64": "LONG_MIN",
-    "i32": "INT_MIN",
-    "i16": "SHRT_MIN",
-    "i8": "CHAR_MIN",
-    "u8": "0",
-    "b8": "0",
-}
-_HIGHEST = {
-    "f32": "INFINITY",
-    "f64": "INFINITY",
-    "i64": "LONG_MAX",
-    "i32": "INT_MAX",
-    "i16": "SHRT_MAX",
-    "i8": "CHAR_MAX",
-    "u8": "UCHAR_MAX",
-    "b8": "1",
-}
-
-
-def _is_float(type_: str) -> bool:
-    return type_ in ("f32", "f64")
-
 
 @functools.cache
 def total(acc: str, out: str, mean: bool = False, skip_nan: bool = False) -> Reduction:
@@ -268,7 +242,7 @@ def product(acc: str, out: str) -> Reduction:
 
 def _better(type_: str, a: str, b: str, greater: bool) -> str:
     """Condition that b takes the place of a; NaN beats all numbers and is not beaten."""
-    if _is_float(type_):
+    if BY_NAME[type_].is_float:
         # "not b <= a" is also true where b is NaN.
         return f"(!({b} {'<=' if greater else '>='} {a}) & ({a} == {a}))"
     return f"({b} {'>' if greater else '<'} {a})"
@@ -279,11 +253,11 @@ def extreme(type_: str, out: str, greater: bool) -> Reduction:
     """Maximum or minimum in compute type `type_`; NaN if there is one."""
     # The choice alone is an instruction of processors, which takes b if one of both is NaN.
     step = f"A.best = A.best {'>' if greater else '<'} {{b}} ? A.best : {{b}};"
-    if _is_float(type_):
+    if BY_NAME[type_].is_float:
         step = step.replace("A.best = ", "A.best = A.best != A.best ? A.best : ")
     return Reduction(
         f"{'max' if greater else 'min'}_{type_}",
-        (("best", type_, (_LOWEST if greater else _HIGHEST)[type_]),),
+        (("best", type_, (least if greater else largest)(type_)),),
         step.format(b="x"),
         step.format(b="B.best"),
         ((out, "A.best"),),
@@ -296,7 +270,7 @@ def extremes(type_: str, out: str) -> Reduction:
     low, high = extreme(type_, out, False), extreme(type_, out, True)
     return Reduction(
         f"minmax_{type_}",
-        (("low", type_, _HIGHEST[type_]), ("high", type_, _LOWEST[type_])),
+        (("low", type_, largest(type_)), ("high", type_, least(type_))),
         low.step.replace("A.best", "A.low") + " " + high.step.replace("A.best", "A.high"),
         low.combine.replace(".best", ".low") + " " + high.combine.replace(".best", ".high"),
         ((out, "A.low"), (out, "A.high")),
@@ -309,21 +283,21 @@ def extreme_index(type_: str, out: str, greater: bool, index: str, with_value: b
 
     An index type as wide as the value keeps loops vectorised.
     """
-    highest = {"i32": "INT_MAX", "i64": "LONG_MAX"}[index]
+    last = largest(index)
     # An accumulator meets its elements in ascending order, so a step takes only what is better; the first element it
     # takes in any case, since it may equal the identity. Where accumulators combine the lower index wins.
     # Without the operators that evaluate one side first: they are branches, and which way these go nobody can tell.
-    better = f"({_better(type_, 'A.best', 'x', greater)} | ((A.at == {highest}) & (x == A.best)))"
+    better = f"({_better(type_, 'A.best', 'x', greater)} | ((A.at == {last}) & (x == A.best)))"
     b_better = _better(type_, "A.best", "B.best", greater)
     same = "(A.best == B.best)"
-    if _is_float(type_):
+    if BY_NAME[type_].is_float:
         same = f"({same} | ((A.best != A.best) & (B.best != B.best)))"
     results: tuple[tuple[str, str], ...] = (("i64", "A.at"),)
     if with_value:
         results = ((out, "A.best"), *results)
     return Reduction(
         f"arg{'max' if greater else 'min'}_{type_}",
-        (("best", type_, (_LOWEST if greater else _HIGHEST)[type_]), ("at", index, highest)),
+        (("best", type_, (least if greater else largest)(type_)), ("at", index, last)),
         f"const int t = {better}; A.best = t ? x : A.best; A.at = t ? i : A.at;",
         f"const int t = {b_better} | ({same} & (B.at < A.at)); A.best = t ? B.best : A.best; A.at = t ? B.at : A.at;",
         results,
@@ -332,12 +306,12 @@ def extreme_index(type_: str, out: str, greater: bool, index: str, with_value: b
 
 
 @functools.cache
-def truth(every: bool, complex_input: bool, out: str = "b8") -> Reduction:
-    """all (with `every`) or any."""
-    value = "(x.x != 0 || x.y != 0)" if complex_input else "(x != 0)"
+def truth(every: bool, complex_input: bool, out: str = "b8", skip_nan: bool = False) -> Reduction:
+    """all (with `every`) or any; of what is not NaN with `skip_nan`."""
+    value = "(x.x != 0 || x.y != 0)" if complex_input else "((x < 0) | (x > 0))" if skip_nan else "(x != 0)"
     operator = "&" if every else "|"
     return Reduction(
-        "all" if every else "any",
+        "all" if every else "any_number" if skip_nan else "any",
         (("truth", "u8", "1" if every else "0"),),
         f"A.truth {operator}= (uchar){value};",
         f"A.truth {operator}= B.truth;",

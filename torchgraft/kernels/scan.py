@@ -6,7 +6,7 @@ import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.loops import Layout, Team
-from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.types import BY_NAME, largest, least, value_ctype
 from torchgraft.codegen.vectors import shuffle
 
 # `how` is "sum", "prod" or "logsumexp" everywhere.
@@ -61,10 +61,6 @@ def running_kernel(layout: Layout, in_type: str, out_type: str, how: str, wide: 
     return team.kernel(f"cum{how}_{in_type}", parameters(f"const {in_type}* x; {out_type}* out"), running)
 
 
-_LEAST = {"i64": "LONG_MIN", "i32": "INT_MIN", "i16": "SHRT_MIN", "i8": "CHAR_MIN", "u8": "0", "b8": "0"}
-_MOST = {"i64": "LONG_MAX", "i32": "INT_MAX", "i16": "SHRT_MAX", "i8": "CHAR_MAX", "u8": "UCHAR_MAX", "b8": "1"}
-
-
 @functools.cache
 def extreme_kernel(layout: Layout, type_: str, greater: bool) -> Kernel:
     """Running maxima or minima with their indices, of equal ones the last.
@@ -72,7 +68,7 @@ def extreme_kernel(layout: Layout, type_: str, greater: bool) -> Kernel:
     A NaN stays the extreme from where it is met, its index that of the latest. Parameters: `x`, `values`, `indices`.
     """
     team, acc = Team(layout), BY_NAME[type_].compute
-    first = (_LEAST if greater else _MOST).get(acc, "-INFINITY" if greater else "INFINITY")
+    first = (least if greater else largest)(acc)
     better = f"B.best != B.best || (A.best == A.best && B.best {'>=' if greater else '<='} A.best)"
     running = team.scan(
         {"best": (acc, first), "place": ("i64", "0")},

@@ -20,7 +20,7 @@ def forward_kernel(layout: Layout, in_type: str, out_type: str, log: bool, held:
     x = f"load_{in_type}(x, {team.at})"
     exponential = f"tg_exp_{acc}({x} - top)"
     # Of long rows the exponentials are kept in the output where it can hold them; 16 bits would round them twice.
-    keep = not log and out_type == acc and not layout.across and not layout.flat
+    keep = not log and out_type == acc and not layout.across and not layout.unrolled
     store = f"store_{out_type}(out, {team.at}, {{}});"
     put = store.format("e") if keep else "held[c] = e;" if held else ""
     step = f"const {value_ctype(acc)} e = {exponential}; {put} A.sum += e;"

@@ -15,7 +15,6 @@ import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.kernels import histogram as kernels
-from torchgraft.ops.reductions import sum_dim
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, other_out, planner
 from torchgraft.plans.refusals import refuse_dtype
 
@@ -53,7 +52,7 @@ def _plan_counts(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, even: bool,
     if x.numel():
         kernel = kernels.count_kernel(type_.name, even, p.form)
         p.launch(kernel, grid, counts=counts, x=p.contiguous(x), bins=bins, **edges)
-    sum_dim(p, out, counts, [0])
+    p.call_out(torch.ops.aten.sum.dim_IntList, out, counts, [0])
 
 
 @planner("torchgraft::count_numbers", meta=_counts_meta)

@@ -15,9 +15,9 @@ from torchgraft.kernels import losses as kernels
 from torchgraft.kernels import reduce
 from torchgraft.ops import softmax
 from torchgraft.ops.checks import plan_check
-from torchgraft.ops.reductions import plan_reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, other_out, planner, pointwise, within
 from torchgraft.plans.grid import Grid
+from torchgraft.plans.reduction import plan_reduction
 from torchgraft.plans.refusals import check_floating, check_same_dtype, dtype_name, refuse_dtype
 
 NONE, MEAN, SUM = 0, 1, 2

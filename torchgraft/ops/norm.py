@@ -12,10 +12,10 @@ from torchgraft.codegen import ceil_div, element_type
 from torchgraft.codegen.loops import FEW
 from torchgraft.kernels import norm as kernels
 from torchgraft.ops.entries import enter, enter_composite
-from torchgraft.ops.reductions import plan_reduction
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, other_out, planner
 from torchgraft.plans.grid import Grid
 from torchgraft.plans.quick_meta import QUICK_METAS
+from torchgraft.plans.reduction import plan_reduction
 from torchgraft.plans.refusals import check_out, check_parameters
 from torchgraft.plans.schema import overload_name
 
@@ -101,22 +101,6 @@ def layer_norm(
     p.launch(kernel, grid, x=input, weight=weight, bias=bias, out=y, **statistics, eps=eps)
 
 
-@planner("native_layer_norm_backward", contiguous=True)
-def layer_norm_backward(
-    p: PlanBuilder,
-    out: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
-    grad_out: torch.Tensor,
-    input: torch.Tensor,
-    normalized_shape: Sequence[int],
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    output_mask: Mask,
-) -> None:
-    _row_norm_backward(p, out, grad_out, input, normalized_shape, (mean, rstd), weight)
-
-
 def _row_norm_backward(
     p: PlanBuilder,
     out: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
@@ -139,7 +123,7 @@ def _row_norm_backward(
         return
     gpu = p.form == "gpu"
     wants_weight = weight_grad is not None or bias_grad is not None
-    grid = p.long_rows(rows, size)
+    layout, grid = p.along_rows(rows, size, unrolled=False)
     (parts,) = grid.groups
     if gpu:
         parts = max(1, min(ceil_div(8 * p.device.compute_units * 32, size), ceil_div(rows, 64)))
@@ -149,7 +133,7 @@ def _row_norm_backward(
     arguments = {"grad": p.cast(grad, x.dtype), "x": x, "means": mean, "rstds": rstd, "dws": dws, "dbs": dbs}
     if input_grad is not None or (wants_weight and not gpu):
         kernel = kernels.row_norm_backward(
-            p.dealer.row_layout(size),
+            layout,
             type_,
             _name(weight, type_),
             stat,
@@ -170,6 +154,13 @@ def _row_norm_backward(
         (_, first), *others = pairs
         results = [grad.view(-1) for grad, _ in pairs]
         plan_reduction(p, kernels.totals(acc, types), results, first, [0], others=[sums for _, sums in others])
+
+
+@planner("native_layer_norm_backward", contiguous=True)
+def layer_norm_backward(
+    p: PlanBuilder, out: Any, grad: Any, x: Any, shape: Any, mean: Any, rstd: Any, weight: Any, *_: Any
+) -> None:
+    _row_norm_backward(p, out, grad, x, shape, (mean, rstd), weight)
 
 
 # ---- RMS norm ----
@@ -198,17 +189,8 @@ def rms_norm(
 
 
 @planner("_fused_rms_norm_backward", contiguous=True)
-def rms_norm_backward(
-    p: PlanBuilder,
-    out: tuple[torch.Tensor | None, torch.Tensor | None],
-    grad_out: torch.Tensor,
-    input: torch.Tensor,
-    normalized_shape: Sequence[int],
-    rstd: torch.Tensor,
-    weight: torch.Tensor | None,
-    output_mask: Mask,
-) -> None:
-    _row_norm_backward(p, (*out, None), grad_out, input, normalized_shape, (None, rstd), weight)
+def rms_norm_backward(p: PlanBuilder, out: Any, grad: Any, x: Any, shape: Any, rstd: Any, weight: Any, *_: Any) -> None:
+    _row_norm_backward(p, (*out, None), grad, x, shape, (None, rstd), weight)
 
 
 # ---- group norm ----
@@ -345,9 +327,7 @@ class _Channels:
 
 def _batch_norm(
     p: PlanBuilder,
-    y: torch.Tensor,
-    save_mean: torch.Tensor | None,
-    save_invstd: torch.Tensor | None,
+    out: Sequence[torch.Tensor],
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -357,6 +337,7 @@ def _batch_norm(
     momentum: Scalar | float,
     eps: Scalar,
 ) -> None:
+    y, *saved = out
     if x.numel() == 0:
         return
     of_channels = _Channels(p)
@@ -365,7 +346,7 @@ def _batch_norm(
         running_mean, running_var = of_channels.write(running_mean, running_var, read=True)
     else:
         running_mean, running_var = of_channels.read(running_mean, running_var)
-    save_mean, save_invstd = of_channels.write(save_mean, save_invstd)
+    save_mean, save_invstd = of_channels.write(*saved)
     target = p.empty_like(y) if _channels_last(y) is None else y
     x = _like(p, x, target.stride())
     if training or running_mean is None or running_var is None:
@@ -445,23 +426,8 @@ def _batch_norm_meta(training: bool, **tensors: Any) -> tuple[torch.Tensor, torc
     return y, mean, invstd
 
 
-@planner("native_batch_norm", meta=_batch_norm_meta)
-def batch_norm(
-    p: PlanBuilder,
-    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    training: bool,
-    momentum: Scalar,
-    eps: Scalar,
-) -> None:
-    _batch_norm(p, *out, input, weight, bias, running_mean, running_var, training, momentum, eps)
-
-
-enter("_native_batch_norm_legit", batch_norm, meta=_batch_norm_meta)
+planner("native_batch_norm", meta=_batch_norm_meta)(_batch_norm)
+enter("_native_batch_norm_legit", _batch_norm, meta=_batch_norm_meta)
 
 
 def _batch_norm_to(
@@ -478,20 +444,6 @@ def _batch_norm_to(
 enter_composite("_native_batch_norm_legit.out", _batch_norm_to)
 
 
-def batch_norm_with_update(
-    p: PlanBuilder,
-    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    running_mean: torch.Tensor,
-    running_var: torch.Tensor,
-    momentum: Scalar,
-    eps: Scalar,
-) -> None:
-    _batch_norm(p, *out[:3], input, weight, bias, running_mean, running_var, True, momentum, eps)
-
-
 def _batch_norm_with_update_meta(
     **tensors: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -499,23 +451,23 @@ def _batch_norm_with_update_meta(
     return *_batch_norm_without_statistics_meta(**tensors), reserve
 
 
-enter("_batch_norm_with_update", batch_norm_with_update, meta=_batch_norm_with_update_meta)
+def _batch_norm_with_update(
+    p: PlanBuilder, out: Any, x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: Scalar, eps: Scalar
+) -> None:
+    _batch_norm(p, out[:3], x, weight, bias, mean, var, True, momentum, eps)
+
+
+enter("_batch_norm_with_update", _batch_norm_with_update, meta=_batch_norm_with_update_meta)
 
 
 @planner("_native_batch_norm_legit.no_stats", meta=_batch_norm_without_statistics_meta)  # torch has none for out=
-def batch_norm_without_statistics(
-    p: PlanBuilder,
-    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    training: bool,
-    momentum: Scalar,
-    eps: Scalar,
+def _batch_norm_without_statistics(
+    p: PlanBuilder, out: Any, x: Any, weight: Any, bias: Any, training: bool, momentum: Scalar, eps: Scalar
 ) -> None:
-    _batch_norm(p, *out, input, weight, bias, None, None, training, momentum, eps)
+    _batch_norm(p, out, x, weight, bias, None, None, training, momentum, eps)
 
 
+@planner("native_batch_norm_backward", "batch_norm_backward")
 def _batch_norm_backward(
     p: PlanBuilder,
     out: Sequence[torch.Tensor | None],
@@ -528,6 +480,7 @@ def _batch_norm_backward(
     save_invstd: torch.Tensor | None,
     train: bool,
     eps: Scalar,
+    *_: Any,  # which gradients are wanted, and the reserve: nothing is in it
 ) -> None:
     input_grad, weight_grad, bias_grad = out
     type_ = _float_name(x)
@@ -594,43 +547,6 @@ def _plan_input_grad(
     p.launch(kernel, grid, grad=grad, x=x, **of_channels, out=target, **sizes, eps=eps)
     if target is not input_grad:
         p.copy(input_grad, target)
-
-
-@planner("native_batch_norm_backward")
-def batch_norm_backward(
-    p: PlanBuilder,
-    out: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
-    grad_out: torch.Tensor,
-    input: torch.Tensor,
-    weight: torch.Tensor | None,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    save_mean: torch.Tensor | None,
-    save_invstd: torch.Tensor | None,
-    train: bool,
-    eps: Scalar,
-    output_mask: Mask,
-) -> None:
-    _batch_norm_backward(p, out, grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps)
-
-
-@planner("batch_norm_backward")
-def batch_norm_backward_with_reserve(
-    p: PlanBuilder,
-    out: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
-    grad_out: torch.Tensor,
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    running_mean: torch.Tensor | None,
-    running_var: torch.Tensor | None,
-    save_mean: torch.Tensor | None,
-    save_var: torch.Tensor | None,
-    update: bool,
-    eps: Scalar,
-    output_mask: Mask,
-    reserve: torch.Tensor,
-) -> None:
-    _batch_norm_backward(p, out, grad_out, input, weight, running_mean, running_var, save_mean, save_var, update, eps)
 
 
 # ---- batch norm of a batch in several processes ----

@@ -26,24 +26,22 @@ def _levels(x: torch.Tensor, dim: int) -> tuple[int, int, int]:
 def _scan(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, how: str) -> None:
     if out.dtype == torch.bool and x.dim() > 0 and x.numel() > 0:
         refuse_dtype(p.op, out.dtype)
-    x = converted(p, x, out.dtype)
+    x = p.cast(x, converted(x.dtype, out.dtype))
     layout, grid = p.rows(*_levels(x, dim))
     types = element_type(x.dtype).name, element_type(out.dtype).name
     p.launch(kernels.running_kernel(layout, *types, how, p.device.float64), grid, x=x, out=out)
 
 
-@planner("cumsum", contiguous=True, inplace_safe=True, refuses=OtherOut(but_untyped=True))
-def cumsum(
-    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None
-) -> None:
-    _scan(p, out, self, dim, "sum")
+def _declare(name: str, how: str) -> None:
+    @planner(name, contiguous=True, inplace_safe=True, refuses=OtherOut(but_untyped=True))
+    def plan(
+        p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None
+    ) -> None:
+        _scan(p, out, self, dim, how)
 
 
-@planner("cumprod", contiguous=True, inplace_safe=True, refuses=OtherOut(but_untyped=True))
-def cumprod(
-    p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, *, dtype: torch.dtype | None = None
-) -> None:
-    _scan(p, out, self, dim, "prod")
+_declare("cumsum", "sum")
+_declare("cumprod", "prod")
 
 
 # torch has no meta kernels for the ops below.

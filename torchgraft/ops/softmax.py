@@ -34,7 +34,7 @@ def _forward(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim: int, log: 
     layout, grid = _rows(p, x, dim)
     in_type, out_type = element_type(x.dtype), element_type(out.dtype)
     # Other compilers make vectors of what they are told are some, and of no such loop.
-    long = p.device.outer_vectors and layout.form == "cpu" and not (layout.across or layout.flat)
+    long = p.device.outer_vectors and layout.form == "cpu" and not (layout.across or layout.unrolled)
     held = long and not log and out_type.name != in_type.accumulate and _axis(x, dim)[1] <= kernels.HELD
     kernel = kernels.forward_kernel(layout, in_type.name, out_type.name, log, held)
     p.launch(kernel, grid, x=x, out=out)
@@ -46,35 +46,17 @@ def _backward(p: PlanBuilder, out: torch.Tensor, grad: torch.Tensor, result: tor
     p.launch(kernel, grid, grad=p.cast(grad, result.dtype), result=result, out=out)
 
 
-@planner("_softmax", contiguous=True, inplace_safe=True)
-def softmax(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, half_to_float: bool) -> None:
-    _forward(p, out, self, dim, False)
+def _declare(name: str, log: bool) -> None:
+    @planner(name, contiguous=True, inplace_safe=True)
+    def forward(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, half_to_float: bool) -> None:
+        _forward(p, out, self, dim, log)
+
+    @planner(f"{name}_backward_data", contiguous=True, inplace_safe=True)
+    def backward(
+        p: PlanBuilder, out: torch.Tensor, grad: torch.Tensor, result: torch.Tensor, dim: int, input_dtype: torch.dtype
+    ) -> None:
+        _backward(p, out, grad, result, dim, log)
 
 
-@planner("_log_softmax", contiguous=True, inplace_safe=True)
-def log_softmax(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, dim: int, half_to_float: bool) -> None:
-    _forward(p, out, self, dim, True)
-
-
-@planner("_softmax_backward_data", contiguous=True, inplace_safe=True)
-def softmax_backward(
-    p: PlanBuilder,
-    out: torch.Tensor,
-    grad_output: torch.Tensor,
-    output: torch.Tensor,
-    dim: int,
-    input_dtype: torch.dtype,
-) -> None:
-    _backward(p, out, grad_output, output, dim, False)
-
-
-@planner("_log_softmax_backward_data", contiguous=True, inplace_safe=True)
-def log_softmax_backward(
-    p: PlanBuilder,
-    out: torch.Tensor,
-    grad_output: torch.Tensor,
-    output: torch.Tensor,
-    dim: int,
-    input_dtype: torch.dtype,
-) -> None:
-    _backward(p, out, grad_output, output, dim, True)
+_declare("_softmax", False)
+_declare("_log_softmax", True)

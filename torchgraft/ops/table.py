@@ -17,7 +17,6 @@ from torchgraft.codegen.pointwise import Input, Loop, Number, Result, convert, e
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.functions import HELPERS
 from torchgraft.kernels.reduce import Reduction
-from torchgraft.ops.reductions import plan_reduction, reduced_dims
 from torchgraft.plans import pointwise
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.elementwise import (
@@ -28,10 +27,12 @@ from torchgraft.plans.elementwise import (
     wrapped_number,
 )
 from torchgraft.plans.meta import has_meta
-from torchgraft.plans.refusals import Refusals, Refuses, gathered, refuse_dtype
+from torchgraft.plans.quick_meta import QUICK_METAS
+from torchgraft.plans.reduction import plan_reduction, reduced_dims
+from torchgraft.plans.refusals import Refusals, Refuses, gathered, other_out, refuse_dtype
 from torchgraft.plans.registry import Options, register
 from torchgraft.plans.scalar import Scalar
-from torchgraft.plans.schema import Parameter, parameters, resolve
+from torchgraft.plans.schema import Parameter, overload_name, parameters, resolve
 from torchgraft.plans.versions import here
 
 __all__ = ["Kind", "Row", "by_kind", "reduction", "row"]
@@ -466,6 +467,9 @@ def _resolve(text: Text, compute: str, static: dict[str, Any]) -> str:
 
 # ---- reductions ----
 
+Accumulated = Callable[[ElementType, ElementType, int], Reduction]
+"""What a kernel accumulates, of the types of the input and of the (first) result, and how many elements there are."""
+
 
 def reduction(
     names: str,
@@ -498,70 +502,108 @@ def reduction(
     Raises:
         ValueError: there is no such op, it has a planner, or its schema is not that of a reduction.
     """
+    held = None if accumulate is None else element_type(accumulate)
     for name in here(names.split()):
         op = resolve(name)
-        plan = _ReductionPlanner(name, op._schema, combine, identity, map, finish, dtype, accumulate)
-        register(name, plan, Options(meta=None if has_meta(op) else plan.meta, refusals=Refusals()), replace)
+        if len(op._schema.returns) != 1 or any(a.name == "dtype" for a in parameters(op)):
+            raise ValueError(_no_reduction(op))
+        numbers = [a.name for a in parameters(op) if a.type in ("number", "float")]
+        accumulated = _accumulated(re.sub(r"\W", "_", name), numbers, combine, identity, map, finish, held)
+        reduction_of(name, accumulated, dtype=dtype, refuses=(), replace=replace)
 
 
-class _ReductionPlanner:
-    def __init__(
-        self,
-        name: str,
-        schema: torch._C.FunctionSchema,
-        combine: str,
-        identity: str,
-        map_text: str,
-        finish: str,
-        dtype: torch.dtype | None,
-        accumulate: torch.dtype | None,
-    ) -> None:
-        self.name = re.sub(r"\W", "_", name)
-        self.parameters = [a.name for a in schema.arguments]
-        tensors = [a.name for a in schema.arguments if str(a.type) == "Tensor"]
-        self.numbers = [a.name for a in schema.arguments if str(a.type) in ("number", "float")]
-        others = set(self.parameters) - {*tensors, *self.numbers, "dim", "keepdim"}
-        if len(tensors) != 1 or others or [str(r.type) for r in schema.returns] != ["Tensor"]:
-            raise ValueError(
-                f"{name} is no reduction of one tensor to one, over `dim` with `keepdim` and with numbers: {schema}"
-            )
-        self.input = tensors[0]
-        self.combine, self.identity, self.map, self.finish = combine, identity, map_text, finish
-        self.dtype, self.accumulate = dtype, accumulate
+def reduction_of(
+    names: str,
+    accumulated: Accumulated,
+    *,
+    reads: Callable[[torch.dtype, torch.dtype], torch.dtype] = lambda given, result: given,
+    empty_is_all: bool = True,
+    dtype: torch.dtype | None = None,
+    meta: Callable[..., Any] | None = None,
+    refuses: Refuses = other_out,
+    replace: bool = False,
+) -> None:
+    """Declares a reduction that takes more than four texts to say: of several results, or of complex numbers.
 
-    def meta(self, /, **arguments: Any) -> torch.Tensor:
-        x: torch.Tensor = arguments[self.input]
-        dims = reduced_dims(x.dim(), arguments.get("dim"))
-        keep = arguments.get("keepdim", False)
-        shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keep or d not in dims]
-        return x.new_empty(shape, dtype=self.dtype or x.dtype)
+    Args:
+        names, dtype, replace: as of `reduction`.
+        accumulated: finds it for a call.
+        reads: the dtype to which the input is converted before, of its own and the result's.
+        empty_is_all: whether an empty `dim` stands for all dimensions.
+        meta, refuses: as of `planner`.
+    """
+    for name in here(names.split()):
+        op = resolve(name)
+        plan = _ReductionPlanner(op, accumulated, reads, empty_is_all, dtype)
+        quick = QUICK_METAS.get(overload_name(op)) if meta is None else None
+        own = meta or (None if has_meta(op) else plan.meta)
+        register(name, plan, Options(meta=own, quick_meta=quick, refusals=gathered(refuses)), replace)
 
-    def __call__(self, p: PlanBuilder, out: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        arguments = dict(zip(self.parameters, args, strict=False)) | kwargs
-        x, result = arguments[self.input], element_type(out.dtype)
-        held = element_type(self.accumulate).name if self.accumulate is not None else result.accumulate
-        if x.is_complex() or BY_NAME[held].is_complex:
-            raise UnsupportedDtype(f"{self.name} has no kernel for complex numbers")
-        p.check_dtype(BY_NAME[held].dtype)
-        ctype = value_ctype(held)
-        taken = re.sub(r"\bx\b", f"(({ctype})x)", self.map)
+
+def _no_reduction(op: torch._ops.OpOverload) -> str:
+    name = overload_name(op)
+    return f"{name} is no reduction of one tensor to one, over `dim` with `keepdim` and with numbers: {op._schema}"
+
+
+def _accumulated(
+    name: str, numbers: list[str], combine: str, identity: str, map_text: str, finish: str, wanted: ElementType | None
+) -> Accumulated:
+    """What a row's four texts say."""
+
+    def accumulated(x: ElementType, result: ElementType, count: int) -> Reduction:
+        held = wanted.name if wanted is not None else result.accumulate
+        if x.is_complex or BY_NAME[held].is_complex:
+            raise UnsupportedDtype(f"{name} has no kernel for complex numbers")
+        taken = re.sub(r"\bx\b", f"(({value_ctype(held)})x)", map_text)
 
         def text(template: str, a: str, b: str = "") -> str:
             named = {"a": a, "b": b}
             return expression(re.sub(r"\b[ab]\b", lambda m: named[m[0]], template), held)
 
-        plan_reduction(
-            p,
-            Reduction(
-                name=f"{self.name}_{held}_{result.name}",
-                fields=(("value", held, text(self.identity, "")),),
-                step=f"A.value = {text(self.combine, 'A.value', f'({taken})')};",
-                combine=f"A.value = {text(self.combine, 'A.value', 'B.value')};",
-                results=((result.name, text(self.finish, "A.value")),),
-                values=tuple((name, held) for name in self.numbers),
-            ),
-            [out],
-            x,
-            reduced_dims(x.dim(), arguments.get("dim")),
-            [arguments[name] for name in self.numbers],
+        return Reduction(
+            name=f"{name}_{held}_{result.name}",
+            fields=(("value", held, text(identity, "")),),
+            step=f"A.value = {text(combine, 'A.value', f'({taken})')};",
+            combine=f"A.value = {text(combine, 'A.value', 'B.value')};",
+            results=((result.name, text(finish, "A.value")),),
+            values=tuple((name, held) for name in numbers),
         )
+
+    return accumulated
+
+
+@dataclass(frozen=True)
+class _ReductionPlanner:
+    op: torch._ops.OpOverload
+    accumulated: Accumulated
+    reads: Callable[[torch.dtype, torch.dtype], torch.dtype]
+    empty_is_all: bool
+    dtype: torch.dtype | None
+
+    def __post_init__(self) -> None:
+        types = {a.name: a.type for a in parameters(self.op) if a.name not in ("dim", "keepdim", "dtype")}
+        others = set(types.values()) - {"Tensor", "number", "float"}
+        returns = {str(r.type) for r in self.op._schema.returns}
+        if list(types.values()).count("Tensor") != 1 or others or returns != {"Tensor"}:
+            raise ValueError(_no_reduction(self.op))
+
+    def _reduced(self, arguments: Mapping[str, Any]) -> tuple[torch.Tensor, list[int]]:
+        x: torch.Tensor = arguments[next(a.name for a in parameters(self.op) if a.type == "Tensor")]
+        return x, reduced_dims(x.dim(), arguments.get("dim"), self.empty_is_all)
+
+    def meta(self, /, **arguments: Any) -> torch.Tensor:
+        x, dims = self._reduced(arguments)
+        keep = arguments.get("keepdim", False)
+        shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keep or d not in dims]
+        return x.new_empty(shape, dtype=self.dtype or x.dtype)
+
+    def __call__(self, p: PlanBuilder, out: torch.Tensor | tuple[torch.Tensor, ...], *args: Any, **kwargs: Any) -> None:
+        arguments = dict(zip((a.name for a in parameters(self.op)), args, strict=False)) | kwargs
+        x, dims = self._reduced(arguments)
+        outs = out if isinstance(out, tuple) else (out,)
+        x = p.cast(x, self.reads(x.dtype, outs[0].dtype))
+        count = math.prod(x.size(d) for d in dims)
+        what = self.accumulated(element_type(x.dtype), element_type(outs[0].dtype), count)
+        for _, held, _ in what.fields:
+            p.check_dtype(BY_NAME[held].dtype)
+        plan_reduction(p, what, outs, x, dims, [arguments[name] for name, _ in what.values])

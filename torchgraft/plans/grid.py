@@ -9,25 +9,13 @@ from typing import Any
 
 from torchgraft import _C
 from torchgraft.codegen.kernel import ceil_div
-from torchgraft.codegen.lanes import FEW_LANES
 from torchgraft.codegen.loops import FEW, GROUP, WIDTH, Layout
 from torchgraft.codegen.tuning import Target
 from torchgraft.codegen.vectors import vector_lanes
 
 MULTIPLE = 256
-# Contiguous rows up to this length are treated side by side, as columns, if there are some of them: by GPUs, whose
-# groups have that many members or more. CPUs do so with rows that are less than a vector, since what lies apart is
-# loaded one by one, or by instructions that take some processors longer still.
-SHORT_ROW = 64
-SOME_ROWS = 16
-# So many short rows are worth a kernel of their own for the number of their elements.
-MANY_ROWS = 1024
 # Float32 elements of registers with masks, and rows whose rest counts.
-_MASKED, _SHORT = 16, 1024
-# Vectors of a row up to which one sum after the other takes no longer than it takes to add sums to each other.
-_FEW_VECTORS = 4
-# Rows of so many elements keep a large group of a GPU busy.
-LONG_ROW = 4096
+MASKED, _SHORT = 16, 1024
 
 
 @dataclass(frozen=True)
@@ -96,53 +84,12 @@ class Dealer:
         chunk = max(1, ceil_div(n, groups))
         return Grid((ceil_div(n, chunk),), {"n": n, "chunk": chunk})
 
-    def rows(self, outer: int, size: int, inner: int = 1, cost: int = 1) -> tuple[Layout, Grid]:
-        """For a `Team` that works along the middle of a contiguous (outer, size, inner): how its rows lie, and its
-        groups."""
-        if inner == 1 and self.is_flat(outer, size):
-            return self.along_rows(outer, size, cost)
-        short = SHORT_ROW if self.target.form == "gpu" else vector_lanes(self.target.simd_width) - 1
-        if inner == 1 and not (size <= short and outer >= SOME_ROWS):
-            layout = replace(self.row_layout(size, cost), group=self._members(outer, size))
-            return layout, self.long_rows(outer, size, cost)
-        unit = inner != 1
-        # Neighbours of short rows are `size` apart.
-        outer, outer_stride, stride, inner, inner_stride = (
-            (outer, size * inner, inner, inner, 1) if unit else (1, 0, 1, outer, size)
-        )
-        grid = self.columns(outer, inner, size * cost)
-        values = {"outer_stride": outer_stride, "size": size, "stride": stride, "inner_stride": inner_stride}
-        return replace(self.layout, across=True, unit=unit), Grid(grid.groups, {**grid.values, **values})
-
-    def row_layout(self, size: int, cost: int = 1) -> Layout:
-        """Of contiguous rows of so many elements, which are not written out."""
-        if not self.target.outer_vectors:
-            return self.layout
-        masked = self.ends_within_a_vector(size) and size % _MASKED * cost > FEW_LANES
-        few = size <= _FEW_VECTORS * vector_lanes(self.target.simd_width)
-        return replace(self.layout, masked=masked, registers=1 if few else self.layout.registers)
-
     def ends_within_a_vector(self, size: int) -> bool:
         """Whether the rest of a row behind its last whole vector is most of a CPU's work: one element after the other,
         it takes as long as ten vectors. Masks are for the widest registers alone, whose instructions take them for
         nothing."""
         target = self.target
-        return target.form == "cpu" and target.simd_width == _MASKED and 1 < size < _SHORT and size % _MASKED != 0
-
-    def is_flat(self, rows: int, size: int) -> bool:
-        """Whether contiguous rows are `Layout.flat`."""
-        target, lanes = self.target, vector_lanes(self.target.simd_width)
-        return target.form == "cpu" and target.outer_vectors and 0 < size < lanes and rows >= MANY_ROWS
-
-    def along_rows(self, rows: int, size: int, cost: int = 1) -> tuple[Layout, Grid]:
-        """For a `Team` that works along contiguous rows, whatever their length."""
-        layout = replace(self.layout, flat=size) if self.is_flat(rows, size) else self.row_layout(size, cost)
-        return layout, self.long_rows(rows, size, cost)
-
-    def _members(self, rows: int, size: int) -> int:
-        """Of the group that shares a row on a GPU: larger ones where few long rows would leave units idle."""
-        large = rows < 2 * self.target.units and size >= LONG_ROW and self.target.work_group >= 4 * GROUP
-        return 4 * GROUP if large else GROUP
+        return target.form == "cpu" and target.simd_width == MASKED and 1 < size < _SHORT and size % MASKED != 0
 
     def columns(self, outer: int, inner: int, cost: int = 1, width: int = WIDTH) -> Grid:
         """For a `Team` on rows across memory, `inner` of them side by side.

@@ -17,6 +17,7 @@ from torchgraft.codegen.tuning import Target
 from torchgraft.codegen.types import BY_NAME, MOVES, element_type
 from torchgraft.plans.device import DeviceTraits
 from torchgraft.plans.grid import MULTIPLE, Dealer, Grid
+from torchgraft.plans.rows import CONTIGUOUS, NOT_UNROLLED, Rows, choose_rows
 from torchgraft.plans.scalar import Scalar
 
 _ARENA_ALIGN = 256
@@ -281,22 +282,18 @@ class Steps:
         return self.dealer.walk(sizes, cost, multiple, group)
 
     def rows(self, outer: int, size: int, inner: int = 1, cost: int = 1) -> tuple[Layout, Grid]:
-        """How a `codegen.loops.Team` finds its rows, and its grid; see `plans.grid.Dealer.rows`."""
-        return self.dealer.rows(outer, size, inner, cost)
+        """For a `codegen.loops.Team` along the middle of a contiguous (outer, size, inner): how it finds its rows, and
+        its grid; `cost` is that of an element relative to an addition."""
+        return choose_rows(Rows(self.dealer, outer, size, inner, cost))
 
     @property
     def layout(self) -> Layout:
         """Of contiguous rows."""
         return self.dealer.layout
 
-    def along_rows(self, rows: int, size: int, cost: int = 1) -> tuple[Layout, Grid]:
-        """The layout and grid of a `codegen.loops.Team` that works along contiguous rows; see
-        `plans.grid.Dealer.along_rows`."""
-        return self.dealer.along_rows(rows, size, cost)
-
-    def is_flat(self, rows: int, size: int) -> bool:
-        """Whether so many contiguous rows are treated side by side, and loops along them are written out."""
-        return self.dealer.is_flat(rows, size)
+    def along_rows(self, rows: int, size: int, cost: int = 1, unrolled: bool = True) -> tuple[Layout, Grid]:
+        """The same for one that works along contiguous rows, whatever their length; `unrolled` as its kernel allows."""
+        return choose_rows(Rows(self.dealer, rows, size, cost=cost), CONTIGUOUS if unrolled else NOT_UNROLLED)
 
     def long_rows(self, rows: int, size: int, cost: int = 1) -> Grid:
         """The grid of a `codegen.loops.Team` on contiguous rows."""
