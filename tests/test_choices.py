@@ -201,19 +201,24 @@ class TestExplain:
         assert "kernels: none: TORCHGRAFT_WITHOUT_WAYS leaves no way to do this: 3000x31 by 31x7" in printed
 
 
-@pytest.mark.parametrize(
-    ("ways", "most"),
-    [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9), (FORWARD, 5), (BACKWARD, 4)],
-    ids=["products", "images", "weights", "attention", "attention's gradients"],
-    [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9), (TRANSFORMS, 9), (AXES, 2)],
-    ids=["products", "images", "weights", "transforms", "axes"],
-    [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9), (SORT, 5), (TOP, 2), (SELECTION, 3)],
-    ids=["products", "images", "weights", "sorting", "top", "selection"],
-    [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9), (SORT, 5), (TOP, 2), (SELECTION, 3), (COLLECT, 3)],
-    ids=["products", "images", "weights", "sorting", "top", "selection", "collecting"],
-    [(WAYS, 9), (IMAGES, 13), (WEIGHTS, 9), (REDUCTIONS, 7), (ROWS, 5)],
-    ids=["products", "images", "weights", "reductions", "rows"],
-)
+TABLES = {
+    "products": (WAYS, 9),
+    "images": (IMAGES, 13),
+    "weights": (WEIGHTS, 9),
+    "attention": (FORWARD, 5),
+    "attention's gradients": (BACKWARD, 4),
+    "transforms": (TRANSFORMS, 9),
+    "axes": (AXES, 2),
+    "sorting": (SORT, 5),
+    "top": (TOP, 2),
+    "selection": (SELECTION, 3),
+    "collecting": (COLLECT, 3),
+    "reductions": (REDUCTIONS, 7),
+    "rows": (ROWS, 5),
+}
+
+
+@pytest.mark.parametrize(("ways", "most"), TABLES.values(), ids=TABLES)
 def test_a_table_has_one_way_of_each_name(ways: tuple[Way[Any, Any], ...], most: int) -> None:
     """And few ways: one more has to be worth a tenth of what its family does, or another goes."""
     assert len({way.name for way in ways}) == len(ways) <= most
