@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.profiler import ProfilerActivity
 
 import torchgraft.plans
-from torchgraft.ops.attention import products as by_products
+from torchgraft.codegen.tuning import Attention
 
 pytestmark = pytest.mark.no_fallback
 
@@ -260,10 +260,10 @@ def test_dropout_can_be_repeated(device: str) -> None:
     assert not torch.equal(results[0], results[1])
 
 
-def test_the_scores_are_never_in_memory(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scores_are_never_in_memory(device: str, tune: Callable[..., None]) -> None:
     """Nor in the GPU form, if there are more than products may have."""
     length = 6000
-    monkeypatch.setattr(by_products, "LARGEST_SCORES", length * length)
+    tune("attention", gpu_scores=length * length)
     q, k, v = (torch.randn(1, 1, length, 16, device=device, requires_grad=True) for _ in range(3))
     torch.accelerator.empty_cache()
     torch.accelerator.reset_peak_memory_stats()
@@ -313,9 +313,9 @@ def test_the_choice_can_be_asked_for(device: str) -> None:
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> None:
+def products(tune: Callable[..., None]) -> None:
     """In the GPU form whatever can be made of matrix products is, small as it may be."""
-    monkeypatch.setattr(by_products, "LEAST_PRODUCTS", 0)
+    tune("attention", gpu_products=0)
 
 
 def made_of_products() -> set[str]:
@@ -348,7 +348,7 @@ def test_products(device: str, form: str, dtype: torch.dtype, causal: bool) -> N
 def test_products_of_what_pays(device: str, form: str, dtype: torch.dtype, causal: bool) -> None:
     """Enough of it that nobody has to ask for products."""
     q, k, v = operand(2, 4, 130, 64), operand(2, 4, 170, 64), operand(2, 4, 170, 32)
-    assert by_products.LEAST_PRODUCTS < 2 * 4 * 130 * 170 * 96
+    assert Attention().gpu_products < 2 * 4 * 130 * 170 * 96
     compare(device, dtype, q, k, v, is_causal=causal)
     compare(device, dtype, q, k, v, torch.rand(130, 170) > 0.3)
 
@@ -406,23 +406,21 @@ def test_products_of_groups(device: str, form: str, layout: str) -> None:
 
 @pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_of_parts(device: str, form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_of_parts(device: str, form: str, dtype: torch.dtype, tune: Callable[..., None]) -> None:
     """Scores of all heads take more memory than they may."""
     q, k, v = operand(2, 6, 40, 16), operand(2, 3, 50, 16), operand(2, 3, 50, 16)
     for matrices in (1, 4):  # of six
-        monkeypatch.setattr(by_products, "LARGEST_SCORES", matrices * 80 * 50 * 4)
-        torchgraft.plans.clear()
+        tune("attention", gpu_scores=matrices * 80 * 50 * 4)
         compare(device, dtype, q, k, v, torch.rand(2, 6, 40, 50) > 0.3, enable_gqa=True)
         compare(device, dtype, q, k, v, is_causal=True, enable_gqa=True)
         check_products(form)
-    monkeypatch.setattr(by_products, "LARGEST_SCORES", 80 * 50 * 4 - 1)
-    torchgraft.plans.clear()
+    tune("attention", gpu_scores=80 * 50 * 4 - 1)
     compare(device, dtype, q, k, v, is_causal=True, enable_gqa=True)
     assert not made_of_products()
 
 
 @pytest.mark.usefixtures("products")
-def test_products_agree_with_the_kernel(device: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_agree_with_the_kernel(device: str, form: str, tune: Callable[..., None]) -> None:
     """In the logarithms of sums, too, of rows without keys, and of those that are not a number."""
     attend = torch.ops.aten._scaled_dot_product_fused_attention_overrideable
     q, k, v = (operand(2, 3, rows, 16).float().to(device) for rows in (40, 50, 50))
@@ -432,8 +430,7 @@ def test_products_agree_with_the_kernel(device: str, form: str, monkeypatch: pyt
     mask[0, :, 20] = False
     results = []
     for least in (0, math.inf):
-        monkeypatch.setattr(by_products, "LEAST_PRODUCTS", least)
-        torchgraft.plans.clear()
+        tune("attention", gpu_products=least)
         of_mask, causal = attend(q, k, v, mask), attend(q, k, v, is_causal=True)
         results.append([t.cpu() for t in (*of_mask[:2], *causal[:2])])
         assert made_of_products() == ({"forward"} if form == "gpu" and least == 0 else set())

@@ -349,15 +349,144 @@ class GpuImages:
 
 @dataclass(frozen=True)
 class Attention:
-    """Keys of a block in the CPU form; work-items of a group and keys of a block in the GPU form."""
+    """
+    Attributes:
+        keys: of a block in the CPU form.
+        gpu_group: work-items of a group.
+        gpu_keys: of a block in the GPU form.
+        gpu_local_bytes: of a group's local memory, at most.
+        gpu_products: multiplications from which matrix products pay: they take some launches more, and fewer are done
+            in less time than these.
+        gpu_scores: bytes of the scores that products have in memory at a time: a head of 8192 queries and keys in
+            float32. A head that has more is left to the kernel that needs no memory, lest long sequences take all.
+    """
 
     keys: int = size(64, 64, 128)
     gpu_group: int = size(64, form="gpu")
     gpu_keys: int = size(16, form="gpu")
+    gpu_local_bytes: int = size(LOCAL_BYTES, LOCAL_BYTES, 2 * LOCAL_BYTES, form="gpu")
+    gpu_products: int = size(5_000_000, form="gpu")
+    gpu_scores: int = size(256 << 20, form="gpu")
 
     def gpu_keys_of(self, row_bytes: int) -> int:
         """The block for a key and a value of so many bytes together: it fits into the local memory."""
-        return max(1, min(self.gpu_keys, LOCAL_BYTES // row_bytes))
+        return max(1, min(self.gpu_keys, self.gpu_local_bytes // row_bytes))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Contiguous rows: softmax, norms, scans.
+
+    Attributes:
+        many: so many rows that are shorter than a vector are worth a kernel for the number of their elements.
+        some: so few of them are not worth going along them side by side, as columns.
+        vectors: of a row up to which one sum after the other takes no longer than it takes to add sums to each other.
+        gpu_short: rows up to this length are columns on GPUs, whose groups have that many members or more.
+        gpu_long: rows of so many elements keep a large group busy.
+    """
+
+    many: int = size(1024)
+    some: int = size(16)
+    vectors: int = size(4)
+    gpu_short: int = size(64, form="gpu")
+    gpu_long: int = size(4096, form="gpu")
+
+
+@dataclass(frozen=True)
+class Reductions:
+    """
+    Attributes:
+        single: fewer elements are reduced by one thread.
+        part: elements of a part of a long row, at least.
+        columns: fewer neighbours are no columns, unless several elements of each may be taken at once.
+        short: rows shorter than this are reduced side by side, as columns.
+        short_of_one: the same of reductions with a single accumulator, which fill the widest register by then.
+        column_bytes: of the accumulators of a block of columns.
+        low, cached: columns of at most `low` elements are shared out rather than parts of them, which would have to be
+            added up, if there are at most `cached` in all.
+        column_part: elements of a part of columns, unless there is less for each core.
+        gpu_parts: so many of a result are added up by a group.
+    """
+
+    single: int = size(32768)
+    part: int = size(16384)
+    columns: int = size(16)
+    short: int = size(32)
+    short_of_one: int = size(16)
+    column_bytes: int = size(32768)
+    low: int = size(512)
+    cached: int = size(1 << 20)
+    column_part: int = size(32768)
+    gpu_parts: int = size(32, form="gpu")
+
+
+@dataclass(frozen=True)
+class Sorting:
+    """
+    Attributes:
+        long: rows from this length on are sorted by several cores, if there are few of them.
+        few: the first so many are found by insertion.
+        gpu_long: rows from this length on are sorted by several work-items.
+        gpu_part: elements of each, which it goes through one after the other. A part has as many counts as there are
+            digits.
+    """
+
+    long: int = size(1 << 14)
+    few: int = size(64)
+    gpu_long: int = size(4096, form="gpu")
+    gpu_part: int = size(128, form="gpu")
+
+
+@dataclass(frozen=True)
+class Places:
+    """What indices tell the places of, as `index_add` and the gradients of embeddings.
+
+    Attributes:
+        columns: of a work-item, a multiple of this.
+        slice: elements of a part of a row that is collected, at least.
+        wide_slice: and at most, unless the places of a part are then no more than `near`.
+        near: elements that a processor keeps near it.
+        apart: sums of so many elements are worth memory for each work-item.
+        apart_parts: of which there are no more.
+        row_part: elements of a part of a row of an embedding's gradient.
+        groups: fewer do not fill two threads evenly.
+        table: elements of an embedding whose rows are cut; of larger ones most of the work is to zero them.
+        few_indices: for each of so many all before it are looked at, whether they are the same.
+        gpu_rows: so many are added one after the other by each work-item.
+    """
+
+    columns: int = size(16)
+    slice: int = size(32)
+    wide_slice: int = size(256)
+    near: int = size(1 << 18)
+    apart: int = size(1 << 17)
+    apart_parts: int = size(8)
+    row_part: int = size(128)
+    groups: int = size(16)
+    table: int = size(1 << 18)
+    few_indices: int = size(8192)
+    gpu_rows: int = size(64, form="gpu")
+
+
+@dataclass(frozen=True)
+class Transforms:
+    """Fourier transforms.
+
+    Attributes:
+        whole: up to this length the scratch of a CPU's work-item stays in its cache.
+        two_steps: from this length on two steps fill the lanes that a few lines leave empty.
+        plane_bytes: planes of at most so many stay in a CPU's cache between two axes.
+        share_bytes: small planes are shared out by so many.
+        groups: a core.
+        gpu_groups: a unit.
+    """
+
+    whole: int = size(2048)
+    two_steps: int = size(256)
+    plane_bytes: int = size(1 << 20)
+    share_bytes: int = size(1 << 18)
+    groups: int = size(4)
+    gpu_groups: int = size(16, form="gpu")
 
 
 @dataclass(frozen=True)
@@ -397,6 +526,11 @@ class Tuning:
     packed_images: SmallImages = field(default_factory=lambda: SmallImages(read=256, strided=256, made=64))
     gpu_images: GpuImages = field(default_factory=GpuImages)
     attention: Attention = field(default_factory=Attention)
+    rows: Rows = field(default_factory=Rows)
+    reductions: Reductions = field(default_factory=Reductions)
+    sorting: Sorting = field(default_factory=Sorting)
+    places: Places = field(default_factory=Places)
+    transforms: Transforms = field(default_factory=Transforms)
     dealing: Dealing = field(default_factory=Dealing)
 
 
@@ -440,6 +574,12 @@ class Target:
         """Those that the device has the local memory for."""
         tiles = self.tuning.tiles
         return replace(tiles, local_bytes=min(tiles.local_bytes, self.local_memory))
+
+    @property
+    def attention(self) -> Attention:
+        """The same."""
+        attention = self.tuning.attention
+        return replace(attention, gpu_local_bytes=min(attention.gpu_local_bytes, self.local_memory))
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,6 @@ from torchgraft.inductor.operations import FUNCTIONS, Operations, as_type, liter
 from torchgraft.inductor.options import form
 from torchgraft.inductor.reductions import Reduction, reduction
 from torchgraft.plans.device import device_traits
-from torchgraft.plans.rows import SHORT_ROW, SOME_ROWS
 
 __all__ = ["GeneratedKernel", "Text"]
 
@@ -203,7 +202,8 @@ class GeneratedKernel(SIMDKernel):
         across = bool(self._walked) and units[self._walked[-1]] > inner and _hint(self._walked[-1].size) >= 4
         if self.form == "gpu":
             rows, size = (_hint(sympy.Mul(*(loop.size for loop in loops))) for loops in (self._walked, self._reduced))
-            short = size < _SHORT or (size <= SHORT_ROW and rows >= SOME_ROWS)
+            sizes = device_traits(_device()).tuning.rows
+            short = size < _SHORT or (size <= sizes.gpu_short and rows >= sizes.some)
             if not (short or (across and rows >= _MANY_ROWS) or self._adds_into_places):
                 self.team = Team(Layout("gpu"), group=FEW if size <= _RUN else GROUP)
             return

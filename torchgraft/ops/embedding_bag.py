@@ -15,9 +15,6 @@ from torchgraft.plans.refusals import check_same_dtype
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-# Work (elements of gradients and of the table) below which one thread does it all.
-_SMALL = 16384
-
 
 _RANGE = "Expected idx >= 0 && idx < num_embeddings, the rows of the table, but found idx to be {}"
 
@@ -138,7 +135,8 @@ def _embedding_bag_dense_backward(
     type_, wide = _type(grad), element_type(out.dtype).accumulate
     total = out if element_type(out.dtype).name == wide else p.empty(out.shape, torch.float32)
     work = grad.numel() if mode == kernels.MAX else count * width
-    rows = limit if work + out.numel() <= _SMALL else ceil_div(limit, 16 * p.device.compute_units)
+    is_small = work + out.numel() <= p.device.tuning.dealing.single
+    rows = limit if is_small else ceil_div(limit, 16 * p.device.compute_units)
     grid = p.walk(width).by(ceil_div(limit, rows))
     table = {"out": total, "grad": grad, "sizes": sizes, "limit": limit, "rows": rows}
     if mode == kernels.MAX:

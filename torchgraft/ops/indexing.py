@@ -14,11 +14,8 @@ from torchgraft.codegen.loops import FEW
 from torchgraft.kernels import indexing as kernels
 from torchgraft.ops.moves import (
     BOUNDS,
-    GROUPS,
     RANGE_OF_SELF,
-    ROW_PART,
     SCALED_SUM,
-    SMALL,
     SUM,
     Collected,
     Index,
@@ -42,11 +39,6 @@ from torchgraft.plans.refusals import check_filling, dtype_name, refuse_dtype
 from torchgraft.plans.steps import ErrorReport
 
 aten = torch.ops.aten
-
-# For each of so many indices all before it are looked at, whether they are the same.
-_FEW_INDICES = 8192
-# Rows of larger tables stay whole: most of the work is to zero them.
-_SMALL_TABLE = 1 << 18
 
 # ---- one index for one dimension ----
 
@@ -115,7 +107,7 @@ def _embedding_backward(
     # Sums of many halves are kept in float32.
     if element_type(out.dtype).name == wide:
         sums.plan(out, indices, padding_idx)
-    elif 2 * n > num_weights or n > _FEW_INDICES:
+    elif 2 * n > num_weights or n > p.device.tuning.places.few_indices:
         total = p.empty(out.shape, torch.float32)
         sums.plan(total, indices, padding_idx)
         p.copy(out, total)
@@ -141,10 +133,11 @@ class _Sums:
             counts = p.empty((rows,), torch.int32)
             p.fill(counts, 0)
             p.launch(kernels.count_kernel(index), (1,), counts=counts, index=indices, n=n, limit=rows)
-        parted = total.numel() <= _SMALL_TABLE and width >= 2 * ROW_PART
-        grid = p.walk(width, n + rows, ROW_PART if parted else width, FEW)
-        parts = GROUPS if parted else 2 * p.device.compute_units
-        if p.form == "cpu" and n * width + total.numel() <= SMALL:
+        sizes = p.device.tuning.places
+        parted = total.numel() <= sizes.table and width >= 2 * sizes.row_part
+        grid = p.walk(width, n + rows, sizes.row_part if parted else width, FEW)
+        parts = sizes.groups if parted else 2 * p.device.compute_units
+        if p.form == "cpu" and n * width + total.numel() <= p.device.tuning.dealing.single:
             parts = 1
         share = ceil_div(rows, min(rows, ceil_div(parts, grid.groups[0])))
         grad, wide = element_type(self.grad_output.dtype).name, element_type(total.dtype).name

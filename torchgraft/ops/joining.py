@@ -18,8 +18,7 @@ from torchgraft.plans.refusals import dtype_name
 
 aten = torch.ops.aten
 
-# Results of at most so many elements are joined row by row, by one thread; larger ones if there are so many rows.
-_SMALL = 16384
+# Rows that are joined row by row also where one thread would do too little.
 _ROWS = 16
 # Rows of so many elements are interleaved.
 _INTERLEAVED = 8
@@ -57,7 +56,7 @@ def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor],
     good."""
     rows = math.prod(out.shape[:dim])
     gpu = p.form == "gpu"
-    if len(tensors) == 1 or (not gpu and 1 < rows < _ROWS and out.numel() > _SMALL):
+    if len(tensors) == 1 or (not gpu and 1 < rows < _ROWS and out.numel() > p.device.tuning.dealing.single):
         return False
     if any(t.dtype != out.dtype or not t.is_contiguous() or t.is_conj() or t.is_neg() for t in [out, *tensors]):
         return False

@@ -13,6 +13,7 @@ import torch
 from torchgraft.codegen import ceil_div, element_type
 from torchgraft.codegen.loops import FEW
 from torchgraft.codegen.places import is_addable
+from torchgraft.codegen.tuning import Places
 from torchgraft.codegen.types import BY_NAME, MOVES
 from torchgraft.kernels import indexing as kernels
 from torchgraft.kernels.choice import Way, choose
@@ -20,21 +21,6 @@ from torchgraft.kernels.indexing import Indexing
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, pointwise
 
 aten = torch.ops.aten
-
-# CPU form: columns of a work-item are a multiple of this; below so many elements one thread is as quick as two.
-COLUMNS = 16
-SMALL = 16384
-# Rows are cut into parts of so many elements; fewer than so many groups do not fill two threads evenly.
-ROW_PART = 128
-GROUPS = 16
-# Rows that are collected are cut into parts of no fewer elements than `SLICE`, and of no more than `WIDE_SLICE` unless
-# the places of a part are then no more elements than a processor keeps near it.
-SLICE = 32
-WIDE_SLICE = 256
-NEAR = 1 << 18
-# Sums of so many elements are worth memory for each work-item, of which there are no more.
-APART_FROM = 1 << 17
-MOST_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -231,9 +217,13 @@ class Collected:
         return [*([] if self.number else [self.source_row]), *(index.row for index in self.indices)]
 
     @property
+    def limits(self) -> Places:
+        return self.p.device.tuning.places
+
+    @property
     def parts(self) -> int:
         """Of the rows that add up in memory of their own."""
-        return min(self.p.device.compute_units, MOST_PARTS)
+        return min(self.p.device.compute_units, self.limits.apart_parts)
 
     def indexing(self, name: str, strides: list[list[int]], **given: Any) -> Indexing:
         """What a kernel does over a space where operands have these strides."""
@@ -260,14 +250,11 @@ class Collected:
         return any(s[-1] != 0 for s in strides[-len(self.indices) :])
 
 
-# On a GPU so many rows are added one after the other by each work-item.
-_FEW_ROWS = 64
-
-
 def _why_no_atomics(c: Collected) -> str:
     """In order a GPU's work-items would each look at all rows."""
-    if c.is_cpu or c.rows <= _FEW_ROWS:
-        return f"GPUs, more than {_FEW_ROWS} rows"
+    few = c.limits.gpu_rows
+    if c.is_cpu or c.rows <= few:
+        return f"GPUs, more than {few} rows"
     if not c.sums or c.type == "b8" or not is_addable(c.type, c.p.device.long_atomics):
         return "sums of what can be added at once"
     return "sums in any order, which rounds otherwise each time" if in_order() else ""
@@ -287,8 +274,8 @@ def _why_no_partial_sums(c: Collected) -> str:
         return "CPUs, rows of fewer elements than cores"
     if not c.sums or c.type not in ("f32", "f64", "i64") or len(c.indices) > 1:
         return "sums of f32, f64 or i64 by one index"
-    few = 4 * c.parts * c.indices[0].limit <= c.rows and c.size * c.rows >= APART_FROM
-    return "" if few else f"{APART_FROM} elements or more for few places"
+    few = 4 * c.parts * c.indices[0].limit <= c.rows and c.size * c.rows >= c.limits.apart
+    return "" if few else f"{c.limits.apart} elements or more for few places"
 
 
 def _plan_partial_sums(c: Collected) -> None:
@@ -347,27 +334,28 @@ def plan_collect(collected: Collected) -> None:
 
 def _columns(p: PlanBuilder, sizes: Sequence[int], along: bool, places: int) -> int:
     """Elements of the space for a work-item; each reads all indices of them."""
-    n, least = math.prod(sizes), 2 * p.device.compute_units
+    n, least, tuned = math.prod(sizes), 2 * p.device.compute_units, p.device.tuning.places
     if p.form == "gpu":
         return 1
     if along:
-        columns = 1 if sizes[-1] < COLUMNS else COLUMNS
+        columns = 1 if sizes[-1] < tuned.columns else tuned.columns
         return columns * ceil_div(n, 4 * least * columns)
-    most = max(SLICE, min(ceil_div(n, least), max(WIDE_SLICE, NEAR // places)))
+    most = max(tuned.slice, min(ceil_div(n, least), max(tuned.wide_slice, tuned.near // places)))
     return ceil_div(n, ceil_div(n, most))
 
 
 def _has_long_rows(p: PlanBuilder, n: int, places: int) -> bool:
     """Whether a CPU's work-items rather share the places than the elements of a row: each has to look at all indices,
     but memory gives it whole rows."""
-    return p.form == "cpu" and n >= 2 * COLUMNS and places >= p.device.compute_units
+    return p.form == "cpu" and n >= 2 * p.device.tuning.places.columns and places >= p.device.compute_units
 
 
 def _parts_of_places(p: PlanBuilder, n: int, rows: int, along: bool, places: int, wanted: int, groups: int) -> int:
     """Among how many work-items places are dealt out, where the groups that share the space are fewer than `wanted`."""
     if p.form == "gpu":
-        return min(places, max(1, 256 * p.device.compute_units // n)) if rows > 64 else 1
-    if along or n * rows <= SMALL or n < 2 * COLUMNS:
+        return min(places, max(1, 256 * p.device.compute_units // n)) if rows > p.device.tuning.places.gpu_rows else 1
+    tuning = p.device.tuning
+    if along or n * rows <= tuning.dealing.single or n < 2 * tuning.places.columns:
         return 1
     return min(places, ceil_div(wanted, groups))
 

@@ -15,6 +15,7 @@ import torch
 
 from torchgraft.codegen import ceil_div, element_type
 from torchgraft.codegen.loops import FEW, GROUP, LANES, WIDTH, Layout
+from torchgraft.codegen.tuning import Reductions
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels import reduce as kernels
 from torchgraft.kernels.choice import Way, choose
@@ -24,22 +25,6 @@ from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.grid import Grid
 from torchgraft.plans.rows import Rows
 from torchgraft.plans.steps import Unsupported
-
-# CPU form: below this many elements one thread is as quick as two; a part of a long row is not shorter than this.
-_SMALL = 32768
-_ROW_PART = 16384
-# So many parts on a GPU are added up by a group for each result.
-_MANY_PARTS = 32
-# Fewer neighbours than that are no columns, unless a CPU may take several elements of each at once.
-_COLUMNS = 16
-# Rows shorter than this are reduced side by side, as columns. By CPUs, rows with a single accumulator are gone along
-# as soon as they fill the widest register.
-_SHORT_ROW, _SHORT_SIMPLE_ROW = 32, 16
-_COLUMN_BYTES = 32768  # accumulators of one block of columns
-# Columns of up to so many elements are shared out rather than parts of them, which would have to be added up, if there
-# are at most so many in all.
-_LOW, _CACHED = 512, 1 << 20
-_COLUMNS_PART = 32768  # elements of a part of columns, unless there is less for each core
 
 
 def reduced_dims(ndim: int, dims: int | Sequence[int] | None, empty_is_all: bool = True) -> list[int]:
@@ -144,6 +129,10 @@ class Reduced:
         return self.p.form == "cpu"
 
     @property
+    def sizes(self) -> Reductions:
+        return self.p.device.tuning.reductions
+
+    @property
     def storage(self) -> str:
         return element_type(self.x.dtype).name
 
@@ -181,10 +170,11 @@ class Reduced:
     def lies_along(self) -> bool:
         """Whether to go along the reduced dimension rather than along the kept one."""
         kept, reduced = self.g.kept[1], self.g.reduced[1]
-        if kept.size < _COLUMNS:
+        if kept.size < self.sizes.columns:
             touching = kept.size > 1 and kept.stride == 1 and reduced.stride == kept.size
             return not (touching and self.is_cpu and self.what.takes_elements_alone)
-        if self.g.count < (_SHORT_SIMPLE_ROW if self.is_cpu and len(self.what.fields) == 1 else _SHORT_ROW):
+        is_of_one = self.is_cpu and len(self.what.fields) == 1
+        if self.g.count < (self.sizes.short_of_one if is_of_one else self.sizes.short):
             return False
         return reduced.stride < kept.stride or kept.stride == 0
 
@@ -194,31 +184,31 @@ class Reduced:
         if not self.is_cpu:
             parts = max(1, min(ceil_div(8 * self.p.device.compute_units, outputs), count // 4096))
             return self._share(outputs, 1, ceil_div(count, parts), 64 * GROUP)
-        groups, parts, is_small = 32 * self.p.device.compute_units, 1, outputs * count <= _SMALL
+        groups, parts, is_small = 32 * self.p.device.compute_units, 1, outputs * count <= self.sizes.single
         if not is_small and outputs < groups // 2:
-            parts = max(1, min(ceil_div(groups, outputs), count // _ROW_PART))
+            parts = max(1, min(ceil_div(groups, outputs), count // self.sizes.part))
         part = count if parts == 1 else ceil_div(ceil_div(count, parts), 4096) * 4096
         chunk = outputs if is_small else ceil_div(outputs, groups)
         return self._share(ceil_div(outputs, chunk), chunk, part, 64 * LANES)
 
     @cached_property
     def share_of_columns(self) -> _Share:
-        g, units = self.g, self.p.device.compute_units
+        g, units, sizes = self.g, self.p.device.compute_units, self.sizes
         if not self.is_cpu:
             blocks = ceil_div(g.outputs, FEW)
             parts = max(1, min(ceil_div(32 * units, blocks), g.count // 64))
             return self._share(blocks, 1, ceil_div(g.count, parts), 64)
         size = sum(BY_NAME[type_].size for _, type_, _ in self.what.fields)
-        width = max(64, min(2048, _COLUMN_BYTES // size // 64 * 64))
+        width = max(64, min(2048, sizes.column_bytes // size // 64 * 64))
         outer, row, work, parts = g.kept[0].size, g.kept[1].size, g.outputs * g.count, 1
         across = ceil_div(row, width)
-        low = work <= _CACHED and g.count <= _LOW
-        if low and work > _SMALL:
+        low = work <= sizes.cached and g.count <= sizes.low
+        if low and work > sizes.single:
             across = max(across, min(ceil_div(8 * units, outer), row // 64))
         chunk = min(row, ceil_div(ceil_div(row, across), 16) * 16)
         blocks = outer * ceil_div(row, chunk)
-        if work > _SMALL and blocks < (2 if low else 8) * units:
-            most = max(2 * units, work // _COLUMNS_PART)
+        if work > sizes.single and blocks < (2 if low else 8) * units:
+            most = max(2 * units, work // sizes.column_part)
             parts = max(1, min(ceil_div(32 * units, blocks), g.count // 16, most))
         return self._share(blocks, chunk, ceil_div(g.count, parts), 64, width)
 
@@ -331,7 +321,7 @@ def _combine(r: Reduced, parts: int, accumulators: dict[str, torch.Tensor]) -> N
     what = replace(r.what, cascade=False, others=r.what.kept_for_results(), index="")
     kept = {f"in_{name}": r.inputs[f"in_{name}"] for name, _, _ in what.others}
     sizes = {"inner": r.g.kept[1].size, "count": r.g.count}
-    if r.is_cpu or parts < _MANY_PARTS:
+    if r.is_cpu or parts < r.sizes.gpu_parts:
         kernel, grid = kernels.combine_kernel(what, r.p.form), r.p.walk(r.g.outputs, parts)
         sizes["parts"] = parts
     else:

@@ -6,21 +6,10 @@ from dataclasses import dataclass, replace
 
 from torchgraft.codegen.lanes import FEW_LANES
 from torchgraft.codegen.loops import GROUP, Layout
+from torchgraft.codegen.tuning import Rows as Sizes
 from torchgraft.codegen.vectors import vector_lanes
 from torchgraft.kernels.choice import Way, choose
 from torchgraft.plans.grid import MASKED, Dealer, Grid
-
-# Contiguous rows up to this length are treated side by side, as columns, if there are some of them: by GPUs, whose
-# groups have that many members or more. CPUs do so with rows that are less than a vector, since what lies apart is
-# loaded one by one, or by instructions that take some processors longer still.
-SHORT_ROW = 64
-SOME_ROWS = 16
-# So many short rows are worth a kernel of their own for the number of their elements.
-_MANY_ROWS = 1024
-# Vectors of a row up to which one sum after the other takes no longer than it takes to add sums to each other.
-_FEW_VECTORS = 4
-# Rows of so many elements keep a large group of a GPU busy.
-_LONG_ROW = 4096
 
 
 @dataclass(frozen=True)
@@ -46,6 +35,10 @@ class Rows:
         return self.by.target.form == "cpu"
 
     @property
+    def sizes(self) -> Sizes:
+        return self.by.target.tuning.rows
+
+    @property
     def lanes(self) -> int:
         return vector_lanes(self.by.target.simd_width)
 
@@ -61,8 +54,8 @@ def _why_no_vectors_of_loops(r: Rows) -> str:
 
 
 def why_not_unrolled(r: Rows) -> str:
-    few = not (0 < r.size < r.lanes and r.outer >= _MANY_ROWS)
-    return _why_no_vectors_of_loops(r) or (f"{_MANY_ROWS} or more rows that are shorter than a vector" if few else "")
+    few = not (0 < r.size < r.lanes and r.outer >= r.sizes.many)
+    return _why_no_vectors_of_loops(r) or (f"{r.sizes.many} or more rows that are shorter than a vector" if few else "")
 
 
 def unrolled(r: Rows) -> tuple[Layout, Grid]:
@@ -71,10 +64,12 @@ def unrolled(r: Rows) -> tuple[Layout, Grid]:
 
 
 def _why_no_columns(r: Rows) -> str:
-    short = r.lanes - 1 if r.is_cpu else SHORT_ROW
-    if r.inner != 1 or (r.size <= short and r.outer >= SOME_ROWS):
+    """CPUs have columns of rows that are less than a vector, since what lies apart is loaded one by one, or by
+    instructions that take some processors longer still."""
+    short = r.lanes - 1 if r.is_cpu else r.sizes.gpu_short
+    if r.inner != 1 or (r.size <= short and r.outer >= r.sizes.some):
         return ""
-    return f"rows across memory, or {SOME_ROWS} of at most {short} elements"
+    return f"rows across memory, or {r.sizes.some} of at most {short} elements"
 
 
 def _columns(r: Rows) -> tuple[Layout, Grid]:
@@ -89,7 +84,7 @@ def _columns(r: Rows) -> tuple[Layout, Grid]:
 
 
 def why_no_few_vectors(r: Rows) -> str:
-    most = _FEW_VECTORS * r.lanes
+    most = r.sizes.vectors * r.lanes
     return _why_no_vectors_of_loops(r) or (f"rows of at most {most} elements" if r.size > most else "")
 
 
@@ -102,8 +97,9 @@ def _why_no_large_groups(r: Rows) -> str:
     target = r.by.target
     if r.is_cpu or target.work_group < 4 * GROUP:
         return f"GPUs with groups of {4 * GROUP}"
-    few, most = r.size >= _LONG_ROW and r.outer < 2 * target.units, 2 * target.units - 1
-    return _why_not_contiguous(r) or ("" if few else f"at most {most} rows of {_LONG_ROW} elements or more")
+    long = r.sizes.gpu_long
+    few, most = r.size >= long and r.outer < 2 * target.units, 2 * target.units - 1
+    return _why_not_contiguous(r) or ("" if few else f"at most {most} rows of {long} elements or more")
 
 
 def _large_groups(r: Rows) -> tuple[Layout, Grid]:

@@ -108,6 +108,16 @@ _small_images = {
 _HEADS = ((2, 8, 256, 64),) * 3
 
 
+def _collected(rows: int, size: int, places: int) -> Workload:
+    """Rows that are added to as many random places, which come again."""
+    index = torch.randint(places, (rows,), generator=torch.Generator().manual_seed(1))
+
+    def run(x: torch.Tensor) -> Tensors:
+        return [x.new_zeros(places, size).index_add(0, index.to(x.device), x)]
+
+    return Workload(_normal((rows, size)), run)
+
+
 def _line(count: int, run: Callable[[torch.Tensor], torch.Tensor]) -> Workload:
     return Workload(_normal((count,)), lambda x: [run(x)])
 
@@ -158,6 +168,36 @@ WORKLOADS = {
         "2x8x256x64, causal": Workload(_normal(*_HEADS), _causal_attention),
         "1x4x1000x32": Workload(_normal(*((1, 4, 1000, 32),) * 3), _attention),
         "2x8x256x64, gradients": Workload(_normal(*_HEADS), _attention_with_gradients),
+    },
+    "rows": {
+        "10000 rows of 3, softmax": Workload(_normal((10000, 3)), lambda x: [x.softmax(1)]),
+        "2000 rows of 40, layer norm": Workload(_normal((2000, 40)), lambda x: [F.layer_norm(x, (40,))]),
+        "1000 rows of 1000, softmax": Workload(_normal((1000, 1000)), lambda x: [x.softmax(1)]),
+        "16 rows of 50000, softmax": Workload(_normal((16, 50000)), lambda x: [x.softmax(1)]),
+    },
+    "reductions": {
+        "3 rows of 1000000": Workload(_normal((3, 1_000_000)), lambda x: [x.sum(1)]),
+        "1000 rows of 1000": Workload(_normal((1000, 1000)), lambda x: [x.sum(1)]),
+        "1000 columns of 1000": Workload(_normal((1000, 1000)), lambda x: [x.sum(0)]),
+        "20 columns of 100000": Workload(_normal((100_000, 20)), lambda x: [x.amax(0)]),
+        "20000 rows of 20, variance": Workload(_normal((20_000, 20)), lambda x: [x.var(1)]),
+        "64 channels of 8x56x56": Workload(_normal((8, 64, 56, 56)), lambda x: [x.sum((0, 2, 3))], tolerance=1e-3),
+    },
+    "sorting": {
+        "2 rows of 100000": Workload(_normal((2, 100_000)), lambda x: [x.sort().values]),
+        "100 rows of 5000": Workload(_normal((100, 5000)), lambda x: [x.sort().values]),
+        "the first 50 of 100 rows of 5000": Workload(_normal((100, 5000)), lambda x: [x.topk(50).values]),
+    },
+    "places": {
+        "20000 rows of 64 to 1000": _collected(20_000, 64, 1000),
+        "1000000 numbers to 10": _collected(1_000_000, 1, 10),
+        "500 rows of 1024 to 50000": _collected(500, 1024, 50_000),
+    },
+    "transforms": {
+        "64 of 4096": Workload(_normal((64, 4096)), lambda x: [torch.view_as_real(torch.fft.rfft(x))]),
+        "1 of 1000000": Workload(_normal((1, 1_000_000)), lambda x: [torch.view_as_real(torch.fft.rfft(x))]),
+        "16 of 256x256": Workload(_normal((16, 256, 256)), lambda x: [torch.view_as_real(torch.fft.rfft2(x))]),
+        "100 of 1009": Workload(_normal((100, 1009)), lambda x: [torch.view_as_real(torch.fft.rfft(x))]),
     },
     "dealing": {
         "20,000 added": _line(20_000, lambda x: x + 1),

@@ -15,11 +15,6 @@ from torchgraft.kernels.attention import scores as kernels
 from torchgraft.ops.attention.problem import Attention, Backward, Forward, four, operand, strided
 from torchgraft.ops.matmul import plan_product
 
-#: Multiplications from which products pay: they take some launches more, and fewer are done in less time than these.
-LEAST_PRODUCTS = 5_000_000
-#: Bytes of the scores that products have in memory at a time: a head of 8192 queries and keys in float32. A head that
-#: has more is left to the kernel that needs no memory, lest long sequences take all there is.
-LARGEST_SCORES = 256 << 20
 #: Matrices of a product: GPUs take no more groups than that in the grid's last dimension.
 MOST_MATRICES = 65535
 
@@ -31,9 +26,11 @@ def why_not(a: Attention) -> str:
         return "calls without dropout and without a bias's gradient"
     if a.queries <= few_queries.MOST:
         return f"more than {few_queries.MOST} queries"
-    if a.batch * a.heads * a.queries * a.keys * (a.head + a.value_head) < LEAST_PRODUCTS:
-        return f"{LEAST_PRODUCTS} multiplications or more"
-    return "" if _bytes_of_matrix(a) <= LARGEST_SCORES else f"heads whose scores take at most {LARGEST_SCORES} bytes"
+    sizes = a.p.device.tuning.attention
+    if a.batch * a.heads * a.queries * a.keys * (a.head + a.value_head) < sizes.gpu_products:
+        return f"{sizes.gpu_products} multiplications or more"
+    most = sizes.gpu_scores
+    return "" if _bytes_of_matrix(a) <= most else f"heads whose scores take at most {most} bytes"
 
 
 def _bytes_of_matrix(a: Attention) -> int:
@@ -55,7 +52,7 @@ class _Products:
         self.rows = a.heads // a.key_heads * a.queries
         self.group = kernels.group_of(a.keys)
         self.common = {name: value for name, value in a.common.items() if name not in ("group", "sk", "scale")}
-        fit = max(1, LARGEST_SCORES // _bytes_of_matrix(a))
+        fit = max(1, a.p.device.tuning.attention.gpu_scores // _bytes_of_matrix(a))
         self.together = ceil_div(self.matrices, ceil_div(self.matrices, min(fit, MOST_MATRICES)))
 
     def parts(self) -> Iterator[slice]:

@@ -17,7 +17,7 @@ from torchgraft.codegen import ceil_div
 from torchgraft.kernels.choice import Way, choose
 from torchgraft.kernels.fft.gpu import local_length
 from torchgraft.ops.fft import twiddles
-from torchgraft.ops.fft.passes import GROUPS_PER_UNIT, Pass, launch_planes
+from torchgraft.ops.fft.passes import Pass, launch_planes
 from torchgraft.ops.fft.problem import Transform
 from torchgraft.ops.fft.radices import SUMMED, largest_prime, two_factors
 from torchgraft.plans import pointwise
@@ -28,9 +28,6 @@ def _for(what: str, suits: object) -> str:
 
 
 # ---- Along one axis. ----
-
-# Up to this length the scratch of a CPU's work-item stays in its cache.
-_CPU_WHOLE = 2048
 
 
 def _of_cpus(t: Transform) -> str:
@@ -46,8 +43,9 @@ def _why_no_chirp(t: Transform) -> str:
 
 
 def _why_no_fused_chirp(t: Transform) -> str:
-    suits = t.is_cpu and t.chirp_length <= _CPU_WHOLE and not t.is_few
-    return _why_no_chirp(t) or _of_cpus(t) or _for(f"convolutions of at most {_CPU_WHOLE}, and not of few lines", suits)
+    whole = t.sizes.whole
+    suits = t.is_cpu and t.chirp_length <= whole and not t.is_few
+    return _why_no_chirp(t) or _of_cpus(t) or _for(f"convolutions of at most {whole}, and not of few lines", suits)
 
 
 def _plan_fused_chirp(t: Transform) -> list[Pass]:
@@ -63,7 +61,7 @@ def _plan_chirp(t: Transform) -> list[Pass]:
 
 
 def _why_not_four_steps(t: Transform) -> str:
-    longest = _CPU_WHOLE if t.is_cpu else local_length(t.name)
+    longest = t.sizes.whole if t.is_cpu else local_length(t.name)
     if t.parts > 1 or two_factors(t.n)[0] == 1:
         return "whole lines, of a length with two factors"
     few = ", or few of them" if t.is_cpu else ""
@@ -127,10 +125,6 @@ def _is_one_pass(t: Transform) -> bool:
 
 # ---- Along several. ----
 
-# Planes of at most so many bytes stay in a CPU's cache between two axes; small ones are shared out by so many.
-_PLANE_BYTES = 1 << 20
-_SHARE_BYTES = 1 << 18
-
 
 @dataclass(frozen=True)
 class Axes:
@@ -167,11 +161,12 @@ def _why_no_planes(a: Axes) -> str:
     if len(a.rest) % 2 and first.target.stride > last.target.stride:
         return "neighbours; of an odd number of axes the one farther from its neighbour is left over"
     units = first.p.device.compute_units
-    small = a.nbytes <= _PLANE_BYTES and a.planes >= 0.8 * ceil_div(a.planes, units) * units
+    most = first.sizes.plane_bytes
+    small = a.nbytes <= most and a.planes >= 0.8 * ceil_div(a.planes, units) * units
     return (
         _of_cpus(first)
         or _for("axes of one launch each", _is_one_pass(first) and _is_one_pass(second))
-        or _for(f"planes of at most {_PLANE_BYTES >> 10} KiB, enough for all units", small)
+        or _for(f"planes of at most {most >> 10} KiB, enough for all units", small)
     )
 
 
@@ -182,8 +177,9 @@ def _plan_planes(a: Axes) -> int:
     sizes, around = pointwise.coalesce(list(_without(pair[0].batch, a.other[0])), around)
     strides = [(*outer, apart[a.other[k // 2]]) for k, (outer, apart) in enumerate(zip(around, strides, strict=True))]
     in_planes = [t.with_batch((*sizes, a.sizes[k]), *strides[2 * k : 2 * k + 2]) for k, t in enumerate(pair)]
-    groups = GROUPS_PER_UNIT * pair[0].p.device.compute_units
-    together = max(1, min(a.planes // groups, _SHARE_BYTES // a.nbytes))
+    tuning = pair[0].sizes
+    groups = tuning.groups * pair[0].p.device.compute_units
+    together = max(1, min(a.planes // groups, tuning.share_bytes // a.nbytes))
     launch_planes([each for t in in_planes for each in passes(t)], ceil_div(a.planes, together), together)
     return 2
 

@@ -13,9 +13,6 @@ from torchgraft.ops.fft import twiddles
 from torchgraft.ops.fft.problem import Transform
 from torchgraft.ops.fft.radices import RowStages, packed, radices_of
 
-GROUPS_PER_UNIT = 4
-_GPU_GROUPS_PER_UNIT = 16
-
 
 @dataclass(frozen=True)
 class Pass:
@@ -81,9 +78,9 @@ class Pass:
 
     def launch(self) -> None:
         t, p = self.lines, self.lines.p
-        groups = GROUPS_PER_UNIT * p.device.compute_units
+        groups = t.sizes.groups * p.device.compute_units
         if not t.is_cpu:
-            groups = t.count if self.local else min(t.count, _GPU_GROUPS_PER_UNIT * p.device.compute_units)
+            groups = t.count if self.local else min(t.count, t.sizes.gpu_groups * p.device.compute_units)
         grid = p.dealer.share(ceil_div(t.count, self.together), groups)
         p.launch(
             line_kernel(t.name, self.kinds, p.form, self.local),
@@ -97,7 +94,7 @@ class Pass:
 def launch_planes(passes: Sequence[Pass], shares: int, together: int) -> None:
     """Two passes, plane by plane: shares of so many planes."""
     t, p = passes[0].lines, passes[0].lines.p
-    grid = p.dealer.share(shares, GROUPS_PER_UNIT * p.device.compute_units)
+    grid = p.dealer.share(shares, t.sizes.groups * p.device.compute_units)
     arguments: dict[str, Any] = {}
     for each, suffix in zip(passes, ("", "_2"), strict=True):
         arguments.update((f"{name}{suffix}", value) for name, value in each.arguments.items())

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
+from torchgraft.codegen.tuning import Transforms
 from torchgraft.kernels.fft.lines import Kind, lanes
 from torchgraft.ops.fft import radices, twiddles
 from torchgraft.plans import PlanBuilder, Unsupported, pointwise
 
 _LONGEST = 2**30
-# From this length on two steps fill the lanes that a few lines leave empty.
-_TWO_STEPS = 256
 
 NAMES = {torch.float32: "f32", torch.float64: "f64"}
 
@@ -98,6 +97,10 @@ class Transform:
         return self.p.form == "cpu"
 
     @property
+    def sizes(self) -> Transforms:
+        return self.p.device.tuning.transforms
+
+    @property
     def name(self) -> str:
         return NAMES[self.type_]
 
@@ -109,7 +112,7 @@ class Transform:
     @property
     def is_few(self) -> bool:
         """Whether there are fewer lines than half of a CPU's lanes, of which each can fill them."""
-        return self.is_cpu and 2 * math.prod(self.batch) < lanes(self.name, "cpu") and self.n >= _TWO_STEPS
+        return self.is_cpu and 2 * math.prod(self.batch) < lanes(self.name, "cpu") and self.n >= self.sizes.two_steps
 
     @property
     def length(self) -> int:

@@ -14,11 +14,6 @@ from torchgraft.plans import PlanBuilder
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Values and indices."""
 
-# Rows of so many elements are shared by several work-items, on a CPU if there are few of them.
-_LONG, _LONG_OF_GPU = 1 << 14, 4096
-# The first few are found by insertion up to so many.
-_FEW = 64
-
 
 def _for_cpus(r: Rows) -> str:
     return "" if r.is_cpu else "CPUs"
@@ -28,12 +23,13 @@ def _for_cpus(r: Rows) -> str:
 
 
 def _why_no_parallel_radix(r: Rows) -> str:
-    few = r.length >= _LONG and r.count < 4 * r.p.device.compute_units
-    return _for_cpus(r) or ("" if few else f"few rows, of {_LONG} elements or more")
+    few = r.length >= r.sizes.long and r.count < 4 * r.p.device.compute_units
+    return _for_cpus(r) or ("" if few else f"few rows, of {r.sizes.long} elements or more")
 
 
 def _why_no_gpu_radix(r: Rows) -> str:
-    return "" if not r.is_cpu and r.length >= _LONG_OF_GPU else f"GPUs, rows of {_LONG_OF_GPU} elements or more"
+    long = r.sizes.gpu_long
+    return "" if not r.is_cpu and r.length >= long else f"GPUs, rows of {long} elements or more"
 
 
 def _why_not_short(r: Rows, longest: int) -> str:
@@ -90,9 +86,10 @@ def sort_rows(p: PlanBuilder, x: torch.Tensor, descending: bool) -> Pair:
 
 
 def _why_no_insertion(r: Rows) -> str:
-    if r.k > min(_FEW, max(8, r.length // 8)):
-        return f"at most {_FEW} elements, no more than 8 or an eighth of a row"
-    return "" if r.is_cpu or r.length < _LONG_OF_GPU else f"CPUs, and rows of less than {_LONG_OF_GPU} elements"
+    few, long = r.sizes.few, r.sizes.gpu_long
+    if r.k > min(few, max(8, r.length // 8)):
+        return f"at most {few} elements, no more than 8 or an eighth of a row"
+    return "" if r.is_cpu or r.length < long else f"CPUs, and rows of less than {long} elements"
 
 
 def _plan_insertion(r: Rows) -> Pair:

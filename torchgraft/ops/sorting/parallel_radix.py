@@ -12,9 +12,6 @@ from torchgraft.kernels.sorting.keys import key_type, passes
 from torchgraft.ops.sorting.problem import Rows
 from torchgraft.plans.grid import Grid
 
-# Elements of a GPU's work-item: what it does one after the other. Each part has as many counts as there are digits.
-_GPU_PART = 128
-
 
 def _parts(r: Rows, parts: int) -> tuple[int, Grid, torch.Tensor]:
     """Elements of each of about so many parts, the grid of a pass, and the parts' counts of digits."""
@@ -56,7 +53,7 @@ def plan_on_gpu(r: Rows) -> None:
     """Of a GPU's many parts a group for each digit finds where they begin within it, and one for each row where the
     digits begin."""
     p, key, (keys, orders) = r.p, key_type(r.type), _buffers(r)
-    part, grid, counts = _parts(r, ceil_div(r.length, _GPU_PART))
+    part, grid, counts = _parts(r, ceil_div(r.length, r.sizes.gpu_part))
     rows, digits, parts = counts.shape
     p.launch(kernels.key_kernel(r.type, r.descending), p.walk(r.x.shape), keys=keys[0], orders=orders[0], x=r.x)
     for number in range(passes(r.type)):

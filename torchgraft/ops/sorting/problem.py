@@ -9,6 +9,7 @@ import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.codegen.loops import FEW
+from torchgraft.codegen.tuning import Sorting
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels.sorting.keys import key_type
 from torchgraft.kernels.sorting.selection import Chosen
@@ -51,6 +52,10 @@ class Rows:
     @property
     def is_cpu(self) -> bool:
         return self.p.form == "cpu"
+
+    @property
+    def sizes(self) -> Sorting:
+        return self.p.device.tuning.sorting
 
     @property
     def count(self) -> int:
