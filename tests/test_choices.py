@@ -197,6 +197,7 @@ class TestExplain:
         """
         printed = script(text.format("matmul.small", 0))
         assert "small            left out" in printed and printed.endswith("kernels: matmul_block\n")
+        assert "no table of this call has a way smal\n" in script(text.format("smal", 1))
         printed = script(text.format("small,block", 1))
         assert "kernels: none: TORCHGRAFT_WITHOUT_WAYS leaves no way to do this: 3000x31 by 31x7" in printed
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import os
+import pkgutil
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from conftest import Script
 
+import torchgraft
 from torchgraft.cli import main
 from torchgraft.codegen import tuned, tuning
 from torchgraft.codegen.cache import KernelCache
@@ -208,6 +214,26 @@ def test_every_device_has_a_row(kind: str, simd_width: int, matrix_units: bool) 
 def test_every_row_says_where_it_was_measured() -> None:
     assert all(row.measured for row in DEVICE_CLASSES)
     assert len({row.name for row in DEVICE_CLASSES}) == len(DEVICE_CLASSES)
+
+
+def _numbers(module: ModuleType) -> list[str]:
+    """The constants at the head of a module that are numbers, or several of them."""
+
+    def is_number(value: object) -> bool:
+        return type(value) in (int, float) or (type(value) is tuple and len(value) > 0 and all(map(is_number, value)))
+
+    assigned = re.findall(r"^(_?[A-Z][A-Z_0-9]*(?:, _?[A-Z][A-Z_0-9]*)*)(?:: \w+)? = ", inspect.getsource(module), re.M)
+    names = [name for line in assigned for name in line.split(", ")]
+    return [f"{module.__name__}.{name}" for name in names if is_number(getattr(module, name))]
+
+
+def test_sizes_are_in_the_table() -> None:
+    """What is left at the heads of modules is what a text is written for (rooms of its arrays, its team's members), the
+    limits of types, torch's enumerations and what ops cost: a new size is one of the table's, with its candidates."""
+    parts = (torchgraft.kernels, torchgraft.ops, torchgraft.plans)
+    names = [each.name for part in parts for each in pkgutil.walk_packages(part.__path__, f"{part.__name__}.")]
+    found = [number for name in names for number in _numbers(importlib.import_module(name))]
+    assert len(found) <= 113, "\n".join(found)
 
 
 def test_every_family_has_workloads() -> None:

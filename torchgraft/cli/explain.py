@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (AttributeError, RuntimeError, TypeError, ValueError, SyntaxError) as error:
         print(f"torchgraft explain: {str(error).partition(chr(10))[0]}", file=sys.stderr)
         return 1
-    failed = False
+    failed, unknown = False, set(arguments.without)
     for func, args, kwargs in calls:
         with choices() as made:
             try:
@@ -72,8 +72,12 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"  {choice.family}: {choice.problem}")
             for name, why in choice.ways:
                 print(f"    {name:<16} {why or '<- taken'}")
+                unknown -= {name, f"{choice.family}.{name}"}
         if kernels:
             print(f"  kernels: {kernels}")
+    if unknown and not failed:
+        print(f"torchgraft explain: no table of this call has a way {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 1
     return int(failed)
 
 
