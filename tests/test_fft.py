@@ -486,3 +486,15 @@ def test_the_tables_of_many_lengths_are_bounded(device: str) -> None:
         gc.enable()
     x = torch.randn(length, dtype=torch.complex64)
     torch.testing.assert_close(torch.fft.fft(x.to(device)).cpu(), torch.fft.fft(x), rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize(("without", "shape"), [("bluestein-fused", (8, 67, 68)), ("fft.rows", (8, 4, 4096))])
+def test_planes_where_a_way_is_left_out(script: Script, without: str, shape: tuple[int, ...]) -> None:
+    """Planes are for axes of one launch each, by the ways that are left."""
+    text = f"""
+        import torch
+        x = torch.randn{shape}
+        got, wanted = torch.fft.fft2(x.to("ocl")).cpu(), torch.fft.fft2(x.double())
+        print((got - wanted).abs().max().item() < 1e-4 * wanted.abs().max().item())
+    """
+    assert script(text, autoload=True, TORCHGRAFT_WITHOUT_WAYS=without) == "True\n"

@@ -242,8 +242,9 @@ class TestTiles:
         assert tile.choose_tiles(Tiles(), 32, 32, 100_000, 1, UNITS)[1] > UNITS // 4
 
     def test_fragments_have_no_smaller_squares_than_there_are_kernels_for(self) -> None:
+        tuned = Target("gpu", UNITS, 16, Tuning()).matrix_tiles
         for size in (16, 64, 100, 1000):
-            tiles, _ = tile.choose_tiles(MatrixUnits().tiles, size, size, size, 1, UNITS, MatrixUnits().speed)
+            tiles, _ = tile.choose_tiles(tuned, size, size, size, 1, UNITS, MatrixUnits().speed)
             assert tiles.side >= fragments.LEAST_SIDE
 
     def test_a_single_unit_divides_no_sums(self) -> None:

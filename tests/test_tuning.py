@@ -27,6 +27,9 @@ from torchgraft.codegen.tuning import (
     CANDIDATES,
     DEVICE_CLASSES,
     DeviceClass,
+    Form,
+    Room,
+    Target,
     Tuning,
     as_json,
     changed,
@@ -35,6 +38,7 @@ from torchgraft.codegen.tuning import (
     from_json,
     is_possible,
 )
+from torchgraft.plans.device import device_traits
 from torchgraft.tuning import search as searching
 from torchgraft.tuning.search import Child, ChildError, Found, search
 from torchgraft.tuning.workloads import WORKLOADS
@@ -194,12 +198,32 @@ def test_slices_fit_into_local_memory(size: int, side: int, depth: int) -> None:
     assert tiles.depth_of(size) >= 4
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("family", CANDIDATES)
+def test_results_are_right_with_the_ends_of_what_is_tried(
+    device: str, form: Form, family: str, tune: Callable[..., None]
+) -> None:
+    """All least and all largest candidates, by the workloads that measure them."""
+    traits = device_traits(torch.device(device).index or 0)
+    names = families(traits.target(form)).get(family, ())
+    for end in (0, -1):
+        sizes = {name: CANDIDATES[family][name][end] for name in names}
+        if not is_possible(changed(traits.tuning, family, **sizes), Room(traits.max_work_group_size)):
+            continue
+        tune(family, **sizes)
+        for workload in WORKLOADS[family].values():
+            operands = workload.operands()
+            results = workload.run(*(x.to(device) for x in operands))
+            for got, right in zip(results, workload.run(*operands), strict=True):
+                close(got, right, workload.tolerance)
+
+
 # --- The table, and what is kept.
 
 
 @pytest.mark.parametrize("row", DEVICE_CLASSES, ids=lambda row: row.name)
 def test_what_the_table_has_may_be_kept(row: DeviceClass) -> None:
-    assert from_json(json.loads(json.dumps(as_json(row.sizes))), 256) == row.sizes
+    assert from_json(json.loads(json.dumps(as_json(row.sizes))), Room()) == row.sizes
 
 
 @pytest.mark.parametrize("matrix_units", [False, True])
@@ -240,8 +264,29 @@ def test_every_family_has_workloads() -> None:
     assert WORKLOADS.keys() == CANDIDATES.keys()
 
 
+def able(form: Form) -> Target:
+    """A device that has all that kernels may use."""
+    return Target(form, 2, 16, Tuning(), bfloat16="vectors", matrix_units=True)
+
+
+def test_what_a_device_lacks_is_not_tuned() -> None:
+    plain = {*families(Target("cpu", 2, 8, Tuning())), *families(Target("gpu", 2, 8, Tuning()))}
+    assert {*families(able("cpu")), *families(able("gpu"))} - plain == {"matrix_units", "packed_images", "lanes"}
+
+
+def test_no_more_local_memory_than_there_is() -> None:
+    """Of slices that are half as deep, work-items would copy unequal parts."""
+    large = changed(Tuning(), "tiles", side=128, item=4, local_bytes=65536)
+    assert is_possible(large, Room(1024, 65536))
+    for room in (Room(1024), Room(1024, 49152), Room.of({"max_work_group_size": 1024, "local_memory": 0})):
+        assert not is_possible(large, room)
+    assert is_possible(Tuning(), Room(256, 16384))
+
+
 def test_every_size_is_tried_and_belongs_to_a_form() -> None:
-    sought = {(family, name) for form in ("cpu", "gpu") for family, names in families(form).items() for name in names}
+    sought = {
+        (family, name) for form in ("cpu", "gpu") for family, names in families(able(form)).items() for name in names
+    }
     assert sought == {(family, name) for family, sizes in CANDIDATES.items() for name in sizes}
     for family, sizes in CANDIDATES.items():
         for name, values in sizes.items():
@@ -254,7 +299,7 @@ def test_every_size_is_tried_and_belongs_to_a_form() -> None:
     [("tiles", {"side": 64, "item": 2}), ("attention", {"gpu_group": 512}), ("blocks", {"rows": 14, "vectors": 3})],
 )
 def test_what_a_device_cannot_have(family: str, sizes: dict[str, int]) -> None:
-    assert not is_possible(changed(Tuning(), family, **sizes), 256)
+    assert not is_possible(changed(Tuning(), family, **sizes), Room())
 
 
 def test_what_is_kept_is_read(tmp_path: Path) -> None:
@@ -339,7 +384,7 @@ class Imagined:
 
 
 def sought(bench: Imagined, seconds: float = 1e9, **families: tuple[str, ...]) -> list[Found]:
-    return list(search(bench, families, Tuning(), 256, seconds, lambda: bench.clock[0]))
+    return list(search(bench, families, Tuning(), Room(), seconds, lambda: bench.clock[0]))
 
 
 def test_the_best_is_found() -> None:
@@ -392,17 +437,17 @@ def test_what_fails_is_told_and_left() -> None:
 
 def test_the_time_is_kept() -> None:
     bench = Imagined(lambda sizes: 1 / sizes.blocks.rows)
-    blocks, dealing = sought(bench, 40, blocks=("rows", "vectors", "depth"), dealing=("single", "chunk"))
+    blocks, small = sought(bench, 40, blocks=("rows", "vectors", "depth"), small=tuple(CANDIDATES["small"]))
     assert not blocks.complete
     assert blocks.tried < 24
-    assert dealing.tried > 0
+    assert small.tried > 0
     assert bench.clock[0] <= 40 + 2 * searching._ROUNDS * 2
 
 
 def test_only_what_the_device_can_have_is_tried() -> None:
     bench = Imagined(lambda sizes: 1.0)
     sought(bench, tiles=("side", "item", "depth"), attention=("gpu_group",))
-    assert all(is_possible(sizes, 256) for sizes in bench.asked)
+    assert all(is_possible(sizes, Room()) for sizes in bench.asked)
 
 
 # --- The command.

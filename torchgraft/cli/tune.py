@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds",
         type=float,
-        default=240.0,
-        help="how long to look (default: 240; a last comparison comes after)",
+        default=600.0,
+        help="how long to look (default: 600; a last comparison comes after)",
     )
     parser.add_argument("--only", action="append", metavar="PART", help="of the sizes, as `--show` names them")
     parser.add_argument("--json", action="store_true", help="print JSON: tuning, found, file")
@@ -64,10 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _tune(child: Child, cache: KernelCache, arguments: argparse.Namespace) -> int:
     from torchgraft.codegen import tuned
-    from torchgraft.codegen.tuning import as_json, changed, families
+    from torchgraft.codegen.tuning import as_json, changed
     from torchgraft.tuning.search import search
 
-    parts = families(child.form)
+    parts = child.families
     unknown = set(arguments.only or ()) - parts.keys()
     if unknown:
         return _failed(
@@ -78,7 +78,7 @@ def _tune(child: Child, cache: KernelCache, arguments: argparse.Namespace) -> in
     all_found: list[Found] = []
     if not arguments.json:
         print(f"{child.properties['name']}, {child.form} form of kernels, {arguments.seconds:g} s at most", flush=True)
-    for found in search(child, wanted, tuning, child.work_group, time.monotonic() + arguments.seconds):
+    for found in search(child, wanted, tuning, child.room, time.monotonic() + arguments.seconds):
         all_found.append(found)
         tuning = changed(tuning, found.family, **found.sizes)
         if not arguments.json:
@@ -134,6 +134,7 @@ def _show(child: Child, cache: KernelCache, as_json_: bool) -> None:
         print(json.dumps({"tuning": used, "found": [], "file": str(file) if kept else ""}, indent=2))
         return
     print(f"{child.properties['name']}: {file if kept else 'nothing was kept for it'}")
+    print(f"its class is {child.device_class}")
     for family, sizes in used.items():
         for name, size in sizes.items():
             other = "" if size == usual[family][name] else f"  (else {usual[family][name]})"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torchgraft._version import __version__
 from torchgraft.codegen.cache import KernelCache
-from torchgraft.codegen.tuning import Tuning, as_json, from_json
+from torchgraft.codegen.tuning import Room, Tuning, as_json, from_json
 
 _FOLDER = "tuned"
 _MOST_BYTES = 1 << 16
@@ -40,7 +40,7 @@ def read(properties: Mapping[str, object], cache: KernelCache | None = None) -> 
         if not file.exists() or cache.distrust() is not None:
             return None
         text = file.read_bytes()[:_MOST_BYTES].decode()
-        return from_json(json.loads(text)["tuning"], int(str(properties["max_work_group_size"])))
+        return from_json(json.loads(text)["tuning"], Room.of(properties))
     except (OSError, ValueError, TypeError, KeyError) as error:
         warnings.warn(
             f"torchgraft: {file} is not used ({error}); `torchgraft tune` makes another, `torchgraft tune --forget` "

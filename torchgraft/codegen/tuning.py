@@ -173,7 +173,7 @@ class Tiles:
     part: int = size(64, form="gpu")
     launch: int = size(400_000, form="gpu")
     element: int = size(60, form="gpu")
-    alone: float = size(0.7, form="gpu")
+    alone: float = size(0.7, 0.5, 0.7, 1.0, form="gpu")
 
     @property
     def group(self) -> int:
@@ -229,11 +229,6 @@ class MatrixUnits:
     least_taps: int = size(32, form="gpu")
     least_pixels: int = size(96, form="gpu")
     patches_bytes: int = size(1 << 30, form="gpu")
-
-    @property
-    def tiles(self) -> Tiles:
-        """Groups of 256 work-items."""
-        return Tiles(self.side, depth=32, item=self.side // 16)
 
 
 @dataclass(frozen=True)
@@ -546,7 +541,6 @@ class Target:
         bfloat16: whose words kernels may use to multiply bfloat16, if any.
         matrix_units: whether they may use those for a GPU's.
         work_group: work-items of a work-group, at most.
-        local_memory: bytes that a work-group has.
         outer_vectors: whether its compiler makes vectors of a loop around one that is written out.
     """
 
@@ -557,7 +551,6 @@ class Target:
     bfloat16: Way | None = None
     matrix_units: bool = False
     work_group: int = 256
-    local_memory: int = LOCAL_BYTES
     outer_vectors: bool = False
 
     @property
@@ -570,16 +563,10 @@ class Target:
         return 4 * vector_lanes(self.simd_width)
 
     @property
-    def tiles(self) -> Tiles:
-        """Those that the device has the local memory for."""
-        tiles = self.tuning.tiles
-        return replace(tiles, local_bytes=min(tiles.local_bytes, self.local_memory))
-
-    @property
-    def attention(self) -> Attention:
-        """The same."""
-        attention = self.tuning.attention
-        return replace(attention, gpu_local_bytes=min(attention.gpu_local_bytes, self.local_memory))
+    def matrix_tiles(self) -> Tiles:
+        """Of the matrix units, for groups of 256 work-items."""
+        side = self.tuning.matrix_units.side
+        return replace(self.tuning.tiles, side=side, depth=32, item=side // 16)
 
 
 @dataclass(frozen=True)
@@ -587,11 +574,12 @@ class DeviceClass:
     """A row of the table.
 
     Attributes:
-        name: as `torchgraft explain --target` knows it.
+        name: as `torchgraft tune --show` prints it.
         measured: on what its sizes were the best.
         kind: "cpu" or "gpu".
         lanes: float32 elements of the vectors of a CPU's kernels.
         matrix_units: whether kernels may use a GPU's.
+        sizes: what differs from the usual.
     """
 
     name: str
@@ -628,30 +616,52 @@ CANDIDATES: Mapping[str, Mapping[str, tuple[float, ...]]] = {
 }
 
 
-def families(form: str) -> dict[str, tuple[str, ...]]:
-    """The families that a form of kernels has, with the names of its sizes."""
+def families(on: Target) -> dict[str, tuple[str, ...]]:
+    """The families that kernels have that are made for a device, with the names of their sizes."""
+    unused = {
+        "matrix_units": not on.matrix_units,
+        "packed_images": on.bfloat16 is None,
+        "lanes": on.registers < 32,
+    }
     found = {
         family.name: tuple(
-            each.name for each in fields(getattr(Tuning(), family.name)) if each.metadata["form"] == form
+            each.name for each in fields(getattr(Tuning(), family.name)) if each.metadata["form"] == on.form
         )
         for family in fields(Tuning)
     }
-    return {family: names for family, names in found.items() if names}
+    return {family: names for family, names in found.items() if names and not unused.get(family)}
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a device has for a work-group: work-items, and bytes of local memory."""
+
+    items: int = 256
+    local_bytes: int = LOCAL_BYTES
+
+    @staticmethod
+    def of(properties: Mapping[str, Any]) -> Room:
+        """Of a device's properties; one that does not tell has as much local memory as all."""
+        local = int(properties.get("local_memory", 0))
+        return Room(int(properties["max_work_group_size"]), local or LOCAL_BYTES)
 
 
 # Vectors that sums, a row of B and an element of A take, at most: beyond the 32 registers everything is in memory.
 _REGISTERS = 32
 
 
-def is_possible(tuning: Tuning, work_group: int) -> bool:
-    """Whether kernels of these sizes can run on a device that has work-groups of `work_group` work-items."""
+def is_possible(tuning: Tuning, room: Room) -> bool:
+    """Whether kernels of these sizes can run where there is so much room. What is usual can wherever there is as much
+    as all devices have."""
     blocks, tiles = tuning.blocks, tuning.tiles
+    local_bytes = max(tiles.local_bytes, tuning.attention.gpu_local_bytes)
     return (
         blocks.rows * blocks.vectors + blocks.vectors + 1 <= _REGISTERS
         and tiles.item < tiles.side
-        and tiles.group**2 <= work_group
+        and tiles.group**2 <= room.items
         and all(size.are_even for size in tiles.sizes)
-        and tuning.attention.gpu_group <= work_group
+        and tuning.attention.gpu_group <= room.items
+        and local_bytes <= max(room.local_bytes, LOCAL_BYTES)
     )
 
 
@@ -665,7 +675,7 @@ def as_json(tuning: Tuning) -> dict[str, dict[str, float]]:
     return asdict(tuning)
 
 
-def from_json(read: object, work_group: int) -> Tuning:
+def from_json(read: object, room: Room) -> Tuning:
     """The opposite of `as_json`.
 
     Raises:
@@ -682,6 +692,6 @@ def from_json(read: object, work_group: int) -> Tuning:
             if type(size) is not type(usual[name]) or size not in {usual[name], *CANDIDATES[family][name]}:
                 raise ValueError(f"{family}.{name} cannot be {size!r}")
         tuning = changed(tuning, family, **sizes)
-    if not is_possible(tuning, work_group):
+    if not is_possible(tuning, room):
         raise ValueError("the device cannot have these sizes")
     return tuning

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Generic, TypeVar
 
-__all__ = ["Choice", "Way", "choices", "choose"]
+__all__ = ["Choice", "Way", "choices", "choose", "first"]
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -55,8 +55,8 @@ def choices() -> Iterator[list[Choice]]:
         _listening.reset(token)
 
 
-def choose(family: str, ways: Sequence[Way[P, R]], problem: P) -> R:
-    """Plans a problem in the first way that it suits and that is not left out.
+def first(family: str, ways: Sequence[Way[P, R]], problem: P) -> Way[P, R]:
+    """The first way that a problem suits and that is not left out.
 
     Raises:
         ValueError: TORCHGRAFT_WITHOUT_WAYS leaves none.
@@ -64,11 +64,19 @@ def choose(family: str, ways: Sequence[Way[P, R]], problem: P) -> R:
     taken = next((way for way in ways if not way.why_not(problem) and not _is_left_out(family, way)), None)
     if taken is None:
         raise ValueError(f"TORCHGRAFT_WITHOUT_WAYS leaves no way to do this: {problem}")
-    made = _listening.get()
+    return taken
+
+
+def choose(family: str, ways: Sequence[Way[P, R]], problem: P) -> R:
+    """Plans a problem in the `first` way.
+
+    Raises:
+        ValueError: there is none.
+    """
+    taken, made = first(family, ways, problem), _listening.get()
     if made is not None:
-        made.append(
-            Choice(family, str(problem), tuple((way.name, _why_not(family, way, taken, problem)) for way in ways))
-        )
+        why = tuple((way.name, _why_not(family, way, taken, problem)) for way in ways)
+        made.append(Choice(family, str(problem), why))
     return taken.plan(problem)
 
 

@@ -785,7 +785,7 @@ def tile_launches(
     rows, channels = channels_of(g, direction)
     columns = g.batch * prod(sizes_of(g, direction)[0])
     sums = channels * prod(g.taps)
-    tiles, parts = choose_tiles(on.tiles, rows, columns, sums, g.groups, on.units)
+    tiles, parts = choose_tiles(on.tuning.tiles, rows, columns, sums, g.groups, on.units)
     each = ceil_div(sums, parts)
     parts = ceil_div(sums, each)
     accumulator = arithmetic(storage).value if parts > 1 else storage
@@ -886,7 +886,7 @@ def element_weight_launches(storage: str, g: Geometry, given: WeightOperands, on
 def tile_weight_launches(storage: str, g: Geometry, given: WeightOperands, on: Target) -> list[Launch]:
     """The GPU form in tiles."""
     rows, columns, pixels = _rows_of_weight(g), columns_of_weight(g), g.batch * prod(g.result)
-    tiles, parts = choose_tiles(on.tiles, rows, columns, pixels, g.groups, on.units)
+    tiles, parts = choose_tiles(on.tuning.tiles, rows, columns, pixels, g.groups, on.units)
     part_pixels = ceil_div(pixels, parts)
     parts = ceil_div(pixels, part_pixels)
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from torchgraft import _C
 from torchgraft.codegen.kernel import Kernel
-from torchgraft.codegen.tuning import LOCAL_BYTES, device_class
+from torchgraft.codegen.tuning import device_class
 from torchgraft.codegen.types import BY_DTYPE
 from torchgraft.codegen.x86 import Way
 from torchgraft.plans.ahead import as_on_device
@@ -32,7 +32,6 @@ def _device(kind: str, simd_width: int, bfloat16: Way | None = None, matrix_unit
         name=f"any {kind}",
         kind=kind,
         compute_units=2 if kind == "cpu" else 128,
-        local_memory=LOCAL_BYTES,
         max_work_group_size=4096 if kind == "cpu" else 1024,
         simd_width=simd_width,
         float64=True,

@@ -22,6 +22,8 @@ from torchgraft.plans.schema import overload_name
 aten = torch.ops.aten
 
 Mask = Sequence[bool]
+Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+"""Of input, weight and bias."""
 
 
 def _name(t: torch.Tensor | None, default: str) -> str:
@@ -103,7 +105,7 @@ def layer_norm(
 
 def _row_norm_backward(
     p: PlanBuilder,
-    out: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    out: Gradients,
     grad: torch.Tensor,
     x: torch.Tensor,
     normalized_shape: Sequence[int],
@@ -158,7 +160,15 @@ def _row_norm_backward(
 
 @planner("native_layer_norm_backward", contiguous=True)
 def layer_norm_backward(
-    p: PlanBuilder, out: Any, grad: Any, x: Any, shape: Any, mean: Any, rstd: Any, weight: Any, *_: Any
+    p: PlanBuilder,
+    out: Gradients,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    shape: Sequence[int],
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    *_: Any,
 ) -> None:
     _row_norm_backward(p, out, grad, x, shape, (mean, rstd), weight)
 
@@ -189,7 +199,16 @@ def rms_norm(
 
 
 @planner("_fused_rms_norm_backward", contiguous=True)
-def rms_norm_backward(p: PlanBuilder, out: Any, grad: Any, x: Any, shape: Any, rstd: Any, weight: Any, *_: Any) -> None:
+def rms_norm_backward(
+    p: PlanBuilder,
+    out: tuple[torch.Tensor | None, torch.Tensor | None],
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    shape: Sequence[int],
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    *_: Any,
+) -> None:
     _row_norm_backward(p, (*out, None), grad, x, shape, (None, rstd), weight)
 
 
@@ -232,7 +251,7 @@ def group_norm(
 @planner("native_group_norm_backward", contiguous=True)
 def group_norm_backward(
     p: PlanBuilder,
-    out: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    out: Gradients,
     grad_out: torch.Tensor,
     input: torch.Tensor,
     mean: torch.Tensor,
@@ -452,7 +471,15 @@ def _batch_norm_with_update_meta(
 
 
 def _batch_norm_with_update(
-    p: PlanBuilder, out: Any, x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: Scalar, eps: Scalar
+    p: PlanBuilder,
+    out: tuple[torch.Tensor, ...],
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    momentum: Scalar,
+    eps: Scalar,
 ) -> None:
     _batch_norm(p, out[:3], x, weight, bias, mean, var, True, momentum, eps)
 
@@ -462,7 +489,14 @@ enter("_batch_norm_with_update", _batch_norm_with_update, meta=_batch_norm_with_
 
 @planner("_native_batch_norm_legit.no_stats", meta=_batch_norm_without_statistics_meta)  # torch has none for out=
 def _batch_norm_without_statistics(
-    p: PlanBuilder, out: Any, x: Any, weight: Any, bias: Any, training: bool, momentum: Scalar, eps: Scalar
+    p: PlanBuilder,
+    out: tuple[torch.Tensor, ...],
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    training: bool,
+    momentum: Scalar,
+    eps: Scalar,
 ) -> None:
     _batch_norm(p, out, x, weight, bias, None, None, training, momentum, eps)
 

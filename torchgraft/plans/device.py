@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torchgraft import _C
 from torchgraft.codegen import tuned
 from torchgraft.codegen.compiler import simd_width
-from torchgraft.codegen.tuning import LOCAL_BYTES, Target, Tuning, device_class
+from torchgraft.codegen.tuning import Target, Tuning, device_class
 from torchgraft.codegen.vectors import vector_lanes
 from torchgraft.codegen.x86 import Way
 from torchgraft.kernels.pairs import LANES
@@ -23,7 +23,6 @@ class DeviceTraits:
     name: str
     kind: str
     compute_units: int
-    local_memory: int
     max_work_group_size: int
     simd_width: int  # float32 elements of a vector register, a power of two
     float64: bool
@@ -44,7 +43,6 @@ class DeviceTraits:
             self.bfloat16,
             self.matrix_units,
             self.max_work_group_size,
-            self.local_memory,
             self.outer_vectors,
         )
 
@@ -60,7 +58,6 @@ def device_traits(index: int) -> DeviceTraits:
         name=str(p["name"]),
         kind=kind,
         compute_units=max(1, int(p["compute_units"])),
-        local_memory=int(p["local_memory"]) or LOCAL_BYTES,
         max_work_group_size=int(p["max_work_group_size"]),
         simd_width=lanes,
         float64=bool(capabilities & 1 << 2),

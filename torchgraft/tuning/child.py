@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.codegen.tuning import Tuning, as_json, device_class, from_json
+from torchgraft.codegen.tuning import Room, Tuning, as_json, device_class, families, from_json
 from torchgraft.tuning.workloads import WORKLOADS, Workload
 
 __all__ = ["main"]
@@ -62,18 +62,21 @@ class _Bench:
     def device_facts(self) -> dict[str, Any]:
         from torchgraft.plans.device import device_traits, kernel_form
 
-        traits = device_traits(self.index)
+        traits, form = device_traits(self.index), kernel_form(self.index)
         if not traits.has_compiler:
             raise NotImplementedError(f"{self.device} ({traits.name}) has no kernel compiler: there is nothing to tune")
+        row = device_class(traits.kind, traits.simd_width, traits.matrix_units)
         return {
             "properties": {k: v for k, v in self._properties.items() if isinstance(v, (str, int))},
-            "form": kernel_form(self.index),
+            "form": form,
+            "families": families(traits.target(form)),
             "tuning": as_json(traits.tuning),
-            "usual": as_json(device_class(traits.kind, traits.simd_width, traits.matrix_units).sizes),
+            "class": f"{row.name}, measured on {row.measured}",
+            "usual": as_json(row.sizes),
         }
 
     def tuning(self, given: object) -> Tuning:
-        return from_json(given, int(str(self._properties["max_work_group_size"])))
+        return from_json(given, Room.of(self._properties))
 
     def times(self, family: str, tuning: Tuning, seconds: float) -> dict[str, float]:
         """The shortest times of a call, in seconds, of the family's workloads.

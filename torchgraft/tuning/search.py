@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from torchgraft.codegen.tuning import CANDIDATES, Tuning, as_json, changed, from_json, is_possible
+from torchgraft.codegen.tuning import CANDIDATES, Room, Tuning, as_json, changed, from_json, is_possible
 from torchgraft.diagnosis.child import environment
+from torchgraft.tuning.workloads import WORKLOADS
 
 __all__ = ["Bench", "Child", "ChildError", "Found", "search"]
 
@@ -60,9 +61,10 @@ class Child:
         facts = self._start()
         self.properties: dict[str, Any] = facts["properties"]
         self.form = str(facts["form"])
-        self.work_group = int(self.properties["max_work_group_size"])
-        self.tuning = from_json(facts["tuning"], self.work_group)
-        self.usual = from_json(facts["usual"], self.work_group)
+        self.room = Room.of(self.properties)
+        self.tuning, self.usual = (from_json(facts[name], self.room) for name in ("tuning", "usual"))
+        self.device_class = str(facts["class"])
+        self.families: dict[str, list[str]] = facts["families"]
 
     def __enter__(self) -> Child:
         return self
@@ -151,7 +153,7 @@ def search(
     bench: Bench,
     families: Mapping[str, Sequence[str]],
     start: Tuning,
-    work_group: int,
+    room: Room,
     deadline: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Found]:
@@ -161,23 +163,24 @@ def search(
         bench: measures.
         families: the parts of a tuning, and of each the sizes to be chosen.
         start: what there is now.
-        work_group: the largest work-group of the device.
+        room: of the device.
         deadline: when to stop, by `clock`; the families share the time by how much there is to try.
     """
     left = {
-        family: sum(math.prod(len(CANDIDATES[family][name]) for name in step) for step in _steps(names))
+        family: len(WORKLOADS[family])
+        * sum(math.prod(len(CANDIDATES[family][name]) for name in step) for step in _steps(names))
         for family, names in families.items()
     }
     for family, names in families.items():
         now = clock()
         share = (deadline - now) * left[family] / sum(left.values())
         del left[family]
-        yield _Search(bench, family, work_group, now + share, clock).run(start, names)
+        yield _Search(bench, family, room, now + share, clock).run(start, names)
 
 
 class _Search:
-    def __init__(self, bench: Bench, family: str, work_group: int, deadline: float, clock: Callable[[], float]) -> None:
-        self.bench, self.family, self.work_group, self.deadline, self.clock = bench, family, work_group, deadline, clock
+    def __init__(self, bench: Bench, family: str, room: Room, deadline: float, clock: Callable[[], float]) -> None:
+        self.bench, self.family, self.room, self.deadline, self.clock = bench, family, room, deadline, clock
         self.tried, self.failures = 0, list[str]()
 
     def run(self, start: Tuning, names: Sequence[str]) -> Found:
@@ -205,7 +208,7 @@ class _Search:
         for name in together:
             sizes = [{**known, name: size} for known in sizes for size in CANDIDATES[self.family][name]]
         tunings = ((each, changed(best, self.family, **each)) for each in sizes)
-        return [each for each, tuning in tunings if tuning != best and is_possible(tuning, self.work_group)]
+        return [each for each, tuning in tunings if tuning != best and is_possible(tuning, self.room)]
 
     def _is_better(self, candidate: Tuning, best: Tuning) -> bool:
         self.tried += 1

@@ -21,7 +21,7 @@ def why_not(p: Product) -> str:
 
 def launches(p: Product) -> list[Launch]:
     (batch, m, n, k), sizes = p.sizes, p.on.tuning.matrix_units
-    tiles, parts = choose_tiles(sizes.tiles, m, n, k, batch, p.on.units, sizes.speed)
+    tiles, parts = choose_tiles(p.on.matrix_tiles, m, n, k, batch, p.on.units, sizes.speed)
 
     def kernel(result: str, addend: Addend) -> Kernel:
         return fragments.fragment_kernel(p.storage, result, p.unit_a, p.unit_b, any_addend(addend), tiles.side)

@@ -14,11 +14,11 @@ from torchgraft.kernels.matmul.problem import Matrix, Product, matrices
 from torchgraft.kernels.products import Addend, finish_scalar
 
 
-def parts_on_cpu(p: Product, groups: tuple[int, ...], least: int = 0) -> int:
-    """Into how many parts of at least `least` products (as the tuning says, if it is 0) to divide the sums when there
-    are these groups: so many that no core has one more than the others."""
+def parts_on_cpu(p: Product, groups: tuple[int, ...], least: int | None = None) -> int:
+    """Into how many parts of at least `least` products (or as the tuning says) to divide the sums when there are these
+    groups: so many that no core has one more than the others."""
     batch, _, _, k = p.sizes
-    least = least or p.on.tuning.blocks.part
+    least = p.on.tuning.blocks.part if least is None else least
     units, count = p.on.units, prod(groups)
     if batch > 1 or units == 1:
         return 1

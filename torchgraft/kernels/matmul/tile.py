@@ -207,7 +207,7 @@ def why_not(p: Product) -> str:
 
 def launches(p: Product) -> list[Launch]:
     batch, m, n, k = p.sizes
-    tiles, parts = choose_tiles(p.on.tiles, m, n, k, batch, p.on.units)
+    tiles, parts = choose_tiles(p.on.tuning.tiles, m, n, k, batch, p.on.units)
 
     def kernel(result: str, addend: Addend) -> Kernel:
         return tile_kernel(p.storage, result, p.unit_a, p.unit_b, any_addend(addend), tiles)

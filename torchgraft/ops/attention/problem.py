@@ -74,7 +74,7 @@ class Attention:
             self.dropout != 0,
             self.has_bias_gradient,
             self.p.device.simd_width,
-            self.p.target.attention,
+            self.p.device.tuning.attention,
             self.p.form,
         )
 

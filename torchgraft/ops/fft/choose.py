@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchgraft.codegen import ceil_div
-from torchgraft.kernels.choice import Way, choose
+from torchgraft.kernels.choice import Way, choose, first
 from torchgraft.kernels.fft.gpu import local_length
 from torchgraft.ops.fft import twiddles
 from torchgraft.ops.fft.passes import Pass, launch_planes
@@ -118,9 +118,7 @@ def passes(t: Transform) -> list[Pass]:
 
 
 def _is_one_pass(t: Transform) -> bool:
-    if not _why_no_chirp(t):
-        return not _why_no_fused_chirp(t)
-    return t.in_pairs.rows is not None or bool(_why_not_four_steps(t))
+    return first("fft", WAYS, t).name not in ("bluestein", "four-step")
 
 
 # ---- Along several. ----
