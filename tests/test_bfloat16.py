@@ -145,7 +145,7 @@ def made(request: pytest.FixtureRequest, device: str, monkeypatch: pytest.Monkey
         record(monkeypatch, module, name, words, asked)
     others = Capability.BFLOAT16_TILES | Capability.BFLOAT16_VECTORS
     offered = {**properties, "capabilities": capabilities & ~int(others) | CAPABILITIES[way]}
-    monkeypatch.setattr(traits, "_C", SimpleNamespace(device_properties=lambda _: offered))
+    monkeypatch.setattr(traits, "_C", SimpleNamespace(device_properties=lambda _: offered, clear_plans=_C.clear_plans))
     forget()
     yield asked
     monkeypatch.undo()
