@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import torchgraft
+
 pytestmark = pytest.mark.no_fallback
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13, torch.float16: 1e-2, torch.bfloat16: 8e-2}
@@ -149,3 +151,26 @@ def test_errors(device: str) -> None:
         with pytest.raises(RuntimeError, match=f"{name} has to be a"):
             torch.embedding_bag(*arguments)
     assert (weight + 1 == 2).all(), "the device still works"
+
+
+@MODES
+def test_gradients_of_a_forward_on_the_cpu(device: str, mode: str) -> None:
+    """It leaves out, at times, which bag an index is in."""
+    tensors = _bags(11, 30, 5, torch.int64)
+    weight, indices, offsets = torch.randn(11, 7), tensors["input"], tensors["offsets"]
+    number = {"sum": 0, "mean": 1, "max": 2}[mode]
+    result, bag_of, sizes, places = torch.ops.aten._embedding_bag(weight, indices, offsets, False, number)
+    grad = torch.randn_like(result)
+
+    def gradients(where: str) -> list[torch.Tensor]:
+        moved = [t.to(where) for t in (grad, indices, offsets, bag_of, sizes, places)]
+        made = [torch.ops.aten._embedding_bag_backward(*moved, 11, False, number, False, None)]
+        if mode == "sum":
+            kept = [t.to(where) for t in (grad, weight, indices, offsets, bag_of)]
+            made.append(torch.ops.aten._embedding_bag_per_sample_weights_backward(*kept, number))
+        return made
+
+    with torchgraft.fallback("silent"):
+        got = gradients(device)
+    for mine, theirs in zip(got, gradients("cpu"), strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs)

@@ -19,25 +19,36 @@ def failing(turns: range) -> str:
     return ",".join(f"module_compile:{turn}" for turn in turns)
 
 
-#: What is registered, and the environment. The driver counts compilations.
-DEVICES = {
-    "refuses all": ('DEVICE = "ocl"', {"TORCHGRAFT_OPENCL_FAIL": failing(range(1, 5000))}),
-    "refuses every second": ('DEVICE = "ocl"', {"TORCHGRAFT_OPENCL_FAIL": failing(range(2, 10000, 2))}),
-    "cannot say anything": (
-        """
+def without_words(when: str) -> str:
+    """Registers a device whose dialect refuses the kernels that are rendered when `when` is true."""
+    return f"""
 from torchgraft.codegen.dialect import UnsupportedKernel
 from torchgraft.codegen.dialects.cxx import Cxx
 from cxx_driver import CxxDriver
 class Speechless(Cxx):
-    def render(self, kernel, *_, **__):
-        raise UnsupportedKernel(f"there are no words for {kernel.name}")
+    def render(self, kernel, *rest, **options):
+        if {when}:
+            raise UnsupportedKernel(f"there are no words for {{kernel.name}}")
+        return super().render(kernel, *rest, **options)
 class Mute(CxxDriver):
     kernel_dialect = Speechless()
 torchgraft.register("mute", [Mute()])
 DEVICE = "mute"
-""",
-        {},
-    ),
+"""
+
+
+#: What one direction keeps for the other is then the CPU's own. Autograd knows in which a thread is.
+HALVES = {
+    "cannot say forwards": "torch._C._current_graph_task_id() == -1",
+    "cannot say backwards": "torch._C._current_graph_task_id() != -1",
+}
+
+#: What is registered, and the environment. The driver counts compilations.
+DEVICES = {
+    "refuses all": ('DEVICE = "ocl"', {"TORCHGRAFT_OPENCL_FAIL": failing(range(1, 5000))}),
+    "refuses every second": ('DEVICE = "ocl"', {"TORCHGRAFT_OPENCL_FAIL": failing(range(2, 10000, 2))}),
+    "cannot say anything": (without_words("True"), {}),
+    **{device: (without_words(when), {}) for device, when in HALVES.items()},
     "has no compiler": (
         """
 from numpy_driver import NumpyDriver
@@ -69,7 +80,7 @@ def run(script: Script, device: str, text: str, tmp_path: Path, fallback: str = 
 
 
 @pytest.mark.quick(device="refuses all", program="modules")
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [pytest.param(d, marks=pytest.mark.thorough) if d in HALVES else d for d in DEVICES])
 @pytest.mark.parametrize("program", ["modules", "optimizers", "transformer", "compiled"])
 def test_programs(script: Script, program: str, device: str, tmp_path: Path) -> None:
     if program == "compiled" and device == "has no compiler":

@@ -26,6 +26,11 @@ def _type(x: torch.Tensor) -> str:
     return element.name
 
 
+def _check_bags(offset2bag: torch.Tensor, indices: torch.Tensor) -> None:
+    if offset2bag.numel() != indices.numel():  # a forward on the CPU leaves it out at times
+        raise Unsupported("bags without the bag of each index")
+
+
 def _check_dims(name: str, t: torch.Tensor, *dims: int) -> None:
     if t.dim() not in dims:
         allowed = " or ".join(f"{d}D" for d in dims)
@@ -129,6 +134,7 @@ def _embedding_bag_dense_backward(
 ) -> None:
     if out.numel() == 0:
         return
+    _check_bags(offset2bag, indices)
     (limit, width), count, index = out.shape, indices.numel(), element_type(indices.dtype).name
     bag_of, sizes, places = (p.cast(t, indices.dtype) for t in (offset2bag, bag_size, maximum_indices))
     # Sums of many halves are kept in float32.
@@ -206,8 +212,6 @@ def _embedding_bag_backward(
     per_sample_weights: torch.Tensor | None,
     padding_idx: int = -1,
 ) -> None:
-    if offset2bag.numel() != indices.numel():  # a forward on the CPU leaves it out at times
-        raise Unsupported("bags without the bag of each index")
     _embedding_bag_dense_backward(
         p,
         out,
@@ -239,6 +243,7 @@ def _embedding_bag_factors_backward(
     count, (limit, width) = indices.numel(), weight.shape
     if count == 0:
         return
+    _check_bags(offset2bag, indices)
     p.launch(
         kernels.factors_backward_kernel(_type(grad), element_type(indices.dtype).name, p.form),
         p.walk(count, width, multiple=1),
