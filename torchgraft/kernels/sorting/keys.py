@@ -33,6 +33,11 @@ def lowest(type_: str) -> str:
     return f"{signed(type_).upper()}_MIN"
 
 
+def highest(type_: str) -> str:
+    """The largest key as it is compared in vectors, which is that of NaN."""
+    return f"{signed(type_).upper()}_MAX"
+
+
 def lanes(type_: str, simd_width: int) -> int:
     """Keys that a vector has."""
     return max(4, vector_lanes(simd_width) // (2 if key_type(type_) == "i64" else 1))

@@ -39,7 +39,7 @@ def select_kernel(type_: str, chosen: Chosen, simd_width: int) -> Kernel:
     """
     width, compared, number = keys.lanes(type_, simd_width), keys.signed(type_), keys.unsigned(type_)
     vector, bits = keys.vector(type_, simd_width), 8 * BY_NAME[keys.key_type(type_)].size
-    lowest, largest = keys.lowest(type_), f"{compared.upper()}_MAX"
+    lowest, largest = keys.lowest(type_), keys.highest(type_)
     halves, last, left = "", "sum", width
     while left > 4:
         left //= 2
