@@ -1,4 +1,5 @@
-"""torch alone in a process of its own: its CPU, with the heap as torch ships it or with a warm one, or another device.
+"""A device in a process of its own: torch alone with its CPU, with the heap as torch ships it or with a warm one, or
+with another device of torch's; or one of ours, in another environment.
 
 glibc's heap cannot be told to be as it was; and beside other pools of threads OpenMP's wait for work no longer and take
 tens of microseconds to begin. So neither is measured in the process of the device.
@@ -17,7 +18,7 @@ import os
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +26,7 @@ from harness.case import Case
 from harness.clock import seconds, settle, turn
 
 BENCHMARKS = Path(__file__).resolve().parent.parent
+TORCH_ALONE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 class TorchProcess:
@@ -36,14 +38,16 @@ class TorchProcess:
         heap: str = "shipped",
         device: str = "cpu",
         python: str = sys.executable,
+        environment: Mapping[str, str] = TORCH_ALONE,
     ) -> None:
-        """`heap` is "shipped" or "warm"; `python` may be one with another build of torch."""
+        """`heap` is "shipped" or "warm"; `python` may be one with another build of torch; `environment` is what its
+        environment has besides this one's."""
         self._side = f"{device}, {heap} heap"
         module = cases.__module__ if cases.__module__ != "__main__" else Path(sys.argv[0]).stem
         path = os.pathsep.join([str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
             [python, "-m", "harness.torch_process", module, cases.__name__, heap, device],
-            env={**os.environ, "PYTHONPATH": path, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+            env={**os.environ, "PYTHONPATH": path, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -115,7 +119,7 @@ def serve(module: str, function: str, heap: str, device: str) -> None:
     os.dup2(2, 1)
     try:
         cases = {case.name: case for case in getattr(importlib.import_module(module), function)()}
-        if "torchgraft" in sys.modules:
+        if "torchgraft" in sys.modules and TORCH_ALONE.items() <= os.environ.items():
             raise RuntimeError("torchgraft was imported: torch alone is to be measured")
         for answer in answers(cases, device, iter(sys.stdin.readline, "")):
             print(json.dumps(answer), file=replies, flush=True)
