@@ -511,10 +511,10 @@ std::vector<PlannedOp*> planned_ops() {
   return out;
 }
 
-const PlannedName& planned_name(const std::string& name) {
+const PlannedName& planned_name(std::string_view name) {
   Registry& r = registry();
   std::lock_guard lock(r.mutex);
-  return r.names[name];
+  return r.names[std::string(name)];
 }
 
 void set_plan_capacity(size_t plans_per_op) { plan_capacity.store(std::max<size_t>(plans_per_op, 1)); }

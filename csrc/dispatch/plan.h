@@ -222,7 +222,7 @@ struct PlanKernel final : c10::OperatorKernel {
 void register_planned_op(const std::string& name, CpuTensors cpu_tensors, bool pointwise, bool dispatch);
 std::vector<PlannedOp*> planned_ops();
 // What a name ("aten::_copy_from") stands for, now or later.
-const PlannedName& planned_name(const std::string& name);
+const PlannedName& planned_name(std::string_view name);
 
 void set_plan_capacity(size_t plans_per_op);
 
