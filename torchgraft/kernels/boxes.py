@@ -19,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import prod
 
 from torchgraft.codegen import ceil_div
@@ -30,7 +30,8 @@ from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 from torchgraft.kernels.geometry import AXES, GEOMETRY, Direction, Geometry, geometry_arguments
 from torchgraft.kernels.matmul.block import A_TILE_PADDING, a_element, block_tile, pack_a, pack_transposed
 from torchgraft.kernels.matmul.division import even_part
-from torchgraft.kernels.products import Tile, plain_loops
+from torchgraft.kernels.products import Tile, Unit, plain_loops
+from torchgraft.kernels.registers import Registers
 
 # Bytes of the copy of the source, and of the sums, at most.
 _COPY_BYTES = 1 << 18
@@ -181,31 +182,20 @@ for (int c = c0; c < c0 + count; ++c) {{
 }}"""
 
 
-def _multiply(math: Arithmetic, tile: Tile, unit: str) -> str:
+def _multiply(math: Arithmetic, tile: Tile, unit: Unit) -> str:
     """Adds the product of the tile of filters and the columns at vector `n` to the sums of row `m`."""
-    names = [[f"c{i}_{v}" for v in range(tile.vectors)] for i in range(tile.rows)]
-    everything = [name for row in names for name in row]
+    block = Registers(math, tile.rows, tile.vectors)
     pointers = " ".join(f"const {math.scalar}* const p{v} = copy + start[n + {v}];" for v in range(tile.vectors))
-    loads = " ".join(f"const {math.vector} b{v} = *(const {math.vector}u*)(p{v} + o);" for v in range(tile.vectors))
-    rows = []
-    for i, row in enumerate(names):
-        element = a_element(math, tile, "k" if unit == "k" else "outer", i)
-        updates = " ".join(f"{name} = {math.multiply_add('a', f'b{v}', name)};" for v, name in enumerate(row))
-        rows.append(f"{{ const {math.vector} a = {math.splat(element)}; {updates} }}")
-    places = [(f"sums[{i} * sum_pitch + n + {v}]", name) for i, row in enumerate(names) for v, name in enumerate(row)]
     return f"""
 {{
   {pointers}
-  {math.vector} {", ".join(everything)};
-  {" ".join(f"{name} = {math.splat('0')};" for name in everything)}
+  {block.begin()}
   for (int k = 0; k < kc; ++k) {{
     const int o = offset[k];
-    {loads}
-    {chr(10).join(rows)}
+    {block.add(f"*(const {math.vector}u*)(p{{}} + o)".format, partial(a_element, math, tile, unit))}
   }}
   // Slices are summed on their own: so rounding errors grow with the length of a slice and the number of slices.
-  if (c0 == 0) {{ {" ".join(f"{place} = {name};" for place, name in places)} }}
-  else {{ {" ".join(f"{place} += {name};" for place, name in places)} }}
+  {block.end(lambda i, v: f"sums[{i} * sum_pitch + n + {v}]", "c0 == 0")}
 }}"""
 
 
@@ -296,6 +286,7 @@ def box_kernel(
     math = arithmetic(storage, simd_width)
     tile = _tile(math, blocks, half)
     forward = direction == "forward"
+    unit: Unit
     width, vectors, a_pitch = math.width, tile.vectors, tile.depth + A_TILE_PADDING
     if forward:
         filters = f"""
@@ -380,37 +371,28 @@ def _multiply_lines(math: Arithmetic, tile: Tile) -> str:
     """Adds the product of the rows at `m` and the panel at `n` over the box's pixels to their sums. A row's elements
     are read where they lie in the copy, line by line: there is nothing between lines that could be multiplied by zero,
     since it may be infinite."""
-    names = [[f"c{i}_{v}" for v in range(tile.vectors)] for i in range(tile.rows)]
-    everything = [name for row in names for name in row]
+    block = Registers(math, tile.rows, tile.vectors)
     pointers = " ".join(
         f"const {math.scalar}* const p{i} = copy + offset[min(m + {i}, rows - 1)];" for i in range(tile.rows)
     )
     lines = " ".join(f"const {math.scalar}* const q{i} = p{i} + line;" for i in range(tile.rows))
-    loads = " ".join(f"const {math.vector} b{v} = b[{v}];" for v in range(tile.vectors))
-    rows = []
-    for i, row in enumerate(names):
-        updates = " ".join(f"{name} = {math.multiply_add('a', f'b{v}', name)};" for v, name in enumerate(row))
-        rows.append(f"{{ const {math.vector} a = {math.splat(f'q{i}[x]')}; {updates} }}")
     return f"""
 {{
   {math.vector}* const sums = all_sums + (m * sum_vectors + n / {math.width} * {tile.rows});
   const {math.vector}* b = panels + n / {math.width} * {tile.depth};
   {pointers}
-  {math.vector} {", ".join(everything)};
-  {" ".join(f"{name} = {math.splat('0')};" for name in everything)}
+  {block.begin()}
   for (int plane = 0; plane < length_i * length_z; ++plane) {{
     int line = plane / length_z * image_size + plane % length_z * plane_size;
     for (int y = 0; y < length_y; ++y, line += pitch) {{
       {lines}
       for (int x = 0; x < length_x; ++x, b += {tile.vectors}) {{
-        {loads}
-        {chr(10).join(rows)}
+        {block.add("b[{}]".format, "q{}[x]".format)}
       }}
     }}
   }}
   // Boxes are summed on their own: so rounding errors grow with the size of a box and the number of boxes.
-  if (box == first_box) {{ {" ".join(f"sums[{i}] = {name};" for i, name in enumerate(everything))} }}
-  else {{ {" ".join(f"sums[{i}] += {name};" for i, name in enumerate(everything))} }}
+  {block.end(lambda i, v: f"sums[{i * tile.vectors + v}]", "box == first_box")}
 }}"""
 
 

@@ -33,6 +33,7 @@ from torchgraft.kernels.boxes import (
 from torchgraft.kernels.geometry import GEOMETRY, Direction, Geometry, channels_of, geometry_arguments
 from torchgraft.kernels.matmul.block import block_tile, pack_transposed
 from torchgraft.kernels.products import Tile, plain_loops
+from torchgraft.kernels.registers import Registers
 
 
 def _tile(math: Arithmetic, blocks: Blocks, line: int, vectors: int) -> Tile:
@@ -52,27 +53,18 @@ def line_parts(g: Geometry, direction: Direction) -> list[int]:
 
 def _multiply(math: Arithmetic, tile: Tile) -> str:
     """Adds the products of the line at `pixel` and the panel to its sums."""
-    names = [[f"c{x}_{v}" for v in range(tile.vectors)] for x in range(tile.rows)]
-    everything = [name for row in names for name in row]
-    loads = " ".join(f"const {math.vector} b{v} = b[{v}];" for v in range(tile.vectors))
-    rows = []
-    for x, row in enumerate(names):
-        updates = " ".join(f"{name} = {math.multiply_add('a', f'b{v}', name)};" for v, name in enumerate(row))
-        rows.append(f"{{ const {math.vector} a = {math.splat(f'p[{x}]')}; {updates} }}")
+    line = Registers(math, tile.rows, tile.vectors)
     return f"""
 {{
-  {math.vector} {", ".join(everything)};
-  {" ".join(f"{name} = {math.splat('0')};" for name in everything)}
+  {line.begin()}
   const {math.vector}* b = panel + first_k * {tile.vectors};
   for (int k = first_k; k < end_k; ++k, b += {tile.vectors}) {{
     const {math.scalar}* const p = line + offset[k];
-    {loads}
-    {chr(10).join(rows)}
+    {line.add("b[{}]".format, "p[{}]".format)}
   }}
   // Slices are summed on their own: so rounding errors grow with the length of a slice and the number of slices.
   {math.vector}* const sums = panel_sums + pixel * {tile.vectors};
-  if (c0 == 0) {{ {" ".join(f"sums[{i}] = {name};" for i, name in enumerate(everything))} }}
-  else {{ {" ".join(f"sums[{i}] += {name};" for i, name in enumerate(everything))} }}
+  {line.end(lambda x, v: f"sums[{x * tile.vectors + v}]", "c0 == 0")}
 }}"""
 
 

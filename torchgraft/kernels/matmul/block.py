@@ -28,6 +28,7 @@ from torchgraft.kernels.products import (
     operands,
     plain_loops,
 )
+from torchgraft.kernels.registers import Registers
 
 
 def block_tile(math: Arithmetic, blocks: Blocks, narrow: bool = False) -> Tile:
@@ -284,51 +285,27 @@ def multiply_tile(
         vector_step, k_step, columns = panel_pitch(tile), 1, panel_pitch(tile)
     else:
         vector_step, k_step, columns = tile.depth * parts, pitch, 1
-    names = [[f"c{i}_{v}" for v in range(vectors)] for i in range(rows_at_once)]
-    places = [(i * pitch + v, name) for i, row in enumerate(names) for v, name in enumerate(row)]
-    everything = [name for row in names for name in row]
+    block = Registers(math, rows_at_once, vectors)
     start, k_stride = f"const {math.vector}* b = panels + n / {math.width} * {vector_step}", f"{k_step}"
-    loads = " ".join(f"const {math.vector} b{v} = b[{v * columns}];" for v in range(vectors))
+    b, ahead = (lambda v: f"b[{v * columns}]"), ""
     if in_place:
         start, k_stride = f"{math.const_pointer} b = B + kb * b_rs + n", "b_rs"
-        loads = " ".join(
-            f"const {math.vector} b{v} = {math.load_vector('b', str(v * math.width))}; "
-            f"PREFETCH(b + {_ROWS_AHEAD} * b_rs + {v * math.width});"
-            for v in range(vectors)
-        )
-    rows = []
-    for i, row in enumerate(names):
-        updates = []
-        if math.is_complex:
-            # b0.. are the real parts, the second half the imaginary ones; accumulators likewise.
-            n = tile.vectors
-            for v in range(n):
-                updates += [f"{row[v]} = fma(re, b{v}, {row[v]});", f"{row[n + v]} = fma(re, b{n + v}, {row[n + v]});"]
-            for v in range(n):
-                updates += [f"{row[v]} = fma(-im, b{n + v}, {row[v]});", f"{row[n + v]} = fma(im, b{v}, {row[n + v]});"]
-            names_a = (
-                f"const {math.vector} re = {math.splat(a_element(math, tile, unit, i))}, "
-                f"im = {math.splat(a_element(math, tile, unit, i, 1))};"
-            )
-        else:
-            names_a = f"const {math.vector} a = {math.splat(a_element(math, tile, unit, i))};"
-            updates = [f"{name} = {math.multiply_add('a', f'b{v}', name)};" for v, name in enumerate(row)]
-        rows.append(f"{{ {names_a} {' '.join(updates)} }}")
-    add = " ".join(f"sums[{i}] += {name};" for i, name in places)
+        b = lambda v: math.load_vector("b", str(v * math.width))  # noqa: E731
+        ahead = " ".join(f"PREFETCH(b + {_ROWS_AHEAD} * b_rs + {v * math.width});" for v in range(vectors))
+    a = [partial(a_element, math, tile, unit, part=part) for part in range(parts)]
+    put_aside = block.end(lambda row, v: f"sums[{row * pitch + v}]", "kb == 0")
     if vector_count:
         # There are several of these texts in a kernel: zeros to add to are less of it than other statements.
-        zeros = f"for (int i = 0; i < {len(places)}; ++i) sums[i] = {math.splat('0')};"
+        zeros = f"for (int i = 0; i < {len(block.names)}; ++i) sums[i] = {math.splat('0')};"
+        add = " ".join(f"sums[{i}] += {name};" for i, name in enumerate(block.names))
         put_aside = f"if (kb == 0) {{ {zeros} }} {add}"
-    else:
-        put_aside = f"if (kb == 0) {{ {' '.join(f'sums[{i}] = {name};' for i, name in places)} }} else {{ {add} }}"
     return f"""
 {{
   {start};
-  {math.vector} {", ".join(everything)};
-  {" ".join(f"{name} = {math.splat('0')};" for name in everything)}
+  {block.begin()}
   for (int k = 0; k < kc; ++k, b += {k_stride}) {{
-    {loads}
-    {chr(10).join(rows)}
+    {ahead}
+    {block.add(b, *a)}
   }}
   {finish}
   // Slices are summed on their own: so rounding errors grow with the length of a slice and the number of slices.
