@@ -54,6 +54,7 @@ class Blocks:
         wider: and of so many times as many rows and columns again: what is copied for a block is used more often, and
             its sums and panels take as many times wider squared of the second-level cache.
         sums_bytes: of a block, at most: they are on the stack of the thread that has it.
+        work: bytes of the elements that a core multiplies, at least, one after the other; less is not shared out.
         part: the fewest products of a sum that is divided; shorter ones cost more to add up than they gain.
         storing: products that take as long as to store their sum.
         transposing: rows of A whose products take as long as to copy a B that lies along k.
@@ -69,6 +70,7 @@ class Blocks:
     taller: int = size(2, 1, 2, 4)
     wider: int = size(1, 1, 2)
     sums_bytes: int = size(2 << 20, 1 << 20, 2 << 20)
+    work: int = size(2_000_000)
     part: int = size(1024)
     storing: int = size(24)
     transposing: int = size(16)
@@ -400,6 +402,7 @@ class Reductions:
         low, cached: columns of at most `low` elements are shared out rather than parts of them, which would have to be
             added up, if there are at most `cached` in all.
         column_part: elements of a part of columns, unless there is less for each core.
+        gpu_part, gpu_column_part: elements of a part of a long row, and of a column, at least.
         gpu_parts: so many of a result are added up by a group.
     """
 
@@ -412,6 +415,8 @@ class Reductions:
     low: int = size(512)
     cached: int = size(1 << 20)
     column_part: int = size(32768)
+    gpu_part: int = size(4096, form="gpu")
+    gpu_column_part: int = size(64, form="gpu")
     gpu_parts: int = size(32, form="gpu")
 
 
@@ -557,10 +562,6 @@ class Target:
     def registers(self) -> int:
         """Of a CPU's vectors."""
         return 32 if vector_lanes(self.simd_width) == 16 else 16
-
-    @property
-    def register_bytes(self) -> int:
-        return 4 * vector_lanes(self.simd_width)
 
     @property
     def matrix_tiles(self) -> Tiles:

@@ -182,7 +182,7 @@ class Reduced:
     def share_of_rows(self) -> _Share:
         outputs, count = self.g.outputs, self.g.count
         if not self.is_cpu:
-            parts = max(1, min(ceil_div(8 * self.p.device.compute_units, outputs), count // 4096))
+            parts = max(1, min(ceil_div(8 * self.p.device.compute_units, outputs), count // self.sizes.gpu_part))
             return self._share(outputs, 1, ceil_div(count, parts), 64 * GROUP)
         groups, parts, is_small = 32 * self.p.device.compute_units, 1, outputs * count <= self.sizes.single
         if not is_small and outputs < groups // 2:
@@ -196,7 +196,7 @@ class Reduced:
         g, units, sizes = self.g, self.p.device.compute_units, self.sizes
         if not self.is_cpu:
             blocks = ceil_div(g.outputs, FEW)
-            parts = max(1, min(ceil_div(32 * units, blocks), g.count // 64))
+            parts = max(1, min(ceil_div(32 * units, blocks), g.count // sizes.gpu_column_part))
             return self._share(blocks, 1, ceil_div(g.count, parts), 64)
         size = sum(BY_NAME[type_].size for _, type_, _ in self.what.fields)
         width = max(64, min(2048, sizes.column_bytes // size // 64 * 64))

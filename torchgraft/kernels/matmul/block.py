@@ -436,11 +436,11 @@ def block_kernel(
 
 
 def block_shape(
-    math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int, units: int, blocks: Blocks, least: int = 250_000
+    math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int, units: int, blocks: Blocks, least: int = 0
 ) -> tuple[int, int]:
     """Rows and columns of a work-item's block: as large as leaves a few blocks for each of `units` cores, since a block
     copies its part of B once for all its rows; and all blocks about as large."""
-    panel = math.width * tile.vectors
+    panel, least = math.width * tile.vectors, least or blocks.work // 8
     rows, columns = min(tile.max_rows, round_up(m, tile.rows)), min(tile.max_columns, round_up(n, panel))
     wanted = wanted_blocks(m * n * max(k, blocks.storing) * batch, least, units, 3)
     while ceil_div(m, rows) * ceil_div(n, columns) * batch < wanted:
@@ -491,7 +491,7 @@ def launches(p: Product) -> list[Launch]:
     if n > tile.max_columns:
         blocks = _shallow(blocks, k)
         tile = product_tile(math, blocks)
-    least = 2_000_000 // math.size if math.is_float else 250_000
+    least = blocks.work // (math.size if math.is_float else 8)
     if unit_b == "k":
         least = least * m // (m + blocks.transposing)
     rows, columns = block_shape(math, tile, m, n, k, batch, units, blocks, least)

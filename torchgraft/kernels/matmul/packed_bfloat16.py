@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torchgraft.codegen import ceil_div
 from torchgraft.codegen.kernel import Kernel, Launch
+from torchgraft.codegen.types import BY_NAME
 from torchgraft.kernels import bfloat16
 from torchgraft.kernels.matmul import split_k
 from torchgraft.kernels.matmul.block import block_shape
@@ -25,7 +26,8 @@ def why_not(p: Product) -> str:
 
 def launches(p: Product) -> list[Launch]:
     batch, m, n, k = p.sizes
-    rows, columns = block_shape(p.math, bfloat16.TILE, m, n, k, batch, p.on.units, p.on.tuning.blocks, 1_000_000)
+    blocks, size = p.on.tuning.blocks, BY_NAME[p.storage].size
+    rows, columns = block_shape(p.math, bfloat16.TILE, m, n, k, batch, p.on.units, blocks, blocks.work // size)
 
     def kernel(result: str, addend: Addend) -> Kernel:
         assert p.paired is not None
