@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchgraft.codegen.kernel import ceil_div
-from torchgraft.codegen.loops import WIDTH
+from torchgraft.codegen.teams import WIDTH
 from torchgraft.codegen.tuning import Target, Tuning
 from torchgraft.plans.grid import Dealer
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import Layout, Team
+from torchgraft.codegen.teams import Layout, Team
 from torchgraft.kernels import eigen, linalg
 from torchgraft.plans import PlanBuilder, planner
 
@@ -128,3 +128,10 @@ def test_teams_on_matrices_meet_whatever_the_numbers(kernel: Kernel) -> None:
 )
 def test_a_meeting_under_a_condition_is_found(body: str, expected: list[str]) -> None:
     assert conditional_meetings(body) == expected
+
+
+def test_a_value_that_was_named_before_it_was_made() -> None:
+    team = Team(Layout("cpu", across=True))
+    team.leader("y[o] = total;")
+    with pytest.raises(ValueError, match="'total' is in statements that were made before it"):
+        team.let("total", "f32", "1")

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from torchgraft.codegen import pointwise
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
-from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.pointwise import Input, Loop, Result
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.walk import Walk
 
 #: Tensors of one launch: the least of these that will do, the rest of the places left empty, so that few kernels serve
 #: all lists. One, where more do not fit into a launch's arguments.

@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass, replace
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
-from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.codegen.vectors import LOADED, SIZES, shuffle_helpers, transpose_registers, vector_lanes
+from torchgraft.codegen.walk import Walk
 from torchgraft.functions import HELPERS, NEAR, NEAREST
 
 #: Side of the tiles in which transposed operands are read, along the results' rows: some lines of a cache, since

@@ -1,7 +1,7 @@
 """Inductor's fused loops as kernels of the kernel language, in both forms.
 
 What Inductor calls a kernel is some nodes over the same elements: x, or x and r where r is reduced. It becomes a walk
-over x (`codegen/loops.py`). Without a reduction the walk goes over elements, in the CPU form over groups of a few where
+over x (`codegen/walk.py`). Without a reduction the walk goes over elements, in the CPU form over groups of a few where
 the loop along memory is short: that loop is written out. With one, an element of the walk is:
 
 * a *row*: loops over r, as many as the nodes need one after the other, with what is accumulated in lanes side by side,
@@ -39,10 +39,11 @@ from torch._inductor.virtualized import OpsValue, V
 from torch.utils._ordered_set import OrderedSet
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
-from torchgraft.codegen.loops import FEW, GROUP, Layout, Team, Walk, bind
 from torchgraft.codegen.places import add_into_place, is_addable
+from torchgraft.codegen.teams import RUN, Layout, Team, bind
 from torchgraft.codegen.types import BY_NAME, element_type, value_ctype
 from torchgraft.codegen.vectors import vector_lanes
+from torchgraft.codegen.walk import FEW, GROUP, Walk
 from torchgraft.inductor.indices import Loop, Loops, divisions, printed
 from torchgraft.inductor.invariants import by_loop
 from torchgraft.inductor.operations import FUNCTIONS, Operations, as_type, literal
@@ -64,9 +65,6 @@ _SHORTEST = 8
 # Operations of the elements of a loop that is written out, at most, of which a function is as many: a compiler takes
 # its time.
 _WRITTEN_OUT, _FUNCTION = 1024, 16
-# Elements that are accumulated before that is put aside: a sum of millions would round off what is added last. So many
-# times later what lies aside is put aside in its turn.
-_RUN = 256
 # Short rows are a work-item's each on a GPU, if there are some of them. Where neighbours touch in memory, which
 # work-items side by side read at once, so are longer ones, if there are as many as this.
 _MANY_ROWS = 2048
@@ -205,7 +203,7 @@ class GeneratedKernel(SIMDKernel):
             sizes = device_traits(_device()).tuning.rows
             short = size < _SHORT or (size <= sizes.gpu_short and rows >= sizes.some)
             if not (short or (across and rows >= _MANY_ROWS) or self._adds_into_places):
-                self.team = Team(Layout("gpu"), group=FEW if size <= _RUN else GROUP)
+                self.team = Team(Layout("gpu"), group=FEW if size <= RUN else GROUP)
             return
         self._columns = across
         if self._columns:
@@ -256,7 +254,7 @@ class GeneratedKernel(SIMDKernel):
     @staticmethod
     def _levels_of(steps: sympy.Expr) -> int:
         """How many levels it takes until none accumulates more than a run; two levels do for rows of unknown size."""
-        return next((level for level in range(2) if steps.is_number and steps <= _RUN ** (level + 1)), 2)
+        return next((level for level in range(2) if steps.is_number and steps <= RUN ** (level + 1)), 2)
 
     def _as_loops(self, index: sympy.Expr) -> sympy.Expr:
         """An index in the variables of the loops."""
@@ -560,7 +558,7 @@ class GeneratedKernel(SIMDKernel):
         size = self.index_to_str(loop.size)
         if not self._aside:
             return self._stretch(loop, "0", size, statements)
-        run = _RUN * self._side_by_side
+        run = RUN * self._side_by_side
         if isinstance(loop.size, sympy.Integer) and loop.size <= run:
             return _block(
                 "{", self._stretch(loop, "0", size, statements), f"tg_steps += {size};", self._aside_text(run)
@@ -578,7 +576,7 @@ class GeneratedKernel(SIMDKernel):
         text = IndentedBuffer()
         for level, statements in reversed(list(enumerate(self._aside))):
             inner, text = text, IndentedBuffer()
-            text.writeline(f"if (tg_steps >= {run}) {{" if level == 0 else f"if (++tg_runs == {_RUN}) {{")
+            text.writeline(f"if (tg_steps >= {run}) {{" if level == 0 else f"if (++tg_runs == {RUN}) {{")
             text.writeline("tg_steps = 0;" if level == 0 else "tg_runs = 0;")
             for each in statements:
                 text.writeline(self._all_lanes(each))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import value_ctype
+from torchgraft.codegen.walk import Walk
 
 
 @functools.cache

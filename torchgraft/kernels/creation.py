@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.pointwise import convert
 from torchgraft.codegen.types import value_ctype
+from torchgraft.codegen.walk import Walk
 
 
 @functools.cache

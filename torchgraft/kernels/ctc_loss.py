@@ -12,9 +12,10 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
-from torchgraft.codegen.loops import Layout, Team, Walk
 from torchgraft.codegen.pointwise import expression
+from torchgraft.codegen.teams import Layout, Team
 from torchgraft.codegen.types import value_ctype
+from torchgraft.codegen.walk import Walk
 
 #: Work-items of a group in the GPU form.
 _TEAM = 128

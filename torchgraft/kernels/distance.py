@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import Layout, Team
 from torchgraft.codegen.pointwise import expression
+from torchgraft.codegen.teams import Layout, Team
 from torchgraft.codegen.types import BY_NAME, value_ctype
 
 # For each norm what a difference d adds to the sum a, and the distance.
@@ -51,6 +51,7 @@ def forward_kernel(layout: Layout, type_: str, kind: str, triangle: bool) -> Ker
     # Of the distances of row i, the one to row j lies j further on than this.
     first = "i * (2 * m - i - 1) / 2 - i - 1" if triangle else "o * m"
     mine = f"if ({team.column} > i)" if triangle else ""
+    begin = team.var("a", compute, "0")
     columns = f"""const long i = o % n, first = {first};
     for (long k = 0; k < width; ++k) {{
       const {t} own = load_{type_}(x, o * width + k);
@@ -59,7 +60,7 @@ def forward_kernel(layout: Layout, type_: str, kind: str, triangle: bool) -> Ker
     }}"""
     store = team.leader(f"{mine} store_{type_}(out, first + {team.column}, {finish});")
     params = parameters(f"{type_}* out; const {type_}* x, y; {compute} norm; i64 n, m, width")
-    return team.kernel(f"distance_{kind}", params, team.var("a", compute, "0"), columns, store)
+    return team.kernel(f"distance_{kind}", params, begin, columns, store)
 
 
 @functools.cache
@@ -73,6 +74,7 @@ def backward_kernel(layout: Layout, type_: str, kind: str, triangle: bool) -> Ke
     low, high = "min(i, other)", "max(i, other)"
     place = f"{low} * (2 * m - {low} - 1) / 2 + {high} - {low} - 1" if triangle else "o * m + other"
     x, y = f"load_{type_}(x, o * width + {team.column})", f"load_{type_}(y, row + {team.column})"
+    begin = team.var("sum", compute, "0")
     pairs = f"""const long i = o % n;
     for (long other = 0; other < m; ++other) {{
       {"if (i == other) continue;" if triangle else ""}
@@ -83,4 +85,4 @@ def backward_kernel(layout: Layout, type_: str, kind: str, triangle: bool) -> Ke
     }}"""
     store = team.leader(f"store_{type_}(out, o * width + {team.column}, sum);")
     params = parameters(f"{type_}* out; const {type_}* grad, distance, x, y; {compute} norm; i64 n, m, width")
-    return team.kernel(f"distance_{kind}_backward", params, team.var("sum", compute, "0"), pairs, store)
+    return team.kernel(f"distance_{kind}_backward", params, begin, pairs, store)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import Layout, Team, Walk
+from torchgraft.codegen.teams import Layout, Team
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.walk import Walk
 
 SUM, MEAN, MAX = 0, 1, 2
 

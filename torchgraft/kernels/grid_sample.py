@@ -21,9 +21,10 @@ from functools import cache
 
 from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
-from torchgraft.codegen.loops import FEW, Layout, Team, Walk
 from torchgraft.codegen.places import add_into_place
+from torchgraft.codegen.teams import Layout, Team
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.walk import FEW, Walk
 
 #: Places that a CPU treats at once.
 BLOCK = 64

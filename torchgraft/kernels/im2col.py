@@ -10,8 +10,8 @@ from functools import cache
 
 from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
-from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.walk import Walk
 
 _AXES = ("y", "x")
 # Steps that kernels know, since compilers then see which elements lie beside each other.

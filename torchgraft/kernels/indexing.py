@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
-from torchgraft.codegen.loops import FEW, Walk
 from torchgraft.codegen.places import add_into_place
 from torchgraft.codegen.pointwise import convert
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.walk import FEW, Walk
 
 
 @dataclass(frozen=True)

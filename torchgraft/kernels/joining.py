@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.walk import Walk
 
 COUNTS = (2, 8, 16)
 """Tensors that one launch joins: the least of these that will do, since arguments take time. Missing ones have width

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import LANES, Walk
 from torchgraft.codegen.pointwise import expression
+from torchgraft.codegen.teams import LANES
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.walk import Walk
 
 COUNT = 16
 """Tensors of one launch."""

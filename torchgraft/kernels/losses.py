@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
-from torchgraft.codegen.loops import Layout, Team, Walk
+from torchgraft.codegen.teams import Layout, Team
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.walk import Walk
 
 
 def _params(own: str, target: str, weight: str | None) -> tuple[Parameter, ...]:

@@ -13,7 +13,7 @@ and `MUL`, `DIV`, `CONJ`, ... are spelled for either.
 from __future__ import annotations
 
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
-from torchgraft.codegen.loops import Layout, Team
+from torchgraft.codegen.teams import Layout, Team
 from torchgraft.codegen.types import BY_NAME
 
 #: Work-items of a team on a GPU.

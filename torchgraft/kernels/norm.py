@@ -12,8 +12,9 @@ import functools
 from dataclasses import replace
 
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
-from torchgraft.codegen.loops import FEW, Layout, Team, Walk
+from torchgraft.codegen.teams import Layout, Team
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.walk import FEW, Walk
 from torchgraft.kernels.reduce import Reduction, variance
 
 

@@ -14,8 +14,8 @@ from typing import Literal
 
 from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
-from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.walk import Walk
 from torchgraft.kernels.pooling import AXES
 
 Border = Literal["reflected", "replicated"]

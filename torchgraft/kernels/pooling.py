@@ -15,9 +15,9 @@ from typing import Literal
 
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
-from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import least
 from torchgraft.codegen.vectors import lane_sum
+from torchgraft.codegen.walk import Walk
 from torchgraft.kernels.convolution import patch_helper
 
 Kind = Literal["max", "average"]

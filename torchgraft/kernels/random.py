@@ -14,9 +14,9 @@ import functools
 from dataclasses import dataclass
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import FEW, Walk
 from torchgraft.codegen.pointwise import Input, Number, convert, expression
 from torchgraft.codegen.types import BY_NAME, MOVES, value_ctype
+from torchgraft.codegen.walk import FEW, Walk
 from torchgraft.functions.philox import COUNTERS
 
 WORDS = 4 * COUNTERS

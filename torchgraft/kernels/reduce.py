@@ -17,8 +17,9 @@ import re
 from dataclasses import dataclass
 
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
-from torchgraft.codegen.loops import Layout, Team, Walk, bind
+from torchgraft.codegen.teams import Layout, Team, bind
 from torchgraft.codegen.types import BY_NAME, largest, least, value_ctype
+from torchgraft.codegen.walk import Walk
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import FEW, Walk
 from torchgraft.codegen.pointwise import convert, expression
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.walk import FEW, Walk
 
 # In (0, 1), of a word, or of two.
 _OPEN = {

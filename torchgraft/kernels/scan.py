@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import Layout, Team
+from torchgraft.codegen.teams import Layout, Team
 from torchgraft.codegen.types import BY_NAME, largest, least, value_ctype
 from torchgraft.codegen.vectors import shuffle
 

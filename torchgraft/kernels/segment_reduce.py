@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import Layout, Team, Walk
+from torchgraft.codegen.teams import Layout, Team
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.codegen.walk import Walk
 
 # For each reduction what it starts with, and how it takes a value v into a.
 _STEPS = {

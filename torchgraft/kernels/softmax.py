@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import Layout, Team
+from torchgraft.codegen.teams import Layout, Team
 from torchgraft.codegen.types import BY_NAME, value_ctype
 
 #: Elements of a row whose exponentials a CPU can hold.

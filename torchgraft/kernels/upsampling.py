@@ -19,9 +19,10 @@ from functools import cache
 
 from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Parameter, parameters
-from torchgraft.codegen.loops import Layout, Team, Walk
+from torchgraft.codegen.teams import Layout, Team
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import VECTORS
+from torchgraft.codegen.walk import Walk
 
 AXES = ("x", "y", "z")
 """In the order of the tables; an image of one dimension has x alone."""

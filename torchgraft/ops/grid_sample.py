@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div
-from torchgraft.codegen.loops import FEW, Layout
 from torchgraft.codegen.places import is_addable
+from torchgraft.codegen.teams import Layout
 from torchgraft.codegen.types import BY_NAME, element_type
+from torchgraft.codegen.walk import FEW
 from torchgraft.kernels import grid_sample as kernels
 from torchgraft.kernels.grid_sample import INTERPOLATIONS, PADDINGS, Sampling
 from torchgraft.ops.moves import in_order

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
-from torchgraft.codegen.loops import FEW
+from torchgraft.codegen.walk import FEW
 from torchgraft.kernels import indexing as kernels
 from torchgraft.ops.moves import (
     BOUNDS,

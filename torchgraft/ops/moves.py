@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
-from torchgraft.codegen.loops import FEW
 from torchgraft.codegen.places import is_addable
 from torchgraft.codegen.tuning import Places
 from torchgraft.codegen.types import BY_NAME, MOVES
+from torchgraft.codegen.walk import FEW
 from torchgraft.kernels import indexing as kernels
 from torchgraft.kernels.choice import Way, choose
 from torchgraft.kernels.indexing import Indexing

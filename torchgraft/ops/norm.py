@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
-from torchgraft.codegen.loops import FEW
+from torchgraft.codegen.walk import FEW
 from torchgraft.kernels import norm as kernels
 from torchgraft.ops.entries import enter, enter_composite
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, other_out, planner

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
-from torchgraft.codegen.loops import Layout
+from torchgraft.codegen.teams import Layout
 from torchgraft.kernels import segment_reduce as kernels
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, planner
 from torchgraft.plans.grid import Grid

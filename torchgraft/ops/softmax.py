@@ -8,7 +8,7 @@ import torch
 from torch._prims_common import canonicalize_dim
 
 from torchgraft.codegen import element_type
-from torchgraft.codegen.loops import Layout
+from torchgraft.codegen.teams import Layout
 from torchgraft.kernels import softmax as kernels
 from torchgraft.plans import PlanBuilder, Unsupported, planner
 from torchgraft.plans.grid import Grid

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._prims_common import suggest_memory_format
 
-from torchgraft.codegen.loops import Layout
+from torchgraft.codegen.teams import Layout
 from torchgraft.codegen.types import BY_NAME, MOVES, element_type
 from torchgraft.kernels import upsampling as kernels
 from torchgraft.kernels.upsampling import Image

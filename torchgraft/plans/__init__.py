@@ -9,7 +9,8 @@ from torchgraft.codegen import Kernel, Pointer, Value, element_type
 from torchgraft.codegen.compiler import KernelCompileError
 from torchgraft.codegen.compiler import counts as _kernel_counts
 from torchgraft.codegen.kernel import parameters
-from torchgraft.codegen.loops import Layout, Team, Walk
+from torchgraft.codegen.teams import Layout, Team
+from torchgraft.codegen.walk import Walk
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.device import DeviceTraits, device_traits, kernel_form
 from torchgraft.plans.host import on_host

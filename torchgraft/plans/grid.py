@@ -9,9 +9,10 @@ from typing import Any
 
 from torchgraft import _C
 from torchgraft.codegen.kernel import ceil_div
-from torchgraft.codegen.loops import FEW, GROUP, WIDTH, Layout
+from torchgraft.codegen.teams import WIDTH, Layout
 from torchgraft.codegen.tuning import Target
 from torchgraft.codegen.vectors import vector_lanes
+from torchgraft.codegen.walk import FEW, GROUP
 
 MULTIPLE = 256
 # Float32 elements of registers with masks, and rows whose rest counts.

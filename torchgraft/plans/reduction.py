@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from torchgraft.codegen import ceil_div, element_type
-from torchgraft.codegen.loops import FEW, GROUP, LANES, WIDTH, Layout
+from torchgraft.codegen.teams import LANES, WIDTH, Layout
 from torchgraft.codegen.tuning import Reductions
 from torchgraft.codegen.types import BY_NAME
+from torchgraft.codegen.walk import FEW, GROUP
 from torchgraft.kernels import reduce as kernels
 from torchgraft.kernels.choice import Way, choose
 from torchgraft.kernels.reduce import Reduction

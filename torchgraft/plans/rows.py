@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from torchgraft.codegen.lanes import FEW_LANES
-from torchgraft.codegen.loops import GROUP, Layout
+from torchgraft.codegen.teams import Layout
 from torchgraft.codegen.tuning import Rows as Sizes
 from torchgraft.codegen.vectors import vector_lanes
+from torchgraft.codegen.walk import GROUP
 from torchgraft.kernels.choice import Way, choose
 from torchgraft.plans.grid import MASKED, Dealer, Grid
 

@@ -11,10 +11,11 @@ import torch
 from torchgraft import _C
 from torchgraft.codegen.compiler import compile_ahead, compiled
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
-from torchgraft.codegen.loops import GROUP, WIDTH, Layout
 from torchgraft.codegen.pointwise import Loop
+from torchgraft.codegen.teams import WIDTH, Layout
 from torchgraft.codegen.tuning import Target
 from torchgraft.codegen.types import BY_NAME, MOVES, element_type
+from torchgraft.codegen.walk import GROUP
 from torchgraft.plans.device import DeviceTraits
 from torchgraft.plans.grid import MULTIPLE, Dealer, Grid
 from torchgraft.plans.rows import CONTIGUOUS, NOT_UNROLLED, Rows, choose_rows
@@ -278,11 +279,11 @@ class Steps:
             raise error(f"argument {param.name!r} of kernel {kernel.name} {wrong}")
 
     def walk(self, sizes: int | Sequence[int], cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> Grid:
-        """The grid of a kernel made by a `codegen.loops.Walk`; see `plans.grid.Dealer.walk`."""
+        """The grid of a kernel made by a `codegen.walk.Walk`; see `plans.grid.Dealer.walk`."""
         return self.dealer.walk(sizes, cost, multiple, group)
 
     def rows(self, outer: int, size: int, inner: int = 1, cost: int = 1) -> tuple[Layout, Grid]:
-        """For a `codegen.loops.Team` along the middle of a contiguous (outer, size, inner): how it finds its rows, and
+        """For a `codegen.teams.Team` along the middle of a contiguous (outer, size, inner): how it finds its rows, and
         its grid; `cost` is that of an element relative to an addition."""
         return choose_rows(Rows(self.dealer, outer, size, inner, cost))
 
@@ -296,11 +297,11 @@ class Steps:
         return choose_rows(Rows(self.dealer, rows, size, cost=cost), CONTIGUOUS if unrolled else NOT_UNROLLED)
 
     def long_rows(self, rows: int, size: int, cost: int = 1) -> Grid:
-        """The grid of a `codegen.loops.Team` on contiguous rows."""
+        """The grid of a `codegen.teams.Team` on contiguous rows."""
         return self.dealer.long_rows(rows, size, cost)
 
     def columns(self, outer: int, inner: int, cost: int = 1, width: int = WIDTH) -> tuple[Layout, Grid]:
-        """The layout and grid of a `codegen.loops.Team` on rows across memory; see `plans.grid.Dealer.columns`."""
+        """The layout and grid of a `codegen.teams.Team` on rows across memory; see `plans.grid.Dealer.columns`."""
         return replace(self.layout, across=True), self.dealer.columns(outer, inner, cost, width)
 
     def any_number(self, cost: int) -> Grid:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import Layout, Team
+from torchgraft.codegen.teams import Layout, Team
 from torchgraft.kernels.attention.variant import Variant
 
 # Work-items of a group have this many keys each, where rows are neither short nor long.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from torchgraft.codegen.kernel import Kernel, Value, parameters
-from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import BY_NAME
+from torchgraft.codegen.walk import Walk
 from torchgraft.kernels.fft import across, along, gpu
 from torchgraft.kernels.fft.lines import Lines, definitions
 from torchgraft.kernels.fft.stages import stages

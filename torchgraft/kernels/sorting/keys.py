@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import FEW, Walk
 from torchgraft.codegen.types import BY_NAME, MOVES
 from torchgraft.codegen.vectors import vector_lanes
+from torchgraft.codegen.walk import FEW, Walk
 
 
 def key_type(type_: str) -> str:

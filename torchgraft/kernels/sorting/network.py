@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import Walk
 from torchgraft.codegen.types import BY_NAME
+from torchgraft.codegen.walk import Walk
 from torchgraft.kernels.sorting.keys import signed, signed_key, sort_key, storage
 from torchgraft.kernels.sorting.selection import Chosen
 

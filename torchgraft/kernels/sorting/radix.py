@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 
 from torchgraft.codegen.kernel import Kernel, parameters
-from torchgraft.codegen.loops import FEW, Layout, Team, Walk
+from torchgraft.codegen.teams import Layout, Team
+from torchgraft.codegen.walk import FEW, Walk
 from torchgraft.kernels.sorting.keys import key_type, move, passes, rows_kernel, signed, sort_key, unsigned
 
 # Rows of at most so many elements are sorted by insertion.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from torchgraft.codegen import ceil_div
-from torchgraft.codegen.loops import FEW
 from torchgraft.codegen.types import MOVES
+from torchgraft.codegen.walk import FEW
 from torchgraft.kernels.sorting import radix as kernels
 from torchgraft.kernels.sorting.keys import key_type, passes
 from torchgraft.ops.sorting.problem import Rows

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 
 from torchgraft.codegen import element_type
-from torchgraft.codegen.loops import FEW
 from torchgraft.codegen.tuning import Sorting
 from torchgraft.codegen.types import BY_NAME
+from torchgraft.codegen.walk import FEW
 from torchgraft.kernels.sorting.keys import key_type
 from torchgraft.kernels.sorting.selection import Chosen
 from torchgraft.plans import PlanBuilder, Unsupported

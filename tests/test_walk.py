@@ -9,7 +9,8 @@ import torch
 from torch.testing import assert_close
 
 from torchgraft.codegen.kernel import parameters
-from torchgraft.codegen.loops import Layout, Team, Walk
+from torchgraft.codegen.teams import Layout, Team
+from torchgraft.codegen.walk import Walk
 from torchgraft.kernels import reduce
 from torchgraft.plans import PlanBuilder, planner
 
