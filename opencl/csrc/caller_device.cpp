@@ -295,7 +295,8 @@ void CallerDevice::find_code(tg_kernel_& kernel) {
       may_have_variables(api_, program, first.device->id))
     return;
   const Binary binary = binary_of(api_, program);
-  if (has_variables(binary) || may_print(binary)) {
+  const auto arguments = static_cast<uint32_t>(code.accepted.size());
+  if (has_variables(binary) || may_print(binary) || may_have_local_arrays(binary, first.name, arguments)) {
     code.searches.store(UINT32_MAX, std::memory_order_relaxed);
     return;
   }

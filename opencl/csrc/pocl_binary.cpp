@@ -92,6 +92,19 @@ bool has_variables(const Binary& binary) {
          (binary.size() < kVariablesOffset + sizeof(uint64_t) || number_at<uint64_t>(binary, kVariablesOffset) != 0);
 }
 
+bool may_have_local_arrays(const Binary& binary, const std::string& kernel, uint32_t arguments) {
+  // A kernel's record: its name behind the name's length, the number of arguments, that of local arrays.
+  std::string record(2 * sizeof(uint32_t) + kernel.size(), '\0');
+  const auto length = static_cast<uint32_t>(kernel.size());
+  std::memcpy(record.data(), &length, sizeof length);
+  std::memcpy(record.data() + sizeof length, kernel.data(), kernel.size());
+  std::memcpy(record.data() + sizeof length + kernel.size(), &arguments, sizeof arguments);
+  const std::string_view text(reinterpret_cast<const char*>(binary.data()), binary.size());
+  const size_t at = text.find(record);
+  return at == text.npos || at + record.size() + sizeof(uint32_t) > binary.size() ||
+         number_at<uint32_t>(binary, at + record.size()) != 0;
+}
+
 bool may_print(const Binary& binary) {
   // In it is the program as LLVM's bitcode, which has the names of functions as they are: up to 6.0 and from 7.0 on.
   const std::string_view text(reinterpret_cast<const char*>(binary.data()), binary.size());

@@ -36,6 +36,10 @@ std::string code_folder(const Binary& binary, const PoclRelease& release);
 bool may_have_variables(const Api& api, cl_program program, cl_device_id device);
 bool has_variables(const Binary& binary);
 
+// Whether a kernel of so many arguments has local memory of its own, or may have: PoCL adds an argument for each array,
+// and from 4.0 to 6.0 says to nobody else that there are some.
+bool may_have_local_arrays(const Binary& binary, const std::string& kernel, uint32_t arguments);
+
 // Whether kernels may print. What they leave in their buffer then is PoCL's to understand.
 bool may_print(const Binary& binary);
 

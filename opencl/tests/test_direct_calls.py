@@ -157,13 +157,25 @@ def test_releases_and_binaries(objects: list[str], tmp_path: Path) -> None:
       std::printf("%d%d%d\\n", ocl::may_print(binary_with(9, 0, 0, "a__pocl_printf_format_full")),
                   ocl::may_print(binary_with(11, 0, 0, "pocl_printf_alloc_stub")),
                   ocl::may_print(binary_with(11, 0, 0, "_printf_buffer_capacity__const.__pocl_printf_float_libc.str")));
+      // Records of kernels: the name behind its length, the number of arguments, of arrays in local memory.
+      const auto record = [](const std::string& name, uint32_t arguments, uint32_t arrays) {{
+        const auto length = static_cast<uint32_t>(name.size());
+        const auto bytes = [](const uint32_t* word) {{ return std::string(reinterpret_cast<const char*>(word), 4); }};
+        return bytes(&length) + name + bytes(&arguments) + bytes(&arrays);
+      }};
+      const std::string both = record("sums", 3, 2) + record("add", 2, 0);
+      const ocl::Binary records(both.begin(), both.end()), cut(both.begin(), both.end() - 4);
+      std::printf("%d%d%d%d%d\\n", ocl::may_have_local_arrays(records, "sums", 3),
+                  ocl::may_have_local_arrays(records, "add", 2), ocl::may_have_local_arrays(records, "add", 3),
+                  ocl::may_have_local_arrays(records, "other", 2), ocl::may_have_local_arrays(cut, "add", 2));
     }}
     """
-    *numbers, folder, no_folders, said = run_cxx(objects, program, tmp_path).splitlines()
+    *numbers, folder, no_folders, said, local = run_cxx(objects, program, tmp_path).splitlines()
     assert dict(zip(RELEASES, numbers, strict=True)) == RELEASES
     assert folder == f"/{'A' * 40}/"
     assert no_folders == "<>"
     assert said == "100 110"
+    assert local == "10111", "what is not known to have none may have some"
 
 
 # ---- with the PoCL that is here ----
@@ -284,6 +296,27 @@ def test_variables_of_a_program_are_one(driver: Driver) -> None:
             driver.launch(stream, kernel, [1], [1], block + 4 * (i % 2), nbytes=0 if i % 3 == 0 else 64)
             driver.call("stream_synchronize", 0, stream)
             assert int.from_bytes(driver.read(stream, block + 4 * (i % 2), 4), "little") == 3 + i
+
+
+def test_local_memory_is_each_group_s_own(driver: Driver) -> None:
+    """Only PoCL knows where it is; some releases do not even tell that there is some."""
+    source = """
+    __kernel void turn(__global float* x) {
+      __local float all[16];
+      __local float more;
+      const int i = get_local_id(0);
+      all[i] = x[get_global_id(0)];
+      if (i == 0) more = 1;
+      barrier(CLK_LOCAL_MEM_FENCE);
+      x[get_global_id(0)] = all[15 - i] + more;
+    }"""
+    kernel = driver.kernel(source, "turn")
+    with driver.new_stream() as stream, driver.new_block(stream, b"\0", 4096) as block:
+        for i in range(24):
+            driver.launch(stream, kernel, [64], [16], block, nbytes=0 if i % 3 == 0 else 4096)
+            if i % 4 == 0:
+                driver.call("stream_synchronize", 0, stream)
+        assert floats(driver.read(stream, block, 4096)) == [24.0] * 1024
 
 
 @pytest.fixture
