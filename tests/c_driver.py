@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from torchgraft.cli.new import write_package
-from torchgraft.testing.table import HEADER
+from torchgraft.driver_table import HEADER
 
 FLAGS = ["-std=c11", "-O1", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-fPIC", "-pthread"]
 

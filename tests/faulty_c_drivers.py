@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import c_driver
 import pytest
 
+from torchgraft.driver_table import Table, driver_table
 from torchgraft.testing.protocol import TableProtocol
-from torchgraft.testing.table import Table, driver_table
 
 
 @dataclass(frozen=True)

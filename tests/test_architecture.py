@@ -1,4 +1,4 @@
-"""Imports between the package's parts: from the ground up, without a circle."""
+"""Imports between the package's parts: from the ground up, without a circle, as the page on the architecture shows."""
 
 from __future__ import annotations
 
@@ -15,13 +15,25 @@ from torchgraft import ops, plans
 
 PACKAGE = Path(__file__).parent.parent / "torchgraft"
 
-#: The parts from the ground up: one imports those before it, and its own modules.
-PARTS = ("functions", "codegen", "kernels", "plans", "ops")
+#: The parts from the ground up: one imports those before it, and its own modules. A line of docs/architecture.md each.
+STOREYS = {
+    "the core": ("_version", "_core"),
+    "the one backend": ("backend", "untraced", "fallback", "distributed"),
+    "texts of kernels": ("functions", "codegen", "kernels"),
+    "what an author writes": ("driver", "driver_table", "raw_kernel", "serialization"),
+    "ops": ("plans", "ops", "autograd", "autocast"),
+    "what torch has": ("device_module", "compiler", "inductor", "patches"),
+    "the package": ("registration", "face", "autoload", "mypy"),
+    "tools": ("diagnosis", "testing", "tuning", "warming", "cli", "__main__"),
+}
+PARTS = tuple(part for parts in STOREYS.values() for part in parts)
 
 #: Imports that go up, and why.
 UPWARD = {
     # What an author declares comes after our own tables: the first declaration loads them.
     ("torchgraft.plans.registry", "torchgraft.ops"),
+    # A program of its own, which a process starts so as to compile ahead: it reads drivers without the core.
+    ("torchgraft.codegen.helper", "torchgraft.driver_table"),
 }
 
 
@@ -52,7 +64,8 @@ IMPORTS = {module: set(imported(module)) - {module} for module in MODULES}
 
 
 def part_of(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+    """The package's face is `torchgraft` itself: what users import."""
+    return module.split(".")[1] if "." in module else "face"
 
 
 def circles(imports: dict[str, set[str]]) -> list[set[str]]:
@@ -74,10 +87,12 @@ def circles(imports: dict[str, set[str]]) -> list[set[str]]:
     return found
 
 
+def test_every_part_has_its_storey() -> None:
+    assert {part_of(module) for module in MODULES} == set(PARTS)
+
+
 def test_no_circle() -> None:
-    parts = {m: {n for n in IMPORTS[m] if (m, n) not in UPWARD} for m in MODULES if part_of(m) in PARTS}
-    inside = {m: {n for n in names if n in parts} for m, names in parts.items()}
-    assert circles(inside) == []
+    assert circles({m: {n for n in IMPORTS[m] if (m, n) not in UPWARD} for m in MODULES}) == []
 
 
 def test_a_circle_is_found() -> None:
@@ -93,6 +108,25 @@ def test_imports_go_down(part: str) -> None:
 
 def test_imports_that_go_up_are_there() -> None:
     assert {(m, n) for m, n in UPWARD if n not in IMPORTS[m]} == set()
+
+
+def test_few_imports_go_up() -> None:
+    assert len(UPWARD) <= 6
+
+
+def test_nothing_of_the_tests_is_in_the_product() -> None:
+    users = {part_of(m) for m in MODULES for n in IMPORTS[m] if part_of(n) == "testing"}
+    assert users <= {"testing", "cli"}, "`torchgraft conformance` is the one command that offers them"
+
+
+def test_the_page_shows_the_storeys() -> None:
+    """Top to bottom, with what a reader calls each and its parts."""
+    page = (PACKAGE.parent / "docs/architecture.md").read_text()
+    block = page.split("<!-- storeys -->")[1].split("```")[1].removeprefix("text\n")
+    drawn = [re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in block.splitlines()]
+    names = {"face": "torchgraft"}
+    expected = [[name, " ".join(names.get(each, each) for each in parts)] for name, parts in STOREYS.items()]
+    assert drawn == expected[::-1]
 
 
 def test_declarations_have_few_flags() -> None:

@@ -167,7 +167,7 @@ def test_a_device_that_is_no_cpu(script: Script, unified: bool) -> None:
         from pathlib import Path
         import torch, torchgraft
         from torchgraft.driver import Capability, DeviceKind
-        from torchgraft.testing.table import TableDriver
+        from torchgraft.driver_table import TableDriver
 
         class Gpu(TableDriver):
             def device_properties(self, device):

@@ -16,7 +16,7 @@ from conftest import Script
 from faulty_c_drivers import FAULTS
 
 from torchgraft.driver import CompileError, InvalidArgument
-from torchgraft.testing.table import TableDriver
+from torchgraft.driver_table import TableDriver
 
 TESTS = Path(__file__).parent
 WITHOUT_AUTOLOAD = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

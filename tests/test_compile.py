@@ -176,7 +176,7 @@ class TestCompile:
 ON_ANOTHER = """
             import warnings
             import torch, torchgraft
-            from torchgraft import inductor
+            from torchgraft.inductor import versions
             from numpy_driver import NumpyDriver
             from cxx_driver import CxxDriver
 
@@ -210,7 +210,7 @@ class TestInductor:
         out = script(f"""
             {ON_ANOTHER.format(driver="CxxDriver()")}
             import torch._inductor.lowering
-            inductor.VERSIONS = ((2, 1),)
+            versions.VERSIONS = ((2, 1),)
             torch._inductor.lowering.to_dtype = lambda tensor: tensor
             print(compiled(1), compiled(2), *[each.message for each in warned if "is tested with" in str(each.message)])
         """)
@@ -222,7 +222,7 @@ class TestInductor:
         """It is used, and that is said once."""
         out = script(f"""
             {ON_ANOTHER.format(driver="CxxDriver()")}
-            inductor.VERSIONS = ((2, 1),)
+            versions.VERSIONS = ((2, 1),)
             print(compiled(1), compiled(2), *[each.message for each in warned if "is tested with" in str(each.message)])
         """)
         said = f"torch.compile for 'dev' is tested with torch 2.1. All that it uses of torch {torch.__version__} is as"

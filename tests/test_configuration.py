@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import Script
 
-from torchgraft import environment
 from torchgraft.diagnosis import host
+from torchgraft.registration.register import environment
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "configuration.md"

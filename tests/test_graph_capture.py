@@ -20,7 +20,7 @@ from conftest import Script, in_threads
 from torch import nn
 
 import torchgraft
-from torchgraft.graphs import Graph
+from torchgraft.device_module.graphs import Graph
 
 Lines = Callable[[], Any]
 

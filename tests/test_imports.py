@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from conftest import in_threads
 
-from torchgraft import imports
+from torchgraft.patches import imports
 
 Write = Callable[[str], str]
 _numbers = itertools.count()

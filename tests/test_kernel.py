@@ -225,7 +225,7 @@ class TestRefused:
         script(
             f"""
             import torch, torchgraft
-            from torchgraft import registration
+            from torchgraft.registration.register import register
             import torchgraft_opencl
             scale = torchgraft.kernel({SCALE.replace("x,", "x, __global float* y,")!r})
             if torch.ocl.device_count() > 1:

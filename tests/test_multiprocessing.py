@@ -222,7 +222,7 @@ def test_a_device_that_the_receiver_has_not(script: Script) -> None:
     script("""
         import pickle, torch
         from multiprocessing.reduction import ForkingPickler
-        from torchgraft import multiprocessing as ours
+        from torchgraft.device_module import multiprocessing as ours
 
         try:
             ours._rebuild_storage(torch.UntypedStorage(4), "npy", 1)

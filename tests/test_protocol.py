@@ -16,7 +16,7 @@ from numpy_driver import NumpyDriver
 from sound_driver import Sound
 
 from torchgraft import Driver
-from torchgraft.testing import table
+from torchgraft import driver_table as table
 from torchgraft.testing.protocol import DeviceProtocol, DriverProtocol, TableProtocol
 from torchgraft.testing.protocol.isolation import RULE
 from torchgraft.testing.protocol.rules import header_text, rule_of
@@ -126,7 +126,7 @@ def test_here(pytestconfig): assert not hasattr(pytestconfig, "workerinput")
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_the_structures_are_those_of_c(tmp_path: Path) -> None:
-    """`torchgraft.testing.table` reads the header; a compiler is asked whether it understood it."""
+    """`torchgraft.driver_table` reads the header; a compiler is asked whether it understood it."""
     structures = {
         "tg_device_properties": table.Properties,
         "tg_arg": table.Argument,

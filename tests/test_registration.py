@@ -12,7 +12,7 @@ import torch
 from conftest import Script
 
 import torchgraft
-from torchgraft import registration
+from torchgraft.registration import register
 
 
 @pytest.mark.thorough
@@ -97,10 +97,10 @@ def test_a_failing_step_is_named() -> None:
         raise RuntimeError("the moon is in the wrong place")
 
     with pytest.raises(torchgraft.RegistrationError, match='"install the runtime": the moon'):
-        registration._step("install the runtime", fail)
+        register._step("install the runtime", fail)
     with pytest.raises(torchgraft.RegistrationError, match='"rename": it raised no error, but had no effect'):
-        registration._step("rename", lambda: None, lambda: False)
-    assert registration._step("rename", lambda: 7, lambda: True) == 7
+        register._step("rename", lambda: None, lambda: False)
+    assert register._step("rename", lambda: 7, lambda: True) == 7
 
 
 def test_every_step_is_checked(script: Script) -> None:
@@ -123,7 +123,7 @@ def test_every_step_is_checked(script: Script) -> None:
             assert "'npy' has failed in this process" in str(error) and "start another process" in str(error), error
         else:
             raise AssertionError
-        assert torchgraft.registration.registered_name() is None
+        assert torchgraft.registration.register.registered_name() is None
     """)
 
 
@@ -391,7 +391,9 @@ def test_methods_that_torch_generates(device: str) -> None:
     assert getattr(packed, name)().data.device.type == name
 
 
-@pytest.mark.parametrize("first", ["torch", "torchgraft", "torchgraft_opencl", "torchgraft.registration", "torch.nn"])
+@pytest.mark.parametrize(
+    "first", ["torch", "torchgraft", "torchgraft_opencl", "torchgraft.registration.register", "torch.nn"]
+)
 @pytest.mark.quick(first=["torch", "torchgraft_opencl"])
 def test_any_order_of_imports(script: Script, first: str) -> None:
     script(

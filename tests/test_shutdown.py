@@ -11,7 +11,7 @@ PROGRAM = """
     import atexit, os, sys, time
     from pathlib import Path
     import torch
-    from torchgraft import shutdown
+    from torchgraft.registration.register import shutdown
 
     class Slow:
         def __del__(self):
@@ -42,7 +42,7 @@ def test_ending_right_after_backward(script: Script) -> None:
 
 @pytest.mark.thorough
 def test_torch_still_needs_it(script: Script) -> None:
-    """If this fails, torchgraft/shutdown.py has done its duty: torch no longer ends so."""
+    """If this fails, torchgraft/registration/shutdown.py has done its duty: torch no longer ends so."""
     without = PROGRAM.format(change="atexit.unregister(shutdown.wait_for_autograd)")
     with pytest.raises(AssertionError, match=r"exit status -6:\s+terminate called"):
         for _ in range(20):  # about each second time
@@ -55,7 +55,7 @@ def test_waiting_ends(script: Script) -> None:
         """
         import time
         import torch
-        from torchgraft import shutdown
+        from torchgraft.registration.register import shutdown
 
         shutdown._states = lambda: ["R"]
         start = time.monotonic()

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import torchgraft
-from torchgraft import mypy, namespace, storages
+from torchgraft import mypy
+from torchgraft.device_module import namespace, storages
 
 ROOT = Path(torchgraft.__file__).parents[1]
 

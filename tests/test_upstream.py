@@ -1,5 +1,5 @@
 """Each patch of PyTorch is still needed: without it, PyTorch shows the fault. A test that fails here names a patch that
-can go from torchgraft/upstream.py (for the versions of torch that have the fault no longer)."""
+can go from torchgraft/patches/upstream.py (for the versions of torch that have the fault no longer)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from conftest import Script
 from torch.utils.dlpack import DLDeviceType
 
-from torchgraft import upstream
+from torchgraft.patches import upstream
 from torchgraft.plans.versions import HERE
 from torchgraft.serialization import backend_meta, set_backend_meta
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING or _core_error is None:
     from torchgraft import driver
     from torchgraft.driver import Driver, SharedLibrary
     from torchgraft.fallback import fallback, fallback_report, reset_fallback_report
-    from torchgraft.installed import installed_drivers
-    from torchgraft.registration import RegistrationError, register
+    from torchgraft.registration.installed import installed_drivers
+    from torchgraft.registration.register import RegistrationError, register
 
 if TYPE_CHECKING:
     from torchgraft import autocast, autograd, ops, plans, serialization

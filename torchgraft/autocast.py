@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from torchgraft import _C
+from torchgraft._core import _C
 from torchgraft.plans.schema import overload_name, resolve
 
 __all__ = ["Policy", "policy"]

@@ -3,7 +3,7 @@
     [project.entry-points."torch.backends"]
     foo = "torchgraft.autoload:autoload"        # this line as it is: torch calls the function
     [project.entry-points."torchgraft.drivers"]
-    foo = "torch_foo.driver:FooDriver"          # see torchgraft.installed
+    foo = "torch_foo.driver:FooDriver"          # see torchgraft.registration.installed
 
 Afterwards `import torch` is all that a program needs for `torch.device("foo")`.
 
@@ -30,8 +30,8 @@ from typing import NoReturn
 
 import torchgraft
 from torchgraft import _core
-from torchgraft.installed import backend_names, driver_entries, installed_drivers
-from torchgraft.naming import check_name
+from torchgraft.registration.installed import backend_names, driver_entries, installed_drivers
+from torchgraft.registration.naming import check_name
 
 __all__ = ["attempt", "autoload", "choose", "errors", "outcome", "preferred", "present"]
 
@@ -112,7 +112,7 @@ def outcome(name: str) -> ModuleType:
 
 def _register(name: str, *references: str) -> None:
     try:
-        from torchgraft.registration import register
+        from torchgraft.registration.register import register
     except ImportError as error:
         _core.explain_missing(torchgraft._core_error or error)
     register(name, installed_drivers(name, *references))
@@ -120,7 +120,7 @@ def _register(name: str, *references: str) -> None:
 
 def present() -> str | None:
     """The backend that is registered in this process, or the one that could not be; None if neither."""
-    registration = sys.modules.get("torchgraft.registration")
+    registration = sys.modules.get("torchgraft.registration.register")
     registered: str | None = registration.registered_name() if registration is not None else None
     return registered or next(iter(errors), None)
 

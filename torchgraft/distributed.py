@@ -12,8 +12,7 @@ from typing import Any
 
 import torch.distributed
 
-from torchgraft import _C
-from torchgraft._core import minor
+from torchgraft._core import _C, minor
 from torchgraft._version import __version__
 
 __all__ = ["NAME", "alone", "install", "traffic"]

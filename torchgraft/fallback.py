@@ -26,7 +26,7 @@ from typing import Literal, get_args
 
 import torch
 
-from torchgraft import _C
+from torchgraft._core import _C
 
 __all__ = ["FallbackReport", "FallbackRow", "Mode", "fallback", "fallback_report", "reset_fallback_report"]
 

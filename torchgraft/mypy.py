@@ -27,13 +27,13 @@ from mypy.semanal import SemanticAnalyzer
 from mypy.types import AnyType, NoneType, Type, TypeOfAny, TypeVarId, TypeVarType, UnionType
 from mypy.typevars import fill_typevars
 
-from torchgraft.installed import backend_names
-from torchgraft.naming import check_name
+from torchgraft.registration.installed import backend_names
+from torchgraft.registration.naming import check_name
 
 __all__ = ["TorchgraftPlugin", "plugin"]
 
 #: What `torch.<name>` is, for the checker.
-NAMESPACE = "torchgraft.namespace"
+NAMESPACE = "torchgraft.device_module.namespace"
 
 
 class TorchgraftPlugin(Plugin):

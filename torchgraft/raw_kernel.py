@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from torchgraft import _C, _backend
+from torchgraft import backend
+from torchgraft._core import _C
 from torchgraft.codegen import Kernel, Parameter, Pointer
 from torchgraft.codegen.compiler import compiled, compiled_source, device_dialect, has_base_offset_pointers
 from torchgraft.codegen.dialects import kernel_words
@@ -142,12 +143,12 @@ def _described(param: Parameter) -> Argument:
 
 
 def _make_neutral(source: Kernel, device: int) -> _C.Kernel:
-    _backend.open_devices()
+    backend.open_devices()
     return compiled(source, device)
 
 
 def _make_raw(source: str, kernels: list[Signature], name: str, options: str | None, device: int) -> _C.Kernel:
-    _backend.open_devices()
+    backend.open_devices()
     language = device_dialect(device)
     if has_base_offset_pointers(device):
         source = with_offsets(source, kernels)

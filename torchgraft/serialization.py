@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import _utils as torch_metadata
 
-from torchgraft import _backend
+from torchgraft import backend
 
 __all__ = ["backend_meta", "set_backend_meta"]
 
@@ -73,9 +73,9 @@ def backend_meta(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _check_device(tensor: torch.Tensor) -> None:
-    if tensor.device.type != _backend.name():
+    if tensor.device.type != backend.name():
         raise ValueError(
-            f"only tensors on the device '{_backend.name()}' have fields, and this one is on '{tensor.device}'"
+            f"only tensors on the device '{backend.name()}' have fields, and this one is on '{tensor.device}'"
         )
 
 

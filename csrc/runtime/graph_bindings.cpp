@@ -1,4 +1,4 @@
-// What torchgraft/graphs.py needs of graphs.
+// What torchgraft/device_module/graphs.py needs of graphs.
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>

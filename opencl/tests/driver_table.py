@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from torchgraft.driver import Capability, CopyKind, DeviceKind
-from torchgraft.testing.table import Argument, Launch, Properties, Status, Table, driver_table
+from torchgraft.driver_table import Argument, Launch, Properties, Status, Table, driver_table
 
 OK, ERROR, OUT_OF_MEMORY, INVALID, UNSUPPORTED, COMPILE, NOT_READY = Status
 TO_DEVICE, TO_HOST, ON_DEVICE = CopyKind

@@ -46,7 +46,7 @@ from driver_table import (
     floats,
 )
 
-from torchgraft.testing.table import Properties, Table, driver_table
+from torchgraft.driver_table import Properties, Table, driver_table
 
 MIB = 1 << 20
 

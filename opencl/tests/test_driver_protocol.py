@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from driver_table import MODELS, private_copy
 
+from torchgraft.driver_table import Table, TableDriver, driver_table
 from torchgraft.testing.protocol import TableProtocol
-from torchgraft.testing.table import Table, TableDriver, driver_table
 
 
 @pytest.fixture(scope="module", params=MODELS)

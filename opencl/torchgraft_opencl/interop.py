@@ -25,8 +25,9 @@ from typing import Any, cast
 import numpy
 import torch
 
-from torchgraft import _C, _backend
-from torchgraft._backend import DeviceLike
+from torchgraft import backend
+from torchgraft._core import _C
+from torchgraft.backend import DeviceLike
 from torchgraft_opencl import driver_library
 
 try:
@@ -92,7 +93,7 @@ def queue(device: DeviceLike = None) -> pyopencl.CommandQueue:
     since commands may be in it that PyTorch has not counted. `torch.ocl.Stream.query` counts them, too.
     """
     index = _index(device)
-    stream = torch.accelerator.current_stream(torch.device(_backend.name(), index))
+    stream = torch.accelerator.current_stream(torch.device(backend.name(), index))
     handle, found = _C.stream_handle(index, stream.stream_id), ctypes.c_void_p()
     _driver().call("queue", _native(index).ordinal, ctypes.c_void_p(handle), ctypes.byref(found))
     assert found.value is not None
@@ -183,16 +184,16 @@ def tensor(array: pyopencl.array.Array, device: DeviceLike = None) -> torch.Tens
     native = _native(index)
     if array.context is None or array.context.int_ptr != native.context:
         raise ValueError(
-            f"the array is in another OpenCL context than '{_backend.name()}:{index}': allocate it in "
+            f"the array is in another OpenCL context than '{backend.name()}:{index}': allocate it in "
             "interop.context(), or copy it: torch.from_numpy(array.get())"
         )
     dtype = torch.from_numpy(numpy.empty(0, array.dtype)).dtype
     strides = [stride // array.dtype.itemsize for stride in array.strides]
     if array.size == 0:
-        return torch.empty_strided(array.shape, strides, dtype=dtype, device=f"{_backend.name()}:{index}")
+        return torch.empty_strided(array.shape, strides, dtype=dtype, device=f"{backend.name()}:{index}")
     address, size, owner = _address(native, array)
     memory = _C.adopt_memory(index, address, size, owner).untyped_storage()
-    empty = torch.empty(0, dtype=dtype, device=f"{_backend.name()}:{index}")
+    empty = torch.empty(0, dtype=dtype, device=f"{backend.name()}:{index}")
     return empty.set_(memory, array.offset // array.dtype.itemsize, array.shape, strides)
 
 
@@ -232,15 +233,15 @@ class _Adopted:
 
 def _index(device: DeviceLike) -> int:
     """The device's number; the backend's devices are open afterwards."""
-    _backend.open_devices()
-    return _backend.device_index(device)
+    backend.open_devices()
+    return backend.device_index(device)
 
 
 @cache
 def _native(index: int) -> Native:
     properties = _C.device_properties(index)
     if properties["driver"] != "opencl":
-        raise ValueError(f"'{_backend.name()}:{index}' is a device of the driver {properties['driver']}, not of OpenCL")
+        raise ValueError(f"'{backend.name()}:{index}' is a device of the driver {properties['driver']}, not of OpenCL")
     context, found, model = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int32()
     references = [ctypes.byref(each) for each in (context, found, model)]
     _driver().call("device", properties["ordinal"], *references)
@@ -250,8 +251,8 @@ def _native(index: int) -> Native:
 
 
 def _checked(tensor: torch.Tensor) -> Native:
-    if tensor.device.type != _backend.name():
-        raise ValueError(f"expected a tensor on '{_backend.name()}', and this one is on '{tensor.device}'")
+    if tensor.device.type != backend.name():
+        raise ValueError(f"expected a tensor on '{backend.name()}', and this one is on '{tensor.device}'")
     if tensor.is_conj() or tensor.is_neg():
         raise ValueError(
             "the tensor's memory holds other numbers than the tensor, since its conjugate or negative bit is set: use "

@@ -66,12 +66,12 @@ def test_what_is_asked_for_is_used(accelerate: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_other_accelerators_come_first(accelerate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torchgraft import ecosystem
+    from torchgraft.patches import libraries
 
     for other in (torch.cuda, torch.xpu, torch.backends.mps):
         with monkeypatch.context() as there:
             there.setattr(other, "is_available", lambda: True)
-            assert ecosystem.only_device() is None
+            assert libraries.only_device() is None
 
 
 def test_random_numbers_go_on(accelerate: Any, device: str, tmp_path: Path) -> None:

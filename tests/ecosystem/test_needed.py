@@ -1,5 +1,5 @@
 """Each change of a library is still needed: without it, the library shows the fault. A test that fails here names a
-function that can go from torchgraft/ecosystem.py (for the versions of the library that have the fault no longer)."""
+function that can go from torchgraft/patches/libraries (for the versions of the library with the fault no longer)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from libraries import library
 
-from torchgraft import ecosystem
+from torchgraft.patches.libraries import PATCHES, lightning
 
 pytestmark = pytest.mark.thorough  # importing all of them takes long
 
@@ -28,9 +28,9 @@ def name(device: str) -> str:
 
 
 def test_every_patch_is_tested_here() -> None:
-    assert {f"test_{patch.__name__}" for patch in ecosystem.PATCHES} <= set(globals())
+    assert {f"test_{patch.__name__}" for patch in PATCHES} <= set(globals())
     libraries = ("accelerate ", "transformers ", "sentence-transformers ", "safetensors ", "lightning ")
-    assert all(any(each in str(patch.__doc__) for each in libraries) for patch in ecosystem.PATCHES)
+    assert all(any(each in str(patch.__doc__) for each in libraries) for patch in PATCHES)
 
 
 def test_nothing_is_imported_for_it(script: Any) -> None:
@@ -39,7 +39,7 @@ def test_nothing_is_imported_for_it(script: Any) -> None:
         import sys, torch
         libraries = {"accelerate", "transformers", "sentence_transformers", "safetensors", "lightning"}
         assert not libraries & set(sys.modules)
-        assert any(type(finder).__module__ == "torchgraft.imports" for finder in sys.meta_path)
+        assert any(type(finder).__module__ == "torchgraft.patches.imports" for finder in sys.meta_path)
         """,
         autoload=True,
     )
@@ -173,12 +173,12 @@ def test_safetensors_open_on_the_device(name: str, tmp_path: Path) -> None:
 
 def test_fabric_knows_the_device(name: str) -> None:
     accelerators = library("lightning.fabric.accelerators")
-    assert issubclass(accelerators.ACCELERATOR_REGISTRY[name]["accelerator"], ecosystem._Devices)
+    assert issubclass(accelerators.ACCELERATOR_REGISTRY[name]["accelerator"], lightning._Devices)
 
 
 def test_lightning_knows_the_device(name: str) -> None:
     accelerators = library("lightning.pytorch.accelerators")
-    assert issubclass(accelerators.AcceleratorRegistry[name]["accelerator"], ecosystem._Devices)
+    assert issubclass(accelerators.AcceleratorRegistry[name]["accelerator"], lightning._Devices)
 
 
 def test_fabric_takes_the_device(name: str) -> None:

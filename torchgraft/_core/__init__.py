@@ -13,9 +13,13 @@ import re
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import NoReturn
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn
 
 from torchgraft._version import TORCH_BELOW, TORCH_FROM, __version__
+
+if TYPE_CHECKING:
+    from torchgraft import _C as _C
 
 __all__ = ["UnfitTorchError", "choose", "explain_missing", "find", "minor", "requirement", "supported", "torch_version"]
 
@@ -100,3 +104,10 @@ def explain_missing(error: ImportError) -> NoReturn:
         "version of torch; compile it for this one: pip install --force-reinstall --no-deps --no-build-isolation "
         "torchgraft. `torchgraft doctor` tells more."
     ) from error
+
+
+def __getattr__(name: str) -> ModuleType:
+    """The core itself, for those who import it from here rather than from the package's face, which imports them."""
+    if name == "_C":
+        return importlib.import_module("torchgraft._C")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

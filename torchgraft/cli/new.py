@@ -12,7 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from torchgraft.naming import check_name
+from torchgraft.registration.naming import check_name
 
 HELP = "write a package for a new device"
 
@@ -100,7 +100,7 @@ def check_package_name(name: str) -> None:
 def _check_attributes(name: str) -> None:
     """The rest of what registering would refuse; it needs torch, without which a package can be written, too."""
     try:
-        from torchgraft.registration import check_attributes, registered_name
+        from torchgraft.registration.register import check_attributes, registered_name
     except ImportError:
         return
     if name != registered_name():  # which has these names because it was installed from such a package before
@@ -113,7 +113,7 @@ def _is_installed(name: str) -> bool:
 
 
 def _is_backend(name: str) -> bool:
-    from torchgraft.installed import backend_names
+    from torchgraft.registration.installed import backend_names
 
     return name in backend_names()
 

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from torchgraft import _backend
+from torchgraft import backend
 
 __all__ = ["Job", "helper_limit", "is_possible", "later", "send"]
 
@@ -54,7 +54,7 @@ def helper_limit() -> int:
 
 def is_possible() -> bool:
     """Whether there can be helpers."""
-    return bool(_backend.libraries and sys.executable) and helper_limit() > 0
+    return bool(backend.libraries and sys.executable) and helper_limit() > 0
 
 
 def send(jobs: Iterable[Job]) -> None:
@@ -125,7 +125,7 @@ def _helper(number: int) -> subprocess.Popen[bytes]:
 
 def _start() -> subprocess.Popen[bytes]:
     program = Path(__file__).with_name("helper.py")
-    command = [sys.executable, "-I", "-S", str(program), *(f"{path}:{symbol}" for path, symbol in _backend.libraries)]
+    command = [sys.executable, "-I", "-S", str(program), *(f"{path}:{symbol}" for path, symbol in backend.libraries)]
     silent = subprocess.DEVNULL
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, start_new_session=True)
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from torchgraft import _C
+from torchgraft._core import _C
 from torchgraft.codegen import ahead
 from torchgraft.codegen.cache import KernelCache
 from torchgraft.codegen.dialect import Dialect, UnsupportedKernel

@@ -24,14 +24,14 @@ PATIENCE = 30.0
 def _without_torch() -> None:
     """Lets modules of torchgraft be imported without the packages that they are in, which import torch."""
     root = Path(__file__).resolve().parents[1]
-    for name in ("torchgraft", "torchgraft.codegen", "torchgraft.testing"):
+    for name in ("torchgraft", "torchgraft.codegen"):
         package = types.ModuleType(name)
         package.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
         sys.modules[name] = package
 
 
 def _tables(libraries: list[str]) -> list[Any]:
-    from torchgraft.testing.table import TableDriver
+    from torchgraft.driver_table import TableDriver
 
     drivers = []
     for library in libraries:

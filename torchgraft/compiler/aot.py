@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from torchgraft import _C, _backend
+from torchgraft import backend
+from torchgraft._core import _C
 from torchgraft.compiler.grouping import group_loops
 from torchgraft.compiler.internals import (
     aot_autograd,
@@ -28,8 +29,8 @@ aten = torch.ops.aten
 
 def compile_program(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """What is called in place of a graph of torch's functions."""
-    _backend.open_devices()
-    backend = aot_autograd(
+    backend.open_devices()
+    made = aot_autograd(
         fw_compiler=compile_graph,
         bw_compiler=compile_graph,
         inference_compiler=compile_graph,
@@ -37,14 +38,14 @@ def compile_program(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> 
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = backend(gm, example_inputs)
+    compiled: Callable[..., Any] = made(gm, example_inputs)
     return compiled
 
 
 def _has_compiler(example_inputs: Sequence[Any]) -> bool:
     """Whether a program's kernels can be compiled: without, an op in one piece is one fallback at most."""
     devices = {each.device for each in example_inputs if isinstance(each, torch.Tensor)}
-    ours = {each.index or 0 for each in devices if each.type == _backend.name()} or {_C.current_device()}
+    ours = {each.index or 0 for each in devices if each.type == backend.name()} or {_C.current_device()}
     return all(device_traits(index).has_compiler for index in ours)
 
 

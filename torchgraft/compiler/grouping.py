@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchgraft import _backend
+from torchgraft import backend
 from torchgraft.compiler.fused import FusedOps, new_builder, trace_node
 from torchgraft.compiler.internals import hint
 from torchgraft.compiler.outline import is_free, outlined, tensors_of, value_of
@@ -65,7 +65,7 @@ class _Loops:
 def _device_of(node: Node) -> int | None:
     """The one of our devices on which a node's one result and all tensors among its arguments lie."""
     result = value_of(node)
-    if node.op != "call_function" or not isinstance(result, torch.Tensor) or result.device.type != _backend.name():
+    if node.op != "call_function" or not isinstance(result, torch.Tensor) or result.device.type != backend.name():
         return None
     tensors = [result, *(tensor for each in node.all_input_nodes for tensor in tensors_of(each))]
     is_one = all(each.device == result.device and each.layout == torch.strided for each in tensors)

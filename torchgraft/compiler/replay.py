@@ -21,13 +21,13 @@ from typing import Any, Protocol
 
 import torch
 
-from torchgraft import _C
+from torchgraft._core import _C
 from torchgraft.codegen.compiler import KernelCompileError
 from torchgraft.codegen.dialect import UnsupportedKernel
+from torchgraft.device_module.streams import Stream
+from torchgraft.device_module.streams import stream as on_stream
 from torchgraft.fallback import fallback, warn_user
 from torchgraft.plans.splits import splits
-from torchgraft.streams import Stream
-from torchgraft.streams import stream as on_stream
 
 __all__ = ["Program", "Replayed", "refusals", "refuse", "splits"]
 

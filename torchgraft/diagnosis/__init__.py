@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Literal
 
-__all__ = ["DIAGNOSES", "Diagnose", "Finding", "State", "backend_diagnoses"]
+from torchgraft.registration.installed import DIAGNOSES
 
-DIAGNOSES = "torchgraft.diagnoses"
+__all__ = ["DIAGNOSES", "Diagnose", "Finding", "State", "backend_diagnoses"]
 
 #: `ok`: looked at and in order; `note`: worth knowing; `warning`: something is wrong, the device can be used
 #: nevertheless; `problem`: it cannot.

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from torchgraft import _core, autoload, environment
+from torchgraft import _core, autoload
 from torchgraft.diagnosis import DIAGNOSES, Finding
-from torchgraft.installed import DRIVERS, backend_names, driver_entries
+from torchgraft.registration import environment
+from torchgraft.registration.installed import DRIVERS, backend_names, driver_entries
 
 __all__ = ["core", "environment_variables", "kernel_cache", "packages", "registration", "versions"]
 
@@ -135,7 +136,7 @@ def registration(modules: Sequence[str]) -> Iterator[Finding]:
     """Which backend is registered, after importing what is to register one, and registering one if none is."""
     for module in modules:
         importlib.import_module(module)
-    from torchgraft.registration import registered_name
+    from torchgraft.registration.register import registered_name
 
     name = autoload.present() or autoload.preferred()
     if name is None:

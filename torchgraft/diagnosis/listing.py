@@ -16,7 +16,7 @@ def main() -> None:
     os.dup2(2, 1)  # what drivers print is not to be mixed with the report
     try:
         backend = registered_backend(sys.argv[1:])
-        from torchgraft import _C
+        from torchgraft._core import _C
 
         devices = [described(place, device, backend) for place, device in enumerate(_C.found_devices())]
         listing: dict[str, Any] = {"backend": backend, "devices": devices, "errors": _C.device_errors()}

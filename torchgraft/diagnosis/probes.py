@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from torchgraft import _C, distributed
+from torchgraft import distributed
+from torchgraft._core import _C
 from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel, Pointer
 from torchgraft.diagnosis.families import FAMILIES, Family, differences

@@ -60,8 +60,8 @@ class _Look:
 
 
 def _devices() -> Iterator[Finding]:
-    from torchgraft import _C
-    from torchgraft.registration import registered_name
+    from torchgraft._core import _C
+    from torchgraft.registration.register import registered_name
 
     if registered_name() is None:
         yield Finding("devices", "problem", "none, since no backend is registered")
@@ -88,9 +88,9 @@ def describe(device: dict[str, Any], backend: str | None) -> str:
 def _probe_devices(look: _Look) -> None:
     import torch
 
-    from torchgraft import _C
+    from torchgraft._core import _C
     from torchgraft.diagnosis.probes import PROBES
-    from torchgraft.registration import registered_name
+    from torchgraft.registration.register import registered_name
 
     for index in range(_C.device_count() if registered_name() else 0):
         device = torch.device(f"{registered_name()}:{index}")
@@ -101,7 +101,7 @@ def _probe_devices(look: _Look) -> None:
 
 
 def _tried(subject: str, device: Any) -> Finding:
-    from torchgraft import _C
+    from torchgraft._core import _C
     from torchgraft.codegen.compiler import KernelCompileError, refusals
     from torchgraft.diagnosis.probes import PROBES, NotThere
     from torchgraft.fallback import fallback, fallback_report, reset_fallback_report

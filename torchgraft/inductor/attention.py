@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import _vmap_for_bhqkv
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torchgraft import _backend
+from torchgraft import backend
 from torchgraft.inductor.flex_op import lanes
 from torchgraft.inductor.functions import Captured, Text, Untranslatable, Value, number
 from torchgraft.ops.attention.problem import LARGEST_HEAD
@@ -57,7 +57,7 @@ def expand_attention(gm: torch.fx.GraphModule) -> None:
     for target, plain in ((flex_attention, _forward), (flex_attention_backward, _backward)):
         for node in gm.graph.find_nodes(op="call_function", target=target):
             query: Any = node.args[0]
-            if query.meta["val"].device.type == _backend.name():
+            if query.meta["val"].device.type == backend.name():
                 _put(gm, node, plain)
                 expanded = True
     if expanded:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from torchgraft import _backend
+from torchgraft import backend
 from torchgraft.inductor.options import form
 
 __all__ = ["PATCHES", "apply"]
@@ -38,7 +38,7 @@ def pointwise_results_are_on_the_device() -> None:
 
     @wraps(plain)
     def is_gpu(device: str | None) -> bool:
-        return device == _backend.name() or bool(plain(device))
+        return device == backend.name() or bool(plain(device))
 
     lowering.is_gpu = is_gpu
 
@@ -55,7 +55,7 @@ def costly_values_are_kept() -> None:
 
     @wraps(plain)
     def is_cpu(x: Any) -> bool:
-        if ir.get_device_type(x) != _backend.name():
+        if ir.get_device_type(x) != backend.name():
             return bool(plain(x))
         device = x if isinstance(x, torch.device) else x.get_device() if isinstance(x, ir.IRNode) else None
         return form((device and device.index) or 0) == "cpu"
@@ -87,7 +87,7 @@ def extremes_have_places() -> None:
         *args: Any,
         **options: Any,
     ) -> Any:
-        if device.type == _backend.name() and reduction_type in ("argmax", "argmin") and len(reduction_ranges) > 1:
+        if device.type == backend.name() and reduction_type in ("argmax", "argmin") and len(reduction_ranges) > 1:
             inner_fn = _with_places(inner_fn, reduction_ranges)
         given = (device, dst_dtype, src_dtype, inner_fn, ranges, reduction_ranges, reduction_type)
         return plain.__func__(cls, *given, *args, **options)
@@ -126,7 +126,7 @@ def short_variances_take_two_steps() -> None:
     @wraps(plain)
     def use_two_step_variance(x: Any, axis: Any, *args: Any, **options: Any) -> bool:
         device = x.get_device()
-        if device is None or device.type != _backend.name() or form(device.index or 0) != "cpu":
+        if device is None or device.type != backend.name() or form(device.index or 0) != "cpu":
             return bool(plain(x, axis, *args, **options))
         sizes = x.get_size()
         size = sympy.Mul(*(sizes[dim] for dim in lowering._validate_reduction_axis(x, axis)))
@@ -148,7 +148,7 @@ def programs_are_split() -> None:
 
     @wraps(plain)
     def should_partition(self: Any, node: Any) -> str | None:
-        ours = [backend for device, backend in self.backends.items() if device.type == _backend.name()]
+        ours = [backend for device, backend in self.backends.items() if device.type == backend.name()]
         if not ours or not ours[0].splitting.is_needed:
             return plain(self, node)  # type: ignore[no-any-return]
         return ours[0].splitting.why_apart(node)  # type: ignore[no-any-return]
@@ -183,7 +183,7 @@ def _convolves_ours(node: torch.fx.Node) -> bool:
     if node.target not in (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default):
         return False
     first = node.args[0]  # the image, or its gradient
-    return isinstance(first, torch.fx.Node) and first.meta["val"].device.type == _backend.name()
+    return isinstance(first, torch.fx.Node) and first.meta["val"].device.type == backend.name()
 
 
 def sums_of_halves_are_calls() -> None:
@@ -217,7 +217,7 @@ def sums_of_halves_are_calls() -> None:
 def _makes_ours(node: torch.fx.Node) -> bool:
     """Whether a node has a tensor of the device's among its results."""
     made = tree_leaves(node.meta.get("val"))
-    return any(isinstance(each, torch.Tensor) and each.device.type == _backend.name() for each in made)
+    return any(isinstance(each, torch.Tensor) and each.device.type == backend.name() for each in made)
 
 
 PATCHES = (

@@ -17,7 +17,7 @@ from torch._inductor.inductor_prims import _low_memory_max_pool_offsets_to_indic
 from torch._inductor.inductor_prims import _low_memory_max_pool_with_offsets as with_offsets
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from torchgraft import _backend
+from torchgraft import backend
 from torchgraft.ops.pooling import has_offsets
 from torchgraft.plans.device import kernel_form
 
@@ -37,7 +37,7 @@ def keep_offsets(gm: torch.fx.GraphModule) -> None:
 
 def _has_kernels(image: torch.Tensor) -> bool:
     """Whether it is an image that the ops take as it lies."""
-    if image.device.type != _backend.name() or not guard_or_false(image.is_contiguous()):
+    if image.device.type != backend.name() or not guard_or_false(image.is_contiguous()):
         return False
     return has_offsets(kernel_form(image.device.index or 0), image.dtype)
 

@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils._config_module import ConfigModule
 from torch.utils._pytree import tree_leaves
 
-from torchgraft import _backend
+from torchgraft import backend
 from torchgraft._version import __version__
 from torchgraft.codegen.types import BY_DTYPE
 from torchgraft.inductor import (
@@ -41,13 +41,13 @@ class _Texts(DeviceOpOverrides):
     """Lines of generated programs that have to do with the device."""
 
     def device_guard(self, device_idx: int) -> str:
-        return f"torch.{_backend.name()}.device({device_idx})"
+        return f"torch.{backend.name()}.device({device_idx})"
 
     def set_device(self, device_idx: int) -> str:
-        return f"torch.{_backend.name()}.set_device({device_idx})"
+        return f"torch.{backend.name()}.set_device({device_idx})"
 
     def synchronize(self) -> str:
-        return f"torch.{_backend.name()}.synchronize()"
+        return f"torch.{backend.name()}.synchronize()"
 
 
 class _Pass(CustomGraphModulePass):
@@ -110,7 +110,7 @@ def _is_for_any_size(node: torch.fx.Node) -> bool:
     (torch/_inductor/kernel/conv.py, `convolution_backward_lowering`)."""
     if node.target is not torch.ops.aten.convolution_backward.default:
         return False
-    return any(each.meta["val"].device.type == _backend.name() for each in node.all_input_nodes[:2])
+    return any(each.meta["val"].device.type == backend.name() for each in node.all_input_nodes[:2])
 
 
 def _has_element_type(value: Any) -> bool:
@@ -152,7 +152,7 @@ def _sources() -> str:
 @functools.cache
 def register() -> type[Scheduling]:
     """Registers the device's generators with inductor, and gives the first of them."""
-    name, as_config = _backend.name(), cast(ConfigModule, options)
+    name, as_config = backend.name(), cast(ConfigModule, options)
     patches.apply()
     register_device_op_overrides(name, _Texts())
     register_backend_for_device(name, Scheduling, Wrapper, device_custom_pass=_Pass(), device_custom_config=as_config)

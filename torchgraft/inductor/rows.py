@@ -19,7 +19,7 @@ from torch._inductor.lowering import broadcast_tensors, fallback_handler, fallba
 from torch._inductor.lowering import to_dtype as lowered_to_dtype
 from torch._inductor.virtualized import ops
 
-from torchgraft import _backend
+from torchgraft import backend
 from torchgraft.codegen import UnsupportedDtype, element_type
 from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.ops.table import Kind, Row
@@ -77,7 +77,7 @@ def _pointwise(row: Row, arguments: dict[str, Any]) -> Any:
     numbers = {name: value for name, value in arguments.items() if isinstance(value, int | float)}
     others = [value for value in arguments.values() if not isinstance(value, ir.TensorBox | int | float)]
     on = {tensor.get_device() for tensor in tensors.values()}
-    if others or len(on) != 1 or {device and device.type for device in on} != {_backend.name()}:
+    if others or len(on) != 1 or {device and device.type for device in on} != {backend.name()}:
         return None
     # As torch promotes them: how many dimensions a tensor has counts, and not their sizes.
     operands = [torch.empty([1] * len(t.get_size()), dtype=t.get_dtype(), device="meta") for t in tensors.values()]

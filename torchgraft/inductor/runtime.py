@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from torchgraft import _C, _backend
+from torchgraft import backend
+from torchgraft._core import _C
 from torchgraft.codegen import compiler
 from torchgraft.codegen.kernel import Kernel, Pointer, parameters
 from torchgraft.plans.device import device_traits
@@ -126,13 +127,13 @@ class Generated(Dealing):
     def _first_code(self) -> int:
         """Of consecutive codes for the messages, in this process."""
         if self._code is None:
-            name = _backend.name()
+            name = backend.name()
             self._code = _C.error_codes([(f"{text} (on {name})", is_index) for text, is_index in self._messages])
         return self._code
 
     def _raise(self, number: int, index: int) -> NoReturn:
         message, is_index = self._messages[number]
-        text = f"{message.format(index)} (on {_backend.name()}, in a graph made by torch.compile)"
+        text = f"{message.format(index)} (on {backend.name()}, in a graph made by torch.compile)"
         raise IndexError(text) if is_index else RuntimeError(text)
 
 
@@ -214,7 +215,7 @@ def _compiled(made: Kernel, origin: str, device: int) -> _C.Kernel:
 
 def compile_ahead(program: Mapping[str, Any]) -> None:
     """Has helpers compile the kernels among a program's names while the first of them are compiled here."""
-    _backend.open_devices()
+    backend.open_devices()
     kernels = [each.made for each in kernels_of(program)]
     compiler.compile_ahead(kernels[1:], torch._C._accelerator_getDeviceIndex())
 
@@ -232,7 +233,7 @@ def without_effect(options: Sequence[str]) -> None:
 
 @functools.cache
 def _say_without_effect(what: str) -> None:
-    name = _backend.name()
+    name = backend.name()
     if what == "cudagraphs":  # which is what the mode asks for, so nothing to warn of
         _log.info(
             "triton.cudagraphs and mode='reduce-overhead' change nothing on '%s': programs are recorded and replayed "
@@ -249,5 +250,5 @@ def _say_without_effect(what: str) -> None:
 
 def _device_of(arguments: Sequence[Any]) -> torch.device:
     """Of the tensors among a kernel's arguments; a number may be a tensor of the CPU."""
-    name = _backend.name()
+    name = backend.name()
     return next(a.device for a in arguments if isinstance(a, torch.Tensor) and a.device.type == name)

@@ -18,9 +18,10 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._ordered_set import OrderedSet
 
-from torchgraft import _C, _backend, inductor
+from torchgraft import backend
+from torchgraft._core import _C
 from torchgraft.codegen.kernel import Kernel, Pointer
-from torchgraft.inductor import options
+from torchgraft.inductor import options, versions
 from torchgraft.inductor.kernels import GeneratedKernel
 from torchgraft.inductor.lists import Lists, Member, launches, of_list
 from torchgraft.inductor.splitting import Splitting, why_not_recorded
@@ -176,7 +177,7 @@ class Wrapper(PythonWrapperCodegen):
         allocation_shape: Any = None,
         is_pinned: bool = False,
     ) -> str:
-        if device.type != _backend.name():
+        if device.type != backend.name():
             base: Any = super()
             return str(base.make_allocation(name, device, dtype, shape, stride, allocation_shape, is_pinned))
         size, allocated, strides = map(
@@ -189,7 +190,7 @@ class Wrapper(PythonWrapperCodegen):
         self: Any, kernel_name: str, call_args: Any, *, device: Any = None, triton: bool = True, **options: Any
     ) -> None:
         device = device or V.graph.get_current_device_or_throw()
-        if device.type == _backend.name():
+        if device.type == backend.name():
             self.writeline(self.wrap_kernel_call(kernel_name, call_args))
         else:
             PythonWrapperCodegen.generate_kernel_call(
@@ -289,7 +290,7 @@ def _written(kernel: Kernel, generated: GeneratedKernel, tensors: int = 0) -> st
 
 
 def _check_compiler(device: torch.device) -> None:
-    _backend.open_devices()
+    backend.open_devices()
     index = device.index if device.index is not None else 0
     if index < _C.device_count() and not _C.device_properties(index)["has_compiler"]:
-        inductor.refuse(f"{device} has no kernel compiler")
+        versions.refuse(f"{device} has no kernel compiler")

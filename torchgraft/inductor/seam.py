@@ -1,7 +1,8 @@
 """What is taken of torch's private side to generate code: its names, in the one place where they all stand.
 
 Inductor promises nothing to anybody, so its names change from one minor version of torch to the next. `SEAM` says of
-each that `torchgraft.inductor`, or `torchgraft.dynamo` for it, imports, calls, overrides or replaces how it is used;
+each that `torchgraft.inductor`, or `torchgraft.patches.dynamo` for it, imports, calls, overrides or replaces how it is
+used;
 `broken` compares that with the torch that is here, in a second and without a device. A torch newer than the tested ones
 is asked before its Inductor is used, and a test asks the one that is here; another compares the list with what the
 package's sources import.

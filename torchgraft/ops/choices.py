@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from torchgraft import _C
+from torchgraft._core import _C
 from torchgraft.codegen.kernel import Kernel
 from torchgraft.codegen.tuning import device_class
 from torchgraft.codegen.types import BY_DTYPE

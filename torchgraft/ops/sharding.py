@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchgraft import _C
+from torchgraft._core import _C
 
 aten = torch.ops.aten
 _attention = aten._scaled_dot_product_fused_attention_overrideable.default

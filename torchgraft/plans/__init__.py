@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchgraft import _C
+from torchgraft._core import _C
 from torchgraft.codegen import Kernel, Pointer, Value, element_type
 from torchgraft.codegen.compiler import KernelCompileError
 from torchgraft.codegen.compiler import counts as _kernel_counts

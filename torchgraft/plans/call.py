@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchgraft import _C
+from torchgraft._core import _C
 from torchgraft.codegen.compiler import KernelCompileError, counts
 from torchgraft.codegen.dialect import UnsupportedKernel
 from torchgraft.codegen.types import UnsupportedDtype

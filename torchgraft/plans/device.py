@@ -6,7 +6,7 @@ import functools
 import os
 from dataclasses import dataclass
 
-from torchgraft import _C
+from torchgraft._core import _C
 from torchgraft.codegen import tuned
 from torchgraft.codegen.compiler import simd_width
 from torchgraft.codegen.tuning import Target, Tuning, device_class

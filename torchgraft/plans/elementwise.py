@@ -10,7 +10,7 @@ import torch
 from torch._prims_common import compute_elementwise_output_strides
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchgraft import _C
+from torchgraft._core import _C
 
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 _COMPUTED_IN = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torchgraft import _C
+from torchgraft._core import _C
 from torchgraft.codegen.kernel import ceil_div
 from torchgraft.codegen.teams import WIDTH, Layout
 from torchgraft.codegen.tuning import Target

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchgraft import _C
+from torchgraft._core import _C
 from torchgraft.plans.schema import overload_name, resolve
 from torchgraft.untraced import untraced
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from torchgraft import _backend
+from torchgraft import backend
 from torchgraft.plans.registry import ENTRIES, no_plan
 
 __all__ = ["device_of_most", "has_plan", "only_launches"]
@@ -23,7 +23,7 @@ _HOSTS_OPS = ("resize_", "resize_as_", "set_", "record_stream")
 
 def device_of_most(devices: Iterable[torch.device | None]) -> torch.device | None:
     """The one of ours that occurs most often: a recording is of one device."""
-    counts = Counter(each for each in devices if each is not None and each.type == _backend.name())
+    counts = Counter(each for each in devices if each is not None and each.type == backend.name())
     return counts.most_common(1)[0][0] if counts else None
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from torchgraft import _C
+from torchgraft._core import _C
 from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.meta import has_meta, meta_function
 from torchgraft.plans.quick_meta import QUICK_METAS

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from torchgraft import _C
+from torchgraft._core import _C
 from torchgraft.codegen.compiler import compile_ahead, compiled
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.codegen.pointwise import Loop

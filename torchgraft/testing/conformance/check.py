@@ -78,15 +78,15 @@ class Fallbacks:
     """Reads torchgraft's counters; where another toolkit made the device there are none."""
 
     def __init__(self, device: torch.device) -> None:
-        from torchgraft import registration
+        from torchgraft.registration.register import registered_name
 
-        self.counted = registration.registered_name() == device.type
+        self.counted = registered_name() == device.type
 
     def counts(self) -> dict[str, int]:
         """Calls by overload so far."""
         if not self.counted:
             return {}
-        from torchgraft import _C
+        from torchgraft._core import _C
 
         return {entry[0]: entry[1] for entry in _C.fallback_report()}
 

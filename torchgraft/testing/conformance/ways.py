@@ -70,11 +70,11 @@ def _is_view(op: torch._ops.OpOverload) -> bool:
 
 
 def _way_of(op: torch._ops.OpOverload, device: torch.device) -> str:
-    from torchgraft import registration
     from torchgraft.plans import ENTRIES
+    from torchgraft.registration.register import registered_name
 
     name = op.name()
-    if registration.registered_name() == device.type and name in ENTRIES:
+    if registered_name() == device.type and name in ENTRIES:
         return ENTRIES[name].options.way
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if has_kernel(name, "PrivateUse1"):

@@ -34,7 +34,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.empty(0, device=device)
     database()
-    if torchgraft.registration.registered_name() == torch.device(device).type:
+    if torchgraft.registration.register.registered_name() == torch.device(device).type:
         torchgraft.fallback.set_mode("error" if mode == "error" else "silent")
     phase = os.open(phase_file, os.O_WRONLY)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from torchgraft.testing.table import HEADER
+from torchgraft.driver_table import HEADER
 
 __all__ = ["header_text", "rule", "rule_of"]
 

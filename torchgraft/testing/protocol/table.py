@@ -11,10 +11,10 @@ from ctypes import byref, c_void_p
 import pytest
 
 from torchgraft.driver import Driver
+from torchgraft.driver_table import HEADER, MIN_SIZE, Properties, Status, Table, TableDriver
 from torchgraft.testing.protocol.bench import Bench
 from torchgraft.testing.protocol.driver import DriverProtocol
 from torchgraft.testing.protocol.rules import rule
-from torchgraft.testing.table import HEADER, MIN_SIZE, Properties, Status, Table, TableDriver
 
 ABI_VERSION = int(re.findall(r"#define TG_DRIVER_ABI (\d+)u", HEADER.read_text())[0])
 MEMORY = ("host_allocate", "host_deallocate")
@@ -28,7 +28,7 @@ OPTIONAL = {*itertools.chain(*GROUPS), "copy_peer", "event_elapsed", "event_sync
 
 
 class TableProtocol(DriverProtocol):
-    """Derive from it, and have a fixture `table`, for example by `torchgraft.testing.table.driver_table`."""
+    """Derive from it, and have a fixture `table`, for example by `torchgraft.driver_table.driver_table`."""
 
     @pytest.fixture
     def driver(self, table: Table) -> Driver:

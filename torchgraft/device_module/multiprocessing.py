@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch.multiprocessing import reductions
 
-from torchgraft import _C, _backend
+from torchgraft import backend
+from torchgraft._core import _C
 
 __all__ = ["install"]
 
@@ -40,7 +41,7 @@ def install() -> None:
 def _reduce_tensor(tensor: torch.Tensor) -> Reduced:
     """PyTorch's way, which comes to `_reduce_storage`, and in addition what it forgets: the tensor's metadata."""
     reduced: Reduced = reductions.reduce_tensor(tensor)
-    if tensor.device.type == _backend.name() and tensor.layout == torch.strided:
+    if tensor.device.type == backend.name() and tensor.layout == torch.strided:
         metadata = torch._utils.get_tensor_metadata(tensor)
         if metadata:
             return _rebuild_with_metadata, (*reduced, metadata)
@@ -56,7 +57,7 @@ def _rebuild_with_metadata(
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> Reduced:
-    if storage.device.type != _backend.name():
+    if storage.device.type != backend.name():
         reduced: Reduced = reductions.reduce_storage(storage)
         return reduced
     # A queue pickles in a thread of its own, whose current stream is not the one that the work was submitted to.
@@ -65,7 +66,7 @@ def _reduce_storage(storage: torch.UntypedStorage) -> Reduced:
     starting = context.get_spawning_popen()
     if starting is not None:
         _staged_for_starts.setdefault(starting, []).append(staged)
-    return _rebuild_storage, (staged, _backend.name(), storage.device.index)
+    return _rebuild_storage, (staged, backend.name(), storage.device.index)
 
 
 def _stage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
@@ -77,7 +78,7 @@ def _stage(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 
 def _rebuild_storage(staged: torch.UntypedStorage, name: str, index: int) -> torch.UntypedStorage:
-    if _backend.name() != name:
+    if backend.name() != name:
         raise RuntimeError(
             f"a tensor on device '{name}:{index}' was sent to a process without the backend '{name}': register it "
             "there too, by importing its package where the process's main module or the function's module begins, or "

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from typing_extensions import deprecated
 
-from torchgraft import _C, _backend
-from torchgraft._backend import DeviceLike
+from torchgraft import backend
+from torchgraft._core import _C
+from torchgraft.backend import DeviceLike
 
 __all__ = [
     "empty_cache",
@@ -39,7 +40,7 @@ __all__ = [
 
 def empty_cache() -> None:
     """Gives back to the device all cached memory that no tensor uses."""
-    if _backend.is_opened():
+    if backend.is_opened():
         torch._C._accelerator_emptyCache()
 
 
@@ -50,9 +51,9 @@ def memory_stats(device: DeviceLike = None) -> dict[str, Any]:
 
 def memory_stats_as_nested_dict(device: DeviceLike = None) -> dict[str, Any]:
     """The same as dictionaries of dictionaries: `["allocated_bytes"]["all"]["current"]`."""
-    if not _backend.is_opened():
+    if not backend.is_opened():
         return {}
-    return torch._C._accelerator_getDeviceStats(_backend.device_index(device))
+    return torch._C._accelerator_getDeviceStats(backend.device_index(device))
 
 
 def _flat(nested: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -89,14 +90,14 @@ def max_memory_reserved(device: DeviceLike = None) -> int:
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
     """Makes the peaks begin again from the present values."""
-    if _backend.is_opened():
-        torch._C._accelerator_resetPeakStats(_backend.device_index(device))
+    if backend.is_opened():
+        torch._C._accelerator_resetPeakStats(backend.device_index(device))
 
 
 def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
     """Sets the counters of all that was ever allocated and freed to zero."""
-    if _backend.is_opened():
-        torch._C._accelerator_resetAccumulatedStats(_backend.device_index(device))
+    if backend.is_opened():
+        torch._C._accelerator_resetAccumulatedStats(backend.device_index(device))
 
 
 def host_memory_stats() -> dict[str, Any]:
@@ -106,7 +107,7 @@ def host_memory_stats() -> dict[str, Any]:
 
 def host_memory_stats_as_nested_dict() -> dict[str, Any]:
     """The same as dictionaries of dictionaries; empty before the device's first use."""
-    return _C.host_memory_stats() if _backend.is_opened() else {}
+    return _C.host_memory_stats() if backend.is_opened() else {}
 
 
 def reset_accumulated_host_memory_stats() -> None:
@@ -129,13 +130,13 @@ def memory_snapshot() -> list[dict[str, Any]]:
         may still use it) or "inactive". The keys are `torch.cuda.memory_snapshot`'s; "frames" is always empty, since
         where memory was allocated is not recorded.
     """
-    return _C.memory_snapshot() if _backend.is_opened() else []
+    return _C.memory_snapshot() if backend.is_opened() else []
 
 
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     """Free and total bytes of the device, as its driver tells them."""
-    _backend.open_devices()
-    return _C.memory_info(_backend.device_index(device))
+    backend.open_devices()
+    return _C.memory_info(backend.device_index(device))
 
 
 def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) -> None:
@@ -149,14 +150,14 @@ def set_per_process_memory_fraction(fraction: float, device: DeviceLike = None) 
         raise TypeError(f"fraction must be a number, not {type(fraction).__name__}")
     if not 0.0 <= fraction <= 1.0:
         raise ValueError(f"fraction must be between 0 and 1, not {fraction}")
-    _backend.open_devices()
-    _C.set_memory_fraction(fraction, _backend.device_index(device))
+    backend.open_devices()
+    _C.set_memory_fraction(fraction, backend.device_index(device))
 
 
 def get_per_process_memory_fraction(device: DeviceLike = None) -> float:
     """The part of the device's memory that this process is limited to; 1.0 where it is not."""
-    _backend.open_devices()
-    return _C.memory_fraction(_backend.device_index(device))
+    backend.open_devices()
+    return _C.memory_fraction(backend.device_index(device))
 
 
 def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
@@ -169,7 +170,7 @@ def memory_summary(device: DeviceLike = None, abbreviated: bool = False) -> str:
     ]
     rows += [] if abbreviated else [("allocations", "allocation"), ("segments", "segment")]
     columns = ("current", "peak", "allocated", "freed")
-    where = torch.device(_backend.name(), _backend.device_index(device)) if stats else _backend.name()
+    where = torch.device(backend.name(), backend.device_index(device)) if stats else backend.name()
     lines = [f"memory of {where}", f"{'':18}" + "".join(f"{column:>14}" for column in columns)]
     for label, key in rows:
         values = (int(stats.get(f"{key}.all.{column}", 0)) for column in columns)

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 import torch
 from torch.utils._mode_utils import no_dispatch
 
-from torchgraft import _C, _backend
-from torchgraft._backend import DeviceLike
+from torchgraft import backend
+from torchgraft._core import _C
+from torchgraft.backend import DeviceLike
 from torchgraft.untraced import untraced
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 
 def default_generators() -> tuple[torch.Generator, ...]:
     """Each device's default generator, by its number."""
-    _backend.open_devices()
+    backend.open_devices()
     return tuple(_C.default_generator(index) for index in range(_C.device_count()))
 
 
@@ -40,12 +41,12 @@ def generator(device: DeviceLike = None) -> torch.Generator:
     Raises:
         IndexError: there is no such device, as in torch.cuda.
     """
-    _backend.open_devices()
-    index = _backend.named_index(device)
+    backend.open_devices()
+    index = backend.named_index(device)
     if index is None:
-        index = _backend.device_index()
+        index = backend.device_index()
     if not 0 <= index < _C.device_count():
-        raise IndexError(f"{_backend.name()}:{index}: there is no such device, and so no generator of it")
+        raise IndexError(f"{backend.name()}:{index}: there is no such device, and so no generator of it")
     return _C.default_generator(index)
 
 
@@ -56,7 +57,7 @@ def manual_seed(seed: int) -> None:
     def apply() -> None:
         generator().manual_seed(seed)
 
-    _backend.when_opened(apply)
+    backend.when_opened(apply)
 
 
 def manual_seed_all(seed: int) -> None:
@@ -67,7 +68,7 @@ def manual_seed_all(seed: int) -> None:
         for each in default_generators():
             each.manual_seed(seed)
 
-    _backend.when_opened(apply)
+    backend.when_opened(apply)
 
 
 def seed() -> None:
@@ -76,7 +77,7 @@ def seed() -> None:
     def apply() -> None:
         generator().seed()
 
-    _backend.when_opened(apply)
+    backend.when_opened(apply)
 
 
 def seed_all() -> None:
@@ -88,7 +89,7 @@ def seed_all() -> None:
         for each in others:
             each.manual_seed(chosen)
 
-    _backend.when_opened(apply)
+    backend.when_opened(apply)
 
 
 def initial_seed() -> int:
@@ -118,7 +119,7 @@ def set_rng_state(new_state: torch.Tensor, device: DeviceLike = None) -> None:
     def apply() -> None:
         generator(device).set_state(state)
 
-    _backend.when_opened(apply)
+    backend.when_opened(apply)
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType, TracebackType
 from typing import Any, TypeVar
 
 import torch
 
-from torchgraft import _C, _backend, amp, graphs, inductor, memory, random, storages, streams
-from torchgraft._backend import DeviceLike
+from torchgraft import backend
+from torchgraft._core import _C
+from torchgraft.backend import DeviceLike
+from torchgraft.device_module import amp, graphs, memory, random, storages, streams
 
 __all__ = [
     "current_device",
@@ -53,17 +55,17 @@ def device_count() -> int:
 
 def init() -> None:
     """Opens the devices now instead of at their first use."""
-    _backend.open_devices()
+    backend.open_devices()
 
 
 def is_initialized() -> bool:
     """Whether the devices have been opened."""
-    return _backend.is_opened()
+    return backend.is_opened()
 
 
 def current_device() -> int:
     """The number of this thread's current device."""
-    _backend.open_devices()
+    backend.open_devices()
     return torch._C._accelerator_getDeviceIndex()
 
 
@@ -74,11 +76,11 @@ def set_device(device: DeviceLike) -> None:
         ValueError: None, a name without a number, or another backend's device.
         RuntimeError: there is no such device.
     """
-    index = _backend.named_index(device)
+    index = backend.named_index(device)
     if index is None:
         raise ValueError(f"Expected a torch.device with a specified index or an integer, but got: {device}")
     if index >= 0:
-        _backend.open_devices()
+        backend.open_devices()
         torch._C._accelerator_setDeviceIndex(index)
 
 
@@ -88,11 +90,11 @@ def synchronize(device: DeviceLike = None) -> None:
     As long as the devices are not open there is nothing to wait for. (torch's profiler calls this at the end of every
     profile, also where there is no device.)
     """
-    if device is None and not _backend.is_opened():
+    if device is None and not backend.is_opened():
         _C.raise_if_forked()
         return
-    _backend.open_devices()
-    _C.synchronize(_backend.device_index(device))
+    backend.open_devices()
+    _C.synchronize(backend.device_index(device))
 
 
 class device:
@@ -102,13 +104,13 @@ class device:
     """
 
     def __init__(self, device: DeviceLike) -> None:
-        index = _backend.named_index(device)
+        index = backend.named_index(device)
         self.idx = -1 if index is None else index
         self.prev_idx = -1
 
     def __enter__(self) -> None:
         if self.idx >= 0:
-            _backend.open_devices()
+            backend.open_devices()
             self.prev_idx = torch._C._accelerator_exchangeDevice(self.idx)
 
     def __exit__(
@@ -122,7 +124,7 @@ class device_of(device):
     """The same, for the device of a tensor or storage; nothing happens where that is another backend's."""
 
     def __init__(self, obj: torch.Tensor | torch.UntypedStorage) -> None:
-        super().__init__(obj.device if obj.device.type == _backend.name() else None)
+        super().__init__(obj.device if obj.device.type == backend.name() else None)
 
 
 @dataclass(frozen=True)
@@ -156,14 +158,12 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
     Raises:
         AssertionError: a number that no device has, as in torch.cuda.
     """
-    _backend.open_devices()
-    index = _backend.named_index(device)
+    backend.open_devices()
+    index = backend.named_index(device)
     if index is None:
         index = current_device()
     if not 0 <= index < device_count():
-        raise AssertionError(
-            f"Invalid device id: there is no {_backend.name()}:{index}, but {device_count()} device(s)"
-        )
+        raise AssertionError(f"Invalid device id: there is no {backend.name()}:{index}, but {device_count()} device(s)")
     given = _C.device_properties(index)
     return DeviceProperties(**{field: given[field] for field in DeviceProperties.__dataclass_fields__})
 
@@ -175,8 +175,8 @@ def get_device_name(device: DeviceLike = None) -> str:
 
 def get_device_capability(device: DeviceLike = None) -> dict[str, Any]:
     """What the device supports, as `torch.accelerator.get_device_capability` tells it: "supported_dtypes", a set."""
-    _backend.open_devices()
-    return torch._C._accelerator_getDeviceCapability(_backend.device_index(device))
+    backend.open_devices()
+    return torch._C._accelerator_getDeviceCapability(backend.device_index(device))
 
 
 def _exchange_device(index: int) -> int:
@@ -188,12 +188,22 @@ def _maybe_exchange_device(index: int) -> int:
 
 
 class DeviceModule(ModuleType):
-    """The type of `torch.<name>`: a module with two attributes that change."""
+    """The type of `torch.<name>`: a module with two attributes that change, and some that are made when they are asked
+    for."""
+
+    def __init__(self, name: str, doc: str, late: Mapping[str, Callable[[], object]]) -> None:
+        super().__init__(name, doc)
+        self.__late = late
+
+    def __getattr__(self, name: str) -> object:
+        if name in self.__late:
+            return self.__late[name]()
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     @property
     def _initialized(self) -> bool:
         # Read by torch.utils.checkpoint, which otherwise would not keep the device's random numbers.
-        return _backend.is_opened()
+        return backend.is_opened()
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), "default_generators"})
@@ -203,19 +213,16 @@ class DeviceModule(ModuleType):
         return random.default_generators()
 
 
-def _hook(name: str) -> property:
-    return property(lambda _: inductor.hook(name))
+def make_device_module(name: str, late: Mapping[str, Callable[[], object]], **hooks: object) -> DeviceModule:
+    """Puts `torch.<name>` together. torch looks its members up by name, hence no class hierarchy.
 
-
-for _name in inductor.HOOKS:  # torch._inductor asks for them, and nobody else; nothing is imported before
-    setattr(DeviceModule, _name, _hook(_name))
-
-
-def make_device_module(name: str) -> DeviceModule:
-    """Puts `torch.<name>` together. torch looks its members up by name, hence no class hierarchy."""
-    module = DeviceModule(
-        f"torch.{name}", f"Devices '{name}': memory, streams, events, random numbers, mixed precision."
-    )
+    Args:
+        name: of the backend.
+        late: what makes an attribute each time that it is asked for.
+        hooks: other attributes that only torch asks for.
+    """
+    doc = f"Devices '{name}': memory, streams, events, random numbers, mixed precision."
+    module = DeviceModule(f"torch.{name}", doc, late)
     offered = {part: list(part.__all__) for part in (memory, streams, random, amp, graphs)}
     offered[sys.modules[__name__]] = list(__all__)
     for part, names in offered.items():
@@ -227,8 +234,8 @@ def make_device_module(name: str) -> DeviceModule:
     module.__dict__.update(
         legacy,
         **parts,
-        _inductor_backend_init=inductor.initialise,
-        _lazy_init=_backend.open_devices,
+        **hooks,
+        _lazy_init=backend.open_devices,
         _is_in_bad_fork=_C.in_bad_fork,
         _get_generator=random.generator,
         _exchange_device=_exchange_device,

@@ -20,9 +20,10 @@ import torch
 import torch._compile
 from torch.overrides import has_torch_function_unary
 
-from torchgraft import _C, _backend, imports
-from torchgraft._core import minor
+from torchgraft import backend
+from torchgraft._core import _C, minor
 from torchgraft.distributed import NAME
+from torchgraft.patches import imports
 
 __all__ = ["PATCHES", "apply"]
 
@@ -37,7 +38,7 @@ def dlpack_knows_the_device() -> None:
     def __dlpack_device__(self: torch.Tensor) -> Any:
         if not _is_ours(self):
             return plain(self)
-        from torchgraft import dlpack
+        from torchgraft.device_module import dlpack
 
         return dlpack.device_of(self)
 
@@ -54,7 +55,7 @@ def dlpack_offers_host_memory() -> None:
     def __dlpack__(self: torch.Tensor, **options: Any) -> Any:
         if not _is_ours(self):
             return plain(self, **options)
-        from torchgraft import dlpack
+        from torchgraft.device_module import dlpack
 
         return dlpack.export(plain, self, **options)
 
@@ -69,7 +70,7 @@ def dlpack_refuses_foreign_memory() -> None:
 
     @wraps(plain)
     def _from_dlpack(capsule: Any) -> torch.Tensor:
-        from torchgraft import dlpack
+        from torchgraft.device_module import dlpack
 
         return dlpack.refuse_foreign_memory(plain(capsule))
 
@@ -137,7 +138,7 @@ def flex_attention_knows_the_device() -> None:
 
 def _let_flex_attention_in(flex_attention: Any) -> None:
     """`flex_attention` takes the backend's tensors."""
-    plain, ours = flex_attention._validate_device, _backend.name()
+    plain, ours = flex_attention._validate_device, backend.name()
 
     @wraps(plain)
     def _validate_device(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -162,7 +163,7 @@ def unnamed_groups_serve_the_cpu() -> None:
     def __init__(self: Any, backend: Any) -> None:
         plain(self, backend)
         served = self.device_backend_map
-        if str(backend) == Backend.UNDEFINED and list(served) == [_backend.name()]:
+        if str(backend) == Backend.UNDEFINED and list(served) == [backend.name()]:
             self.device_backend_map = {"cpu": Backend(Backend.GLOO), **served}
 
     BackendConfig.__init__ = __init__  # type: ignore[method-assign]
@@ -221,8 +222,8 @@ def meshes_share_devices() -> None:
     @wraps(plain)
     def _setup_world_group_and_device(self: Any) -> Any:
         number = os.environ.get("LOCAL_RANK", "")
-        module = getattr(torch, _backend.name())
-        if self.device_type == _backend.name() and number.isdecimal() and not module.is_initialized():
+        module = getattr(torch, backend.name())
+        if self.device_type == backend.name() and number.isdecimal() and not module.is_initialized():
             module.set_device(int(number) % module.device_count())
         return plain(self)
 
@@ -242,7 +243,7 @@ def gradients_are_exchanged_in_bfloat16() -> None:
 
     @wraps(plain)
     def _check_comm_hook(self: Any, hook: Any) -> None:
-        if self.device_type == _backend.name() and "bf16" in getattr(hook, "__name__", ""):
+        if self.device_type == backend.name() and "bf16" in getattr(hook, "__name__", ""):
             signature, hook = inspect.signature(hook), lambda state, bucket: None
             hook.__signature__ = signature
         plain(self, hook)
@@ -278,4 +279,4 @@ def apply() -> None:
 
 def _is_ours(tensor: torch.Tensor) -> bool:
     # A subclass with a __torch_function__ answers first; what it then does comes here again.
-    return not has_torch_function_unary(tensor) and tensor.device.type == _backend.name()
+    return not has_torch_function_unary(tensor) and tensor.device.type == backend.name()

@@ -5,7 +5,7 @@ that is, so such a capsule leads back to PyTorch. What others read is host memor
 host's too, a consumer that asks for `dl_device=(kDLCPU, 0)` gets the same memory without a copy, after waiting for the
 current stream; elsewhere it gets a copy.
 
-`torchgraft/upstream.py` puts these functions where PyTorch has none of its own.
+`torchgraft/patches/upstream.py` puts these functions where PyTorch has none of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from typing import Any
 import torch
 from torch.utils.dlpack import DLDeviceType
 
-from torchgraft import _C, _backend, streams
+from torchgraft import backend
+from torchgraft._core import _C
+from torchgraft.device_module import streams
 
 __all__ = ["device_of", "export", "refuse_foreign_memory"]
 
@@ -54,9 +56,9 @@ def refuse_foreign_memory(tensor: torch.Tensor) -> torch.Tensor:
     Raises:
         BufferError: the device does not exist, or did not allocate the memory.
     """
-    if tensor.device.type != _backend.name():
+    if tensor.device.type != backend.name():
         return tensor
-    _backend.open_devices()
+    backend.open_devices()
     index, count = tensor.device.index, _C.device_count()
     if index >= count:
         raise BufferError(f"the DLPack capsule is for device '{tensor.device}', and there are {count}")

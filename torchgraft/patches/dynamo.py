@@ -11,7 +11,8 @@ from __future__ import annotations
 from contextlib import suppress
 from types import ModuleType
 
-from torchgraft import _backend, compiler, imports
+from torchgraft import backend, compiler
+from torchgraft.patches import imports
 
 __all__ = ["INTERNAL", "install"]
 
@@ -41,7 +42,7 @@ def _register_interface(device_interface: ModuleType) -> None:
     `torch._inductor.utils` is imported, so it is told before."""
     from torchgraft.inductor.interface import Interface  # which needs the module
 
-    device_interface.register_interface_for_device(_backend.name(), Interface)
+    device_interface.register_interface_for_device(backend.name(), Interface)
 
 
 def _offer_compiler(registry: ModuleType) -> None:

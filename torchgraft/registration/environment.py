@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 
-from torchgraft.diagnosis import DIAGNOSES
+from torchgraft.registration.installed import DIAGNOSES
 
 __all__ = ["VARIABLES", "in_force", "meaningless", "misspelt", "warn_of_mistakes"]
 

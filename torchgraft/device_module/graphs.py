@@ -24,9 +24,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree as pytree
 
-from torchgraft import _C, _backend
-from torchgraft.streams import Stream
-from torchgraft.streams import stream as on_stream
+from torchgraft import backend
+from torchgraft._core import _C
+from torchgraft.device_module.streams import Stream
+from torchgraft.device_module.streams import stream as on_stream
 
 __all__ = ["Graph", "graph", "graph_pool_handle", "is_current_stream_capturing", "make_graphed_callables"]
 
@@ -54,7 +55,7 @@ class Graph(_C.Graph):
     """
 
     def __init__(self, keep_graph: bool = False) -> None:
-        _backend.open_devices()
+        backend.open_devices()
         super().__init__(keep_graph)
 
     def capture_begin(self, pool: Pool | None = None, capture_error_mode: str = "global") -> None:
@@ -170,7 +171,7 @@ class graph:
 
     @classmethod
     def _default_stream(cls) -> Stream:
-        _backend.open_devices()
+        backend.open_devices()
         return cls._streams.setdefault(_C.current_device(), Stream())
 
     def __enter__(self) -> None:
@@ -284,7 +285,7 @@ def make_graphed_callables(
         TypeError: a sample holds something else than tensors.
         ValueError: a module has hooks, which would run once only, or a buffer that wants a gradient.
     """
-    if torch.is_autocast_enabled(_backend.name()) and torch.is_autocast_cache_enabled():
+    if torch.is_autocast_enabled(backend.name()) and torch.is_autocast_cache_enabled():
         raise RuntimeError("make_graphed_callables does not work with autocast's cache: set cache_enabled=False")
     several = isinstance(callables, tuple)
     functions: tuple[_Callable, ...] = callables if isinstance(callables, tuple) else (callables,)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from torchgraft import _C
+from torchgraft._core import _C
 
 DeviceLike: TypeAlias = torch.device | str | int | None
 

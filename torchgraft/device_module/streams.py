@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import torch
 
-from torchgraft import _C, _backend
-from torchgraft._backend import DeviceLike
+from torchgraft import backend
+from torchgraft._core import _C
+from torchgraft.backend import DeviceLike
 
 __all__ = ["Event", "Stream", "StreamContext", "current_stream", "default_stream", "set_stream", "stream"]
 
@@ -26,8 +27,8 @@ class Stream(torch.Stream):
     def __new__(cls, device: DeviceLike = None, priority: int = 0, **ids: int) -> Stream:
         if ids:  # stream_id, device_index and device_type: an existing stream
             return super().__new__(cls, **ids)
-        _backend.open_devices()
-        where = torch.device(_backend.name(), _backend.device_index(device))
+        backend.open_devices()
+        where = torch.device(backend.name(), backend.device_index(device))
         return super().__new__(cls, device=where, priority=priority)
 
     def record_event(self, event: torch.Event | None = None) -> torch.Event:
@@ -37,7 +38,7 @@ class Stream(torch.Stream):
         return event
 
     def __repr__(self) -> str:
-        return f"<torch.{_backend.name()}.Stream device={self.device} id={self.stream_id}>"
+        return f"<torch.{backend.name()}.Stream device={self.device} id={self.stream_id}>"
 
 
 class Event(torch.Event):
@@ -50,7 +51,7 @@ class Event(torch.Event):
 
     def __new__(cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> Event:
         options = {"enable_timing": enable_timing, "blocking": blocking, "interprocess": interprocess}
-        return super().__new__(cls, device=_backend.name(), **options)
+        return super().__new__(cls, device=backend.name(), **options)
 
     def record(self, stream: torch.Stream | None = None) -> Event:  # type: ignore[override]  # returns itself, as FSDP expects
         """Marks the present end of `stream` (by default the current one)."""
@@ -73,7 +74,7 @@ class Event(torch.Event):
 
     def __repr__(self) -> str:
         state = f"device={self.device} id={self.event_id:#x}" if self.event_id else "not recorded"
-        return f"<torch.{_backend.name()}.Event {state}>"
+        return f"<torch.{backend.name()}.Event {state}>"
 
 
 def _stream(index: int, stream_id: int) -> Stream:
@@ -82,8 +83,8 @@ def _stream(index: int, stream_id: int) -> Stream:
 
 def current_stream(device: DeviceLike = None) -> Stream:
     """The stream that this thread's work on the device goes to."""
-    _backend.open_devices()
-    found = torch._C._accelerator_getStream(_backend.device_index(device))
+    backend.open_devices()
+    found = torch._C._accelerator_getStream(backend.device_index(device))
     return _stream(found.device_index, found.stream_id)
 
 

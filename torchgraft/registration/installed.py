@@ -19,9 +19,11 @@ from typing import Any
 
 from torchgraft.driver import Driver, SharedLibrary
 
-__all__ = ["DRIVERS", "UnusableDriver", "backend_names", "driver_entries", "installed_drivers"]
+__all__ = ["DIAGNOSES", "DRIVERS", "UnusableDriver", "backend_names", "driver_entries", "installed_drivers"]
 
 DRIVERS = "torchgraft.drivers"
+#: What `torchgraft doctor` asks besides; see torchgraft.diagnosis.
+DIAGNOSES = "torchgraft.diagnoses"
 
 
 class UnusableDriver(Driver):
@@ -100,7 +102,7 @@ def _each_driver(offered: Any) -> Iterator[Driver | SharedLibrary]:
 
 def _try_loading(library: SharedLibrary) -> None:
     """Raises now what would otherwise fail together with all other drivers."""
-    from torchgraft import _C
+    from torchgraft._core import _C
 
     _C.load_driver(str(library.path), library.symbol)
 

@@ -14,14 +14,16 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import backend_registration
 
-from torchgraft import _C, _backend, distributed, dynamo, ecosystem, graphs, multiprocessing, upstream
-from torchgraft.device_module import make_device_module
+from torchgraft import backend, distributed, inductor
+from torchgraft._core import _C
+from torchgraft.device_module import graphs, make_device_module, multiprocessing
 from torchgraft.driver import Driver, SharedLibrary
-from torchgraft.environment import warn_of_mistakes
 from torchgraft.fallback import warn_user
-from torchgraft.installed import DRIVERS, backend_names, installed_drivers
-from torchgraft.naming import check_name
-from torchgraft.shutdown import wait_at_exit
+from torchgraft.patches import dynamo, libraries, upstream
+from torchgraft.registration.environment import warn_of_mistakes
+from torchgraft.registration.installed import DRIVERS, backend_names, installed_drivers
+from torchgraft.registration.naming import check_name
+from torchgraft.registration.shutdown import wait_at_exit
 
 __all__ = ["RegistrationError", "SharedLibrary", "check_attributes", "register", "registered_name"]
 
@@ -123,7 +125,9 @@ def _register(name: str, drivers: Sequence[Driver | SharedLibrary], unsupported_
     _step("name the core's backend", partial(_C.set_backend_name, name), lambda: _C.backend_name() == name)
     _step("install the runtime", _C.install_runtime)
     _step("install the kernels", _install_kernels, _kernels_are_installed)
-    module = _step("make the device module", partial(make_device_module, name))
+    late = {hook: partial(inductor.hook, hook) for hook in inductor.HOOKS}
+    make_module = partial(make_device_module, name, late, _inductor_backend_init=inductor.initialise)
+    module = _step("make the device module", make_module)
     _step("rename torch's PrivateUse1", partial(_rename, name), partial(_is_renamed, name))
     for each in missing:
         _step(
@@ -140,7 +144,7 @@ def _register(name: str, drivers: Sequence[Driver | SharedLibrary], unsupported_
     _step("offer graphs", graphs.install)
     _step("offer collectives", partial(distributed.install, name), distributed.is_installed)
     _step("correct torch where it forgets devices like this", upstream.apply)
-    _step("tell libraries of the device", ecosystem.install)
+    _step("tell libraries of the device", libraries.install)
     _step("keep Dynamo out of planners", dynamo.install)
     _registered = name
     return module
@@ -275,16 +279,16 @@ def _load(driver: Driver | SharedLibrary) -> Callable[[], None]:
     if isinstance(driver, Driver):
         return lambda: _C.add_python_driver(driver)
     table = _C.load_driver(fspath(driver.path), driver.symbol)
-    _backend.libraries.append((fspath(driver.path), driver.symbol))
+    backend.libraries.append((fspath(driver.path), driver.symbol))
     return lambda: _C.add_driver(table)
 
 
 def _install_kernels() -> None:
     """The core's kernels now; the op library, which takes longer, when the device is first used."""
     _C.install_kernels()
-    _backend.when_opened(partial(warn_of_mistakes, warn_user))
-    _backend.when_opened(_install_ops)
-    _backend.when_opened(wait_at_exit)
+    backend.when_opened(partial(warn_of_mistakes, warn_user))
+    backend.when_opened(_install_ops)
+    backend.when_opened(wait_at_exit)
 
 
 def _kernels_are_installed() -> bool:

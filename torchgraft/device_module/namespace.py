@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchgraft import amp as amp
-from torchgraft import graphs as graphs
-from torchgraft import memory as memory
-from torchgraft import random as random
-from torchgraft import streams as streams
-from torchgraft.amp import *  # noqa: F403
 from torchgraft.device_module import *  # noqa: F403
-from torchgraft.graphs import *  # noqa: F403
-from torchgraft.memory import *  # noqa: F403
-from torchgraft.random import *  # noqa: F403
-from torchgraft.streams import *  # noqa: F403
+from torchgraft.device_module import amp as amp
+from torchgraft.device_module import graphs as graphs
+from torchgraft.device_module import memory as memory
+from torchgraft.device_module import random as random
+from torchgraft.device_module import streams as streams
+from torchgraft.device_module.amp import *  # noqa: F403
+from torchgraft.device_module.graphs import *  # noqa: F403
+from torchgraft.device_module.memory import *  # noqa: F403
+from torchgraft.device_module.random import *  # noqa: F403
+from torchgraft.device_module.streams import *  # noqa: F403
 
 if TYPE_CHECKING:
     default_generators: tuple[torch.Generator, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchgraft import _backend
+from torchgraft import backend
 
 __all__ = [
     "get_amp_supported_dtype",
@@ -30,16 +30,16 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 
 def is_autocast_enabled() -> bool:
-    return torch.is_autocast_enabled(_backend.name())
+    return torch.is_autocast_enabled(backend.name())
 
 
 def set_autocast_enabled(enabled: bool) -> None:
-    torch.set_autocast_enabled(_backend.name(), enabled)
+    torch.set_autocast_enabled(backend.name(), enabled)
 
 
 def get_autocast_dtype() -> torch.dtype:
-    return torch.get_autocast_dtype(_backend.name())
+    return torch.get_autocast_dtype(backend.name())
 
 
 def set_autocast_dtype(dtype: torch.dtype) -> None:
-    torch.set_autocast_dtype(_backend.name(), dtype)
+    torch.set_autocast_dtype(backend.name(), dtype)
