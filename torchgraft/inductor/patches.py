@@ -148,7 +148,7 @@ def programs_are_split() -> None:
 
     @wraps(plain)
     def should_partition(self: Any, node: Any) -> str | None:
-        ours = [backend for device, backend in self.backends.items() if device.type == backend.name()]
+        ours = [own for device, own in self.backends.items() if device.type == backend.name()]
         if not ours or not ours[0].splitting.is_needed:
             return plain(self, node)  # type: ignore[no-any-return]
         return ours[0].splitting.why_apart(node)  # type: ignore[no-any-return]

@@ -157,13 +157,13 @@ def unnamed_groups_serve_the_cpu() -> None:
         return
     from torch.distributed.distributed_c10d import Backend, BackendConfig
 
-    plain = BackendConfig.__init__
+    plain, alone = BackendConfig.__init__, [backend.name()]
 
     @wraps(plain)
     def __init__(self: Any, backend: Any) -> None:
         plain(self, backend)
         served = self.device_backend_map
-        if str(backend) == Backend.UNDEFINED and list(served) == [backend.name()]:
+        if str(backend) == Backend.UNDEFINED and list(served) == alone:
             self.device_backend_map = {"cpu": Backend(Backend.GLOO), **served}
 
     BackendConfig.__init__ = __init__  # type: ignore[method-assign]
