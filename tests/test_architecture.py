@@ -18,9 +18,9 @@ PACKAGE = Path(__file__).parent.parent / "torchgraft"
 #: The parts from the ground up: one imports those before it, and its own modules. A line of docs/architecture.md each.
 STOREYS = {
     "the core": ("_version", "_core"),
-    "the one backend": ("backend", "untraced", "fallback", "distributed"),
-    "texts of kernels": ("functions", "codegen", "kernels"),
-    "what an author writes": ("driver", "driver_table", "raw_kernel", "serialization"),
+    "drivers": ("driver", "driver_table"),
+    "the one backend": ("backend", "untraced", "fallback", "distributed", "serialization"),
+    "texts of kernels": ("functions", "codegen", "kernels", "raw_kernel"),
     "ops": ("plans", "ops", "autograd", "autocast"),
     "what torch has": ("device_module", "compiler", "inductor", "patches"),
     "the package": ("registration", "face", "autoload", "mypy"),
@@ -32,8 +32,8 @@ PARTS = tuple(part for parts in STOREYS.values() for part in parts)
 UPWARD = {
     # What an author declares comes after our own tables: the first declaration loads them.
     ("torchgraft.plans.registry", "torchgraft.ops"),
-    # A program of its own, which a process starts so as to compile ahead: it reads drivers without the core.
-    ("torchgraft.codegen.helper", "torchgraft.driver_table"),
+    # A driver may bring its kernels' language: for type checkers alone.
+    ("torchgraft.driver", "torchgraft.codegen.dialect"),
 }
 
 

@@ -17,8 +17,7 @@ from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel
 from torchgraft.codegen.progress import progress
 from torchgraft.codegen.vectors import vector_lanes
-
-_CAP_BASE_OFFSET_POINTERS = 1 << 6
+from torchgraft.driver import Capability
 
 
 class KernelCompileError(RuntimeError):
@@ -165,7 +164,7 @@ def device_dialect(device: int) -> Dialect:
 
 def has_base_offset_pointers(device: int) -> bool:
     """Whether kernels get an allocation and an offset for each pointer (see TG_CAP_BASE_OFFSET_POINTERS)."""
-    return bool(int(str(_properties(device)["capabilities"])) & _CAP_BASE_OFFSET_POINTERS)
+    return Capability.BASE_OFFSET_POINTERS in Capability(int(str(_properties(device)["capabilities"])))
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from torchgraft.codegen.compiler import simd_width
 from torchgraft.codegen.tuning import Target, Tuning, device_class
 from torchgraft.codegen.vectors import vector_lanes
 from torchgraft.codegen.x86 import Way
+from torchgraft.driver import Capability
 from torchgraft.kernels.pairs import LANES
 
 
@@ -51,8 +52,8 @@ class DeviceTraits:
 def device_traits(index: int) -> DeviceTraits:
     """The traits of a device of the backend."""
     p = _C.device_properties(index)
-    capabilities, lanes = int(p["capabilities"]), simd_width(index)
-    kind, matrix_units = "cpu" if p["kind"] == "cpu" else "gpu", bool(capabilities & 1 << 10)
+    capabilities, lanes = Capability(int(p["capabilities"])), simd_width(index)
+    kind, matrix_units = "cpu" if p["kind"] == "cpu" else "gpu", Capability.FRAGMENTS in capabilities
     return DeviceTraits(
         index=index,
         name=str(p["name"]),
@@ -60,21 +61,21 @@ def device_traits(index: int) -> DeviceTraits:
         compute_units=max(1, int(p["compute_units"])),
         max_work_group_size=int(p["max_work_group_size"]),
         simd_width=lanes,
-        float64=bool(capabilities & 1 << 2),
-        has_compiler=bool(capabilities & 1 << 1),
-        long_atomics=bool(capabilities & 1 << 4),
+        float64=Capability.FLOAT64 in capabilities,
+        has_compiler=Capability.COMPILER in capabilities,
+        long_atomics=Capability.ATOMIC_INT64 in capabilities,
         bfloat16=_bfloat16(capabilities, lanes),
         matrix_units=matrix_units,
-        outer_vectors=bool(capabilities & 1 << 11),
+        outer_vectors=Capability.OUTER_VECTORS in capabilities,
         tuning=_forced.get(index) or tuned.read(described(index)) or device_class(kind, lanes, matrix_units).sizes,
     )
 
 
-def _bfloat16(capabilities: int, simd_width: int) -> Way | None:
+def _bfloat16(capabilities: Capability, simd_width: int) -> Way | None:
     """Tiles, where a device has both. The copies for them are worth it with whole vectors only."""
-    if capabilities & 1 << 8 and vector_lanes(simd_width) == LANES:
+    if Capability.BFLOAT16_TILES in capabilities and vector_lanes(simd_width) == LANES:
         return "tiles"
-    return "vectors" if capabilities & 1 << 9 else None
+    return "vectors" if Capability.BFLOAT16_VECTORS in capabilities else None
 
 
 def described(index: int) -> dict[str, object]:
