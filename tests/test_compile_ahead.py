@@ -126,6 +126,26 @@ def test_a_helper_that_is_killed(device: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
+def test_helpers_that_can_do_nothing(device: str, tmp_path: Path) -> None:
+    """As where a driver does not load without what this process has loaded. All is compiled here, and that is said."""
+    text = """
+    import warnings
+    from torchgraft import backend
+    backend.libraries[:] = [("no_such_library.so", "table")]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(x)
+        for dtype in (torch.float64, torch.bfloat16):
+            model.to(dtype)(x.to(dtype)).sum().backward()
+            settled()
+    told = [str(each.message) for each in caught if "compiled by this process alone" in str(each.message)]
+    running = [each for each in ahead._helpers if each.poll() is None]
+    print(len(told), "no driver has the device" in told[0], len(running))
+    """
+    assert run(text, device, tmp_path).split() == ["1", "True", "0"]
+
+
+@pytest.mark.thorough
 def test_the_end_of_a_program_ends_helpers(device: str, tmp_path: Path) -> None:
     text = """
     nn.functional.cross_entropy(model(x), y)

@@ -2,8 +2,8 @@
 
 Kernels are sent to helpers (`codegen.helper`), which leave them on disk; whoever needs one meanwhile waits for the
 helper that has begun it, as for any process (`KernelCache.claim`), or compiles it. So nothing depends on a helper: one
-that ends, or does nothing, costs time. There are helpers only for CPU devices of drivers in shared libraries, where
-kernels are kept on disk, and only while something is compiled at all.
+that ends, or does nothing, costs time; if none can do anything, that is warned of once. There are helpers only for CPU
+devices of drivers in shared libraries, where kernels are kept on disk, and only while something is compiled at all.
 
 Environment: TORCHGRAFT_COMPILE_HELPERS is how many there are at most, by default one for each core but one, up to 3.
 """
@@ -18,11 +18,15 @@ import os
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import IO
 
 from torchgraft import backend
+from torchgraft.codegen.helper import USELESS
 
 __all__ = ["Job", "helper_limit", "is_possible", "later", "send"]
 
@@ -32,7 +36,9 @@ Job = dict[str, object]
 _work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 _thread: threading.Thread | None = None
 _starting = threading.Lock()
-_helpers: list[subprocess.Popen[bytes]] = []  # of the thread alone
+_helpers: list[subprocess.Popen[bytes]] = []  # of the thread alone, as what follows is
+_errors: list[IO[bytes]] = []  # what each helper says
+_is_useless = False
 _turns = itertools.count()
 _is_ending = False
 
@@ -105,7 +111,7 @@ def _stop(thread: threading.Thread) -> None:
 
 def _send(lines: list[bytes]) -> None:
     for line in lines:
-        if _is_ending:
+        if _is_ending or _is_useless:
             return
         helper = _helper(next(_turns) % helper_limit())
         assert helper.stdin is not None
@@ -117,17 +123,33 @@ def _send(lines: list[bytes]) -> None:
 def _helper(number: int) -> subprocess.Popen[bytes]:
     """A helper that runs."""
     while len(_helpers) <= number:
-        _helpers.append(_start())
-    if _helpers[number].poll() is not None:
-        _helpers[number] = _start()
+        _errors.append(tempfile.TemporaryFile())  # noqa: SIM115  # as long as there are helpers
+        _helpers.append(_start(_errors[-1]))
+    ended = _helpers[number].poll()
+    if ended == USELESS:
+        _give_up(_errors[number])
+    elif ended is not None:
+        _helpers[number] = _start(_errors[number])
     return _helpers[number]
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _give_up(errors: IO[bytes]) -> None:
+    global _is_useless
+    _is_useless = True
+    errors.seek(0)
+    reason = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+    warnings.warn(
+        f"kernels are compiled by this process alone, one after the other: those that were to help cannot ({reason})",
+        RuntimeWarning,
+        stacklevel=1,
+    )
+
+
+def _start(errors: IO[bytes]) -> subprocess.Popen[bytes]:
     program = Path(__file__).with_name("helper.py")
     command = [sys.executable, "-I", "-S", str(program), *(f"{path}:{symbol}" for path, symbol in backend.libraries)]
     silent = subprocess.DEVNULL
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, start_new_session=True)
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=errors, start_new_session=True)
 
 
 def _forget() -> None:
@@ -135,6 +157,7 @@ def _forget() -> None:
     global _thread, _work, _starting
     _thread, _work, _starting = None, queue.SimpleQueue(), threading.Lock()
     _helpers.clear()
+    _errors.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -2,7 +2,8 @@
 
 Run as a file, with the paths of drivers' libraries as arguments, "<path>:<symbol>": a job is a line of JSON on its
 input. It imports neither torch nor the core, so that it starts in a moment. A kernel that does not compile is left to
-whoever needs it, and says why.
+whoever needs it, and says why. If nothing at all can be done here the program ends with status `USELESS`, and the last
+line of its errors says why.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from typing import Any
 
 PATIENCE = 30.0
 """Seconds without a job, after which the process ends: it holds the memory of a compiler."""
+USELESS = 77
+"""The exit status after so many jobs, one after the other, that failed otherwise than by the compiler's refusal."""
+_FAILURES = 3
 
 
 def _without_torch() -> None:
@@ -55,7 +59,7 @@ def _driver_of(job: dict[str, Any], drivers: list[Any]) -> Any:
 def _compile(job: dict[str, Any], drivers: list[Any], cache: Any) -> None:
     driver = _driver_of(job, drivers)
     if driver is None:
-        return
+        raise RuntimeError(f"no driver has the device {job['driver']}:{job['ordinal']} in a process of its own")
     with cache.claim(job["key"]):
         if cache.read(job["key"]) is not None:
             return
@@ -87,11 +91,20 @@ class _Jobs:
 def main() -> None:
     _without_torch()
     from torchgraft.codegen.cache import KernelCache
+    from torchgraft.driver import CompileError
 
-    cache, drivers, jobs = KernelCache(), _tables(sys.argv[1:]), _Jobs()
+    cache, drivers, jobs, failures = KernelCache(), _tables(sys.argv[1:]), _Jobs(), 0
     while (job := jobs.next()) is not None:
-        with contextlib.suppress(Exception):  # it is compiled again by whoever needs it
+        try:
             _compile(job, drivers, cache)
+            failures = 0
+        except CompileError:  # whoever needs it compiles it again
+            failures = 0
+        except Exception as error:
+            failures += 1
+            if failures == _FAILURES:
+                print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
+                sys.exit(USELESS)
 
 
 if __name__ == "__main__":
