@@ -84,8 +84,9 @@ def _extent(axis: str, adaptive: bool) -> str:
     return f"(include_padding ? {padded} : {own})"
 
 
-_ADAPTIVE_COUNT = f"const int count = {' * '.join(_extent(a, True) for a in AXES)};"
-_COUNT = f"const int count = divisor != 0 ? divisor : {' * '.join(_extent(a, False) for a in AXES)};"
+# Of a window without a pixel the sum is zero, and so is its mean.
+_ADAPTIVE_COUNT = f"const int count = max({' * '.join(_extent(a, True) for a in AXES)}, 1);"
+_COUNT = f"const int count = divisor != 0 ? divisor : max({' * '.join(_extent(a, False) for a in AXES)}, 1);"
 _PIXEL = "((long)z * source_y + y) * source_x + x"
 
 
@@ -119,7 +120,7 @@ def window_kernel(storage: str, kind: Kind, adaptive: bool, form: str) -> Kernel
 {math.scalar} sum = 0;
 {loops} sum += {math.load("image", f"source_at + {_PIXEL}")};
 {_ADAPTIVE_COUNT if adaptive else _COUNT}
-{math.store("out", "first + j", "start_z < end_z && start_y < end_y && start_x < end_x ? sum / count : 0")};"""
+{math.store("out", "first + j", "sum / count")};"""
     body = walk.each(f"const int tx = i3 + j;\n{windows}\n{pool}", _TARGET_ROW, vectorize=False)
     name = f"{'adaptive_' if adaptive else ''}{kind}_pool"
     return walk.kernel(name, _params(_forward_pointers(storage, kind), kind, adaptive), body)
