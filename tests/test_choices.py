@@ -22,7 +22,6 @@ from torchgraft.kernels.matmul.choose import WAYS
 from torchgraft.ops.attention.choose import BACKWARD, FORWARD
 from torchgraft.ops.choices import CLASSES
 from torchgraft.ops.convolution.choose import IMAGES, WEIGHTS
-from torchgraft.ops.fft.choose import AXES
 from torchgraft.ops.fft.choose import WAYS as TRANSFORMS
 from torchgraft.ops.moves import COLLECT
 from torchgraft.ops.sorting.choose import SELECTION, SORT, TOP
@@ -112,8 +111,7 @@ class TestExplain:
         assert re.findall(r"(\S+) +<- taken", text) == ["four-step", "local", "local"]
         assert text == explained(capsys, "fft_rfft", "64x5000", "--target", "gpu")
         text = explained(capsys, "fft.rfft2", "64x100x100", "--target", "cpu32")
-        assert re.findall(r"(\S+) +<- taken", text) == ["planes", "rows", "columns"]
-        assert "fft-axes: 2 axes, the first two of 64 planes of 100x51" in text
+        assert re.findall(r"(\S+) +<- taken", text) == ["rows", "columns"]
 
     def test_a_way_that_sorts_has_that_choice_told_too(self, capsys: pytest.CaptureFixture[str]) -> None:
         text = explained(capsys, "topk", "4x100000", "k=5", "--target", "gpu")
@@ -209,7 +207,6 @@ TABLES = {
     "attention": (FORWARD, 5),
     "attention's gradients": (BACKWARD, 4),
     "transforms": (TRANSFORMS, 9),
-    "axes": (AXES, 2),
     "sorting": (SORT, 5),
     "top": (TOP, 2),
     "selection": (SELECTION, 3),

@@ -264,14 +264,6 @@ def test_stages_along_lines(dtype: torch.dtype) -> None:
     assert not radices.along_columns(100, dtype, 16, 7)
 
 
-@pytest.mark.skipif(os.environ.get("TORCHGRAFT_KERNEL_FORM") == "gpu", reason="planes are a matter of CPUs' caches")
-def test_planes_take_one_launch(device: str) -> None:
-    x = torch.randn(960, 6, 10, dtype=torch.complex64, device=device)
-    torch.fft.fft2(x), torch.fft.rfft2(x.real), torch.fft.irfft2(x)
-    for op in ("_fft_c2c", "_fft_r2c", "_fft_c2r"):
-        assert "fft_planes" in torchgraft.plans.show(op)
-
-
 def test_a_bad_line_spoils_no_other(device: str) -> None:
     x = torch.randn(20, 50)
     x[3, 7] = float("nan")

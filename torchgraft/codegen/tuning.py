@@ -475,16 +475,12 @@ class Transforms:
     Attributes:
         whole: up to this length the scratch of a CPU's work-item stays in its cache.
         two_steps: from this length on two steps fill the lanes that a few lines leave empty.
-        plane_bytes: planes of at most so many stay in a CPU's cache between two axes.
-        share_bytes: small planes are shared out by so many.
         groups: a core.
         gpu_groups: a unit.
     """
 
     whole: int = size(2048)
     two_steps: int = size(256)
-    plane_bytes: int = size(1 << 20)
-    share_bytes: int = size(1 << 18)
     groups: int = size(4)
     gpu_groups: int = size(16, form="gpu")
 

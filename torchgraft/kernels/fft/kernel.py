@@ -1,12 +1,11 @@
-"""The kernels of Fourier transforms: of lines, and of planes along two axes."""
+"""The kernels of Fourier transforms, of lines."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import replace
 
-from torchgraft.codegen.kernel import Kernel, Value, parameters
+from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.walk import Walk
 from torchgraft.kernels.fft import across, along, gpu
@@ -14,38 +13,14 @@ from torchgraft.kernels.fft.lines import Lines, definitions
 from torchgraft.kernels.fft.stages import stages
 
 
-def _call(lines: Lines, type_: str, which: str, suffix: str = "") -> str:
+def _call(lines: Lines, type_: str, which: str) -> str:
     """Of the function for lines on CPUs; `which` are its last arguments."""
-    own = ", ".join(param.name + suffix for param in lines.parameters(type_))
+    own = ", ".join(param.name for param in lines.parameters(type_))
     return f"{lines.name}({own}, {which});"
 
 
-def _cpu_functions(type_: str, passes: Sequence[Lines]) -> str:
-    those_along = "".join(along.functions(lines, type_) for lines in dict.fromkeys(passes) if lines.along)
-    return those_along + across.functions([lines for lines in dict.fromkeys(passes) if not lines.along], type_)
-
-
-@functools.cache
-def plane_kernel(type_: str, first: Lines, second: Lines) -> Kernel:
-    """Transforms planes along one axis and then along the other, while they lie in a CPU's cache. The walk is over
-    shares of `share` lines of the first pass and `share_2` of the second, which are those of the same planes.
-
-    Parameters: those of `line_kernel`, and the second pass's, whose names end in _2, but for `scratch`, of which each
-    group has `room` elements.
-    """
-    params = (*parameters(f"{type_}* scratch; i64 room"),)
-    body = f"GLOBAL {BY_NAME[type_].storage}* const own = scratch + GROUP_ID(0) * room;\n"
-    for lines, suffix in ((first, ""), (second, "_2")):
-        own = (replace(param, name=param.name + suffix) for param in lines.parameters(type_))
-        params += (*own, Value(f"share{suffix}", "i64"))
-        body += f"""{{
-    const long end = min(lines{suffix}, (tg_i + 1) * share{suffix});
-    for (long start = tg_i * share{suffix}; start < end; start += {"end - start" if lines.along else "WIDTH"})
-      {_call(lines, type_, "own, start, end", suffix)}
-  }}
-  """
-    walk = Walk("cpu", prefix="tg_")
-    return walk.kernel("fft_planes", params, walk.each(body, vectorize=False), _cpu_functions(type_, [first, second]))
+def _cpu_functions(type_: str, lines: Lines) -> str:
+    return along.functions(lines, type_) if lines.along else across.functions([lines], type_)
 
 
 @functools.cache
@@ -66,7 +41,7 @@ def line_kernel(type_: str, lines: Lines, form: str, local: int = 0) -> Kernel:
         helpers = definitions(type_, form, "LOCAL" if local else "GLOBAL") + stages(form)
         body = gpu.body(lines, local)
     else:
-        scratch, helpers = f"{scratch}; i64 room", _cpu_functions(type_, [lines])
+        scratch, helpers = f"{scratch}; i64 room", _cpu_functions(type_, lines)
         those = "tg_i * WIDTH, min(lines, tg_end * WIDTH)"
         if lines.along:
             those = f"tg_i * {lines.along.lines}, min(lines, tg_i * {lines.along.lines} + {lines.along.lines})"

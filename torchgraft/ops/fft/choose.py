@@ -9,18 +9,15 @@ all rows, written transposed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from torchgraft.codegen import ceil_div
-from torchgraft.kernels.choice import Way, choose, first
+from torchgraft.kernels.choice import Way, choose
 from torchgraft.kernels.fft.gpu import local_length
 from torchgraft.ops.fft import twiddles
-from torchgraft.ops.fft.passes import Pass, launch_planes
+from torchgraft.ops.fft.passes import Pass
 from torchgraft.ops.fft.problem import Transform
 from torchgraft.ops.fft.radices import SUMMED, largest_prime, two_factors
-from torchgraft.plans import pointwise
 
 
 def _for(what: str, suits: object) -> str:
@@ -117,87 +114,8 @@ def passes(t: Transform) -> list[Pass]:
     return choose("fft", WAYS, t)
 
 
-def _is_one_pass(t: Transform) -> bool:
-    return first("fft", WAYS, t).name not in ("bluestein", "four-step")
-
-
-# ---- Along several. ----
-
-
-@dataclass(frozen=True)
-class Axes:
-    """Axes that are to be transformed, two or more: planes have all elements along the first two."""
-
-    rest: tuple[Transform, ...]
-
-    def __str__(self) -> str:
-        return f"{len(self.rest)} axes, the first two of {self.planes} planes of {'x'.join(map(str, self.sizes))}"
-
-    @property
-    def other(self) -> tuple[int, int]:
-        """Which dimension of the first one's batch the second is, and the other way round."""
-        first, second = (t.dim for t in self.rest[:2])
-        return second - (second > first), first - (first > second)
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Lines of a plane along the first axis, and along the second."""
-        return self.rest[0].batch[self.other[0]], self.rest[1].batch[self.other[1]]
-
-    @property
-    def planes(self) -> int:
-        return self.rest[0].count // self.sizes[0]
-
-    @property
-    def nbytes(self) -> int:
-        """Of a plane."""
-        return math.prod(self.sizes) * 2 * self.rest[0].type_.itemsize
-
-
-def _why_no_planes(a: Axes) -> str:
-    first, second, last = a.rest[0], a.rest[1], a.rest[-1]
-    if len(a.rest) % 2 and first.target.stride > last.target.stride:
-        return "neighbours; of an odd number of axes the one farther from its neighbour is left over"
-    units = first.p.device.compute_units
-    most = first.sizes.plane_bytes
-    small = a.nbytes <= most and a.planes >= 0.8 * ceil_div(a.planes, units) * units
-    return (
-        _of_cpus(first)
-        or _for("axes of one launch each", _is_one_pass(first) and _is_one_pass(second))
-        or _for(f"planes of at most {most >> 10} KiB, enough for all units", small)
-    )
-
-
-def _plan_planes(a: Axes) -> int:
-    pair = a.rest[:2]
-    strides = [side.apart for t in pair for side in (t.source, t.target)]
-    around = [list(_without(apart, a.other[k // 2])) for k, apart in enumerate(strides)]
-    sizes, around = pointwise.coalesce(list(_without(pair[0].batch, a.other[0])), around)
-    strides = [(*outer, apart[a.other[k // 2]]) for k, (outer, apart) in enumerate(zip(around, strides, strict=True))]
-    in_planes = [t.with_batch((*sizes, a.sizes[k]), *strides[2 * k : 2 * k + 2]) for k, t in enumerate(pair)]
-    tuning = pair[0].sizes
-    groups = tuning.groups * pair[0].p.device.compute_units
-    together = max(1, min(a.planes // groups, tuning.share_bytes // a.nbytes))
-    launch_planes([each for t in in_planes for each in passes(t)], ceil_div(a.planes, together), together)
-    return 2
-
-
-def _without(values: Sequence[int], place: int) -> tuple[int, ...]:
-    return (*values[:place], *values[place + 1 :])
-
-
-def _plan_axis(a: Axes) -> int:
-    for each in passes(a.rest[0]):
-        each.launch()
-    return 1
-
-
-AXES = (Way("planes", _why_no_planes, _plan_planes), Way("axis", lambda _: "", _plan_axis))
-
-
 def plan_axes(transforms: Sequence[Transform]) -> None:
-    """One after the other, or two at once."""
-    rest = tuple(transforms)
-    while rest:
-        axes = Axes(rest)
-        rest = rest[_plan_axis(axes) if len(rest) == 1 else choose("fft-axes", AXES, axes) :]
+    """One after the other."""
+    for transform in transforms:
+        for each in passes(transform):
+            each.launch()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torchgraft.codegen import ceil_div
-from torchgraft.kernels.fft.kernel import line_kernel, plane_kernel
+from torchgraft.kernels.fft.kernel import line_kernel
 from torchgraft.kernels.fft.lines import Lines, lanes
 from torchgraft.ops.fft import twiddles
 from torchgraft.ops.fft.problem import Transform
@@ -89,17 +88,3 @@ class Pass:
             scratch=None if self.local else p.empty((*grid.groups, self.room), t.type_),
             **({"room": self.room} if t.is_cpu else {}),
         )
-
-
-def launch_planes(passes: Sequence[Pass], shares: int, together: int) -> None:
-    """Two passes, plane by plane: shares of so many planes."""
-    t, p = passes[0].lines, passes[0].lines.p
-    grid = p.dealer.share(shares, t.sizes.groups * p.device.compute_units)
-    arguments: dict[str, Any] = {}
-    for each, suffix in zip(passes, ("", "_2"), strict=True):
-        arguments.update((f"{name}{suffix}", value) for name, value in each.arguments.items())
-        arguments[f"share{suffix}"] = together * each.lines.batch[-1]
-    room = max(each.room for each in passes)
-    scratch = p.empty((*grid.groups, room), t.type_)
-    kernel = plane_kernel(t.name, *(each.kinds for each in passes))
-    p.launch(kernel, grid, **arguments, scratch=scratch, room=room)

@@ -1,6 +1,4 @@
-"""Planners of Fourier transforms: axes are transformed one after the other; two at once, plane by plane, where planes
-stay in a CPU's cache.
-"""
+"""Planners of Fourier transforms: axes are transformed one after the other."""
 
 from __future__ import annotations
 
