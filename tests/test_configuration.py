@@ -9,7 +9,7 @@ import pytest
 from conftest import Script
 
 from torchgraft.diagnosis import host
-from torchgraft.registration.register import environment
+from torchgraft.registration import environment
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "configuration.md"

@@ -11,7 +11,7 @@ PROGRAM = """
     import atexit, os, sys, time
     from pathlib import Path
     import torch
-    from torchgraft.registration.register import shutdown
+    from torchgraft.registration import shutdown
 
     class Slow:
         def __del__(self):
@@ -55,7 +55,7 @@ def test_waiting_ends(script: Script) -> None:
         """
         import time
         import torch
-        from torchgraft.registration.register import shutdown
+        from torchgraft.registration import shutdown
 
         shutdown._states = lambda: ["R"]
         start = time.monotonic()
