@@ -22,6 +22,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 # Before torch is imported: kernels are compiled when they are needed, not while the other side is timed.
@@ -48,7 +49,7 @@ def every_case() -> Iterator[Case]:
     yield from networks.layers()
 
 
-LAYERS = {case.family for case in networks.layers()} - {case.family for case in all_cases()}
+LAYERS = {case.family for case in networks.layers()}
 
 
 def arguments() -> argparse.Namespace:
@@ -87,19 +88,20 @@ def taken(case: Case, device: str) -> set[str]:
     return found
 
 
-def takers(device: str) -> tuple[dict[str, list[Case]], list[str]]:
-    """The workloads that take each way, and those that cannot be planned without their values."""
+def takers(device: str) -> tuple[dict[str, list[Case]], Counter[str], list[str]]:
+    """The workloads that take each way, the sizes of classes, and what cannot be planned without values."""
     torch.empty(0, device=device)  # opened, torch leaves whole what it composes of others where the device has it
-    found, unplanned = defaultdict(list), []
+    found, sizes, unplanned = defaultdict(list), Counter[str](), []
     for case in every_case():
         try:
             ways = taken(case, device)
         except Exception as error:  # a fake module is not moved to a device, and some sizes depend on values
             unplanned.append(f"{case.name}: {str(error).partition(chr(10))[0][:100]}")
             continue
+        sizes[case.family] += 1
         for way in ways:
             found[way].append(case)
-    return dict(found), unplanned
+    return dict(found), sizes, unplanned
 
 
 # ---- what it is worth ----
@@ -139,12 +141,25 @@ class Worth:
         return [self.way, calls, *figures, f"{self.of_layers():.2f}", "stays" if stays else "goes"]
 
 
-def measured(way: str, cases: list[Case], with_it: TorchProcess, options: argparse.Namespace) -> Worth:
-    some = random.Random(f"{options.seed} {way}").sample(cases, min(options.most, len(cases)))
+def drawn(way: str, cases: list[Case], options: argparse.Namespace) -> list[Case]:
+    """About `most` of them, of each class its share and at least one."""
+    chance, some = random.Random(f"{options.seed} {way}"), []
+    for family in dict.fromkeys(case.family for case in cases):
+        of_family = [case for case in cases if case.family == family]
+        share = math.ceil(options.most * len(of_family) / len(cases))
+        some += chance.sample(of_family, min(share, len(of_family)))
+    return some
+
+
+def measured(way: str, cases: list[Case], options: argparse.Namespace) -> Worth:
+    """In two processes of its own: one that fails takes no other way's figures along."""
     ratios = {}
-    leaving = {"TORCHGRAFT_WITHOUT_WAYS": way}
-    with contextlib.closing(TorchProcess(every_case, device=options.device, environment=leaving)) as without:
-        for case in some:
+    process = partial(TorchProcess, every_case, device=options.device)
+    with (
+        contextlib.closing(process(environment={})) as with_it,
+        contextlib.closing(process(environment={"TORCHGRAFT_WITHOUT_WAYS": way})) as without,
+    ):
+        for case in drawn(way, cases, options):
             times, _ = take_turns(case, {"with": with_it, "without": without}, options.rounds, options.seconds)
             pairs = zip(times["without"], times["with"], strict=True)
             ratios[case.name] = statistics.median(without / with_ for without, with_ in pairs)
@@ -153,22 +168,20 @@ def measured(way: str, cases: list[Case], with_it: TorchProcess, options: argpar
 
 def main() -> None:
     options = arguments()
-    by_way, unplanned = takers(options.device)
+    by_way, sizes, unplanned = takers(options.device)
     chosen = {way: cases for way, cases in sorted(by_way.items()) if options.only in way}
     if not chosen:
         raise SystemExit(f"no way that calls take has {options.only!r} in its name: {', '.join(sorted(by_way))}")
     print(f"{len(by_way)} ways; not planned, so in no figure: {'; '.join(unplanned) or 'none'}", flush=True)
-    sizes = Counter(case.family for case in every_case())
     worths, failed = [], []
-    with contextlib.closing(TorchProcess(every_case, device=options.device, environment={})) as with_it:
-        for way, cases in chosen.items():
-            try:
-                worths.append(measured(way, cases, with_it, options))
-            except RuntimeError as error:  # of the process without it; the others go on
-                failed.append(f"{way}: {str(error).strip().splitlines()[-1]}")
-                print(failed[-1], flush=True)
-                continue
-            print("  ".join(worths[-1].row(sizes)), flush=True)
+    for way, cases in chosen.items():
+        try:
+            worths.append(measured(way, cases, options))
+        except RuntimeError as error:  # of one of its processes; the others go on
+            failed.append(f"{way}: {str(error).strip().splitlines()[-1]}")
+            print(failed[-1], flush=True)
+            continue
+        print("  ".join(worths[-1].row(sizes)), flush=True)
     table = Table(HEAD, [worth.row(sizes) for worth in sorted(worths, key=lambda worth: worth.of_class(sizes)[1])])
     print(f"\n{table.text()}")
     if options.json:

@@ -200,7 +200,7 @@ def test_vectors_along_rows(
 def test_vectors_along_columns(
     device: str, n: int, lanes: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of any number, also in place, where no column may be transformed twice; in one launch and plane by plane."""
+    """Of any number, also in place, where no column may be transformed twice."""
     stages = radices.row_stages(n, lanes, lanes, columns=True)
     assert n == 4 or (stages and math.prod(stages.radices) == n)
     monkeypatch.setattr(radices, "along_columns", lambda m, *others: stages if m == n and others[-1] else None)

@@ -16,7 +16,7 @@ def _convolutions(network: str, *layers: convolution.Convolution) -> Iterator[Ca
     for layer in layers:
         name = f"{layer.kernel}x{layer.kernel} {layer.inputs}-{layer.outputs} {'x'.join(map(str, layer.size))}"
         half = dataclasses.replace(layer, dtype=torch.bfloat16)
-        for case in (layer.case(name, gradients=True), half.case(name)):
+        for case in (layer.case(name, gradients=True), half.case(f"{name} bfloat16")):
             yield _of(network, case)
 
 
@@ -126,9 +126,9 @@ def _recurrent() -> Iterator[Case]:
 
         return make
 
-    yield computing("recurrent/LSTM cell", cell(torch.lstm_cell, 4, 2), 0, 0)
-    yield computing("recurrent/GRU cell", cell(torch.gru_cell, 3, 1), 0, 0)
-    yield computing("recurrent/RNN cell", cell(torch.rnn_tanh_cell, 1, 1), 0, 0)
+    yield computing("cells/LSTM cell", cell(torch.lstm_cell, 4, 2), 0, 0)
+    yield computing("cells/GRU cell", cell(torch.gru_cell, 3, 1), 0, 0)
+    yield computing("cells/RNN cell", cell(torch.rnn_tanh_cell, 1, 1), 0, 0)
 
 
 def layers() -> Iterator[Case]:

@@ -123,8 +123,9 @@ def _send(lines: list[bytes]) -> None:
 def _helper(number: int) -> subprocess.Popen[bytes]:
     """A helper that runs."""
     while len(_helpers) <= number:
-        _errors.append(tempfile.TemporaryFile())  # noqa: SIM115  # as long as there are helpers
-        _helpers.append(_start(_errors[-1]))
+        errors = _unnamed_file()
+        _helpers.append(_start(errors))
+        _errors.append(errors)
     ended = _helpers[number].poll()
     if ended == USELESS:
         _give_up(_errors[number])
@@ -133,11 +134,19 @@ def _helper(number: int) -> subprocess.Popen[bytes]:
     return _helpers[number]
 
 
+def _unnamed_file() -> IO[bytes]:
+    """For what a helper says; without a folder for such it is lost."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:
+        return open(os.devnull, "w+b")
+
+
 def _give_up(errors: IO[bytes]) -> None:
     global _is_useless
     _is_useless = True
     errors.seek(0)
-    reason = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+    reason = errors.read().decode(errors="replace") or "for a reason that could not be told"
     warnings.warn(
         f"kernels are compiled by this process alone, one after the other: those that were to help cannot ({reason})",
         RuntimeWarning,

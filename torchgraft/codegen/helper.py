@@ -2,8 +2,8 @@
 
 Run as a file, with the paths of drivers' libraries as arguments, "<path>:<symbol>": a job is a line of JSON on its
 input. It imports neither torch nor the core, so that it starts in a moment. A kernel that does not compile is left to
-whoever needs it, and says why. If nothing at all can be done here the program ends with status `USELESS`, and the last
-line of its errors says why.
+whoever needs it, and so are those of drivers that do not load here. If no job can be done the program ends with status
+`USELESS`, and its errors say why.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 PATIENCE = 30.0
 """Seconds without a job, after which the process ends: it holds the memory of a compiler."""
 USELESS = 77
-"""The exit status after so many jobs, one after the other, that failed otherwise than by the compiler's refusal."""
+"""The exit status after `_FAILURES` jobs, one after the other, that failed otherwise than by the compiler's refusal."""
 _FAILURES = 3
 
 
@@ -57,9 +57,11 @@ def _driver_of(job: dict[str, Any], drivers: list[Any]) -> Any:
 
 
 def _compile(job: dict[str, Any], drivers: list[Any], cache: Any) -> None:
+    if not drivers:
+        raise RuntimeError("no driver's library loads in a process of its own")
     driver = _driver_of(job, drivers)
     if driver is None:
-        raise RuntimeError(f"no driver has the device {job['driver']}:{job['ordinal']} in a process of its own")
+        return
     with cache.claim(job["key"]):
         if cache.read(job["key"]) is not None:
             return
@@ -89,6 +91,9 @@ class _Jobs:
 
 
 def main() -> None:
+    # What drivers and compilers say goes nowhere: only why this process is useless is of interest.
+    said = os.dup(2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     _without_torch()
     from torchgraft.codegen.cache import KernelCache
     from torchgraft.driver import CompileError
@@ -103,7 +108,7 @@ def main() -> None:
         except Exception as error:
             failures += 1
             if failures == _FAILURES:
-                print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
+                os.write(said, f"{type(error).__name__}: {error}".splitlines()[0].encode())
                 sys.exit(USELESS)
 
 

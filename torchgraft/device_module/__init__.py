@@ -188,17 +188,7 @@ def _maybe_exchange_device(index: int) -> int:
 
 
 class DeviceModule(ModuleType):
-    """The type of `torch.<name>`: a module with two attributes that change, and some that are made when they are asked
-    for."""
-
-    def __init__(self, name: str, doc: str, late: Mapping[str, Callable[[], object]]) -> None:
-        super().__init__(name, doc)
-        self.__late = late
-
-    def __getattr__(self, name: str) -> object:
-        if name in self.__late:
-            return self.__late[name]()
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+    """The type of `torch.<name>`: a module with two attributes that change."""
 
     @property
     def _initialized(self) -> bool:
@@ -213,6 +203,10 @@ class DeviceModule(ModuleType):
         return random.default_generators()
 
 
+def _late(make: Callable[[], object]) -> property:
+    return property(lambda _: make())
+
+
 def make_device_module(name: str, late: Mapping[str, Callable[[], object]], **hooks: object) -> DeviceModule:
     """Puts `torch.<name>` together. torch looks its members up by name, hence no class hierarchy.
 
@@ -222,7 +216,10 @@ def make_device_module(name: str, late: Mapping[str, Callable[[], object]], **ho
         hooks: other attributes that only torch asks for.
     """
     doc = f"Devices '{name}': memory, streams, events, random numbers, mixed precision."
-    module = DeviceModule(f"torch.{name}", doc, late)
+    type_: type[DeviceModule] = type(
+        "DeviceModule", (DeviceModule,), {each: _late(make) for each, make in late.items()}
+    )
+    module = type_(f"torch.{name}", doc)
     offered = {part: list(part.__all__) for part in (memory, streams, random, amp, graphs)}
     offered[sys.modules[__name__]] = list(__all__)
     for part, names in offered.items():

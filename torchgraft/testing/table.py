@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from torchgraft.driver_table import (
+    EXCEPTIONS,
     HEADER,
+    MIN_SIZE,
+    OPTIONAL,
     Argument,
     Command,
     Launch,
@@ -14,4 +17,17 @@ from torchgraft.driver_table import (
     driver_table,
 )
 
-__all__ = ["HEADER", "Argument", "Command", "Launch", "Properties", "Status", "Table", "TableDriver", "driver_table"]
+__all__ = [
+    "EXCEPTIONS",
+    "HEADER",
+    "MIN_SIZE",
+    "OPTIONAL",
+    "Argument",
+    "Command",
+    "Launch",
+    "Properties",
+    "Status",
+    "Table",
+    "TableDriver",
+    "driver_table",
+]

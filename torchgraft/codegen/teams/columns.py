@@ -100,6 +100,7 @@ class Columns(Rendering):
         return 1
 
     def body(self, statements: tuple[str, ...]) -> str:
+        self._written.clear()  # another kernel may give the names to others
         return f"{_LOOP}    {joined(statements)}\n  }}\n"
 
     def _declare(self, name: str, ctype: str) -> str:

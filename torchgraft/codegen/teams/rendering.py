@@ -94,9 +94,9 @@ class Rendering(ABC):
     ) -> Kernel:
         body = self.body(statements)
         if self.layout.runs:
-            params += tuple(Value(v, "i64") for v in _RUN_VALUES)
+            params = (*params, *(Value(v, "i64") for v in _RUN_VALUES))
             return Kernel(name, params, _PART + body, helpers, (self.local, 1))
-        params += tuple(Value(v, "i64") for v in self.values)
+        params = (*params, *(Value(v, "i64") for v in self.values))
         return Kernel(name, params, body, helpers, (self.local, *[1] * (dims - 1)))
 
     # ---- parts of texts ----
