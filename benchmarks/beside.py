@@ -27,7 +27,7 @@ os.environ.setdefault("TORCHGRAFT_COMPILE_HELPERS", "0")
 from harness.case import Case
 from harness.figures import classes
 from harness.machine import machine
-from harness.tables import Table
+from harness.tables import Table, machine_table
 from harness.torch_process import TorchProcess
 from harness.turns import Here, Side, take_turns
 from workloads import all_cases
@@ -126,8 +126,7 @@ def main() -> None:
     if options.markdown:
         heads = {"Classes": table, "Cases": Table(CASE_HEAD, [each.row() for each in figures])}
         sections = "".join(f"\n## {title}\n\n{each.markdown()}\n" for title, each in heads.items())
-        rows = [[name.replace("_", " "), str(value)] for name, value in found.items()]
-        head = Table(("machine", ""), rows).markdown()
+        head = machine_table(found).markdown()
         options.markdown.write_text(f"# Single ops beside {options.beside}\n\n{head}\n{sections}")
     if failed:
         sys.exit(f"{len(failed)} cases failed on {options.device}")

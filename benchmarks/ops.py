@@ -113,7 +113,7 @@ def main(cases: Callable[[], Iterator[Case]] = all_cases, description: str | Non
     found = machine(options.device)
     ceilings = probe(options.device, {case.dtype for case in chosen}, options.seconds / 3)
     run = Run(command(options), found, ceilings, [])
-    print(f"{tables.machine_table(run).text()}\n\n{tables.ceiling_table(run).text()}\n", flush=True)
+    print(f"{tables.machine_table(run.machine).text()}\n\n{tables.ceiling_table(run).text()}\n", flush=True)
     run.figures.extend(measure(chosen, cases, ceilings, options))
     report(run, options)
 

@@ -31,7 +31,7 @@ os.environ.setdefault("TORCHGRAFT_COMPILE_HELPERS", "0")
 import torch
 from harness.case import Case
 from harness.machine import machine
-from harness.tables import Table
+from harness.tables import Table, machine_table
 from harness.torch_process import TorchProcess
 from harness.turns import take_turns
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -184,12 +184,12 @@ def main() -> None:
         print("  ".join(worths[-1].row(sizes)), flush=True)
     table = Table(HEAD, [worth.row(sizes) for worth in sorted(worths, key=lambda worth: worth.of_class(sizes)[1])])
     print(f"\n{table.text()}")
+    found = machine(options.device)
     if options.json:
-        record = {"machine": machine(options.device), "ways": [dataclasses.asdict(worth) for worth in worths]}
+        record = {"machine": found, "ways": [dataclasses.asdict(worth) for worth in worths]}
         options.json.write_text(json.dumps(record, indent=1) + "\n")
     if options.markdown:
-        rows = [[name.replace("_", " "), str(value)] for name, value in machine(options.device).items()]
-        text = f"# What each way is worth\n\n{Table(('machine', ''), rows).markdown()}\n\n{table.markdown()}\n"
+        text = f"# What each way is worth\n\n{machine_table(found).markdown()}\n\n{table.markdown()}\n"
         options.markdown.write_text(text)
     if failed:
         raise SystemExit(f"{len(failed)} ways could not be measured")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.figures import Figure, Run, Summary, classes, parts, summarize
@@ -75,8 +75,8 @@ def slow_table(figures: Sequence[Figure]) -> Table:
     return case_table(sorted(slow, key=lambda each: each.warm_ratio))
 
 
-def machine_table(run: Run) -> Table:
-    return Table(("machine", ""), [[name.replace("_", " "), str(value)] for name, value in run.machine.items()])
+def machine_table(machine: Mapping[str, object]) -> Table:
+    return Table(("machine", ""), [[name.replace("_", " "), str(value)] for name, value in machine.items()])
 
 
 def ceiling_table(run: Run) -> Table:
@@ -89,7 +89,7 @@ def ceiling_table(run: Run) -> Table:
 def markdown(run: Run) -> str:
     """The whole run as a page."""
     sections = {
-        "Machine": machine_table(run).markdown(),
+        "Machine": machine_table(run.machine).markdown(),
         "Ceilings": ceiling_table(run).markdown(),
         "Classes": class_table(run.figures).markdown(),
         f"Below {SLOW} of the CPU with a warm heap": slow_table(run.figures).markdown(),

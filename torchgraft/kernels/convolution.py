@@ -808,8 +808,10 @@ def block_launch(storage: str, g: Geometry, direction: Direction, given: Operand
     blocks = on.tuning.blocks
     math = arithmetic(storage, on.simd_width)
     sums = channels * prod(g.taps) // phases
-    of_blocks = block_shape(math, block_tile(math, blocks), rows, columns, sums, g.groups * phases, on.units, blocks)
-    block_rows, block_columns = of_blocks
+    products = g.groups * phases
+    block_rows, block_columns = block_shape(
+        math, block_tile(math, blocks), rows, columns, sums, products, on.units, blocks, blocks.work // 8
+    )
     kernel = block_kernel(storage, direction, given.bias is not None, blocks, on.simd_width)
     grid = (ceil_div(columns, block_columns), ceil_div(rows, block_rows), g.groups * phases)
     arguments = {**_arguments(g, direction, given), "block_rows": block_rows, "block_columns": block_columns}
@@ -946,7 +948,7 @@ def block_weight_launches(storage: str, g: Geometry, given: WeightOperands, on: 
     rows, columns, pixels = _rows_of_weight(g), columns_of_weight(g), g.batch * prod(g.result)
     narrow = columns <= math.width
     tile = block_tile(math, blocks, narrow)
-    block_rows, block_columns = block_shape(math, tile, rows, columns, pixels, g.groups, 1, blocks)
+    block_rows, block_columns = block_shape(math, tile, rows, columns, pixels, g.groups, 1, blocks, blocks.work // 8)
     # Large blocks, and for every core some: the pixels are divided, which costs a second pass over a few copies of the
     # weight.
     count = ceil_div(rows, block_rows) * ceil_div(columns, block_columns) * g.groups

@@ -2,7 +2,8 @@
 
 What a team does is written once (`team`), for one row and one element; its rendering follows from how rows lie
 (`layout`): contiguous ones on a CPU (`row`), those of a few elements (`few`), of runs (`runs`), across memory
-(`columns`); a GPU's group shares a row (`group`), or each work-item has one (`work_item`).
+(`columns`); a GPU's group shares a row (`group`), or each work-item has one (`work_item`),
+with the same loops (`members`).
 """
 
 from torchgraft.codegen.teams.accumulators import RUN, Fields, bind

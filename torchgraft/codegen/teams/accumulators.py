@@ -16,6 +16,16 @@ Fields = Mapping[str, tuple[str, str]]
 RUN = 256
 
 
+def ctypes(fields: Fields) -> dict[str, str]:
+    """C types of an accumulator's fields."""
+    return {name: value_ctype(type_) for name, (type_, _) in fields.items()}
+
+
+def start(fields: Fields) -> str:
+    """Declares the fields as variables of their own names, which hold the identities."""
+    return " ".join(f"{value_ctype(type_)} {name} = {identity};" for name, (type_, identity) in fields.items())
+
+
 @dataclass(frozen=True)
 class Accumulators:
     """The variables ``tg_<field>`` of a fold, or arrays of `count` of them, whose element is ``tg_<field>[tg_j]``."""
@@ -26,7 +36,7 @@ class Accumulators:
 
     @property
     def types(self) -> dict[str, str]:
-        return {name: value_ctype(type_) for name, (type_, _) in self.fields.items()}
+        return ctypes(self.fields)
 
     @property
     def _at(self) -> str:
@@ -90,3 +100,9 @@ def bind(text: str, **accumulators: str | Mapping[str, str]) -> str:
         else:
             text = re.sub(rf"\b{letter}\.(\w+)", lambda m, s=spelled: s[m[1]], text)  # type: ignore[misc]
     return text
+
+
+def scan_step(fields: Fields, load: str, combine: str) -> str:
+    """Statements that take element ``c`` into an accumulator in variables of the fields' names."""
+    own = " ".join(f"{ctype} tg_{name};" for name, ctype in ctypes(fields).items())
+    return f"{own} {bind(load, B='tg_{}')} {bind(combine, A='{}', B='tg_{}')}"

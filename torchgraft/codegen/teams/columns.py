@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import re
 
-from torchgraft.codegen.teams.accumulators import RUN, Accumulators, Fields, bind
+from torchgraft.codegen.teams.accumulators import RUN, Accumulators, Fields, bind, ctypes, scan_step
 from torchgraft.codegen.teams.layout import Layout
-from torchgraft.codegen.teams.rendering import Rendering, ctypes, joined
-from torchgraft.codegen.teams.row import scan_step
+from torchgraft.codegen.teams.rendering import Rendering, joined
 from torchgraft.codegen.types import value_ctype
 
 # Elements of each of a few columns that are taken at once.

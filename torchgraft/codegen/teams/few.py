@@ -3,9 +3,9 @@ across rows."""
 
 from __future__ import annotations
 
-from torchgraft.codegen.teams.accumulators import Fields, bind
-from torchgraft.codegen.teams.rendering import joined, start
-from torchgraft.codegen.teams.row import Row, scan_step
+from torchgraft.codegen.teams.accumulators import Fields, bind, scan_step, start
+from torchgraft.codegen.teams.rendering import joined
+from torchgraft.codegen.teams.row import Row
 
 
 class Few(Row):
@@ -17,9 +17,6 @@ class Few(Row):
 
     def each(self, statements: str, vectorize: bool, size: str) -> str:
         return self._unrolled(statements) if size == "size" else super().each(statements, vectorize, size)
-
-    def let_of_many(self, name: str, type_: str, value: str) -> str:
-        return self.let(name, type_, value)
 
     def fold(self, fields: Fields, step: str, combine: str, cascade: bool, size: str, alone: bool) -> str:
         if size:

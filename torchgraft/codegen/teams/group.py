@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torchgraft.codegen.teams.accumulators import RUN, Fields, bind
-from torchgraft.codegen.teams.rendering import ROW_OF_RUNS, ctypes, joined
-from torchgraft.codegen.teams.work_item import WorkItem
+from torchgraft.codegen.teams.accumulators import RUN, Fields, bind, ctypes
+from torchgraft.codegen.teams.members import Members
+from torchgraft.codegen.teams.rendering import ROW_OF_RUNS, ROW_VALUES, joined
 
 # Groups up to this size meet once for a fold.
 _SMALL_GROUP = 64
 
 
-class Group(WorkItem):
+class Group(Members):
     """A row for a group, whose members are ``tg_lane``."""
 
     @property
@@ -20,14 +20,6 @@ class Group(WorkItem):
         if self.layout.runs:
             return f"tg_run + c{'' if self.layout.unit else ' * stride'}"
         return "row * size + c"
-
-    @property
-    def row(self) -> str:
-        return "row"
-
-    @property
-    def column(self) -> str:
-        return "(row - o * inner)"
 
     def leader(self, statements: str) -> str:
         return f"if (tg_lane == 0) {{ {statements} }}"
@@ -83,7 +75,7 @@ class Group(WorkItem):
 
     @property
     def values(self) -> tuple[str, ...]:
-        return ("rows", "size", "chunk")
+        return ROW_VALUES
 
     @property
     def local(self) -> int:

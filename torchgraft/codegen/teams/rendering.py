@@ -12,6 +12,7 @@ from torchgraft.codegen.types import value_ctype
 
 _COLUMN_VALUES = ("outer", "outer_stride", "size", "stride", "inner", "inner_stride", "span", "chunk")
 _RUN_VALUES = (*_COLUMN_VALUES, "run", "run_stride", "part")
+ROW_VALUES = ("rows", "size", "chunk")
 ROW_OF_RUNS = "const long o = row / inner, tg_base = o * outer_stride + (row - o * inner) * inner_stride;"
 _PART = "  const long tg_begin = GROUP_ID(1) * part, tg_end = tg_begin + part < size ? tg_begin + part : size;\n"
 
@@ -120,13 +121,3 @@ class Rendering(ABC):
 def joined(statements: tuple[str, ...]) -> str:
     """The statements of a row."""
     return "\n    ".join(filter(None, statements))
-
-
-def ctypes(fields: Fields) -> Mapping[str, str]:
-    """C types of an accumulator's fields."""
-    return {name: value_ctype(type_) for name, (type_, _) in fields.items()}
-
-
-def start(fields: Fields) -> str:
-    """Declares the fields as variables of their own names, which hold the identities."""
-    return " ".join(f"{value_ctype(type_)} {name} = {identity};" for name, (type_, identity) in fields.items())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from torchgraft.codegen.lanes import FEW_LANES, each_lane
-from torchgraft.codegen.teams.accumulators import RUN, Accumulators, Fields, bind, tree
+from torchgraft.codegen.teams.accumulators import RUN, Accumulators, Fields, bind, ctypes, scan_step, start, tree
 from torchgraft.codegen.teams.layout import Layout
-from torchgraft.codegen.teams.rendering import Rendering, ctypes, joined, start
+from torchgraft.codegen.teams.rendering import ROW_VALUES, Rendering, joined
 from torchgraft.codegen.types import value_ctype
 
 #: Fields of an accumulator of which registers hold several vectors.
@@ -18,7 +18,7 @@ _ROWS_AT_ONCE, _ELEMENTS_AT_ONCE = 16, 4096
 
 
 class _OfMany(str):
-    """A statement that gives a value of the row a name, and that may be found for many rows at once."""
+    """The statement of `let`, of which `Row` may find the value for many rows at once."""
 
     def __new__(cls, name: str, ctype: str, value: str) -> _OfMany:
         return super().__new__(cls, f"const {ctype} {name} = {value};")
@@ -118,7 +118,7 @@ class Row(Rendering):
 
     @property
     def values(self) -> tuple[str, ...]:
-        return ("rows", "size", "chunk")
+        return ROW_VALUES
 
     @property
     def local(self) -> int:
@@ -163,9 +163,3 @@ class Row(Rendering):
     VECTORIZE for (int tg_r = 0; tg_r < {_ROWS_AT_ONCE}; ++tg_r) {{ {take} tg_all_{name}[tg_r] = {value}; }}
     {rows} {take} const {ctype} {name} = tg_all_{name}[tg_r]; {after} }}"""
         return head, block
-
-
-def scan_step(fields: Fields, load: str, combine: str) -> str:
-    """Statements that take element ``c`` into an accumulator in variables of the fields' names."""
-    own = " ".join(f"{ctype} tg_{name};" for name, ctype in ctypes(fields).items())
-    return f"{own} {bind(load, B='tg_{}')} {bind(combine, A='{}', B='tg_{}')}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from torchgraft.codegen.lanes import FEW_LANES, each_lane
-from torchgraft.codegen.teams.accumulators import RUN, Accumulators, Fields, bind, tree
-from torchgraft.codegen.teams.rendering import ROW_OF_RUNS, ctypes, joined, start
+from torchgraft.codegen.teams.accumulators import RUN, Accumulators, Fields, bind, ctypes, start, tree
+from torchgraft.codegen.teams.rendering import ROW_OF_RUNS, joined
 from torchgraft.codegen.teams.row import MOST_FIELDS, Row
 
 #: Partial results of a row that a CPU keeps side by side.
@@ -18,9 +18,6 @@ class Runs(Row):
     @property
     def at(self) -> str:
         return f"tg_run + c{'' if self.layout.unit else ' * stride'}"
-
-    def let_of_many(self, name: str, type_: str, value: str) -> str:
-        return self.let(name, type_, value)
 
     def fold(self, fields: Fields, step: str, combine: str, cascade: bool, size: str, alone: bool) -> str:
         if size:

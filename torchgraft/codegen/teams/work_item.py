@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torchgraft.codegen.teams.accumulators import RUN, Accumulators, Fields, bind
-from torchgraft.codegen.teams.rendering import Rendering, ctypes, joined, start
-from torchgraft.codegen.teams.row import scan_step
+from torchgraft.codegen.teams.accumulators import RUN, Fields, scan_step, start
+from torchgraft.codegen.teams.members import Members
+from torchgraft.codegen.teams.rendering import joined
 from torchgraft.codegen.walk import FEW
 
 _ROW = """
@@ -14,7 +14,7 @@ _ROW = """
 """
 
 
-class WorkItem(Rendering):
+class WorkItem(Members):
     """A row each."""
 
     @property
@@ -28,9 +28,6 @@ class WorkItem(Rendering):
     @property
     def column(self) -> str:
         return "(tg_row - o * inner)"
-
-    def each(self, statements: str, vectorize: bool, size: str) -> str:
-        return self.members("0", size, statements)
 
     def fold(self, fields: Fields, step: str, combine: str, cascade: bool, size: str, alone: bool) -> str:
         """Registers accumulate."""
@@ -46,28 +43,3 @@ class WorkItem(Rendering):
 
     def body(self, statements: tuple[str, ...]) -> str:
         return f"{_ROW}    {joined(statements)}\n"
-
-    def accumulate(self, fields: Fields, step: str, combine: str, cascade: bool, size: str, stretch: int) -> str:
-        """What this work-item has of a fold, in variables of the fields' names."""
-        accumulators = Accumulators(fields, 0, cascade)
-        text = accumulators.pieces(
-            *self.bounds(size),
-            stretch,
-            lambda begin, end: self.members(begin, end, bind(step, A="tg_{}")),
-            combine,
-            lambda statements: f"{{ {statements} }}",
-        )
-        return f"""{" ".join(f"{t} {n};" for n, t in ctypes(fields).items())} {{
-    {accumulators.declared} {accumulators.start} {text}
-    {accumulators.whole(combine, lambda statements: f"{{ {statements} }}")}
-    {" ".join(f"{n} = tg_{n};" for n in fields)} }}"""
-
-    def members(self, begin: str, end: str, statements: str, step: str = "++c") -> str:
-        """The loop over a range of elements. Several are loaded before the first is used: memory answers late."""
-        loop = f"UNROLL_4 for (long c = {begin}; c < {end}; {step})"
-        if not self.layout.runs:
-            return f"{loop} {{ {statements} }}"
-        # A division takes longer than an addition, and one of 64 bits much longer; most rows are one run.
-        number = "((ulong)c >> 32 ? c / run : (long)((uint)c / (uint)run))"
-        return f"""if (run >= size) {{ const long tg_run = tg_base; {loop} {{ {statements} }} }}
-    else {loop} {{ const long tg_run = tg_base + {number} * (run_stride - run * stride); {statements} }}"""

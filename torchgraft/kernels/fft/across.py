@@ -4,8 +4,6 @@ they lie beside each other in its scratch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torchgraft.codegen.vectors import transpose_registers
 from torchgraft.kernels.fft.lines import Kind, Lines, definitions, lanes, load, store
 from torchgraft.kernels.fft.stages import SWAP, cpu_run, stages
@@ -364,12 +362,13 @@ def _lines_function(lines: Lines, type_: str) -> str:
 """
 
 
-def functions(passes: Sequence[Lines], type_: str) -> str:
-    """Those of some kinds of lines, and what they call."""
-    if not passes:
-        return ""
+def functions(kinds: Lines, type_: str) -> str:
+    """The one of these lines, and what it calls."""
     width = lanes(type_, "cpu")
-    loads = {lines.source: _load_text(lines.source, lines.target, width) for lines in passes}.values()
-    stores = [_store_text(target, width) for target in dict.fromkeys(lines.target for lines in passes)]
     common = [definitions(type_, "cpu", "GLOBAL"), stages("cpu"), cpu_run(), _LINES, _ACROSS, _FETCHED]
-    return "".join((*common, *loads, *stores, *(_lines_function(lines, type_) for lines in passes)))
+    own = [
+        _load_text(kinds.source, kinds.target, width),
+        _store_text(kinds.target, width),
+        _lines_function(kinds, type_),
+    ]
+    return "".join((*common, *own))

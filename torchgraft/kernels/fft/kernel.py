@@ -20,7 +20,7 @@ def _call(lines: Lines, type_: str, which: str) -> str:
 
 
 def _cpu_functions(type_: str, lines: Lines) -> str:
-    return along.functions(lines, type_) if lines.along else across.functions([lines], type_)
+    return along.functions(lines, type_) if lines.along else across.functions(lines, type_)
 
 
 @functools.cache

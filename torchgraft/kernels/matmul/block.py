@@ -287,10 +287,13 @@ def multiply_tile(
         vector_step, k_step, columns = tile.depth * parts, pitch, 1
     block = Registers(math, rows_at_once, vectors)
     start, k_stride = f"const {math.vector}* b = panels + n / {math.width} * {vector_step}", f"{k_step}"
-    b, ahead = (lambda v: f"b[{v * columns}]"), ""
+    ahead = ""
+
+    def b(v: int) -> str:
+        return math.load_vector("b", str(v * math.width)) if in_place else f"b[{v * columns}]"
+
     if in_place:
         start, k_stride = f"{math.const_pointer} b = B + kb * b_rs + n", "b_rs"
-        b = lambda v: math.load_vector("b", str(v * math.width))  # noqa: E731
         ahead = " ".join(f"PREFETCH(b + {_ROWS_AHEAD} * b_rs + {v * math.width});" for v in range(vectors))
     a = [partial(a_element, math, tile, unit, part=part) for part in range(parts)]
     put_aside = block.end(lambda row, v: f"sums[{row * pitch + v}]", "kb == 0")
@@ -436,11 +439,19 @@ def block_kernel(
 
 
 def block_shape(
-    math: Arithmetic, tile: Tile, m: int, n: int, k: int, batch: int, units: int, blocks: Blocks, least: int = 0
+    math: Arithmetic,
+    tile: Tile,
+    m: int,
+    n: int,
+    k: int,
+    batch: int,
+    units: int,
+    blocks: Blocks,
+    least: int,
 ) -> tuple[int, int]:
     """Rows and columns of a work-item's block: as large as leaves a few blocks for each of `units` cores, since a block
     copies its part of B once for all its rows; and all blocks about as large."""
-    panel, least = math.width * tile.vectors, least or blocks.work // 8
+    panel = math.width * tile.vectors
     rows, columns = min(tile.max_rows, round_up(m, tile.rows)), min(tile.max_columns, round_up(n, panel))
     wanted = wanted_blocks(m * n * max(k, blocks.storing) * batch, least, units, 3)
     while ceil_div(m, rows) * ceil_div(n, columns) * batch < wanted:
