@@ -4,14 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build browser demo test test-rest test-all test-second test-torch test-torch-part test-nightly test-distribution conformance conformance-quick conformance-gpu conformance-compile conformance-record \
+.PHONY: help setup build browser demo test test-rest test-all test-second test-queued test-torch test-torch-part test-nightly test-distribution conformance conformance-quick conformance-gpu conformance-compile conformance-record \
   oclgrind asan coverage lint tidy format bench wheels docs docs-code pictures clean
 
 help:
 	@echo 'make demo   train two real models on the OpenCL device beside the CPU     (ARGS="--epochs 5": its options)'
 	@echo 'make test   run the tests, half an hour on two cores                      (ARGS="-k name -n 0": options of pytest)'
-	@echo 'make test-all   the same, those that it leaves out (PARTS=32: that part of them, and an eighth of the conformance), ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, conformance-quick, -gpu and -compile'
+	@echo 'make test-all   the same, those that it leaves out (PARTS=32: that part of them, and an eighth of the conformance), ten minutes of random programs (TORCHGRAFT_TEST_SECONDS=3600), test-second, test-queued, conformance-quick, -gpu and -compile'
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
+	@echo 'make test-queued   the OpenCL driver with all work queued, as on a GPU (TORCHGRAFT_OPENCL_HOST=off)'
 	@echo 'make test-torch TORCH=2.14.1   the tests, and a slice of the conformance, with another torch in an environment of its own'
 	@echo 'make test-distribution SUITE=trixie   some of the tests in another release of Debian, as root   (SHORT=1: some minutes of it)'
 	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (half an hour)   make conformance-quick   a slice of it'
@@ -55,7 +56,7 @@ test-rest: export TORCHGRAFT_TEST_SECONDS ?= 600
 test-rest: test
 	@$(PYTEST) --rest $(if $(PARTS),--slice $(COMMITS)/$(PARTS)) $(ARGS)
 
-test-all: test test-rest test-second conformance-quick conformance-gpu conformance-compile
+test-all: test test-rest test-second test-queued conformance-quick conformance-gpu conformance-compile
 
 # A second, independent OpenCL: Intel's runtime for the CPU, from PyPI. It serves as the only one here, with a part of the tests.
 SECOND := from torchgraft_opencl.implementations import packaged_implementations as p; print(*p(), sep=":")
@@ -65,6 +66,11 @@ SECOND_TESTS ?= tests/test_bfloat16.py tests/test_copy.py tests/test_matmul.py t
 test-second:
 	@$(PYTHON) scripts/setup --venv $(VENV) --opencl wheels
 	@TORCHGRAFT_OPENCL_LIBRARY=$$($(BIN)/python -c '$(SECOND)') $(PYTEST) --all $(SECOND_TESTS) $(ARGS)
+
+# The driver without opencl/csrc/cpu: on a CPU, too, everything is queued by OpenCL's own calls.
+QUEUED_TESTS ?= opencl/tests tests/test_streams.py tests/test_copy.py tests/test_graph_capture.py
+test-queued: setup
+	@TORCHGRAFT_OPENCL_HOST=off $(PYTEST) $(QUEUED_TESTS) $(ARGS)
 
 # Another of the versions of torch that work, in $(VENV)-$(TORCH); the cores for each lie side by side. What `make clean`
 # leaves of it is yours to remove: some gigabytes.

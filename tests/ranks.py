@@ -103,6 +103,7 @@ def ranks(count: int, *program: str | Path, **environment: str) -> Iterator[list
         "WORLD_SIZE": str(count),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # in what init_process_group() makes of the environment, too
         "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",  # what a rank has printed is there however it ends
         **environment,
     }
     started: list[Rank] = []

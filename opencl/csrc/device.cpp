@@ -13,8 +13,7 @@
 
 #include "environment.h"
 #include "error.h"
-#include "pocl_cache.h"
-#include "processor.h"
+#include "host_executor.h"
 #include "program.h"
 #include "stream.h"
 
@@ -53,18 +52,28 @@ std::string text_of(Get get) {
   return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(' ') - first + 1);
 }
 
-std::string device_text(const Api& api, cl_device_id id, cl_uint name) {
+constexpr std::string_view kPocl = "Portable Computing Language", kIntel = "Intel(R) OpenCL";
+
+}  // namespace
+
+std::string text(const Api& api, cl_device_id id, cl_uint property) {
   return text_of(
-      [&](size_t size, void* value, size_t* needed) { return api.clGetDeviceInfo(id, name, size, value, needed); });
+      [&](size_t size, void* value, size_t* needed) { return api.clGetDeviceInfo(id, property, size, value, needed); });
 }
 
-std::string text(const Device& device, cl_uint name) { return device_text(*device.api, device.id, name); }
-
-std::string platform_text(const Platform& platform, cl_uint name) {
+std::string text(const Platform& platform, cl_uint property) {
   return text_of([&](size_t size, void* value, size_t* needed) {
-    return platform.api->clGetPlatformInfo(platform.id, name, size, value, needed);
+    return platform.api->clGetPlatformInfo(platform.id, property, size, value, needed);
   });
 }
+
+bool is_pocl(const Platform& platform) { return text(platform, CL_PLATFORM_NAME) == kPocl; }
+bool is_pocl(const Device& device) { return device.properties.platform == kPocl; }
+bool is_intel(const Device& device) { return device.properties.platform == kIntel; }
+
+namespace {
+
+std::string text(const Device& device, cl_uint property) { return text(*device.api, device.id, property); }
 
 template <size_t N>
 void store(char (&field)[N], const std::string& value) {
@@ -107,11 +116,6 @@ uint64_t usable_host_memory() {
   }
   return bytes - std::min<uint64_t>(bytes / 4, uint64_t{2} << 30);
 }
-
-constexpr std::string_view kPocl = "Portable Computing Language", kIntel = "Intel(R) OpenCL";
-
-bool is_pocl(const Device& device) { return device.properties.platform == kPocl; }
-bool is_intel(const Device& device) { return device.properties.platform == kIntel; }
 
 MemoryModel choose_memory(const Device& device, cl_bitfield svm, bool& unified) {
   const Api& api = *device.api;
@@ -224,120 +228,31 @@ void add_device(const Platform& platform, cl_device_id id, Devices& devices, Jou
 
 using Names = std::set<std::string, std::less<>>;
 
-// Of a device whose own queues can have the calling thread run what is queued.
-void add_caller_queue(Device& device) {
-  if (!device.has_local_queues || device.memory->model != MemoryModel::kHost) return;
-  device.caller_device = std::make_unique<CallerDevice>(*device.api, device.id, device.properties.compute_units);
-}
-
-// Small launches go to `id`, which users do not see. `device`, the last that was added, is another platform's if this
-// one's was refused; and addresses must be the same.
-void add_caller_device(const Platform& platform, cl_device_id id, Device& device) {
-  if (device.platform != platform.id || !device.is_cpu || device.memory->model != MemoryModel::kHost) return;
-  device.caller_device = std::make_unique<CallerDevice>(
-      *platform.api, platform.id, platform_text(platform, CL_PLATFORM_VERSION), id, device.properties.compute_units);
-}
-
-bool is_pocl(const Platform& platform) { return platform_text(platform, CL_PLATFORM_NAME) == kPocl; }
-
-// PoCL's variables, set before platforms are asked for: where there are several, the system's loader sorts them by
-// their devices, which PoCL opens then. A user's own settings stay.
-class PoclSettings {
- public:
-  PoclSettings() {
-    for (Setting& each : settings_) {
-      each.is_ours = !find_variable(each.name);
-      if (each.is_ours) set_variable(each.name, each.value);
-    }
-  }
-  // Programs that this one starts later see nothing of ours but what PoCL needs as long as the process lives.
-  ~PoclSettings() {
-    for (const Setting& each : settings_)
-      if (each.is_ours && !(each.stays && has_pocl_)) set_variable(each.name, std::nullopt);
-  }
-  PoclSettings(const PoclSettings&) = delete;
-  PoclSettings& operator=(const PoclSettings&) = delete;
-
-  void note(const std::vector<Platform>& platforms) {
-    has_pocl_ |= std::any_of(platforms.begin(), platforms.end(), [](const Platform& each) { return is_pocl(each); });
-  }
-
-  // Takes the second device out of a platform's; NULL if it has none.
-  cl_device_id take_caller(const Platform& platform, std::vector<cl_device_id>& ids) const {
-    if (!devices().is_ours || !is_pocl(platform) || ids.size() < 2) return nullptr;
-    const auto found = std::find_if(ids.begin(), ids.end(), [&](cl_device_id id) {
-      const std::string name = device_text(*platform.api, id, CL_DEVICE_NAME);
-      return name.compare(0, 5, "basic") == 0 || name.compare(0, 11, "cpu-minimal") == 0;
-    });
-    if (found == ids.end()) return nullptr;
-    const cl_device_id caller = *found;
-    ids.erase(found);
-    return caller;
-  }
-
- private:
-  struct Setting {
-    const char *name, *value;
-    bool stays, is_ours = false;
-  };
-  const Setting& devices() const { return settings_[0]; }
-
-  Setting settings_[3] = {
-      // A second device on the CPU, see caller_device.h, by its names from 4.0 on and before. PoCL passes over those
-      // that it does not know.
-      {"POCL_DEVICES", "cpu cpu-minimal pthread basic", false},
-      // PoCL compiles a kernel's machine code when it is first launched, and by default once for each local size, small
-      // and large grids apart: tens of milliseconds each, on its worker thread, in the middle of a computation; and
-      // reading a program's binary then compiles every kernel once more. Without this specialisation there is one
-      // version of each kernel. It is measured as quick (within 5 %), and binaries cost nothing.
-      {"POCL_WORK_GROUP_SPECIALIZATION", "0", true},
-      // PoCL sets this one itself, by setenv(), which enlarges the list of variables where it is not there yet; see
-      // environment.h.
-      {"HWLOC_PLUGINS_PATH", "/dev/null", true},
-  };
-  bool has_pocl_ = false;
-};
-
 // The platforms' names are added to `names`.
-void add_devices(const std::vector<Platform>& platforms, const PoclCache& pocl_cache, const PoclSettings& pocl_settings,
-                 Devices& devices, Names& names, Journal& journal) {
+void add_devices(const std::vector<Platform>& platforms, HostImplementations& host, Devices& devices, Names& names,
+                 Journal& journal) {
   for (const Platform& platform : platforms) {
-    const std::string name = platform_text(platform, CL_PLATFORM_NAME);
-    const bool can_work = name != kPocl || !pocl_cache.used().empty();  // else it ends the process at the first kernel
+    const std::string name = text(platform, CL_PLATFORM_NAME);
     names.insert(name);
     cl_uint count = 0;
     cl_int status = CL_DEVICE_NOT_FOUND;
-    if (can_work) status = platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, 0, nullptr, &count);
+    if (host.can_work(platform))
+      status = platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, 0, nullptr, &count);
     if (status == CL_DEVICE_NOT_FOUND) count = 0, status = CL_SUCCESS;
     std::vector<cl_device_id> ids(count);
     if (status == CL_SUCCESS && count != 0)
       status = platform.api->clGetDeviceIDs(platform.id, CL_DEVICE_TYPE_ALL, count, ids.data(), nullptr);
-    const cl_device_id caller = status == CL_SUCCESS ? pocl_settings.take_caller(platform, ids) : nullptr;
-    journal.add({"platform", name, platform_text(platform, CL_PLATFORM_VENDOR),
-                 platform_text(platform, CL_PLATFORM_VERSION), std::to_string(ids.size())});
+    if (status == CL_SUCCESS) host.hide(platform, ids);
+    journal.add({"platform", name, text(platform, CL_PLATFORM_VENDOR), text(platform, CL_PLATFORM_VERSION),
+                 std::to_string(ids.size())});
     if (status != CL_SUCCESS) {
       journal.add({"refused", "all devices", name, "clGetDeviceIDs failed: " + status_name(status)});
       continue;
     }
+    const size_t before = devices.size();
     for (cl_device_id id : ids) add_device(platform, id, devices, journal);
-    if (caller != nullptr && !devices.empty()) add_caller_device(platform, caller, *devices.back());
-    for (const auto& device : devices)
-      if (device->platform == platform.id && device->caller_device == nullptr) add_caller_queue(*device);
-    for (const auto& device : devices)
-      if (device->is_cpu && device->caller_device == nullptr && device->transfer_team == nullptr)
-        device->transfer_team = std::make_unique<SharedTeam>(device->properties.compute_units);
+    host.equip(platform, devices, devices.size() - before);
   }
-}
-
-// Whether an implementation for the host's processor takes assembly within OpenCL C that has instructions for bfloat16.
-// LLVM knows them since versions 9 (vectors) and 11 (tiles). PoCL's platform has its own in its version: "OpenCL 3.0
-// PoCL 3.1 Linux, LLVM 15.0.6, SLEEF"; Intel's driver begins its with the year: "2026.22.10.0.01_160000".
-bool assembles_bfloat16(const Device& device, const std::string& platform_version) {
-  constexpr int kLlvm = 11, kYear = 2026;
-  if (is_intel(device)) return std::atoi(device.properties.driver_version) >= kYear;
-  const std::string name = "LLVM ";
-  const size_t at = platform_version.find(name);
-  return is_pocl(device) && at != std::string::npos && std::atoi(platform_version.c_str() + at + name.size()) >= kLlvm;
 }
 
 // Where files tell loaders of implementations.
@@ -375,12 +290,12 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
   is_cpu = (type & CL_DEVICE_TYPE_CPU) != 0;
   p.kind = is_cpu ? TG_DEVICE_CPU : (type & CL_DEVICE_TYPE_GPU) != 0 ? TG_DEVICE_GPU : TG_DEVICE_ACCELERATOR;
 
-  const std::string platform_name = platform_text(platform, CL_PLATFORM_NAME);
+  const std::string platform_name = text(platform, CL_PLATFORM_NAME);
   store(p.name, text(*this, CL_DEVICE_NAME));
   store(p.vendor, text(*this, CL_DEVICE_VENDOR));
   store(p.platform, platform_name);
   store(p.driver_version, text(*this, CL_DRIVER_VERSION) + "; " + text(*this, CL_DEVICE_VERSION) + "; " +
-                              platform_name + "; " + platform_text(platform, CL_PLATFORM_VERSION));
+                              platform_name + "; " + text(platform, CL_PLATFORM_VERSION));
   const std::string extensions = text(*this, CL_DEVICE_EXTENSIONS);
   const auto has = [&](const char* name) { return extensions.find(name) != std::string::npos; };
   store(p.uuid, unique_name(*this, extensions));
@@ -395,11 +310,8 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
 
   has_native_kernels =
       is_cpu && (number<cl_bitfield>(*this, CL_DEVICE_EXECUTION_CAPABILITIES) & CL_EXEC_NATIVE_KERNEL) != 0;
-  has_local_queues =
-      is_cpu && api->clCreateCommandQueueWithProperties != nullptr && has("cl_intel_exec_by_local_thread");
   has_priorities = api->clCreateCommandQueueWithProperties != nullptr && has("cl_khr_priority_hints");
 
-  if (is_cpu && is_intel(*this)) lent_thread = std::make_unique<LentThread>(*api);
   prints_counts = is_pocl(*this);
   rounds_if_asked =
       !is_cpu && (number<cl_bitfield>(*this, CL_DEVICE_SINGLE_FP_CONFIG) & CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT) != 0;
@@ -431,12 +343,7 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
   has_fragments =
       has("cl_nv_device_attribute_query") && number<cl_uint>(*this, CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV) >= 8;
   if (has_fragments) p.capabilities |= TG_CAP_FRAGMENTS;
-  // Intel's compiler (2026.2) may crash (a segmentation fault in clBuildProgram) where it is told to.
-  if (is_cpu && is_pocl(*this)) p.capabilities |= TG_CAP_OUTER_VECTORS;
-  if (is_cpu && assembles_bfloat16(*this, platform_text(platform, CL_PLATFORM_VERSION))) {
-    if (may_use_tiles()) p.capabilities |= TG_CAP_BFLOAT16_TILES;
-    if (may_use_vectors()) p.capabilities |= TG_CAP_BFLOAT16_VECTORS;
-  }
+  if (is_cpu) add_host_capabilities(*this, text(platform, CL_PLATFORM_VERSION));
 }
 
 cl_context create_context(const Api& api, cl_platform_id platform, cl_device_id id, cl_int& status) {
@@ -494,8 +401,7 @@ void Journal::add(std::initializer_list<std::string> fields) {
 
 Devices discover(std::string& why, Journal& journal) {
   check_memory_wish();
-  PoclCache pocl_cache;
-  PoclSettings pocl_settings;
+  HostImplementations host;
   const std::string wanted_libraries = find_variable("TORCHGRAFT_OPENCL_LIBRARY").value_or("");
   const bool named = !wanted_libraries.empty();
 
@@ -507,8 +413,7 @@ Devices discover(std::string& why, Journal& journal) {
     const std::string problem = open_library(path, platforms);
     if (!problem.empty()) problems += "\n  " + problem;
     journal.add({"library", path, problem});
-    pocl_settings.note(platforms);
-    add_devices(platforms, pocl_cache, pocl_settings, devices, platform_names, journal);
+    add_devices(platforms, host, devices, platform_names, journal);
   };
 
   if (named) {
@@ -521,14 +426,7 @@ Devices discover(std::string& why, Journal& journal) {
     }
   }
   if (devices.empty()) why = why_none(named, platform_names) + problems;
-  if (platform_names.contains(kPocl)) {
-    journal.add({"cache", pocl_cache.own(), pocl_cache.problem(), pocl_cache.used()});
-    const std::string warning = pocl_cache.warning();
-    if (devices.empty() && !warning.empty()) why += "\n  " + warning;
-    if (!devices.empty() && !warning.empty()) std::fprintf(stderr, "torchgraft: %s\n", warning.c_str());
-  } else {
-    pocl_cache.forget();
-  }
+  host.report(journal, !devices.empty(), why);
   std::stable_sort(devices.begin(), devices.end(), [](const auto& a, const auto& b) { return rank(*a) < rank(*b); });
   return devices;
 }

@@ -7,9 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "caller_device.h"
-#include "host_clock.h"
-#include "lent_thread.h"
+#include "host_executor.h"
 #include "memory.h"
 #include "opencl_api.h"
 #include "torchgraft/driver.h"
@@ -36,7 +34,6 @@ struct Device {
 
   bool is_cpu = false;
   bool has_native_kernels = false;  // host functions can be queued
-  bool has_local_queues = false;    // queues can be made whose commands the calling thread runs
   bool has_priorities = false;
   // The compiler parses declarations of all builtin functions for every program; see program.cpp.
   bool includes_builtins = false;
@@ -53,10 +50,7 @@ struct Device {
   bool unified() const { return (properties.capabilities & TG_CAP_UNIFIED_MEMORY) != 0; }
 
   std::unique_ptr<Memory> memory;
-  std::unique_ptr<CallerDevice> caller_device;  // for small launches, where the implementation has one
-  std::unique_ptr<SharedTeam> transfer_team;    // for copies on a CPU where it has none
-  std::unique_ptr<LentThread> lent_thread;      // where the implementation counts on threads that wait
-  HostClock host_clock;
+  std::unique_ptr<HostExecutor> executor;  // NULL: all work is queued
 
   std::mutex streams_mutex;
   std::set<tg_stream> streams;  // for device_synchronize
@@ -67,6 +61,15 @@ struct Device {
   tg_stream transfer_ = nullptr, clock_ = nullptr;
   tg_kernel fill_ = nullptr;
 };
+
+// Whose device or platform it is, for what implementations are known to do otherwise than others.
+bool is_pocl(const Platform& platform);
+bool is_pocl(const Device& device);
+bool is_intel(const Device& device);  // their runtime for CPUs
+
+// Empty where the implementation does not know the property.
+std::string text(const Platform& platform, cl_uint property);
+std::string text(const Api& api, cl_device_id id, cl_uint property);
 
 // Of one device.
 cl_context create_context(const Api& api, cl_platform_id platform, cl_device_id id, cl_int& status);

@@ -362,15 +362,14 @@ OCL_EXPORT const char* torchgraft_opencl_journal(void) {
 }
 
 // How each device runs small launches, a line each: its name, a word and what there is to say of it, separated by tabs
-// (see CallerDevice::describe_way; "workers" where none are treated otherwise than large ones). Valid in the calling
-// thread until its next call.
+// (see HostExecutor::describe). Valid in the calling thread until its next call.
 OCL_EXPORT const char* torchgraft_opencl_small_launches(void) {
   thread_local Journal ways;
   ways = {};
   run("torchgraft_opencl_small_launches", [] {
     for (const auto& device : devices()) {
-      const auto [way, why] = device->caller_device != nullptr ? device->caller_device->describe_way(*device)
-                                                               : std::pair<std::string, std::string>("workers", "");
+      const auto [way, why] = device->executor != nullptr ? device->executor->describe()
+                                                          : std::pair<std::string, std::string>("workers", "");
       ways.add({device->properties.name, way, why});
     }
   });

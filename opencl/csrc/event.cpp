@@ -172,7 +172,7 @@ bool is_reached(const Held& held, tg_event_& event, std::chrono::steady_clock::t
   constexpr std::chrono::microseconds kShortest(20), kLongest(1000);
   if (held.is_done()) return true;
   const std::shared_ptr<Bell> bell = bell_behind(event);
-  if (event.device->lent_thread != nullptr) event.device->lent_thread->wait_for(held.command);
+  if (event.device->executor != nullptr) event.device->executor->note_wait(held.command);
   if (bell != nullptr) {
     const bool rung = bell->wait_until(end);
     const bool done = held.is_done();
@@ -207,7 +207,7 @@ double elapsed_milliseconds(tg_event_& start, tg_event_& end) {
 
 void begin_timing(tg_event_& event) {
   if (!event.timing) fail_invalid("commands are timed by events made with timing");
-  event.device->host_clock.find(*event.device);
+  if (event.device->executor != nullptr) event.device->executor->note_timing();
   point_to(event, nullptr, nullptr);
   {
     std::lock_guard lock(event.mutex);
@@ -226,10 +226,10 @@ void time_command(tg_event_& event, cl_event command) {
   point_to(event, command, first);
 }
 
-void time_by_host(tg_event_& event, uint64_t begin) {
+void time_by_host(tg_event_& event, uint64_t begin, uint64_t end) {
   std::lock_guard lock(event.mutex);
   if (event.by_host.begin == 0) event.by_host.begin = begin;
-  event.by_host.end = event.device->host_clock.now();
+  event.by_host.end = end;
 }
 
 Times command_times(tg_event_& event) {

@@ -25,7 +25,7 @@ struct tg_event_ {
   std::mutex mutex;                    // guards what follows
   ocl::cl_event command = nullptr;     // the point; NULL where nothing has to be waited for. Owned.
   ocl::cl_event first = nullptr;       // of the commands that the event times; owned
-  ocl::Times by_host;                  // of those of them that the driver ran itself
+  ocl::Times by_host;                  // of those of them that were done without OpenCL
   std::shared_ptr<tg_stream_> stream;  // that it was recorded in
   std::shared_ptr<ocl::Bell> bell;     // that rings when the point is passed, if one was asked for
 };

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "batch.h"
 #include "builtins.h"
 
 namespace ocl {
@@ -123,7 +122,9 @@ tg_kernel new_kernel(const tg_module_& module, const char* name, tg_kernel origi
     api.clReleaseKernel(kernel);
     fail_call("clGetKernelInfo", status, std::string("kernel ") + name);
   }
-  return new tg_kernel_{module.device, kernel, arguments, name, {}, {}, {}, origin};
+  std::unique_ptr<ExecutorState> state;
+  if (module.device->executor != nullptr) state = module.device->executor->make_kernel_state();
+  return new tg_kernel_{module.device, kernel, arguments, name, {}, {}, std::move(state), origin};
 }
 
 }  // namespace
@@ -142,7 +143,6 @@ void retain_kernel(tg_kernel_& kernel) { kernel.users.fetch_add(1, std::memory_o
 void destroy_kernel(tg_kernel kernel) {
   if (kernel->users.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   const std::unique_ptr<tg_kernel_> owner(kernel);
-  if (kernel->device->caller_device != nullptr) kernel->device->caller_device->release(kernel->by_caller);
   check(kernel->device->api->clReleaseKernel(kernel->kernel), "clReleaseKernel");
 }
 
@@ -209,11 +209,10 @@ void launch(tg_stream_& stream, const tg_launch& launch) {
   if (kernel.device != stream.device)
     fail_invalid("kernel " + kernel.name + " belongs to another device than its stream");
   if (launch.dims < 1 || launch.dims > 3) fail_invalid("a launch has one to three dimensions");
+  HostExecutor* const executor = stream.device->executor.get();
+  if (executor != nullptr && executor->launch(stream, kernel, launch)) return;
   size_t global[3];
   for (uint32_t d = 0; d < launch.dims; ++d) global[d] = launch.groups[d] * launch.local[d];
-
-  CallerDevice* const caller = stream.device->caller_device.get();
-  if (caller != nullptr && (caller->launch(stream, kernel, launch, global) || hand_over(stream, launch))) return;
   std::lock_guard lock(kernel.mutex);
   set_arguments(kernel, kernel.kernel, kernel.set, launch);
   const cl_int status = try_submit(stream, [&](cl_command_queue queue, cl_event* event) {
@@ -222,7 +221,7 @@ void launch(tg_stream_& stream, const tg_launch& launch) {
   });
   if (status != CL_SUCCESS) [[unlikely]]
     fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);
-  if (caller != nullptr) caller->note_workers(kernel, launch);
+  if (executor != nullptr) executor->note_queued(kernel, launch);
 }
 
 }  // namespace ocl

@@ -2,11 +2,12 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <string>
 
-#include "caller_device.h"
 #include "device.h"
+#include "host_executor.h"
 #include "stream.h"
 
 // The opaque types of the driver's contract.
@@ -20,11 +21,11 @@ struct tg_kernel_ {
   const ocl::cl_kernel kernel;
   const ocl::cl_uint arguments;  // of the OpenCL kernel: a pointer is two where the device has no addresses
   const std::string name;
-  std::mutex mutex;         // setting arguments and launching is one step
-  std::vector<tg_arg> set;  // the arguments that the kernel has now
-  ocl::CallerKernel by_caller;
-  tg_kernel_* const origin = nullptr;  // whose clone it is; it outlives the clone
-  std::atomic<uint32_t> users = 1;     // who made it, and batches that have still to launch it
+  std::mutex mutex;                                          // setting arguments and launching is one step
+  std::vector<tg_arg> set;                                   // the arguments that the kernel has now
+  const std::unique_ptr<ocl::ExecutorState> executor_state;  // NULL where the device has no executor
+  tg_kernel_* const origin = nullptr;                        // whose clone it is; it outlives the clone
+  std::atomic<uint32_t> users = 1;                           // who made it, and who has still to launch it
 };
 
 namespace ocl {
@@ -43,7 +44,7 @@ void retain_kernel(tg_kernel_& kernel);
 void destroy_kernel(tg_kernel kernel);  // when nobody uses it any more
 void launch(tg_stream_& stream, const tg_launch& launch);
 
-// Sets what differs from the arguments that `target`, which is the kernel or its other self, has already.
+// Sets what differs from the arguments that `target`, which is the kernel or one like it, has already.
 void set_arguments(const tg_kernel_& kernel, cl_kernel target, std::vector<tg_arg>& set, const tg_launch& launch);
 
 }  // namespace ocl

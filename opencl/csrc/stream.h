@@ -9,12 +9,9 @@
 
 #include "device.h"
 #include "error.h"
+#include "host_executor.h"
 #include "opencl_api.h"
 #include "torchgraft/driver.h"
-
-namespace ocl {
-class Batch;
-}
 
 // The opaque type of the driver's contract.
 struct tg_stream_ {
@@ -37,11 +34,11 @@ struct tg_stream_ {
 
   std::mutex mutex;  // guards what follows
   ocl::cl_command_queue queue = nullptr;
-  bool timed = false;                // the queue records times
-  ocl::cl_event tail = nullptr;      // of the last command, where known; owned
-  std::shared_ptr<ocl::Batch> open;  // the last command, where it is a batch that launches may be added to
-  uint64_t submitted = 0;            // commands ever queued
-  uint32_t since_idle = 0;           // of them, those since the stream was last idle
+  bool timed = false;                        // the queue records times
+  ocl::cl_event tail = nullptr;              // of the last command, where known; owned
+  std::shared_ptr<ocl::ExecutorState> open;  // the last command, where the executor may still add to it
+  uint64_t submitted = 0;                    // commands ever queued
+  uint32_t since_idle = 0;                   // of them, those since the stream was last idle
   uint32_t since_flush = 0;
   uint32_t since_timed = 0;             // of them, those since time was last asked of one
   std::optional<ocl::Failure> failure;  // of a command, not yet thrown by what waits for it
@@ -98,20 +95,8 @@ void time_command(tg_event_& event, cl_event command);
 bool is_of(const tg_event_& event, const Device& device);
 // Whether what the calling thread queues on the device is to be timed.
 inline bool is_timed(const Device& device) { return timer != nullptr && is_of(*timer, device); }
-// Notes that what the driver ran itself began then, and has ended.
-void time_by_host(tg_event_& event, uint64_t begin);
-
-// Whether what the calling thread runs without OpenCL on the device is not to be timed, or can be.
-inline bool can_time(const Device& device) { return !is_timed(device) || device.host_clock.is_known(); }
-// Runs that, and times it if it is to be timed.
-template <class Run>
-void run_timed(const Device& device, Run&& run) {
-  if (!is_timed(device)) [[likely]]
-    return run();
-  const uint64_t begin = device.host_clock.now();
-  run();
-  time_by_host(*timer, begin);
-}
+// Notes when what was done without OpenCL began and ended, in nanoseconds of the device's clock.
+void time_by_host(tg_event_& event, uint64_t begin, uint64_t end);
 
 // Notes a command that was queued; `event` (perhaps NULL) becomes the tail. With the stream locked.
 void note_submission(tg_stream_& stream, cl_event event);

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <vector>
 
-#include "host_memory.h"
 #include "program.h"
 
 namespace ocl {
@@ -13,81 +12,30 @@ namespace {
 // Copies and fills up to this size in an idle stream are done by the calling thread, where memory is unified: it takes
 // less time than waking a worker.
 constexpr uint64_t kInline = uint64_t{128} << 10;
-// Those up to this size are shared with the threads that small launches are shared with, so much at a time: a worker of
-// the implementation would do them alone.
-constexpr uint64_t kShareable = uint64_t{32} << 20, kPart = uint64_t{256} << 10;
 
-struct CopyJob {
-  void* destination;
-  const void* source;
-  uint64_t bytes;
-};
-
-struct FillJob {
-  void* destination;
-  uint64_t bytes;
-  uint32_t pattern_bytes;
-  unsigned char pattern[16];
-};
-
-// Runs a function of the host's in the stream's order. On a CPU that beats the implementation's own commands: PoCL
-// fills at 13 GB/s where both cores reach 27 to 100, and a built-in kernel would have to be compiled first.
-template <class Job>
-void submit_native(tg_stream_& stream, NativeKernel run, Job job) {
-  submit(stream, "clEnqueueNativeKernel", [&](cl_command_queue queue, cl_event* event) {
-    return stream.device->api->clEnqueueNativeKernel(queue, run, &job, sizeof job, 0, nullptr, nullptr, 0, nullptr,
-                                                     event);
-  });
-}
-
-// Has `run` do pieces of the job, by (job, first byte, number of bytes). False if the stream is not idle, or nobody is
-// there to share it with.
-template <class Job, void (*run)(const Job&, uint64_t, uint64_t)>
-bool share(tg_stream_& stream, const Job& job) {
-  if (job.bytes >= kShareable) return false;
-  const auto part = [](const void* work, size_t begin, size_t end) {
-    const Job& job = *static_cast<const Job*>(work);
-    run(job, begin * kPart, std::min(job.bytes, end * kPart) - begin * kPart);
-  };
-  const size_t count = (job.bytes + kPart - 1) / kPart;
-  CallerDevice* const caller = stream.device->caller_device.get();
-  if (caller != nullptr) return caller->share(stream, part, &job, count);
-  SharedTeam* const own = stream.device->transfer_team.get();
-  return own != nullptr && share_if_idle(stream, own->team, own->mutex, part, &job, count);
-}
-
-void copy_piece(const CopyJob& job, uint64_t begin, uint64_t bytes) {
-  std::memcpy(static_cast<char*>(job.destination) + begin, static_cast<const char*>(job.source) + begin, bytes);
-}
-
-void fill_piece(const FillJob& job, uint64_t begin, uint64_t bytes) {
-  host_fill(static_cast<char*>(job.destination) + begin, job.pattern, job.pattern_bytes, bytes);
-}
-
-bool overlaps(const CopyJob& job) {
-  const auto to = reinterpret_cast<uintptr_t>(job.destination), from = reinterpret_cast<uintptr_t>(job.source);
-  return to < from + job.bytes && from < to + job.bytes;
+void fill_here(void* destination, const unsigned char* pattern, uint32_t pattern_bytes, uint64_t bytes) {
+  for (uint64_t i = 0; i < bytes; i += pattern_bytes)
+    std::memcpy(static_cast<char*>(destination) + i, pattern, pattern_bytes);
 }
 
 // Fills by a kernel of the driver's own, in pieces of 16 bytes: a GPU's own command took twice as long. False if the
 // pieces do not fit, or the device has no compiler.
-bool fill_by_kernel(tg_stream_& stream, const FillJob& job) {
+bool fill_by_kernel(tg_stream_& stream, void* destination, const unsigned char* pattern, uint32_t pattern_bytes,
+                    uint64_t bytes) {
   constexpr uint64_t kPiece = 16;
   constexpr size_t kGroup = 256;
   const tg_kernel kernel = stream.device->fill_kernel();
-  if (kernel == nullptr || job.bytes % kPiece != 0 || reinterpret_cast<uintptr_t>(job.destination) % kPiece != 0)
-    return false;
+  if (kernel == nullptr || bytes % kPiece != 0 || reinterpret_cast<uintptr_t>(destination) % kPiece != 0) return false;
   const Memory& memory = *stream.device->memory;
-  if (memory.model == MemoryModel::kBuffer) memory.find(job.destination, job.bytes);  // all of them are there
+  if (memory.model == MemoryModel::kBuffer) memory.find(destination, bytes);  // all of them are there
   tg_arg arguments[3] = {};
   arguments[0].is_pointer = 1;
-  arguments[0].value.pointer = job.destination;
+  arguments[0].value.pointer = destination;
   arguments[1].size = sizeof(uint64_t);
-  arguments[1].value.u64 = job.bytes / kPiece;
+  arguments[1].value.u64 = bytes / kPiece;
   arguments[2].size = kPiece;
-  host_fill(arguments[2].value.bytes, job.pattern, job.pattern_bytes, kPiece);
-  tg_launch fill{kernel,         1,         3,        {(job.bytes / kPiece + kGroup - 1) / kGroup, 1, 1},
-                 {kGroup, 1, 1}, arguments, job.bytes};
+  fill_here(arguments[2].value.bytes, pattern, pattern_bytes, kPiece);
+  tg_launch fill{kernel, 1, 3, {(bytes / kPiece + kGroup - 1) / kGroup, 1, 1}, {kGroup, 1, 1}, arguments, bytes};
   launch(stream, fill);
   return true;
 }
@@ -99,20 +47,11 @@ void copy_svm(tg_stream_& stream, void* destination, const void* source, uint64_
 }
 
 void copy_unified(tg_stream_& stream, void* destination, const void* source, uint64_t bytes, bool blocking) {
-  const CopyJob job{destination, source, bytes};
+  HostExecutor* const executor = stream.device->executor.get();
   if (blocking) wait(stream);
-  if (bytes > kInline && !overlaps(job) && share<CopyJob, copy_piece>(stream, job)) return;
+  if (executor != nullptr && executor->copy(stream, destination, source, bytes, blocking)) return;
   if (blocking || (bytes <= kInline && is_idle(stream))) {
-    wait(stream);
-    host_copy(destination, source, bytes);
-  } else if (stream.device->has_native_kernels) {
-    submit_native(
-        stream,
-        [](void* argument) {
-          const CopyJob& job = *static_cast<const CopyJob*>(argument);
-          host_copy(job.destination, job.source, job.bytes);
-        },
-        job);
+    std::memmove(destination, source, bytes);
   } else {
     copy_svm(stream, destination, source, bytes);
   }
@@ -187,27 +126,18 @@ void fill(tg_stream_& stream, void* destination, const void* pattern, uint32_t p
   if (destination == nullptr) fail_invalid("a fill of the address 0");
   throw_failure(stream);
   const Device& device = *stream.device;
-  if (device.unified() && bytes <= kInline && is_idle(stream)) {
-    host_fill(destination, static_cast<const unsigned char*>(pattern), pattern_bytes, bytes);
-    return;
-  }
-  FillJob job{destination, bytes, pattern_bytes, {}};
-  std::memcpy(job.pattern, pattern, pattern_bytes);
-  if (device.unified() && share<FillJob, fill_piece>(stream, job)) return;
-  if (device.unified() && device.has_native_kernels) {
-    submit_native(
-        stream,
-        [](void* argument) {
-          const FillJob& job = *static_cast<const FillJob*>(argument);
-          host_fill(job.destination, job.pattern, job.pattern_bytes, job.bytes);
-        },
-        job);
-    return;
+  const auto* unit = static_cast<const unsigned char*>(pattern);
+  if (device.unified()) {
+    if (device.executor != nullptr && device.executor->fill(stream, destination, unit, pattern_bytes, bytes)) return;
+    if (bytes <= kInline && is_idle(stream)) {
+      fill_here(destination, unit, pattern_bytes, bytes);
+      return;
+    }
   }
   if (reinterpret_cast<uintptr_t>(destination) % pattern_bytes != 0) {
     fail_invalid("a fill of an address that is no multiple of the pattern's size");
   }
-  if (fill_by_kernel(stream, job)) return;
+  if (fill_by_kernel(stream, destination, unit, pattern_bytes, bytes)) return;
   if (device.memory->model == MemoryModel::kBuffer) {
     const Memory::Place place = device.memory->find(destination, bytes);
     submit(stream, "clEnqueueFillBuffer", [&](cl_command_queue queue, cl_event* event) {

@@ -64,6 +64,11 @@ def run_program(program: str, **environment: str) -> None:
 
 POCL, INTEL = "Portable Computing Language", "Intel(R) OpenCL"
 
+# For tests of what TORCHGRAFT_OPENCL_HOST leaves out.
+_HOST = os.environ.get("TORCHGRAFT_OPENCL_HOST") or "code"
+needs_caller = pytest.mark.skipif(_HOST == "off", reason="TORCHGRAFT_OPENCL_HOST=off: all work is queued")
+needs_code = pytest.mark.skipif(_HOST != "code", reason=f"TORCHGRAFT_OPENCL_HOST={_HOST}: no machine code is called")
+
 
 def driver_of(folder: Path, *platforms: str) -> Driver:
     """For tests of what the driver does on some platforms alone, which are skipped elsewhere."""

@@ -23,6 +23,7 @@ from driver_table import (
     DriverError,
     driver_of,
     floats,
+    needs_caller,
     run_program,
 )
 
@@ -65,6 +66,7 @@ def block(driver: Driver, stream: int) -> Iterator[int]:
         yield block
 
 
+@needs_caller
 def test_a_small_launch_is_done_when_the_call_returns(driver: Driver, module: int, stream: int, block: int) -> None:
     waiting = []
     for _ in range(5):  # what interrupts a launch while it is timed has workers run the next ones
@@ -97,6 +99,7 @@ def test_what_takes_long_is_handed_to_workers(driver: Driver, module: int, strea
     assert states[-3:] == [NOT_READY] * 3
 
 
+@needs_caller
 def test_what_spans_the_same_memory_is_told_apart_by_its_groups(
     driver: Driver, module: int, stream: int, block: int
 ) -> None:
@@ -294,6 +297,7 @@ def fill(driver: Driver, stream: int) -> None:
 WAITS = [synchronize, synchronize_device, query, synchronize_event, synchronize_event_in_pieces, read]
 
 
+@needs_caller
 @pytest.mark.parametrize("done", [False, True], ids=["running", "done"])
 @pytest.mark.parametrize("wait", WAITS)
 def test_a_failure_in_a_batch_is_told(
@@ -315,6 +319,7 @@ def test_a_failure_in_a_batch_is_told(
     assert failing.count == 8
 
 
+@needs_caller
 @pytest.mark.parametrize("next_call", [read, fill])
 def test_a_query_does_not_hide_a_failure(
     failing: Failing, driver: Driver, stream: int, next_call: Callable[[Driver, int], None]
@@ -328,6 +333,7 @@ def test_a_query_does_not_hide_a_failure(
     assert failing.count == 5
 
 
+@needs_caller
 def test_a_launch_tells_what_failed_before(failing: Failing, driver: Driver, stream: int) -> None:
     failing.fail()
     failing.until_done()
@@ -337,6 +343,7 @@ def test_a_launch_tells_what_failed_before(failing: Failing, driver: Driver, str
     driver.call("stream_synchronize", 0, stream)
 
 
+@needs_caller
 def test_a_later_failure_is_told_though_a_query_has_told_one(failing: Failing, driver: Driver, stream: int) -> None:
     for _ in range(2):
         failing.fail()
@@ -345,6 +352,7 @@ def test_a_later_failure_is_told_though_a_query_has_told_one(failing: Failing, d
     assert driver.status("stream_query", 0, stream) == OK
 
 
+@needs_caller
 def test_a_failure_holds_up_no_launch(failing: Failing, driver: Driver, stream: int) -> None:
     """Launches that follow without a wait are not added to the batch that failed."""
     failing.fail()
@@ -358,6 +366,7 @@ def test_a_failure_holds_up_no_launch(failing: Failing, driver: Driver, stream: 
     assert failing.count == 8
 
 
+@needs_caller
 def test_a_worker_without_memory(failing: Failing, driver: Driver, stream: int) -> None:
     failing.fail("small_launch_memory")
     with pytest.raises(DriverError, match="earlier work failed: no host memory") as error:
@@ -366,6 +375,7 @@ def test_a_worker_without_memory(failing: Failing, driver: Driver, stream: int) 
     assert failing.count == 5
 
 
+@needs_caller
 def test_the_device_is_waited_for_whatever_fails(failing: Failing, driver: Driver, module: int, block: int) -> None:
     """Its memory may be freed then."""
     spin = driver.kernel_of(module, "spin")
@@ -404,6 +414,7 @@ def test_a_kernel_outlives_its_module(driver: Driver, stream: int, block: int) -
     driver.call("kernel_destroy", add)
 
 
+@needs_caller
 @pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize(
     "graph", [pytest.param(False, id="batch"), pytest.param(True, id="graph", marks=pytest.mark.thorough)]

@@ -119,7 +119,7 @@ def test_the_sources_compile_without_a_warning() -> None:
     flags = re.search(r'^FLAGS = "(.+)"$', (folder / "setup.py").read_text(), re.MULTILINE)
     assert flags is not None
     includes = [f"-I{folder.parent / 'torchgraft' / 'include'}", f"-I{folder / 'csrc'}"]
-    sources = sorted((folder / "csrc").glob("*.cpp"))
+    sources = sorted((folder / "csrc").rglob("*.cpp"))
     done = subprocess.run(
         ["g++", *flags[1].split(), "-Werror", "-fsyntax-only", *includes, *sources], capture_output=True, text=True
     )

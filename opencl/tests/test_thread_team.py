@@ -14,7 +14,7 @@ from ctypes import byref, c_float, c_int8, c_int64, c_uint32, c_uint64
 from pathlib import Path
 
 import pytest
-from driver_table import NOT_READY, OK, Driver, DriverError, floats, pocl_driver
+from driver_table import NOT_READY, OK, Driver, DriverError, floats, needs_caller, pocl_driver
 
 TESTS = Path(__file__).parent
 
@@ -208,6 +208,7 @@ def test_what_takes_long_is_handed_to_workers(driver: Driver, module: int, strea
     assert states[-2:] == [NOT_READY] * 2
 
 
+@needs_caller
 def test_what_took_long_is_tried_again(driver: Driver, module: int, stream: int, block: int) -> None:
     """A launch of the same size may do less, or whoever measured was interrupted."""
     spin = driver.kernel_of(module, "spin")

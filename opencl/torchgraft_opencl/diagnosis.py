@@ -18,7 +18,7 @@ VARIABLES = {
     "TORCHGRAFT_OPENCL_LIBRARY": "the OpenCL libraries to load",
     "TORCHGRAFT_OPENCL_MEMORY": "the memory model to use: host, svm, coarse or buffer",
     "TORCHGRAFT_OPENCL_BUILTINS": "header: for comparing compile times",
-    "TORCHGRAFT_OPENCL_DIRECT_CALLS": "0: PoCL runs all launches, small ones too, which then take longer",
+    "TORCHGRAFT_OPENCL_HOST": "how much a CPU device does without OpenCL's workers: off, caller, team or code (all)",
     "TORCHGRAFT_OPENCL_FAIL": "for tests: calls that are to fail",
     "OCL_ICD_VENDORS": "the loader's: where the .icd files are",
     "OCL_ICD_FILENAMES": "the loader's: the implementations themselves",

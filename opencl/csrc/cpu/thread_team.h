@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 
 namespace ocl {
 
@@ -66,13 +65,6 @@ class ThreadTeam {
   alignas(64) std::atomic<uint32_t> inside_{0};
   alignas(64) std::atomic<uint32_t> asleep_{0};
   std::atomic<bool> rests_{false};
-};
-
-// A team that several threads may ask: one at a time.
-struct SharedTeam {
-  explicit SharedTeam(unsigned units) : team(ThreadTeam::suitable_size(units)) {}
-  ThreadTeam team;
-  std::mutex mutex;
 };
 
 }  // namespace ocl

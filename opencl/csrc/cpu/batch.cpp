@@ -3,6 +3,7 @@
 #include <memory>
 #include <utility>
 
+#include "native_job.h"
 #include "program.h"
 
 namespace ocl {
@@ -51,7 +52,7 @@ void Batch::run_all() {
       if (closed_) return;
       items.swap(items_);
     }
-    CallerDevice::Turn turn(*items.front().launch.kernel->device->caller_device);
+    CallerDevice::Turn turn(caller_);
     for (const Item& item : items) turn.run(item.launch);
   }
 }
@@ -67,18 +68,17 @@ struct Job {
 
 bool add_to_open_batch(tg_stream_& stream, const tg_launch& launch) {
   std::lock_guard lock(stream.mutex);
-  if (stream.open == nullptr || !stream.open->add(launch)) return false;
+  if (stream.open == nullptr || !static_cast<Batch&>(*stream.open).add(launch)) return false;
   stream.since_wait.fetch_add(1, std::memory_order_relaxed);
   return true;
 }
 
 }  // namespace
 
-bool hand_over(tg_stream_& stream, const tg_launch& launch) {
-  const Device& device = *stream.device;
-  if (timer != nullptr || !device.has_native_kernels || !device.caller_device->takes(launch)) return false;
+bool hand_over(tg_stream_& stream, CallerDevice& caller, const tg_launch& launch) {
+  if (timer != nullptr || !stream.device->has_native_kernels || !caller.takes(launch)) return false;
   if (add_to_open_batch(stream, launch)) return true;
-  auto batch = std::make_shared<Batch>();
+  auto batch = std::make_shared<Batch>(caller);
   batch->add(launch);
   const uint64_t number = submit_job(stream, std::make_unique<Job>(&stream, batch));
   std::lock_guard lock(stream.mutex);

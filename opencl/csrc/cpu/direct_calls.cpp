@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "device.h"
-#include "environment.h"
 #include "error.h"
 #include "program.h"
 #include "work_group.h"
@@ -118,10 +117,10 @@ std::string compare_ways(Device& device, const PoclRelease& release) {
 
 }  // namespace
 
-DirectCalls::DirectCalls(const std::string& platform_version) : release_(find_pocl_release(platform_version)) {
-  if (release_ == nullptr) why_ = "it is not known how this release is called: " + platform_version;
-  if (find_variable("TORCHGRAFT_OPENCL_DIRECT_CALLS").value_or("") == "0")
-    release_ = nullptr, why_ = "TORCHGRAFT_OPENCL_DIRECT_CALLS=0";
+DirectCalls::DirectCalls(const std::string& platform_version, HostMode mode)
+    : release_(mode >= HostMode::kCode ? find_pocl_release(platform_version) : nullptr) {
+  if (release_ != nullptr) return;
+  why_ = mode >= HostMode::kCode ? "it is not known how this release is called: " + platform_version : describe(mode);
 }
 
 void DirectCalls::try_once(Device& device) {

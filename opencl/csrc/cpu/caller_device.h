@@ -20,24 +20,21 @@
 #include <utility>
 #include <vector>
 
+#include "device.h"
 #include "direct_calls.h"
+#include "host_clock.h"
+#include "host_executor.h"
+#include "host_mode.h"
 #include "launch_costs.h"
 #include "opencl_api.h"
-#include "thread_team.h"
+#include "shared_team.h"
 #include "torchgraft/driver.h"
 #include "work_group.h"
 
 namespace ocl {
 
-struct Device;
-
-// Has a team do work of so many parts if the stream is idle and nobody else has the mutex that guards the team;
-// otherwise does nothing and returns false.
-bool share_if_idle(tg_stream_& stream, ThreadTeam& team, std::mutex& mutex, ThreadTeam::Part part, const void* work,
-                   size_t count);
-
 // A kernel's machine code, where it can be called without PoCL, and the launches that it is known to be right for: PoCL
-// has accepted one with such arguments and such groups. Written with the device's mutex held, before `function`.
+// has accepted one with such arguments and such groups. Written with the team's mutex held, before `function`.
 struct KernelCode {
   std::atomic<bool> learned = false;  // what follows
   std::vector<tg_arg> accepted;
@@ -45,14 +42,20 @@ struct KernelCode {
   std::atomic<uint32_t> searches = 0;
   LoadedObject object{nullptr, nullptr};
   std::atomic<WorkGroup> function = nullptr;
-  bool ran = false;  // guarded by the device's mutex
+  bool ran = false;  // guarded by the team's mutex
 
   // Whether the function may be called for a launch.
   bool runs(const tg_launch& launch) const;
 };
 
-// A kernel's other self, made at its first small launch. Guarded by the device's mutex, its costs excepted.
-struct CallerKernel {
+// A kernel's other self, made at its first small launch. Guarded by the team's mutex, its costs excepted.
+struct CallerKernel final : ExecutorState {
+  explicit CallerKernel(const Api& api) : api(api) {}
+  ~CallerKernel() override {
+    if (kernel != nullptr) api.clReleaseKernel(kernel);
+  }
+
+  const Api& api;
   cl_kernel kernel = nullptr;         // owned
   std::atomic<bool> refused = false;  // the other device does not take the program
   std::atomic<bool> ready = false;    // it has taken it
@@ -65,32 +68,17 @@ struct CallerKernel {
 
 class CallerDevice {
  public:
-  // For a device with so many compute units, whose own queues can do it, or whose platform, of that version, has
-  // another device for it.
-  CallerDevice(const Api& api, cl_device_id id, uint32_t units) : CallerDevice(api, nullptr, "", id, units) {}
-  CallerDevice(const Api& api, cl_platform_id platform, const std::string& version, cl_device_id other, uint32_t units)
-      : api_(api),
-        platform_(platform),
-        id_(other),
-        units_(units),
-        team_(ThreadTeam::suitable_size(units)),
-        direct_(version) {}
+  // `other` is the device that runs launches in the calling thread: one of the platform, or with none given the device
+  // itself, by queues made for it. `lends_thread`: whether the implementation counts on threads that wait.
+  CallerDevice(Device& device, const Platform* platform, cl_device_id other, HostMode mode, bool lends_thread,
+               SharedTeam& team, const HostClock& clock);
 
-  // The way that small launches take, for `torchgraft doctor`: a word, and what there is to say of it. Tries what has
-  // not been tried yet.
-  //   direct   machine code is called
-  //   device   PoCL's other device runs them, and why
-  //   queues   queues of the device's own
-  std::pair<std::string, std::string> describe_way(Device& device);
-
+  // As HostExecutor's.
+  std::pair<std::string, std::string> describe();
   // Runs a launch if that pays and its stream is idle; otherwise does nothing and returns false.
-  bool launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global);
-  // As `share_if_idle`, by the team that shares launches.
-  bool share(tg_stream_& stream, ThreadTeam::Part part, const void* work, size_t count) {
-    return share_if_idle(stream, team_, mutex_, part, work, count);
-  }
+  bool launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch);
   // Notes that the workers were given a launch, which is how kernels are found to be right.
-  void note_workers(tg_kernel_& kernel, const tg_launch& launch);
+  void note_queued(tg_kernel_& kernel, const tg_launch& launch);
   // Nanoseconds that a launch is expected to take here; nothing if several workers would have it done earlier, their
   // waking counted, or if the kernel has not been run here yet.
   std::optional<uint32_t> takes(const tg_launch& launch);
@@ -102,8 +90,8 @@ class CallerDevice {
   // at once or not at all, as `operator bool` tells.
   class Turn {
    public:
-    explicit Turn(CallerDevice& device) : device_(device), lock_(device.mutex_) {}
-    Turn(CallerDevice& device, std::try_to_lock_t at_once) : device_(device), lock_(device.mutex_, at_once) {}
+    explicit Turn(CallerDevice& device) : device_(device), lock_(device.team_.mutex) {}
+    Turn(CallerDevice& device, std::try_to_lock_t at_once) : device_(device), lock_(device.team_.mutex, at_once) {}
     explicit operator bool() const { return lock_.owns_lock() && device_.suits_thread(); }
     // Throws if this device cannot run the launch. With `unchanged` the kernel has been run with the same arguments.
     void run(const tg_launch& launch, bool unchanged = false);
@@ -112,7 +100,6 @@ class CallerDevice {
     CallerDevice& device_;
     std::unique_lock<std::mutex> lock_;
   };
-  void release(CallerKernel& kernel) const;
 
  private:
   // By whom a launch is run.
@@ -120,37 +107,42 @@ class CallerDevice {
 
   bool suits_thread() const;
   bool is_other() const { return platform_ != nullptr; }
-  static CallerKernel& original(tg_kernel_& kernel);
+  static CallerKernel& own(const tg_kernel_& kernel);
+  static CallerKernel& original(const tg_kernel_& kernel);
   void learn(tg_kernel_& kernel, const tg_launch& launch);
-  bool may_call(Device& device);
+  bool may_call();
   void find_code(tg_kernel_& kernel);
   bool needs_preparing(const tg_kernel_& kernel) const;
   void prepare(tg_kernel_& kernel);
   bool divides(const tg_kernel_& kernel, const tg_launch& launch) const;
   bool needs_code(CallerKernel& original) const;
   Way choose(const tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch);
-  bool team_is_all() const { return team_.size() >= units_; }
+  bool team_is_all() const { return team_.team.size() >= units_; }
   uint32_t most_together() const;
   void note_least(uint32_t nanoseconds);
   void run_code(CallerKernel& original, const tg_launch& launch, ThreadTeam* team);
   void run_divided(tg_kernel_& kernel, const tg_launch& launch);
   cl_command_queue make_queue(cl_bitfield properties, cl_int& status) const;
-  void run_by_opencl(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global, bool known);
-  bool open(Device& device);
-  uint64_t binary_number(Device& device, uint64_t own);
+  void run_by_opencl(tg_kernel_& kernel, const tg_launch& launch, bool known);
+  bool open();
+  uint64_t binary_number(uint64_t own);
   cl_program load(tg_kernel_& kernel);
   cl_program program_of(cl_kernel kernel) const;
   cl_kernel kernel_of(tg_kernel_& kernel);
 
+  Device& device_;
   const Api& api_;
   const cl_platform_id platform_;  // of another device; NULL if it is the same
   const cl_device_id id_;
   const uint32_t units_;
-  ThreadTeam team_;
-  DirectCalls direct_;                       // guarded by the mutex
+  const bool lends_thread_;
+  const HostClock& clock_;
+  // Its mutex guards what follows. One launch at a time: another thread's would be run by whoever is there, and be seen
+  // as done.
+  SharedTeam& team_;
+  DirectCalls direct_;
   std::atomic<bool> calls_nothing_ = false;  // by machine code: it must not be
 
-  std::mutex mutex_;  // one launch at a time: another thread's would be run by whoever is there, and be seen as done
   bool opened_ = false, usable_ = false;
   cl_context context_ = nullptr;
   cl_command_queue queues_[2] = {};  // without and with times

@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "host_mode.h"
 #include "pocl_binary.h"
 
 namespace ocl {
@@ -14,8 +15,8 @@ struct Device;
 
 class DirectCalls {
  public:
-  // For a platform of that version. TORCHGRAFT_OPENCL_DIRECT_CALLS=0 turns them off.
-  explicit DirectCalls(const std::string& platform_version);
+  // For a platform of that version.
+  DirectCalls(const std::string& platform_version, HostMode mode);
 
   // The release, if its machine code may be called as far as is known; NULL if not, and `why` says why.
   const PoclRelease* release() const { return release_; }

@@ -44,10 +44,10 @@ void wait_elsewhere(Device& device, tg_stream_& stream) {
 }
 
 // What a wait for the least that a worker can do takes.
-uint32_t measure_wake(Device& device) {
+uint32_t measure_wake(Device& device, bool lends_thread) {
   constexpr int kTries = 9;
   // PoCL's workers sleep at once, those of Intel's runtime look for more work first.
-  const uint32_t pause = device.lent_thread != nullptr ? 2000000 : 20000;
+  const uint32_t pause = lends_thread ? 2000000 : 20000;
   std::array<uint32_t, kTries> times{};
   tg_stream_& stream = *device.transfer_stream();
   for (uint32_t& time : times) {
@@ -55,7 +55,7 @@ uint32_t measure_wake(Device& device) {
     submit(stream, "clEnqueueNativeKernel", [&](cl_command_queue queue, cl_event* event) {
       return device.api->clEnqueueNativeKernel(queue, run_nothing, nullptr, 0, 0, nullptr, nullptr, 0, nullptr, event);
     });
-    device.lent_thread != nullptr ? wait_elsewhere(device, stream) : wait(stream);
+    lends_thread ? wait_elsewhere(device, stream) : wait(stream);
     time = nanoseconds_since(begin);
     for (const auto end = Clock::now(); nanoseconds_since(end) < pause;) continue;  // the worker falls asleep
   }
@@ -106,6 +106,18 @@ bool has_stack() {
 
 }  // namespace
 
+CallerDevice::CallerDevice(Device& device, const Platform* platform, cl_device_id other, HostMode mode,
+                           bool lends_thread, SharedTeam& team, const HostClock& clock)
+    : device_(device),
+      api_(*device.api),
+      platform_(platform != nullptr ? platform->id : nullptr),
+      id_(other),
+      units_(device.properties.compute_units),
+      lends_thread_(lends_thread),
+      clock_(clock),
+      team_(team),
+      direct_(platform != nullptr ? text(*platform, CL_PLATFORM_VERSION) : "", mode) {}
+
 cl_command_queue CallerDevice::make_queue(cl_bitfield properties, cl_int& status) const {
   if (is_other()) return api_.clCreateCommandQueue(context_, id_, properties, &status);
   const cl_ulong list[] = {CL_QUEUE_PROPERTIES, properties | CL_QUEUE_THREAD_LOCAL_EXEC_ENABLE_INTEL, 0};
@@ -113,26 +125,26 @@ cl_command_queue CallerDevice::make_queue(cl_bitfield properties, cl_int& status
 }
 
 // With the mutex held. What cannot be opened is not needed: the workers do everything.
-bool CallerDevice::open(Device& device) {
+bool CallerDevice::open() {
   if (opened_) return usable_;
   opened_ = true;
   cl_int status = CL_SUCCESS;
-  context_ = is_other() ? create_context(api_, platform_, id_, status) : device.context();
+  context_ = is_other() ? create_context(api_, platform_, id_, status) : device_.context();
   for (const bool timed : {false, true}) {
     if (status != CL_SUCCESS) return false;
     queues_[timed] = make_queue(timed ? CL_QUEUE_PROFILING_ENABLE : 0, status);
   }
   constexpr unsigned kPieces = 8;  // of each thread, at most
-  for (unsigned i = 0; !is_other() && status == CL_SUCCESS && i < kPieces * team_.size(); ++i)
+  for (unsigned i = 0; !is_other() && status == CL_SUCCESS && i < kPieces * team_.team.size(); ++i)
     piece_queues_.push_back(make_queue(0, status));
   usable_ = status == CL_SUCCESS;
-  if (usable_ && device.has_native_kernels) wake_nanoseconds_ = measure_wake(device);
+  if (usable_ && device_.has_native_kernels) wake_nanoseconds_ = measure_wake(device_, lends_thread_);
   return usable_;
 }
 
 // The number in binaries for this device: by the rule, else what a compilation says.
-uint64_t CallerDevice::binary_number(Device& device, uint64_t own) {
-  if (binary_number_ == 0) binary_number_ = caller_device_number(device.properties.name, own);
+uint64_t CallerDevice::binary_number(uint64_t own) {
+  if (binary_number_ == 0) binary_number_ = caller_device_number(device_.properties.name, own);
   if (binary_number_ == 0) {
     const char* text = "__kernel void tg_nothing() {}";
     const size_t length = std::strlen(text);
@@ -152,11 +164,11 @@ cl_program CallerDevice::load(tg_kernel_& kernel) {
   cl_program own = nullptr;
   if (api_.clGetKernelInfo(kernel.kernel, CL_KERNEL_PROGRAM, sizeof own, &own, nullptr) != CL_SUCCESS) return nullptr;
   // This device would have other variables.
-  if (may_have_variables(api_, own, kernel.device->id)) return nullptr;
+  if (may_have_variables(api_, own, device_.id)) return nullptr;
   Binary binary = binary_of(api_, own);
   if (has_variables(binary)) return nullptr;
   const uint64_t own_number = device_number(binary);
-  const uint64_t number = own_number == 0 ? 0 : binary_number(*kernel.device, own_number);
+  const uint64_t number = own_number == 0 ? 0 : binary_number(own_number);
   if (number == 0) return nullptr;
   set_device_number(binary, number);
   const unsigned char* data = binary.data();
@@ -181,7 +193,7 @@ cl_program CallerDevice::program_of(cl_kernel kernel) const {
 }
 
 cl_kernel CallerDevice::kernel_of(tg_kernel_& kernel) {
-  CallerKernel& mine = kernel.by_caller;
+  CallerKernel& mine = own(kernel);
   if (mine.kernel != nullptr || mine.refused) return mine.kernel;
   mine.refused = true;
   if (!is_other() && !fits_stack(api_, kernel.kernel, id_)) return nullptr;
@@ -202,14 +214,11 @@ cl_kernel CallerDevice::kernel_of(tg_kernel_& kernel) {
 
 bool CallerDevice::suits_thread() const { return is_other() || has_stack(); }
 
-void CallerDevice::release(CallerKernel& kernel) const {
-  if (kernel.kernel != nullptr) api_.clReleaseKernel(kernel.kernel);
-  kernel.kernel = nullptr;
-}
+CallerKernel& CallerDevice::own(const tg_kernel_& kernel) { return static_cast<CallerKernel&>(*kernel.executor_state); }
 
 // What clones have in common.
-CallerKernel& CallerDevice::original(tg_kernel_& kernel) {
-  return (kernel.origin == nullptr ? kernel : *kernel.origin).by_caller;
+CallerKernel& CallerDevice::original(const tg_kernel_& kernel) {
+  return own(kernel.origin == nullptr ? kernel : *kernel.origin);
 }
 
 // ---- machine code ----
@@ -225,18 +234,6 @@ bool KernelCode::runs(const tg_launch& launch) const {
   return true;
 }
 
-bool share_if_idle(tg_stream_& stream, ThreadTeam& team, std::mutex& mutex, ThreadTeam::Part part, const void* work,
-                   size_t count) {
-  if (!can_time(*stream.device) || !is_idle(stream)) return false;
-  const std::unique_lock alone(mutex, std::try_to_lock);
-  if (!alone) return false;
-  std::lock_guard lock(stream.mutex);
-  if (stream.busy.load(std::memory_order_relaxed)) return false;  // another thread was quicker
-  team.start();
-  run_timed(*stream.device, [&] { team.share(part, work, count, /*wake=*/true); });
-  return true;
-}
-
 // With the mutex held.
 void CallerDevice::learn(tg_kernel_& kernel, const tg_launch& launch) {
   KernelCode& code = original(kernel).code;
@@ -246,10 +243,10 @@ void CallerDevice::learn(tg_kernel_& kernel, const tg_launch& launch) {
   code.learned.store(true, std::memory_order_release);
 }
 
-void CallerDevice::note_workers(tg_kernel_& kernel, const tg_launch& launch) {
+void CallerDevice::note_queued(tg_kernel_& kernel, const tg_launch& launch) {
   if (original(kernel).code.learned.load(std::memory_order_relaxed)) [[likely]]
     return;
-  const std::unique_lock alone(mutex_, std::try_to_lock);
+  const std::unique_lock alone(team_.mutex, std::try_to_lock);
   if (alone) learn(kernel, launch);
 }
 
@@ -263,36 +260,36 @@ bool CallerDevice::needs_code(CallerKernel& original) const {
 }
 
 // With the mutex held.
-bool CallerDevice::may_call(Device& device) {
-  direct_.try_once(device);
+bool CallerDevice::may_call() {
+  direct_.try_once(device_);
   calls_nothing_.store(direct_.release() == nullptr, std::memory_order_relaxed);
   return direct_.release() != nullptr;
 }
 
-std::pair<std::string, std::string> CallerDevice::describe_way(Device& device) {
+std::pair<std::string, std::string> CallerDevice::describe() {
   if (!is_other()) return {"queues", ""};
-  const std::unique_lock alone(mutex_);
-  const bool direct = may_call(device);
+  const std::unique_lock alone(team_.mutex);
+  const bool direct = may_call();
   return {direct ? "direct" : "device", direct_.why()};
 }
 
 void CallerDevice::find_code(tg_kernel_& kernel) {
-  const std::unique_lock alone(mutex_, std::try_to_lock);
+  const std::unique_lock alone(team_.mutex, std::try_to_lock);
   tg_kernel_& first = kernel.origin == nullptr ? kernel : *kernel.origin;
-  if (!alone || !needs_code(first.by_caller)) return;
-  KernelCode& code = first.by_caller.code;
+  if (!alone || !needs_code(own(first))) return;
+  KernelCode& code = own(first).code;
   code.searches.fetch_add(1, std::memory_order_relaxed);
-  open(*first.device);
-  if (!may_call(*first.device)) return;
+  open();
+  if (!may_call()) return;
   cl_ulong local_memory = 1;
   cl_program program = nullptr;
   // A group's local memory would have to be found for it.
   if (code.accepted.size() > kMostArguments ||
-      api_.clGetKernelWorkGroupInfo(first.kernel, first.device->id, CL_KERNEL_LOCAL_MEM_SIZE, sizeof local_memory,
+      api_.clGetKernelWorkGroupInfo(first.kernel, device_.id, CL_KERNEL_LOCAL_MEM_SIZE, sizeof local_memory,
                                     &local_memory, nullptr) != CL_SUCCESS ||
       local_memory != 0 ||
       api_.clGetKernelInfo(first.kernel, CL_KERNEL_PROGRAM, sizeof program, &program, nullptr) != CL_SUCCESS ||
-      may_have_variables(api_, program, first.device->id))
+      may_have_variables(api_, program, device_.id))
     return;
   const Binary binary = binary_of(api_, program);
   const auto arguments = static_cast<uint32_t>(code.accepted.size());
@@ -303,37 +300,37 @@ void CallerDevice::find_code(tg_kernel_& kernel) {
   Code found = ocl::find_code(code_folder(binary, *direct_.release()), first.name);
   code.object = std::move(found.object);
   code.function.store(found.function, std::memory_order_release);
-  team_.start();
+  team_.team.start();
 }
 
 // So that it is known whether its launches may be divided.
 bool CallerDevice::needs_preparing(const tg_kernel_& kernel) const {
-  return !is_other() && !kernel.by_caller.ready.load(std::memory_order_relaxed) && !kernel.by_caller.refused;
+  return !is_other() && !own(kernel).ready.load(std::memory_order_relaxed) && !own(kernel).refused;
 }
 
 void CallerDevice::prepare(tg_kernel_& kernel) {
-  const std::unique_lock alone(mutex_, std::try_to_lock);
-  if (alone && open(*kernel.device)) kernel_of(kernel);
+  const std::unique_lock alone(team_.mutex, std::try_to_lock);
+  if (alone && open()) kernel_of(kernel);
 }
 
 bool CallerDevice::divides(const tg_kernel_& kernel, const tg_launch& launch) const {
-  return kernel.by_caller.ready.load(std::memory_order_acquire) &&
-         find_cut(launch, kernel.by_caller.divisible).groups > 1;
+  const CallerKernel& mine = own(kernel);
+  return mine.ready.load(std::memory_order_acquire) && find_cut(launch, mine.divisible).groups > 1;
 }
 
 // With the stream and the mutex held.
 void CallerDevice::run_divided(tg_kernel_& kernel, const tg_launch& launch) {
   // To queue a piece takes 2 us where several threads do: one piece for each, unless it is long.
   constexpr uint32_t kLeastOfPiece = 50000;
-  CallerKernel &mine = kernel.by_caller, &first = original(kernel);
+  CallerKernel &mine = own(kernel), &first = original(kernel);
   LaunchCosts& costs = first.shared_costs;
-  team_.start();
+  team_.team.start();
   set_arguments(kernel, mine.kernel, mine.set, launch);
   const LaunchScale scale(launch);
-  const size_t pieces = std::max(team_.size(), costs.known(scale) / kLeastOfPiece * team_.size());
+  const size_t pieces = std::max(team_.team.size(), costs.known(scale) / kLeastOfPiece * team_.team.size());
   costs.run(scale, std::exchange(first.code.ran, true), [&] {
     const cl_int status = ocl::run_divided(api_, mine.kernel, piece_queues_, launch, find_cut(launch, mine.divisible),
-                                           pieces, team_, first.costs.worth_waking(scale));
+                                           pieces, team_.team, first.costs.worth_waking(scale));
     if (status != CL_SUCCESS) [[unlikely]]
       fail_call("clEnqueueNDRangeKernel", status, "kernel " + kernel.name);
   });
@@ -377,14 +374,14 @@ void CallerDevice::Turn::run(const tg_launch& launch, bool unchanged) {
     maybe_fail("small_launch_memory");
   }
   tg_kernel_& kernel = *launch.kernel;
-  CallerKernel &mine = kernel.by_caller, &first = original(kernel);
+  CallerKernel &mine = own(kernel), &first = original(kernel);
   if (first.code.runs(launch)) {
     device_.run_code(first, launch, nullptr);
     return;
   }
   size_t global[3];
   for (uint32_t d = 0; d < launch.dims; ++d) global[d] = launch.groups[d] * launch.local[d];
-  if (mine.kernel == nullptr && (!device_.open(*kernel.device) || device_.kernel_of(kernel) == nullptr))
+  if (mine.kernel == nullptr && (!device_.open() || device_.kernel_of(kernel) == nullptr))
     throw Failure(TG_ERROR, "kernel " + kernel.name + " cannot be run by the thread that asks");
   if (!unchanged || mine.set.empty()) set_arguments(kernel, mine.kernel, mine.set, launch);
   first.costs.run(LaunchScale(launch), true, [&] {
@@ -399,18 +396,18 @@ void CallerDevice::Turn::run(const tg_launch& launch, bool unchanged) {
 uint32_t CallerDevice::most_together() const {
   constexpr uint32_t kMost = 10, kMostOfAll = 3000000, kMostDivided = 300000;  // times a wake; nanoseconds
   if (team_is_all()) return is_other() ? kMostOfAll : kMostDivided;
-  return std::min(kMost, units_ / (units_ - team_.size())) * wake_nanoseconds();
+  return std::min(kMost, units_ / (units_ - team_.team.size())) * wake_nanoseconds();
 }
 
 CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch) {
   CallerKernel& first = original(kernel);
   // Queues of the device's own hand over for a microsecond: while the program goes on, workers begin.
   const bool all = is_all(), soon = all || waits_soon(stream);
-  const bool has_code = first.code.runs(launch), can_run = can_time(*stream.device);
+  const bool has_code = first.code.runs(launch), can_run = clock_.can_time(device_);
   const bool runs = can_run && (has_code || divides(kernel, launch));
   const Way by_this_thread = can_run && has_code ? Way::kAlone : Way::kByOpenCL;
   const LaunchScale scale(launch);
-  if (runs && scale.groups > 1 && team_.size() > 1 && (soon || is_other())) {
+  if (runs && scale.groups > 1 && team_.team.size() > 1 && (soon || is_other())) {
     const uint32_t alone = first.costs.known(scale), together = first.shared_costs.known(scale);
     const uint64_t expected = alone != 0 ? alone : together != 0 ? uint64_t{2} * together : launch.bytes / kGuess;
     if (expected >= kWorthSharing) {
@@ -426,15 +423,16 @@ CallerDevice::Way CallerDevice::choose(const tg_stream_& stream, tg_kernel_& ker
   const uint32_t most = soon ? wake_nanoseconds() : wake_nanoseconds() / kPatience;
   const uint64_t trial = runs && all ? kTrialOfAll : kTrial;
   if (!first.costs.expects(scale, most, least_nanoseconds_, trial)) return Way::kWorkers;
-  return by_this_thread == Way::kByOpenCL && kernel.by_caller.refused ? Way::kWorkers : by_this_thread;
+  return by_this_thread == Way::kByOpenCL && own(kernel).refused ? Way::kWorkers : by_this_thread;
 }
 
 // With the stream and the mutex held.
-void CallerDevice::run_by_opencl(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global,
-                                 bool known) {
-  CallerKernel& mine = kernel.by_caller;
+void CallerDevice::run_by_opencl(tg_kernel_& kernel, const tg_launch& launch, bool known) {
+  size_t global[3];
+  for (uint32_t d = 0; d < launch.dims; ++d) global[d] = launch.groups[d] * launch.local[d];
+  CallerKernel& mine = own(kernel);
   set_arguments(kernel, mine.kernel, mine.set, launch);
-  const bool timed = is_timed(*stream.device);
+  const bool timed = is_timed(device_);
   cl_event event = nullptr;
   note_least(original(kernel).costs.run(LaunchScale(launch), known, [&] {
     const cl_int status = api_.clEnqueueNDRangeKernel(queues_[timed], mine.kernel, launch.dims, nullptr, global,
@@ -449,7 +447,7 @@ void CallerDevice::run_by_opencl(tg_stream_& stream, tg_kernel_& kernel, const t
   }
 }
 
-bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch, const size_t* global) {
+bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launch& launch) {
   if (launch.bytes == 0) return false;
   CallerKernel& first = original(kernel);
   if (needs_code(first)) [[unlikely]]
@@ -458,22 +456,22 @@ bool CallerDevice::launch(tg_stream_& stream, tg_kernel_& kernel, const tg_launc
     prepare(kernel);
   const Way way = choose(stream, kernel, launch);
   if (way == Way::kWorkers || !is_idle(stream)) {
-    team_.rest();
+    team_.team.rest();
     return false;
   }
-  const std::unique_lock alone(mutex_, std::try_to_lock);
-  if (!alone || !suits_thread() || (way == Way::kByOpenCL && !open(*stream.device))) return false;
-  const bool known = kernel.by_caller.kernel != nullptr;
+  const std::unique_lock alone(team_.mutex, std::try_to_lock);
+  if (!alone || !suits_thread() || (way == Way::kByOpenCL && !open())) return false;
+  const bool known = own(kernel).kernel != nullptr;
   if (way == Way::kByOpenCL && kernel_of(kernel) == nullptr) return false;
 
   std::lock_guard lock(stream.mutex);
   if (stream.busy.load(std::memory_order_relaxed)) return false;  // another thread was quicker
   if (way == Way::kByOpenCL) {
-    run_by_opencl(stream, kernel, launch, global, known);
+    run_by_opencl(kernel, launch, known);
   } else if (first.code.runs(launch)) {
-    run_timed(*stream.device, [&] { run_code(first, launch, way == Way::kTogether ? &team_ : nullptr); });
+    clock_.run_timed(device_, [&] { run_code(first, launch, way == Way::kTogether ? &team_.team : nullptr); });
   } else if (way == Way::kTogether && divides(kernel, launch)) {
-    run_timed(*stream.device, [&] { run_divided(kernel, launch); });
+    clock_.run_timed(device_, [&] { run_divided(kernel, launch); });
   } else {
     return false;
   }
