@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import Script
 from documentation import ROOT, Page, definitions, paths, program, read, source_text, with_quotations
 
@@ -91,3 +92,43 @@ def test_all_items_are_read() -> None:
     assert len(heads) == tables.count("\n## ")
     assert all(row in heads or (row.count(" | ") == 2 and "](../" in row) for row in rows)
     assert len(rows) - len(heads) > 40
+
+
+README = (ROOT / "README.md").read_text()
+TABLE = {
+    cells[0]: cells[1]
+    for row in re.findall(r"^\| (.*) \|$", README, re.MULTILINE)
+    if len(cells := row.split(" | ")) > 2
+}
+
+
+class TestNumbersOfTheReadme:
+    """What the README says of this project can be counted, and is counted here."""
+
+    def test_functions_of_the_smallest_driver(self) -> None:
+        device = README.split("class Simulator(Driver):")[1].split("torchgraft.register")[0]
+        functions = [name for name in re.findall(r"    def (\w+)\(", device) if name != "__init__"]
+        assert f"{len(functions)} functions to begin with" in TABLE["For another device"]
+
+    @pytest.mark.usefixtures("device")
+    def test_overloads(self) -> None:
+        said = int(re.sub(r"\D", "", TABLE["aten overloads with code of their own"]))
+        registered = torch._C._dispatch_get_registrations_for_dispatch_key("PrivateUse1")
+        counted = sum(name.startswith("aten::") for name in registered)
+        assert said == pytest.approx(counted, rel=0.03)
+
+    def test_the_operator_database(self) -> None:
+        dtypes, agree = re.findall(r"in (\d+) dtypes.*?([\d.]+) % agree", TABLE["PyTorch's operator database"])[0]
+        page = (ROOT / "docs/coverage.md").read_text()
+        assert agree == f"{float(re.findall(r'correct [0-9]+ .([0-9.]+) %', page)[0]):.1f}"
+        rows = re.findall(r"^\| (\w+) \| \d+ \| ", page, re.MULTILINE)
+        assert int(dtypes) == len([row for row in rows if row != "all"])
+
+    def test_versions_of_torch_and_python(self) -> None:
+        requires = (ROOT / "pyproject.toml").read_text()
+        oldest, newest = re.findall(r"torch (2\.\d+) to (2\.\d+)", README)[0]
+        assert TABLE["torch, from one source"] == f"{oldest} to {newest}"
+        major, minor = newest.split(".")
+        assert f"torch>={oldest},<{major}.{int(minor) + 1}" in requires
+        python = re.findall(r"Python (3\.\d+) to 3\.\d+", README)[0]
+        assert f'requires-python = ">={python}"' in requires

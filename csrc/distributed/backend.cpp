@@ -14,9 +14,9 @@
 #include <algorithm>
 #include <torch/csrc/distributed/c10d/ParamCommsUtils.hpp>
 
-#include "../runtime/capture.h"
-#include "../runtime/event.h"
-#include "../runtime/stream.h"
+#include "graphs/capture.h"
+#include "runtime/event.h"
+#include "runtime/stream.h"
 
 namespace torchgraft {
 

@@ -3,8 +3,8 @@
 #include <array>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
-#include "../runtime/event.h"
-#include "../runtime/stream.h"
+#include "runtime/event.h"
+#include "runtime/stream.h"
 
 namespace torchgraft {
 

@@ -6,10 +6,10 @@
 #include <optional>
 #include <string>
 
-#include "../runtime/allocator.h"
-#include "../runtime/event.h"
-#include "../runtime/stream.h"
 #include "collective_call.h"
+#include "memory/allocator.h"
+#include "runtime/event.h"
+#include "runtime/stream.h"
 
 namespace torchgraft {
 

@@ -12,7 +12,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "../runtime/device.h"
+#include "runtime/device.h"
 
 namespace torchgraft {
 

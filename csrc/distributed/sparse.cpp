@@ -4,7 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include "../runtime/device.h"
+#include "runtime/device.h"
 
 namespace torchgraft {
 namespace {

@@ -12,8 +12,8 @@
 #include <optional>
 #include <string_view>
 
-#include "../runtime/device.h"
-#include "../runtime/stream.h"
+#include "runtime/device.h"
+#include "runtime/stream.h"
 
 namespace torchgraft {
 namespace {

@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "allocator.h"
 #include "command.h"
+#include "memory/allocator.h"
 #include "stream.h"
 
 namespace torchgraft {

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "host_allocator.h"
+#include "memory/host_allocator.h"
 
 namespace torchgraft {
 namespace {

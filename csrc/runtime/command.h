@@ -9,9 +9,9 @@
 
 #include <string>
 
-#include "activity.h"
-#include "capture.h"
 #include "device.h"
+#include "graphs/capture.h"
+#include "profiler/activity.h"
 
 namespace torchgraft {
 

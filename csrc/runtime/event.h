@@ -5,8 +5,8 @@
 
 #include <memory>
 
-#include "capture.h"
 #include "device.h"
+#include "graphs/capture.h"
 
 namespace torchgraft {
 

@@ -7,8 +7,8 @@
 #include <atomic>
 #include <cstring>
 
-#include "capture.h"
 #include "device.h"
+#include "graphs/capture.h"
 #include "stream.h"
 
 namespace torchgraft {

@@ -4,10 +4,10 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-#include "allocator.h"
 #include "assertions.h"
 #include "event.h"
 #include "interruption.h"
+#include "memory/allocator.h"
 #include "stream.h"
 
 namespace torchgraft {

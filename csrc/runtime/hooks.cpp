@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
-#include "allocator.h"
 #include "command.h"
 #include "generator.h"
-#include "host_allocator.h"
+#include "memory/allocator.h"
+#include "memory/host_allocator.h"
 #include "stream.h"
 
 namespace torchgraft {

@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 
-#include "capture.h"
 #include "device.h"
+#include "graphs/capture.h"
 
 namespace torchgraft {
 

@@ -6,10 +6,10 @@
 #include <array>
 #include <atomic>
 
-#include "activity.h"
 #include "assertions.h"
-#include "capture.h"
+#include "graphs/capture.h"
 #include "interruption.h"
+#include "profiler/activity.h"
 
 namespace torchgraft {
 namespace {

@@ -1,12 +1,14 @@
-"""Charts of what is measured: docs/assets/coverage.svg and speed.svg, or in the folder that is given.
+"""Charts of what is measured: docs/assets/classes.svg, coverage.svg and speed.svg, or in the folder that is given.
 
-The first is of the stored conformance run, family by family; the second of the table of benchmarks/ops.py in
-benchmarks/results.
+Coverage is of the stored conformance run, family by family; the others are of what benchmarks/results keeps: the
+classes of benchmarks/ops.py and benchmarks/beside.py, and the table of single ops.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import statistics
 import sys
 from collections import Counter
 from pathlib import Path
@@ -22,6 +24,14 @@ from torchgraft.testing.conformance.runner import read_results
 ROOT = Path(__file__).resolve().parent.parent.parent
 RUN = ROOT / "tests/conformance/pocl.jsonl.gz"
 SPEEDS = ROOT / "benchmarks/results/pocl-2-cores.md"
+
+# Beside what, where, the file, and which of its ratios.
+CPU = "beside torch's CPU, on the same two cores"
+CLASSES = (
+    (CPU, "AMD", "ops-amd-2-cores", "warm_ratio"),
+    (CPU, "Intel", "ops-intel-2-cores", "warm_ratio"),
+    ("beside torch's CUDA, on the same GPU", "NVIDIA H200", "h200", "ratio"),
+)
 
 # As on the coverage page.
 COLOURS = {
@@ -60,6 +70,39 @@ def speeds() -> dict[str, dict[str, float]]:
     ):
         found.setdefault(family, {})[op] = float(ratio)
     return found
+
+
+def class_means(file: str, ratio: str) -> dict[str, float]:
+    """The geometric mean of a run's ratios in each class."""
+    cases = json.loads((ROOT / f"benchmarks/results/{file}.json").read_text())["cases"]
+    found: dict[str, list[float]] = {}
+    for case in cases.values() if isinstance(cases, dict) else cases:
+        found.setdefault(case["name"].partition("/")[0], []).append(case[ratio])
+    return {name: statistics.geometric_mean(ratios) for name, ratios in found.items()}
+
+
+def classes() -> Figure:
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    sides = list(dict.fromkeys(beside for beside, *_ in CLASSES))
+    for axes, side in zip(figure.subplots(1, len(sides), sharey=True), sides, strict=True):
+        runs = {where: class_means(file, ratio) for beside, where, file, ratio in CLASSES if beside == side}
+        for (where, means), marker in zip(runs.items(), "osD", strict=False):
+            colours = [QUICKER if ratio >= 1 else SLOWER for ratio in means.values()]
+            axes.scatter(list(means.values()), list(means), c=colours, marker=marker, s=30, zorder=3)
+            axes.scatter([], [], c="#666", marker=marker, label=where)
+        axes.axvline(1, color="#444", linewidth=0.8)
+        axes.set_xscale("log")
+        axes.set_xticks([0.1, 0.2, 0.5, 1, 2, 5], ["0.1", "0.2", "½", "1", "2", "5"])
+        axes.minorticks_off()
+        axes.set(xlim=(0.08, 6), title=side)
+        axes.title.set_fontsize(10)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(left=False)
+        axes.legend(frameon=False, fontsize=9, loc="upper left")
+    axes.invert_yaxis()  # of all: they share it
+    figure.supxlabel("times as quick (1: the same), the geometric mean of each class of ops", fontsize=10)
+    return figure
 
 
 def coverage() -> Figure:
@@ -122,7 +165,7 @@ def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs/assets"
     # Text stays text, and the same figures give the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "torchgraft", "font.size": 10}):
-        for name, figure in {"coverage": coverage(), "speed": speed()}.items():
+        for name, figure in {"classes": classes(), "coverage": coverage(), "speed": speed()}.items():
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
             print(folder / f"{name}.svg")
 

@@ -187,8 +187,12 @@ def layers() -> str:
     end = row(
         end + gap,
         "core",
-        ("csrc/dispatch", "plans replayed, views, copies,", "fallback, autocast"),
-        ("csrc/runtime", "allocator, streams, events, guard,", "generator, commands, profiler"),
+        ("csrc: plans, aten, distributed", "plans replayed, views, copies,", "fallback, autocast, collectives"),
+        (
+            "csrc: runtime, memory, graphs, profiler",
+            "streams, events, guard, generator,",
+            "allocator, commands, recordings",
+        ),
     )
     d.frame(
         "python",
@@ -203,7 +207,7 @@ def layers() -> str:
         "driver",
         (
             "The driver contract: driver.h, or class Driver in Python",
-            "some 30 functions: memory, copies, streams, events, modules, launches; nothing of tensors",
+            "functions for memory, copies, streams, events, modules, launches; nothing of tensors",
         ),
     )
     end = row(

@@ -3,7 +3,7 @@
 The program that a compiler writes allocates, launches and calls ops, in Python. Its first call with arguments of some
 sizes does that. The second one is recorded, with memory that is only addresses, and from then on the recording is run
 with the addresses of each call: no Python, no dispatcher, no plan, one block of memory for all temporaries.
-csrc/dispatch/relocatable_graph.h has the rest.
+csrc/graphs/relocatable_graph.h has the rest.
 
 A recording holds what a stream is given and nothing else. So a program is recorded only if all it does is on one device
 and by ops that are known to do no more than that. What asks for a value, or runs on the CPU, stays as it is, and the

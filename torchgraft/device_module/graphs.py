@@ -7,7 +7,7 @@
     graph.replay()    # y is now the result for the batch
 
 A graph reads and writes the memory that it was captured with: what it is to compute with is copied into the tensors
-that it saw, and its results lie in the same tensors after each replay. csrc/runtime/graph.cpp has the rest.
+that it saw, and its results lie in the same tensors after each replay. csrc/graphs/graph.cpp has the rest.
 """
 
 from __future__ import annotations

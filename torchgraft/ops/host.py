@@ -1,5 +1,5 @@
 """What the CPU does where PyTorch has no kernel of its own for an op: the ops of this package, and PyTorch's that only
-devices have. A device without a compiler, or whose compiler refuses a kernel, comes here (csrc/dispatch/fallback.cpp).
+devices have. A device without a compiler, or whose compiler refuses a kernel, comes here (csrc/aten/fallback.cpp).
 
 What one direction keeps for the other is as the kernels keep it, so that either may be a kernel's.
 """

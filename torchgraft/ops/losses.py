@@ -176,7 +176,7 @@ def _cross_entropy_backward(
     label_smoothing: float,
 ) -> None:
     """The way back through `nll_loss` and `log_softmax` at once, for [batch, class]; see
-    csrc/dispatch/cross_entropy.cpp. The targets are known to be classes: the way there has looked at them."""
+    csrc/aten/cross_entropy.cpp. The targets are known to be classes: the way there has looked at them."""
     layout, grid = p.rows(out.shape[0], out.shape[1], cost=softmax.COST)
     kernel = kernels.cross_entropy_backward_kernel(
         layout, element_type(out.dtype).name, element_type(target.dtype).name, reduction == MEAN, reduction == NONE

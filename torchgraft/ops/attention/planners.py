@@ -1,5 +1,5 @@
 """Planners of scaled_dot_product_attention's fused op and its backward. Which calls come here is decided in
-csrc/dispatch/attention.cpp."""
+csrc/aten/attention.cpp."""
 
 from __future__ import annotations
 
