@@ -22,9 +22,10 @@ from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel, parameters
 from torchgraft.codegen.x86 import LINES
 from torchgraft.driver import Capability
-from torchgraft.kernels import bfloat16, boxes_bfloat16, channel_lanes_bfloat16
+from torchgraft.kernels import bfloat16
 from torchgraft.kernels.attention import lanes
 from torchgraft.kernels.attention.variant import Variant
+from torchgraft.kernels.convolution import boxes_bfloat16, channel_lanes_bfloat16
 from torchgraft.plans import device as traits
 
 pytestmark = pytest.mark.no_fallback

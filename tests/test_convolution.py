@@ -14,8 +14,8 @@ import torch.nn.functional as F
 
 from torchgraft import plans
 from torchgraft.codegen.tuning import Target
-from torchgraft.kernels import channel_lanes, channel_lanes_bfloat16, patches
 from torchgraft.kernels.choice import Way
+from torchgraft.kernels.convolution import channel_lanes, channel_lanes_bfloat16, patches
 from torchgraft.ops.convolution import choose
 from torchgraft.plans.device import device_traits, kernel_form
 

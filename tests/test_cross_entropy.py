@@ -1,4 +1,4 @@
-"""Cross entropy with gradients, whose way back is one kernel where targets are classes; else it is as torch has it."""
+"""Cross entropy with gradients, whose backward is one kernel where targets are classes; else it is as torch has it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ from torchgraft import _C, plans
 from torchgraft.codegen.kernel import Kernel
 from torchgraft.codegen.tuning import FewRows, MatrixUnits, Target, Tiles, Tuning
 from torchgraft.driver import Capability
-from torchgraft.kernels import convolution, fragments
+from torchgraft.kernels import fragments
+from torchgraft.kernels.convolution import direct as convolution
 from torchgraft.kernels.matmul import tile
 from torchgraft.plans import device as traits
 

@@ -18,13 +18,13 @@ from torchgraft.plans.registry import no_plan
 aten, own = torch.ops.aten, torch.ops.torchgraft
 
 
-def test_every_planned_op_has_a_way_back(device: str) -> None:
+def test_every_planned_op_has_a_fallback(device: str) -> None:
     torch.empty(0, device=device)
     own = ("aten", "torchgraft")  # other tests declare ops too
     entries = [entry for entry in plans.ENTRIES.values() if entry.op.namespace in own]
-    planned = [entry.op for entry in entries if entry.plan is not no_plan and entry.options.way_back is None]
+    planned = [entry.op for entry in entries if entry.plan is not no_plan and entry.options.op_by_op is None]
     assert len(planned) > 1000
-    # Programs of torch.compile alone call flex attention, whose functions are text: their way back is their graph.
+    # Programs of torch.compile alone call flex attention, whose functions are text: they run op by op by their graph.
     graphs = [op for op in planned if op.name().startswith("torchgraft::flex_attention")]
     assert not [op.name() for op in planned if op not in graphs and not can_run_on_host(op)]
 

@@ -123,7 +123,7 @@ class TestPointwise:
 
         same(device, work, x.to(bits).to(source))
 
-    def test_truths(self, device: str) -> None:
+    def test_booleans(self, device: str) -> None:
         same(
             device,
             lambda x, y: (x & y, x | y, ~x, x ^ y, x + y, x.float() * 3, torch.where(x, 1.5, y.float())),
@@ -131,7 +131,7 @@ class TestPointwise:
             torch.randn(30) > 0,
         )
 
-    def test_truths_are_not_bytes(self, device: str) -> None:
+    def test_booleans_are_not_bytes(self, device: str) -> None:
         """Though both are bytes in a kernel: False and 0 of uint8 are two values."""
         x = torch.tensor([0, 1, 2, 255], dtype=torch.uint8)
         same(device, lambda x: (torch.heaviside(x, x + 1), torch.where(x == 0, ~(x < 0), x > 0), x * 0 + ~x), x)
@@ -1052,7 +1052,7 @@ class TestRows:
         if dtype.is_floating_point:
             assert torch._inductor.metrics.generated_kernel_count == 1
 
-    def test_of_integers_and_truths(self, device: str) -> None:
+    def test_of_integers_and_booleans(self, device: str) -> None:
         compiled = torch.compile(lambda x: torch.ops.compiled_rows.odd(x + 1).sum())
         assert compiled(torch.arange(9, device=device)).item() == 5
         assert compiled(torch.tensor([0.5, -1.0, 2.0], device=device)).item() == 2

@@ -1,4 +1,4 @@
-"""Tensors put together, turned round and taken apart, against torch's CPU."""
+"""Tensors put together, transposed and taken apart, against torch's CPU."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_cat_large_and_many(device: str) -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 8, 17])
 def test_cat_of_lines(device: str, count: int) -> None:
-    """Their elements are dealt out whosever they are."""
+    """Their elements are partitioned whosever they are."""
     lines = [make((n,)) for n in random.choices([1, 7, 300, 20_000], k=count)]
     for where in (lines, [line.to(torch.int8) for line in lines], [line.view(1, -1, 1) for line in lines]):
         dim = where[0].dim() // 2

@@ -740,7 +740,7 @@ class TestRecords:
             (lambda: _C.Guard.within(1.0, None, None), TypeError, "subject:"),
             (lambda: _C.Chunking(0, 1, 1, 0), ValueError, "multiple must be positive, not 0"),
             (lambda: _C.Chunking(256, 1, 0, 0), ValueError, "per_group must be positive, not 0"),
-            (lambda: _C.Chunking(256, 1, 1, 0).deal(-1), ValueError, "numel must not be negative, but is -1"),
+            (lambda: _C.Chunking(256, 1, 1, 0).divide(-1), ValueError, "numel must not be negative, but is -1"),
             (lambda: plan_of(("copy", 0, 0, 0, 0, 4)), TypeError, "steps:"),
         ],
     )
@@ -777,7 +777,7 @@ class TestRecords:
     def test_chunking(self, rule: tuple[int, int, int, int], dealt: dict[int, tuple[int, int]]) -> None:
         chunking = _C.Chunking(*rule)
         assert (chunking.multiple, chunking.single, chunking.per_group, chunking.max_groups) == rule
-        assert {numel: chunking.deal(numel) for numel in dealt} == dealt
+        assert {numel: chunking.divide(numel) for numel in dealt} == dealt
 
     @pytest.mark.parametrize(
         ("given", "says"),

@@ -248,7 +248,7 @@ def test_unique_dtypes(device: str, dtype: torch.dtype) -> None:
     compare(device, lambda a: a.unique(return_inverse=True, return_counts=True), make((9, 11), dtype))
 
 
-def test_unique_truths(device: str) -> None:
+def test_unique_booleans(device: str) -> None:
     for x in (torch.rand(7, 9) > 0.5, torch.ones(5, dtype=torch.bool), torch.zeros(3, 4) > 0, torch.zeros(0) > 0):
         for inverse, counts in itertools.product([False, True], repeat=2):
             compare(device, lambda a, i=inverse, c=counts: a.unique(return_inverse=i, return_counts=c), x)

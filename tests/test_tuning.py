@@ -184,9 +184,9 @@ def attend(device: str, head: int) -> None:
 @pytest.mark.parametrize("size", [1, 300, 20_000, 300_000])
 def test_all_elements_are_dealt_out(device: str, form: str, tune: Callable[..., None], size: int) -> None:
     x = torch.randn(size)
-    for name, sizes in CANDIDATES["dealing"].items():
+    for name, sizes in CANDIDATES["partition"].items():
         for value in (sizes[0], sizes[-1]):
-            tune("dealing", **{name: value})
+            tune("partition", **{name: value})
             close(x.to(device) * 2 + 1, x.double() * 2 + 1, 1e-6)
 
 
@@ -461,9 +461,9 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.thorough
 def test_the_command(kernels: Path, capfd: pytest.CaptureFixture[str], script: Script) -> None:
-    assert main(["tune", "--only", "dealing", "--seconds", "6", "--json"]) == 0
+    assert main(["tune", "--only", "partition", "--seconds", "6", "--json"]) == 0
     told = json.loads(capfd.readouterr().out)
-    assert [found["family"] for found in told["found"]] == ["dealing"]
+    assert [found["family"] for found in told["found"]] == ["partition"]
     assert told["found"][0]["tried"] > 0
     assert told["found"][0]["failures"] == []
     with Child(0, None, []) as child:

@@ -1,5 +1,5 @@
-// aten::cross_entropy_loss where gradients are wanted. torch makes it of log_softmax and nll_loss; on the way back the
-// one gives a tensor of zeros but for a class a target, and the other reads it twice. Here both ways back are one op,
+// aten::cross_entropy_loss where gradients are wanted. torch makes it of log_softmax and nll_loss; in the backward the
+// one gives a tensor of zeros but for a class a target, and the other reads it twice. Here both backwards are one op,
 // torchgraft::cross_entropy_backward. What is kept for it is what torch keeps, the logarithms of the probabilities, so
 // that the logits may be written to before the gradients are asked for.
 

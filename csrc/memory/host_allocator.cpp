@@ -84,7 +84,7 @@ class Impl final : public at::CachingHostAllocatorImpl<c10::Stream, EventPtr> {
     std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   };
 
-  // Called under torch's locks, where a driver in Python must not be: the memory is put aside, and given back by
+  // Called under torch's locks, where a driver in Python must not be: the memory is kept, and given back by
   // release().
   void free_block(Block* block) override {
     std::lock_guard lock(aside_mutex_);

@@ -23,7 +23,7 @@ namespace torchgraft {
 
 // ---- what a plan consists of ----
 
-std::pair<int64_t, int64_t> Chunking::deal(int64_t numel) const {
+std::pair<int64_t, int64_t> Chunking::divide(int64_t numel) const {
   const auto divided = [](int64_t n, int64_t by) { return (n + by - 1) / by; };
   if (numel == 0) return {0, multiple};
   int64_t groups = 1;
@@ -262,7 +262,7 @@ struct Replay {
     std::array<size_t, 3> groups = step.groups;
     if (step.chunking) {
       if (numel == 0) return;
-      std::tie(groups[0], chunk) = step.chunking->deal(numel);
+      std::tie(groups[0], chunk) = step.chunking->divide(numel);
     }
     c10::SmallVector<tg_arg, 16> args(step.args.begin(), step.args.end());
     for (const auto& [position, source] : step.patches) patch(args[position], source);

@@ -50,7 +50,7 @@ struct LaunchArgument {
   at::Tensor table;  // a constant on the device that `fixed` points into
 };
 
-// How elements are dealt out to work-groups; see codegen/pointwise.py for where the numbers come from.
+// How elements are partitioned into work-groups; see codegen/pointwise.py for where the numbers come from.
 struct Chunking {
   int64_t multiple = 1;    // a chunk is a multiple of this
   int64_t single = 0;      // up to so many elements go to one group
@@ -58,7 +58,7 @@ struct Chunking {
   int64_t max_groups = 0;  // but no more groups than this (0: no bound)
 
   // How many groups there are, and how many elements each takes (the last one perhaps fewer).
-  std::pair<int64_t, int64_t> deal(int64_t numel) const;
+  std::pair<int64_t, int64_t> divide(int64_t numel) const;
 };
 
 struct LaunchStep {

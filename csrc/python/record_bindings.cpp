@@ -91,9 +91,9 @@ void bind_chunking(py::module_& m) {
       .def_readonly("single", &Chunking::single)
       .def_readonly("per_group", &Chunking::per_group)
       .def_readonly("max_groups", &Chunking::max_groups)
-      .def("deal", torch::wrap_pybind_function([](const Chunking& chunking, int64_t numel) {
+      .def("divide", torch::wrap_pybind_function([](const Chunking& chunking, int64_t numel) {
              TORCH_CHECK_VALUE(numel >= 0, "numel must not be negative, but is ", numel);
-             return chunking.deal(numel);
+             return chunking.divide(numel);
            }),
            py::arg("numel"));
 }

@@ -200,7 +200,7 @@ def layers() -> str:
         start,
         width + 28,
         end + 14 - start,
-        "torchgraft: Python decides, C++ does; it names no vendor",
+        "torchgraft: Python decides, C++ does; it asks for no vendor",
     )
     end = row(
         end + 14 + gap,

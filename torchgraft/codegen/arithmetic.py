@@ -72,7 +72,7 @@ class Arithmetic:
 
     @property
     def _bytes(self) -> str:
-        """What vectors of integers are loaded and stored as: truths are bytes."""
+        """What vectors of integers are loaded and stored as: booleans are bytes."""
         return "u8" if self.storage == "b8" else self.storage
 
     def splat(self, value: str) -> str:

@@ -1,7 +1,7 @@
 """Kernels that run one loop over several tensors: lists of small tensors would cost a launch each.
 
-The elements of the tensors count as one long row, which is dealt out to groups like one tensor's; a group walks over
-the tensors of its part.
+The elements of the tensors count as one long row, which is partitioned into groups like one tensor's; a group walks
+over the tensors of its part.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Dialect:
         definitions: name -> text of everything that is included only when a kernel uses the name.
         vectorize: what the word VECTORIZE stands for; `{lanes}` in it becomes the number of float32 lanes.
         vectorize_masked: what VECTORIZE_MASKED does, before a loop whose last elements are treated as a vector, too,
-            under a mask. Empty: as VECTORIZE.
+            predicated. Empty: as VECTORIZE.
         vectorize_once: what VECTORIZE_ONCE does, before a loop of as many iterations as a vector has lanes, whose body
             is long; for compilers that unroll such a loop before they look for vectors. Empty: as VECTORIZE.
         kernel_prefix, global_prefix: parts of a signature.

@@ -107,10 +107,10 @@ def as_vectors(
     if not scalar or not {*types.values()} <= {scalar, integer}:
         return None
     text = statements.replace(_FIRST, "")
-    truths = dict(_TRUTH.findall(_INDEX.sub("", text)))
-    if not all(_is_truth(condition, truths) for condition in [*truths.values(), *_conditions(text)]):
+    booleans = dict(_TRUTH.findall(_INDEX.sub("", text)))
+    if not all(_is_truth(condition, booleans) for condition in [*booleans.values(), *_conditions(text)]):
         return None
-    rest = _without_integers(_without_truths(text), types, integer)
+    rest = _without_integers(_without_booleans(text), types, integer)
     rest = _LOAD.sub(lambda load: "" if _is_alike(load, scalar) else load[0], _FUNCTION.sub("(", rest))
     rest = _STORE.sub(lambda store: "(" if _is_alike(store, scalar) and store[4] == "c" else store[0], rest)
     if _TYPE.search(re.sub(rf"\bconst {scalar} (?=\w+ =)|\({scalar}\)", "", rest)):
@@ -189,7 +189,7 @@ def _without_integers(text: str, types: Mapping[str, str], integer: str) -> str:
     return f"{text} int;" if re.search(names, text) else text  # which is no type for others
 
 
-def _without_truths(text: str) -> str:
+def _without_booleans(text: str) -> str:
     """Without the statements that keep what a comparison says, where it is used for choices only."""
     for truth in [*_TRUTH.finditer(text)]:
         name, value = truth.groups()

@@ -47,7 +47,7 @@ class Blocks:
     Attributes:
         rows, vectors: accumulators in registers, `rows` times so many vectors; products have one vector more where
             there are registers for it.
-        depth: products that are summed before the sum is put aside; so many rows has a panel.
+        depth: products that are summed before the partial sum is stored; so many rows has a panel.
         row_tiles: a work-item's block has at most so many times `rows` rows.
         column_bytes: of a row of the block, at most.
         taller: products have blocks of so many times as many rows, which share the panels that are copied for them.
@@ -486,8 +486,8 @@ class Transforms:
 
 
 @dataclass(frozen=True)
-class Dealing:
-    """How elements are dealt out to work-groups.
+class Partition:
+    """How elements are partitioned into work-groups.
 
     Attributes:
         single: up to so many elements are one group on a CPU, since waking a second thread costs more than it gains.
@@ -527,7 +527,7 @@ class Tuning:
     sorting: Sorting = field(default_factory=Sorting)
     places: Places = field(default_factory=Places)
     transforms: Transforms = field(default_factory=Transforms)
-    dealing: Dealing = field(default_factory=Dealing)
+    partition: Partition = field(default_factory=Partition)
 
 
 @dataclass(frozen=True)

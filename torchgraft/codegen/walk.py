@@ -24,7 +24,7 @@ FEW = 64
 
 @dataclass(frozen=True)
 class Walk:
-    """A loop over `n` elements, which are dealt out to groups.
+    """A loop over `n` elements, which are partitioned into groups.
 
     Of rank 0 it counts them: the statements of `each` see their number ``i``. Otherwise the elements fill a space of
     that many dimensions, whose sizes ``n0``, ``n1``, ... are parameters too: statements see the indices ``i0``,
@@ -40,7 +40,7 @@ class Walk:
             then, and ``return`` leaves it out. No loop is made: around places where a group meets, a compiler for CPUs
             has been seen to drop what stands in another loop before.
         short: whether rows are short and end within a vector, so that a CPU had better treat the rest of a row as a
-            vector, too, under a mask.
+            vector, too, predicated.
     """
 
     form: str
@@ -87,7 +87,7 @@ class Walk:
 
     def rows(self, statements: str) -> str:
         """The loop over the group's rows, for walks with a rank: `each` for those who have more to do with a row than
-        to go along it once. ``continue`` leaves a row out."""
+        to traverse it once. ``continue`` leaves a row out."""
         if self.form == "cpu":
             return self._rows(statements)
         p = self.prefix

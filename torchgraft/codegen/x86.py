@@ -44,7 +44,9 @@ def _vector_registers() -> str:
 
     A compiler that does not know the upper sixteen does not use them, and takes no word of them. One that makes SPIR
     first, a machine without registers, takes no word of any: so they are saved where no other variable lies, behind
-    the 128 bytes below the stack's top that a function may use.
+    the 128 bytes below the stack's top that a function may use (System V ABI, AMD64 supplement, 3.2.2). Moving the
+    stack's top is safe since all operands are in registers ("r"): none is addressed by it. `torchgraft doctor` tries
+    it.
     """
     # All of them are listed, since `vzeroupper` makes their upper halves zero.
     lower, upper = ("".join(f', "xmm{r}"' for r in range(*part)) for part in ((0, 16), (16, 32)))

@@ -103,7 +103,7 @@ class FusedOps:
         return [values[each] for each in self._results]
 
     def run_op_by_op(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> Sequence[torch.Tensor]:
-        """The way back, where something has no plan for these sizes, or a kernel does not compile."""
+        """Op by op, where something has no plan for these sizes, or a kernel does not compile."""
         return self._op_by_op(self._joined(tensors, sizes))
 
 
@@ -136,7 +136,7 @@ def _run_op_by_op(inputs: list[torch.Tensor], ops: int, sizes: list[int]) -> lis
 @functools.cache
 def install() -> None:
     """Gives the device the op."""
-    register("torchgraft::fused", _plan, Options(meta=_result_specs, way_back=_run_op_by_op))
+    register("torchgraft::fused", _plan, Options(meta=_result_specs, op_by_op=_run_op_by_op))
 
 
 install()

@@ -59,7 +59,7 @@ class Replayed:
         has_parts: whether it calls others that are recorded if it cannot be.
         is_recorded: whether it is itself.
         kernels: those that it launches; they are compiled before anything is run.
-        way_back: what is called where one of them does not compile.
+        op_by_op: what is called where one of them does not compile.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class Replayed:
         has_parts: bool = False,
         is_recorded: bool = True,
         kernels: Sequence[Compilable] = (),
-        way_back: Program | None = None,
+        op_by_op: Program | None = None,
     ) -> None:
         self._program = program
         self._has_parts = has_parts
         self._is_recorded = is_recorded  # False also where its parts are, and the whole cannot be
         self._calls = _C.CompiledCalls()
-        self._kernels, self._way_back = kernels, way_back
+        self._kernels, self._op_by_op = kernels, op_by_op
         self._compiling = threading.Lock()  # other threads wait until it is known what is run
 
     def __call__(self, arguments: list[Any]) -> Sequence[Any]:
@@ -95,7 +95,7 @@ class Replayed:
         return self._program(arguments)
 
     def _compile(self) -> None:
-        """Compiles the kernels, or takes the way back.
+        """Compiles the kernels, or has the program run op by op.
 
         Raises:
             KernelCompileError, UnsupportedKernel: there is none, or it may not be taken.
@@ -105,10 +105,10 @@ class Replayed:
                 for each in self._kernels:
                     each.compile()
             except (KernelCompileError, UnsupportedKernel) as error:
-                if self._way_back is None or fallback.get_mode() == "error":
+                if self._op_by_op is None or fallback.get_mode() == "error":
                     raise
                 refused: KernelCompileError | UnsupportedKernel | None = error
-                self._program, self._is_recorded = self._way_back, False
+                self._program, self._is_recorded = self._op_by_op, False
             else:
                 refused = None
             self._kernels = ()

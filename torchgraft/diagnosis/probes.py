@@ -173,7 +173,26 @@ def _float16(device: torch.device, properties: Properties) -> str:
 @_probe("bfloat16")
 def _bfloat16(device: torch.device, properties: Properties) -> str:
     _arithmetic(device, torch.bfloat16)
-    return "stored; computed in float32"
+    _products_of_bfloat16(device)
+    own = Capability.BFLOAT16_TILES | Capability.BFLOAT16_VECTORS | Capability.FRAGMENTS
+    by = "by instructions of its own" if _claims(properties, own) else "in float32"
+    return f"stored; computed in float32, and multiplied {by}"
+
+
+def _products_of_bfloat16(device: torch.device) -> None:
+    """Kernels' own assembly saves registers on the stack: a compiler that does not let it shows here. Sums of small
+    integers are exact, so that results are the CPU's to the last bit."""
+    numbers = torch.Generator().manual_seed(5)
+
+    def integers(*shape: int) -> torch.Tensor:
+        return torch.randint(-4, 5, shape, generator=numbers).to(torch.bfloat16)
+
+    for rows, inner, columns in ((96, 64, 80), (5, 200, 33)):
+        a, b = integers(rows, inner), integers(inner, columns)
+        _same(a.to(device) @ b.to(device), (a.float() @ b.float()).bfloat16())
+    image, weight = integers(2, 32, 9, 9), integers(64, 32, 3, 3)
+    expected = torch.nn.functional.conv2d(image.float(), weight.float(), padding=1).bfloat16()
+    _same(torch.nn.functional.conv2d(image.to(device), weight.to(device), padding=1), expected)
 
 
 @_probe("int64")

@@ -141,14 +141,16 @@ class GeneratedKernel(SIMDKernel):
         self._columns = False
         self._lanes = 1
         self._flat = False  # whether rows are short and vectors go across them
-        self._levels = 0  # how many times over what is accumulated is put aside
+        self._levels = 0  # how many times over what is accumulated is stored as a partial sum
         self._kept: OrderedSet[CSEVariable] = OrderedSet()  # variables that later loops of the row see
         self._before: list[str] = []
         self._after = IndentedBuffer()
         self._numbers = itertools.count()
         self._accumulates = False
         self._functions = 0  # that are called for each element
-        self._aside: list[list[str]] = []  # statements that put aside what the loop accumulates, for each level
+        self._cascades: list[
+            list[str]
+        ] = []  # statements that store what the loop accumulates as partial sums, for each level
 
     # ---- indices ----
 
@@ -412,7 +414,7 @@ class GeneratedKernel(SIMDKernel):
         self.compute.writeline(bind(step, A=f"{name}_{{}}{lane}"))
         self._accumulates = True
         if made.rounds:
-            self._put_aside(made, name, array, lane)
+            self._cascade(made, name, array, lane)
         if side_by_side and not self._columns:
             for half in (self._lanes >> k for k in range(1, self._lanes.bit_length())):
                 combine = bind(made.combine, A=f"{name}_{{}}[tg_l]", B=f"{name}_{{}}[tg_l + {half}]")
@@ -431,8 +433,8 @@ class GeneratedKernel(SIMDKernel):
             return results[0]
         return tuple(results) if len(results) > 1 else results[0]
 
-    def _put_aside(self, made: Reduction, name: str, array: str, lane: str) -> None:
-        """Has what the loop accumulates put aside after every run, and added up in the end."""
+    def _cascade(self, made: Reduction, name: str, array: str, lane: str) -> None:
+        """Cascaded summation: what the loop accumulates is stored after every run, and added up in the end."""
         places = [f"{name}_{{}}", *(f"{name}_{{}}_aside{level}" for level in range(self._levels))]
         reset = [
             " ".join(f"{place.format(field)}{lane} = {first};" for field, (_, first) in made.fields.items())
@@ -443,9 +445,9 @@ class GeneratedKernel(SIMDKernel):
                 self._before.append(f"{value_ctype(type_)} {target.format(field)}{array};")
             self._before.append(self._all_lanes(reset[level + 1]))
             combine = bind(made.combine, A=f"{target}{lane}", B=f"{source}{lane}")
-            if len(self._aside) <= level:
-                self._aside.append([])
-            self._aside[level].append(f"{combine} {reset[level]}")
+            if len(self._cascades) <= level:
+                self._cascades.append([])
+            self._cascades[level].append(f"{combine} {reset[level]}")
             whole = bind(made.combine, A=f"{places[0]}{lane}", B=f"{target}{lane}")
             self._after.writeline(whole if self._columns else self._all_lanes(whole))
 
@@ -509,7 +511,7 @@ class GeneratedKernel(SIMDKernel):
         else:
             self.body.splice(statements)
             self._kept.update(self.cse.varname_map.values())
-        self._before, self._accumulates, self._aside = [], False, []
+        self._before, self._accumulates, self._cascades = [], False, []
 
     def _over_lanes(self, statements: IndentedBuffer) -> IndentedBuffer:
         """Statements for each of the columns side by side."""
@@ -529,7 +531,7 @@ class GeneratedKernel(SIMDKernel):
             text = self._along_without_invariants(inner, statements)
         for loop in reversed(outer):
             text = _block(f"{'UNROLL ' if self._flat else ''}{self._for(loop)} {{", text)
-        return _block("{", "int tg_steps = 0, tg_runs = 0;", text) if self._aside else text
+        return _block("{", "int tg_steps = 0, tg_runs = 0;", text) if self._cascades else text
 
     def _along_without_invariants(self, loop: Loop, statements: IndentedBuffer) -> IndentedBuffer:
         """The innermost loop, with what is the same for all of its elements before it."""
@@ -554,27 +556,27 @@ class GeneratedKernel(SIMDKernel):
         return one, text
 
     def _along(self, loop: Loop, statements: IndentedBuffer) -> IndentedBuffer:
-        """The innermost loop, in pieces where something is put aside between them."""
+        """The innermost loop, in pieces where partial sums are stored between them."""
         size = self.index_to_str(loop.size)
-        if not self._aside:
+        if not self._cascades:
             return self._stretch(loop, "0", size, statements)
         run = RUN * self._side_by_side
         if isinstance(loop.size, sympy.Integer) and loop.size <= run:
             return _block(
-                "{", self._stretch(loop, "0", size, statements), f"tg_steps += {size};", self._aside_text(run)
+                "{", self._stretch(loop, "0", size, statements), f"tg_steps += {size};", self._cascade_text(run)
             )
         return _block(
             f"for (long tg_piece = 0; tg_piece < {size}; tg_piece += {run}) {{",
             f"const long tg_stop = {size} - tg_piece < {run} ? {size} : tg_piece + {run};",
             self._stretch(loop, "tg_piece", "tg_stop", statements),
             "tg_steps += (int)(tg_stop - tg_piece);",
-            self._aside_text(run),
+            self._cascade_text(run),
         )
 
-    def _aside_text(self, run: int) -> IndentedBuffer:
+    def _cascade_text(self, run: int) -> IndentedBuffer:
         """Puts aside what a run has accumulated."""
         text = IndentedBuffer()
-        for level, statements in reversed(list(enumerate(self._aside))):
+        for level, statements in reversed(list(enumerate(self._cascades))):
             inner, text = text, IndentedBuffer()
             text.writeline(f"if (tg_steps >= {run}) {{" if level == 0 else f"if (++tg_runs == {RUN}) {{")
             text.writeline("tg_steps = 0;" if level == 0 else "tg_runs = 0;")

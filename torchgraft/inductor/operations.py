@@ -64,7 +64,7 @@ _SAME_BITS = ({"f32", "i32"}, {"f64", "i64"}, {"i8", "u8"})
 
 def has_bits(source: torch.dtype, target: torch.dtype) -> bool:
     """Whether a value in a kernel has its bits in memory, to be another type's. The 16-bit types are float32 there, and
-    truths are 0 or 1."""
+    booleans are 0 or 1."""
     return any({element_type(source).name, element_type(target).name} <= types for types in _SAME_BITS)
 
 
@@ -79,7 +79,7 @@ def _operation(text: str, *, integer: str = "", boolean: str = "") -> Callable[.
     Args:
         text: the expression.
         integer: the one for integers, where it is another.
-        boolean: the one for truths, where it is another.
+        boolean: the one for booleans, where it is another.
     """
 
     def operation(*operands: Any) -> str:
@@ -249,7 +249,7 @@ class Operations(OpOverrides):
     @staticmethod
     def constant(value: bool | float | int, dtype: torch.dtype) -> str:
         type_ = _compute(dtype)
-        # Inductor knows values by their texts, and bytes are not truths to it.
+        # Inductor knows values by their texts, and bytes are not booleans to it.
         ctype = "bool" if type_ == "b8" else value_ctype(type_)
         return f"(({ctype})({literal(value, type_)}))"
 

@@ -19,7 +19,7 @@ from torchgraft.inductor.options import form
 
 __all__ = ["PATCHES", "apply"]
 
-# Elements of a row that stay in a processor's nearest cache while it is gone along again.
+# Elements of a row that stay in a processor's nearest cache while it is traversed again.
 _CACHED = 4096
 
 _HALVES = (torch.bfloat16, torch.float16)
@@ -112,7 +112,7 @@ def _with_places(values: Callable[..., Any], sizes: Sequence[Any]) -> Callable[.
 
 
 def short_variances_take_two_steps() -> None:
-    """The variance of a row that a cache holds is quicker found once its mean is known: to go along it again costs less
+    """The variance of a row that a cache holds is quicker found once its mean is known: to traverse it again costs less
     than Welford's division for each element, and than those of combining lanes. Inductor knows that of the device named
     "cpu", up to a number of elements that is an option of its C++ code; devices with the CPU form of kernels are CPUs.
     torch 2.13 to 2.15 (lowering.py, `use_two_step_variance`).

@@ -24,11 +24,11 @@ from torchgraft._version import __version__
 from torchgraft.codegen.types import BY_DTYPE
 from torchgraft.inductor import (
     flex_op,  # noqa: F401  # which programs from the disk call
+    op_by_op,
     options,
     patches,
     pooling,
     rows,
-    way_back,
 )
 from torchgraft.inductor.interface import described_devices
 from torchgraft.inductor.operations import has_bits
@@ -55,7 +55,7 @@ class _Pass(CustomGraphModulePass):
     and makes what the generators depend on part of the key of generated programs."""
 
     def __call__(self, gm: torch.fx.GraphModule) -> None:
-        way_back.noted(gm)
+        op_by_op.noted(gm)
         _expand_attention(gm)
         pooling.keep_offsets(gm)
         _fold_numbers(gm)

@@ -16,7 +16,7 @@ def replayed(
     names: Mapping[str, Any],
     runner: Any = None,
     why_not: str = "",
-    way_back: Program | None = None,
+    op_by_op: Program | None = None,
 ) -> Program:
     """What a generated program puts in the place of its entry.
 
@@ -25,7 +25,7 @@ def replayed(
         names: the program's names, its kernels among them.
         runner: inductor's, which has the functions that the entry calls, if the program is split.
         why_not: what in it cannot be recorded; then what the entry calls is recorded.
-        way_back: what is called where a kernel does not compile.
+        op_by_op: what is called where a kernel does not compile.
     """
     if runner is not None:
         runner.recursively_apply_fns([Replayed] * len(runner.partitions))
@@ -33,4 +33,4 @@ def replayed(
         if runner is not None:
             splits[why_not] += 1
         refuse(why_not)
-    return Replayed(program, runner is not None, not why_not, kernels_of(names), way_back)
+    return Replayed(program, runner is not None, not why_not, kernels_of(names), op_by_op)

@@ -19,24 +19,24 @@ from torchgraft._core import _C
 from torchgraft.codegen import compiler
 from torchgraft.codegen.kernel import Kernel, Pointer, parameters
 from torchgraft.plans.device import device_traits
-from torchgraft.plans.grid import MULTIPLE, Dealer, Grid
+from torchgraft.plans.grid import MULTIPLE, Grid, Partitioner
 from torchgraft.raw_kernel import RawKernel, kernel
 
-__all__ = ["Dealing", "Generated", "GeneratedList", "compile_ahead", "generated", "kernels_of", "without_effect"]
+__all__ = ["Generated", "GeneratedList", "Partition", "compile_ahead", "generated", "kernels_of", "without_effect"]
 
 _log = logging.getLogger("torchgraft.inductor")
 
 
-# Sizes of which a kernel remembers how they are dealt out: sizes that change may do so for ever.
+# Sizes of which a kernel remembers how they are partitioned: sizes that change may do so for ever.
 _MOST_SIZES = 1024
 
 
 # A launch, and the values of the parameters that a kernel's loops have added; no launch where there are no elements.
-_Dealt = tuple[Callable[..., None] | None, tuple[int, ...]]
+_Partitioned = tuple[Callable[..., None] | None, tuple[int, ...]]
 
 
-class Dealing:
-    """A kernel and how its walk is dealt out to groups, by what a call says of sizes.
+class Partition:
+    """A kernel and how its walk is partitioned into groups, by what a call says of sizes.
 
     Attributes:
         made: the kernel itself.
@@ -50,7 +50,7 @@ class Dealing:
         self._kernel = RawKernel(made.name, arguments, made.local, partial(_compiled, made, origin))
         self._form, self._cost, self._multiple = form, cost, multiple
         self._dims = range(rank if rank > 1 else 0)
-        self._dealt: dict[Any, _Dealt] = {}
+        self._known: dict[Any, _Partitioned] = {}
 
     def compile(self) -> None:
         """Compiles it, unless it is.
@@ -61,21 +61,21 @@ class Dealing:
         """
         _compiled(self.made, self._origin, self._device)
 
-    def _deal(self, sizes: Any) -> _Dealt:
-        if len(self._dealt) >= _MOST_SIZES:
-            self._dealt.clear()
-        self._dealt[sizes] = dealt = self._dealt_out(sizes)
+    def _partition(self, sizes: Any) -> _Partitioned:
+        if len(self._known) >= _MOST_SIZES:
+            self._known.clear()
+        self._known[sizes] = dealt = self._partitioned(sizes)
         return dealt
 
-    def _dealt_out(self, sizes: Any) -> _Dealt:
+    def _partitioned(self, sizes: Any) -> _Partitioned:
         raise NotImplementedError
 
     def _grid(self, space: int | Sequence[int]) -> Grid:
         device = device_traits(torch._C._accelerator_getDeviceIndex())
-        return Dealer(device.target(self._form)).walk(space, cost=self._cost, multiple=self._multiple)
+        return Partitioner(device.target(self._form)).walk(space, cost=self._cost, multiple=self._multiple)
 
 
-class Generated(Dealing):
+class Generated(Partition):
     """A kernel of a generated program: called with its arguments and the sizes of the space that it goes through."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Generated(Dealing):
         self._code: int | None = None
 
     def __call__(self, *arguments: Any, sizes: tuple[int, ...]) -> None:
-        launch, values = self._dealt.get(sizes) or self._deal(sizes)
+        launch, values = self._known.get(sizes) or self._partition(sizes)
         if launch is None:
             return
         if not self._messages:
@@ -113,7 +113,7 @@ class Generated(Dealing):
         if code:
             self._raise(code - first, (high << 32) + (low & 0xFFFFFFFF))
 
-    def _dealt_out(self, sizes: tuple[int, ...]) -> _Dealt:
+    def _partitioned(self, sizes: tuple[int, ...]) -> _Partitioned:
         grid = self._grid(sizes if self._dims else sizes[0] if sizes else 1)
         values, groups = dict(grid.values), grid.groups
         if self._serial:
@@ -137,7 +137,7 @@ class Generated(Dealing):
         raise IndexError(text) if is_index else RuntimeError(text)
 
 
-class GeneratedList(Dealing):
+class GeneratedList(Partition):
     """The same for a kernel of several tensors: called with the arguments and the sizes of each."""
 
     def __init__(self, made: Kernel, form: str, rank: int, cost: int, tensors: int, origin: str, device: int) -> None:
@@ -147,14 +147,14 @@ class GeneratedList(Dealing):
         self._nothing = [None if isinstance(each, Pointer) else 0 for each in made.params[::tensors]]
 
     def __call__(self, *members: tuple[Any, ...], sizes: tuple[tuple[int, ...], ...]) -> None:
-        launch, values = self._dealt.get(sizes) or self._deal(sizes)
+        launch, values = self._known.get(sizes) or self._partition(sizes)
         if launch is None:
             return
         missing = self._tensors - len(members)
         arguments = zip(zip(*members, strict=True), self._nothing, strict=False)
         launch(*(each for given, nothing in arguments for each in (*given, *[nothing] * missing)), *values)
 
-    def _dealt_out(self, sizes: tuple[tuple[int, ...], ...]) -> _Dealt:
+    def _partitioned(self, sizes: tuple[tuple[int, ...], ...]) -> _Partitioned:
         missing = self._tensors - len(sizes)
         lasts = list(accumulate(map(prod, sizes)))
         grid = self._grid(lasts[-1])
@@ -220,9 +220,9 @@ def compile_ahead(program: Mapping[str, Any]) -> None:
     compiler.compile_ahead(kernels[1:], torch._C._accelerator_getDeviceIndex())
 
 
-def kernels_of(program: Mapping[str, Any]) -> list[Dealing]:
+def kernels_of(program: Mapping[str, Any]) -> list[Partition]:
     """Those among a program's names."""
-    return [each for each in program.values() if isinstance(each, Dealing)]
+    return [each for each in program.values() if isinstance(each, Partition)]
 
 
 def without_effect(options: Sequence[str]) -> None:

@@ -24,8 +24,8 @@ from torchgraft.codegen.kernel import Kernel, Pointer
 from torchgraft.inductor import options, versions
 from torchgraft.inductor.kernels import GeneratedKernel
 from torchgraft.inductor.lists import Lists, Member, launches, of_list
+from torchgraft.inductor.op_by_op import described
 from torchgraft.inductor.splitting import Splitting, why_not_recorded
-from torchgraft.inductor.way_back import described
 
 __all__ = ["Scheduling", "Wrapper"]
 
@@ -150,7 +150,7 @@ class Wrapper(PythonWrapperCodegen):
         self.imports.writeline("from torchgraft.inductor.runtime import generated as tg_generated")
         self.imports.writeline("from torchgraft.inductor.runtime import without_effect as tg_without_effect")
         self.imports.writeline("from torchgraft.inductor.replay import replayed as tg_replayed")
-        self.imports.writeline("from torchgraft.inductor.way_back import WayBack as tg_way_back")
+        self.imports.writeline("from torchgraft.inductor.op_by_op import OpByOp as tg_op_by_op")
 
     def write_async_compile_wait(self: Any) -> None:
         """All kernels of the program are known there."""
@@ -162,8 +162,8 @@ class Wrapper(PythonWrapperCodegen):
         has_parts = options.record and bool(getattr(self, "all_partition_names", ()))
         parts = "runner" if has_parts else "None"
         why_not = why_not_recorded(V.graph.operations) if options.record else "its option says so"
-        way_back = described(V.graph.module, V.graph.constants, list(map(_strides_of, V.graph.graph_outputs)))
-        result.writeline(f"call = tg_replayed(call, globals(), {parts}, {why_not!r}, {way_back})")
+        op_by_op = described(V.graph.module, V.graph.constants, list(map(_strides_of, V.graph.graph_outputs)))
+        result.writeline(f"call = tg_replayed(call, globals(), {parts}, {why_not!r}, {op_by_op})")
         if given := [name for name in _WITHOUT_EFFECT if _option(name)]:
             result.writeline(f"tg_without_effect({given!r})")
 

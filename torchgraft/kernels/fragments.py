@@ -16,7 +16,7 @@ from torchgraft.kernels.products import Addend, Unit, begin_product, finish_scal
 
 #: Work-items of a group.
 GROUP = 256
-#: Of the squares of C that there are kernels for.
+#: Of the output tiles that there are kernels for.
 LEAST_SIDE = 64
 STORAGES = ("f16", "bf16")
 # Of a slice: elements along k, words that hold them, and words from one row's to the next one's.

@@ -74,7 +74,7 @@ for (long x = behind; x < last; ++x) to[x] = 0;""")
 
 @cache
 def sums_kernel(storage: str, form: str) -> Kernel:
-    """Each pixel adds up what the patches have of it; the walk is over (plane, y, x). A sum of truths is whether one
+    """Each pixel adds up what the patches have of it; the walk is over (plane, y, x). A sum of booleans is whether one
     holds.
 
     Parameters: `out`, `columns`, and the sizes as of `patches_kernel`.

@@ -287,7 +287,7 @@ def nonzero_kernel(source: str, rank: int) -> Kernel:
     """Writes the multi-index of each element that is not zero, up to `size` of them; the last group fills up with
     `fill`.
 
-    Each element's is written, and stays where it is one of them: nothing branches on what a mask of random truths has,
+    Each element's is written, and stays where it is one of them: nothing branches on what a random boolean mask has,
     and a group ends with the last of its own.
     """
     walk = Walk("cpu", rank)

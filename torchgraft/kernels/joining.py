@@ -71,7 +71,7 @@ def join_elements_kernel(type_: str, count: int, index: str) -> Kernel:
 
 @functools.cache
 def join_lines_kernel(type_: str, count: int) -> Kernel:
-    """The same for a single row, whose elements are what is dealt out: the walk is over those of all inputs."""
+    """The same for a single row, whose elements are what is partitioned: the walk is over those of all inputs."""
     walk = Walk("cpu")
     copies = "\n".join(
         f"""  {{

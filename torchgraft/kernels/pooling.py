@@ -1,6 +1,6 @@
 """Pooling: the largest element or the mean of windows, and their gradients.
 
-As in `kernels.convolution` everything has three axes, the leading ones of extent 1 where there are fewer, and a tensor
+As in `convolution.direct` everything has three axes, the leading ones of extent 1 where there are fewer, and a tensor
 is a row of *planes*, one for each image and channel. Windows lie at target * stride - padding + tap * dilation;
 adaptive ones from floor(target * source / targets) to ceil((target + 1) * source / targets).
 
@@ -18,7 +18,7 @@ from torchgraft.codegen.kernel import Kernel, Parameter, parameters
 from torchgraft.codegen.types import least
 from torchgraft.codegen.vectors import lane_sum
 from torchgraft.codegen.walk import Walk
-from torchgraft.kernels.convolution import patch_helper
+from torchgraft.kernels.convolution.direct import patch_helper
 
 Kind = Literal["max", "average"]
 

@@ -1,7 +1,7 @@
 """Random numbers: kernels that draw from Philox counters.
 
 Counter c of a reservation gives four 32-bit words, and a distribution takes a fixed number of words for a fixed
-number of values: the value of an element depends on its index only, not on how a kernel deals the elements out.
+number of values: the value of an element depends on its index only, not on how a kernel partitions the elements.
 
 Kernels walk over blocks of counters: the words of a block are drawn first and then turned into values, so that a
 distribution is written as if for one element. On a CPU a block has many counters, side by side in vectors, on a GPU

@@ -1,7 +1,7 @@
 """Random numbers drawn by rejection: gamma, Poisson and binomial.
 
 How many words an element takes is not known beforehand. Each element has one Philox counter of the reservation, and
-the counter's upper half counts its attempts: element i draws the same words however a kernel deals the elements out,
+the counter's upper half counts its attempts: element i draws the same words however a kernel partitions the elements,
 and no other draw uses them, since those leave the upper half at 0 and take other lower halves.
 """
 

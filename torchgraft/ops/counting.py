@@ -76,7 +76,7 @@ def _starts_run(rows: torch.Tensor) -> torch.Tensor:
     return new
 
 
-def _unique_truths(self: torch.Tensor, want_inverse: bool, want_counts: bool) -> Distinct:
+def _unique_booleans(self: torch.Tensor, want_inverse: bool, want_counts: bool) -> Distinct:
     """Of two values it is enough to count one."""
     trues = int(self.count_nonzero())
     counts = {value: n for value, n in ((False, self.numel() - trues), (True, trues)) if n > 0}
@@ -98,7 +98,7 @@ def _unique2(
     self: torch.Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Distinct:
     if self.dtype == torch.bool:
-        return _unique_truths(self, return_inverse, return_counts)
+        return _unique_booleans(self, return_inverse, return_counts)
     values, order = self.reshape(-1).sort(stable=True)
     starts, runs, counts = _runs(_starts_run(values), return_inverse, return_counts)
     inverse = torch.empty_like(runs).scatter_(0, order, runs).view(self.shape) if return_inverse else runs

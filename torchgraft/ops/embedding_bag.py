@@ -141,7 +141,7 @@ def _embedding_bag_dense_backward(
     type_, wide = _type(grad), element_type(out.dtype).accumulate
     total = out if element_type(out.dtype).name == wide else p.empty(out.shape, torch.float32)
     work = grad.numel() if mode == kernels.MAX else count * width
-    is_small = work + out.numel() <= p.device.tuning.dealing.single
+    is_small = work + out.numel() <= p.device.tuning.partition.single
     rows = limit if is_small else ceil_div(limit, 16 * p.device.compute_units)
     grid = p.walk(width).by(ceil_div(limit, rows))
     table = {"out": total, "grad": grad, "sizes": sizes, "limit": limit, "rows": rows}

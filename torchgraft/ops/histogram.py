@@ -45,7 +45,7 @@ def _plan_counts(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, even: bool,
     # A row of counts for each group is no more work than the elements are.
     grid, groups = p.walk(x.numel(), 8), max(1, x.numel() // max(1, bins))
     if p.form == "cpu" and grid.groups[0] > groups:
-        grid = p.dealer.share(x.numel(), groups)
+        grid = p.partitioner.share(x.numel(), groups)
     counts = p.empty((1 if p.form == "gpu" else grid.groups[0], bins), torch.int32)
     if p.form == "gpu" or not x.numel():
         p.fill(counts, 0)

@@ -65,7 +65,7 @@ def _im2col(
         return
     sizes = _sizes(self, kernel_size, dilation, padding, stride)
     planes, patches = math.prod(self.shape[:-2]), (sizes["patches_y"], sizes["patches_x"])
-    short = p.dealer.ends_within_a_vector(patches[1])
+    short = p.partitioner.ends_within_a_vector(patches[1])
     p.launch(
         kernels.patches_kernel(MOVES[self.element_size()], p.form, short),
         p.walk((planes, math.prod(kernel_size), *patches)),

@@ -137,7 +137,7 @@ class _Sums:
         parted = total.numel() <= sizes.table and width >= 2 * sizes.row_part
         grid = p.walk(width, n + rows, sizes.row_part if parted else width, FEW)
         parts = sizes.groups if parted else 2 * p.device.compute_units
-        if p.form == "cpu" and n * width + total.numel() <= p.device.tuning.dealing.single:
+        if p.form == "cpu" and n * width + total.numel() <= p.device.tuning.partition.single:
             parts = 1
         share = ceil_div(rows, min(rows, ceil_div(parts, grid.groups[0])))
         grad, wide = element_type(self.grad_output.dtype).name, element_type(total.dtype).name

@@ -56,7 +56,7 @@ def _in_rows(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor],
     good."""
     rows = math.prod(out.shape[:dim])
     gpu = p.form == "gpu"
-    if len(tensors) == 1 or (not gpu and 1 < rows < _ROWS and out.numel() > p.device.tuning.dealing.single):
+    if len(tensors) == 1 or (not gpu and 1 < rows < _ROWS and out.numel() > p.device.tuning.partition.single):
         return False
     if any(t.dtype != out.dtype or not t.is_contiguous() or t.is_conj() or t.is_neg() for t in [out, *tensors]):
         return False

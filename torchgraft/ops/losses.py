@@ -114,7 +114,7 @@ def _nll(
     wide = torch.float64 if p.device.float64 else torch.float32
     accumulate, mean = element_type(wide).name, reduction == MEAN
     results = {"out": loss, "weight_out": total}
-    grid = p.dealer.serial.walk(t.sizes, _COST, 1)
+    grid = p.partitioner.serial.walk(t.sizes, _COST, 1)
     (groups,) = grid.groups
     if groups <= 1:
         whole = Grid((1,), grid.values)
@@ -175,7 +175,7 @@ def _cross_entropy_backward(
     ignore_index: int,
     label_smoothing: float,
 ) -> None:
-    """The way back through `nll_loss` and `log_softmax` at once, for [batch, class]; see
+    """The backward of `nll_loss` and `log_softmax` at once, for [batch, class]; see
     csrc/aten/cross_entropy.cpp. The targets are known to be classes: the way there has looked at them."""
     layout, grid = p.rows(out.shape[0], out.shape[1], cost=softmax.COST)
     kernel = kernels.cross_entropy_backward_kernel(

@@ -131,7 +131,7 @@ def plan_move(
         number=number,
     )
     grid = p.walk(merged, 2 if x.along else 1)
-    kernel = kernels.move_kernel(x, p.form, not x.along and p.dealer.ends_within_a_vector(merged[-1]))
+    kernel = kernels.move_kernel(x, p.form, not x.along and p.partitioner.ends_within_a_vector(merged[-1]))
     p.launch(kernel, grid, **_arguments(p, x, target, source, strides, indices))
 
 
@@ -351,11 +351,11 @@ def _has_long_rows(p: PlanBuilder, n: int, places: int) -> bool:
 
 
 def _parts_of_places(p: PlanBuilder, n: int, rows: int, along: bool, places: int, wanted: int, groups: int) -> int:
-    """Among how many work-items places are dealt out, where the groups that share the space are fewer than `wanted`."""
+    """Among how many work-items places are split, where the groups that share the space are fewer than `wanted`."""
     if p.form == "gpu":
         return min(places, max(1, 256 * p.device.compute_units // n)) if rows > p.device.tuning.places.gpu_rows else 1
     tuning = p.device.tuning
-    if along or n * rows <= tuning.dealing.single or n < 2 * tuning.places.columns:
+    if along or n * rows <= tuning.partition.single or n < 2 * tuning.places.columns:
         return 1
     return min(places, ceil_div(wanted, groups))
 

@@ -92,7 +92,7 @@ def _declare(border: Border, name: str, dims: int) -> None:
         if out.numel() == 0:
             return
         target, image, axes, borders = _arrange(p, out, self, dims, padding)
-        short = p.dealer.ends_within_a_vector(image.size(-1))
+        short = p.partitioner.ends_within_a_vector(image.size(-1))
         p.launch(
             kernels.pad_kernel(MOVES[image.element_size()], border, p.form, short),
             p.walk(_space(target, axes)),

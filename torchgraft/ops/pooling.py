@@ -13,7 +13,7 @@ from torchgraft.codegen import element_type
 from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.types import MOVES
 from torchgraft.kernels import pooling as kernels
-from torchgraft.kernels.geometry import Triple
+from torchgraft.kernels.convolution.geometry import Triple
 from torchgraft.kernels.pooling import Kind, Places
 from torchgraft.plans import PlanBuilder, Unsupported, decomposition, other_out, planner
 

@@ -286,7 +286,7 @@ def _log_sum_exp_of_rows(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor, dim
         return False
     if not (x.is_contiguous() and out.is_contiguous()) or x.is_neg() or rows == 0:
         return False
-    if not why_not_unrolled(Rows(p.dealer, rows, size)):
+    if not why_not_unrolled(Rows(p.partitioner, rows, size)):
         return False
     layout, grid = p.along_rows(rows, size, 2, unrolled=False)
     kernel = softmax.log_sum_exp_kernel(layout, element_type(x.dtype).name, element_type(out.dtype).name)

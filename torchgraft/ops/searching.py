@@ -187,7 +187,7 @@ def _nonzero_static(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, *, si
     if x.numel() == 0:
         p.fill(out, fill_value)
         return
-    type_, grid = element_type(x.dtype).name, p.dealer.serial.walk(x.shape)
+    type_, grid = element_type(x.dtype).name, p.partitioner.serial.walk(x.shape)
     counts = p.empty(grid.groups, torch.int64)
     p.launch(kernels.nonzero_count_kernel(type_), grid, counts=counts, source=x)
     kernel = kernels.nonzero_kernel(type_, x.dim())

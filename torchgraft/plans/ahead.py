@@ -69,7 +69,7 @@ def _spec(value: Any, is_tensor: bool) -> Any:
 
 def _joined(calls: Iterable[Call]) -> Iterator[Call]:
     """What is likely to take the place of calls: a log_softmax over classes belongs to a cross entropy as a rule, whose
-    way back is one kernel (csrc/aten/cross_entropy.cpp)."""
+    backward is one kernel (csrc/aten/cross_entropy.cpp)."""
     for func, args, _ in calls:
         if func is aten._log_softmax_backward_data.default and args[1].dim() == 2 and args[2] in (1, -1):
             log_probs = args[1]

@@ -135,8 +135,8 @@ def plan_call(
                 expect_gradient(entry.op, _named(entry.op, arguments), device, plan_nested)
             return plan, reads.mask
         except (Unsupported, UnsupportedDtype, UnsupportedKernel, KernelCompileError) as reason:
-            if entry.options.way_back is not None:
-                return _C.Plan.eager(name, entry.options.way_back), reads.mask
+            if entry.options.op_by_op is not None:
+                return _C.Plan.eager(name, entry.options.op_by_op), reads.mask
             why = refused_kernel(entry.op, reason) if isinstance(reason, KernelCompileError) else str(reason)
             is_planned = isinstance(reason, (UnsupportedKernel, KernelCompileError))
             return _C.Plan.fallback(name, why, call.result_strides if is_planned else []), reads.mask

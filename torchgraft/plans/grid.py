@@ -1,4 +1,4 @@
-"""How work is dealt out: the groups of a launch, and the values of the parameters that loops add to kernels."""
+"""How work is partitioned: the groups of a launch, and the values of the parameters that loops add to kernels."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Dealer:
-    """Deals out work to what kernels are made for."""
+class Partitioner:
+    """Partitions work for what kernels are made for."""
 
     target: Target
 
     @property
-    def serial(self) -> Dealer:
+    def serial(self) -> Partitioner:
         """For loops of the CPU form, in which a work-item takes a chunk, on whatever device."""
-        return Dealer(replace(self.target, form="cpu"))
+        return Partitioner(replace(self.target, form="cpu"))
 
     @property
     def layout(self) -> Layout:
@@ -55,8 +55,8 @@ class Dealer:
         return Layout(self.target.form, simd_width=vector_lanes(self.target.simd_width))
 
     def chunking(self, cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> _C.Chunking:
-        """How a walk's elements are dealt out."""
-        tuning = self.target.tuning.dealing
+        """How a walk's elements are partitioned."""
+        tuning = self.target.tuning.partition
         if self.target.form == "gpu":
             return _C.Chunking(group, 0, group * (tuning.gpu_elements if multiple > 1 else 1), 0)
         most = tuning.groups_per_unit * self.target.units
@@ -73,7 +73,7 @@ class Dealer:
         """
         dims = [sizes] if isinstance(sizes, int) else sizes
         n = math.prod(dims)
-        groups, chunk = self.chunking(cost, multiple, group).deal(n)
+        groups, chunk = self.chunking(cost, multiple, group).divide(n)
         values = {"n": n, "chunk": chunk}
         if not isinstance(sizes, int):
             values.update((f"n{d}", size) for d, size in enumerate(sizes))
@@ -104,17 +104,17 @@ class Dealer:
         columns = outer * inner
         if self.target.form == "gpu":
             return Grid((ceil_div(columns, FEW),), {**values, "span": 1, "chunk": 1})
-        few = columns * cost <= self.target.tuning.dealing.single
-        even = columns if few else ceil_div(columns, self.target.tuning.dealing.groups_per_unit * self.target.units)
+        few = columns * cost <= self.target.tuning.partition.single
+        even = columns if few else ceil_div(columns, self.target.tuning.partition.groups_per_unit * self.target.units)
         span = max(1, min(inner, width, max(16, ceil_div(even, 16) * 16)))
-        groups, chunk = self.chunking(max(1, cost * span), multiple=1).deal(outer * ceil_div(inner, span))
+        groups, chunk = self.chunking(max(1, cost * span), multiple=1).divide(outer * ceil_div(inner, span))
         return Grid((groups,), {**values, "span": span, "chunk": chunk})
 
     def long_rows(self, rows: int, size: int, cost: int = 1) -> Grid:
         """For a `Team` on contiguous rows."""
         groups, chunk = rows, 1
         if self.target.form == "cpu":
-            groups, chunk = self.chunking(max(1, size * cost), multiple=1).deal(rows)
+            groups, chunk = self.chunking(max(1, size * cost), multiple=1).divide(rows)
         return Grid((groups,), {"rows": rows, "size": size, "chunk": chunk})
 
 

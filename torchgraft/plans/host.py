@@ -1,4 +1,4 @@
-"""What ops do on the CPU for which PyTorch has no kernel there: the way back of those that only devices have."""
+"""What ops do on the CPU for which PyTorch has no kernel there: of those that only devices have."""
 
 from __future__ import annotations
 

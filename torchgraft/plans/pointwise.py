@@ -113,7 +113,7 @@ def plan_strided_loop(
             return
     grid = p.walk(sizes, loop.cost)
     index = "i32" if max(_reach(sizes, strides), n + grid.values["chunk"]) <= _INT32_MAX else "i64"
-    short = not loop.fault and p.dealer.ends_within_a_vector(sizes[-1])
+    short = not loop.fault and p.partitioner.ends_within_a_vector(sizes[-1])
     kernel = strided_kernel(loop, p.form, len(sizes), index, _inner(loop, strides), short)
     p.launch(kernel, grid, **arguments, **_strides(loop, strides))
 

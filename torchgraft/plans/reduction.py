@@ -86,7 +86,7 @@ class _Geometry:
 
 @dataclass(frozen=True)
 class _Share:
-    """How a reduction is dealt out.
+    """How a reduction is partitioned.
 
     Attributes:
         groups: of outputs.
@@ -165,11 +165,11 @@ class Reduced:
             return None
         (k0, k1), (r0, r1) = self.g.kept, self.g.reduced
         contiguous = k0.size == 1 and r0.size == 1 and r1.stride == 1 and k1.stride == r1.size and k1.out_stride == 1
-        return Rows(self.p.dealer, k1.size, r1.size) if contiguous else None
+        return Rows(self.p.partitioner, k1.size, r1.size) if contiguous else None
 
     @cached_property
     def lies_along(self) -> bool:
-        """Whether to go along the reduced dimension rather than along the kept one."""
+        """Whether to traverse the reduced dimension rather than along the kept one."""
         kept, reduced = self.g.kept[1], self.g.reduced[1]
         if kept.size < self.sizes.columns:
             touching = kept.size > 1 and kept.stride == 1 and reduced.stride == kept.size

@@ -35,7 +35,7 @@ class Options:
         quick_meta: like `meta`, for an op that has a meta function in torch: what it says in a hundredth of the time,
             or None where it is not known to say so.
         way: how the op was declared: "native", "decomposed" or "composite".
-        way_back: what is called instead, with the call's arguments, where there is no plan; the CPU does it otherwise.
+        op_by_op: what is called instead, with the call's arguments, where there is no plan; the CPU does it otherwise.
     """
 
     contiguous: bool = False
@@ -45,7 +45,7 @@ class Options:
     meta: Callable[..., Any] | None = None
     quick_meta: Callable[..., Any] | None = None
     way: str = "native"
-    way_back: Callable[..., Any] | None = None
+    op_by_op: Callable[..., Any] | None = None
     apart: tuple[str, ...] = ()
     refusals: Refusals = Refusals(out=other_out)  # noqa: RUF009  # frozen
 

@@ -10,7 +10,7 @@ from torchgraft.codegen.tuning import Rows as Sizes
 from torchgraft.codegen.vectors import vector_lanes
 from torchgraft.codegen.walk import GROUP
 from torchgraft.kernels.choice import Way, choose
-from torchgraft.plans.grid import MASKED, Dealer, Grid
+from torchgraft.plans.grid import MASKED, Grid, Partitioner
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class Rows:
     """The middle of a contiguous (outer, size, inner).
 
     Attributes:
-        by: who deals them out.
+        by: who partitions them.
         cost: of an element relative to an addition.
     """
 
-    by: Dealer
+    by: Partitioner
     outer: int
     size: int
     inner: int = 1

@@ -17,7 +17,7 @@ from torchgraft.codegen.tuning import Target
 from torchgraft.codegen.types import BY_NAME, MOVES, element_type
 from torchgraft.codegen.walk import GROUP
 from torchgraft.plans.device import DeviceTraits
-from torchgraft.plans.grid import MULTIPLE, Dealer, Grid
+from torchgraft.plans.grid import MULTIPLE, Grid, Partitioner
 from torchgraft.plans.rows import CONTIGUOUS, NOT_UNROLLED, Rows, choose_rows
 from torchgraft.plans.scalar import Scalar
 
@@ -279,41 +279,41 @@ class Steps:
             raise error(f"argument {param.name!r} of kernel {kernel.name} {wrong}")
 
     def walk(self, sizes: int | Sequence[int], cost: int = 1, multiple: int = MULTIPLE, group: int = GROUP) -> Grid:
-        """The grid of a kernel made by a `codegen.walk.Walk`; see `plans.grid.Dealer.walk`."""
-        return self.dealer.walk(sizes, cost, multiple, group)
+        """The grid of a kernel made by a `codegen.walk.Walk`; see `plans.grid.Partitioner.walk`."""
+        return self.partitioner.walk(sizes, cost, multiple, group)
 
     def rows(self, outer: int, size: int, inner: int = 1, cost: int = 1) -> tuple[Layout, Grid]:
         """For a `codegen.teams.Team` along the middle of a contiguous (outer, size, inner): how it finds its rows, and
         its grid; `cost` is that of an element relative to an addition."""
-        return choose_rows(Rows(self.dealer, outer, size, inner, cost))
+        return choose_rows(Rows(self.partitioner, outer, size, inner, cost))
 
     @property
     def layout(self) -> Layout:
         """Of contiguous rows."""
-        return self.dealer.layout
+        return self.partitioner.layout
 
     def along_rows(self, rows: int, size: int, cost: int = 1, unrolled: bool = True) -> tuple[Layout, Grid]:
         """The same for one that works along contiguous rows, whatever their length; `unrolled` as its kernel allows."""
-        return choose_rows(Rows(self.dealer, rows, size, cost=cost), CONTIGUOUS if unrolled else NOT_UNROLLED)
+        return choose_rows(Rows(self.partitioner, rows, size, cost=cost), CONTIGUOUS if unrolled else NOT_UNROLLED)
 
     def long_rows(self, rows: int, size: int, cost: int = 1) -> Grid:
         """The grid of a `codegen.teams.Team` on contiguous rows."""
-        return self.dealer.long_rows(rows, size, cost)
+        return self.partitioner.long_rows(rows, size, cost)
 
     def columns(self, outer: int, inner: int, cost: int = 1, width: int = WIDTH) -> tuple[Layout, Grid]:
-        """The layout and grid of a `codegen.teams.Team` on rows across memory; see `plans.grid.Dealer.columns`."""
-        return replace(self.layout, across=True), self.dealer.columns(outer, inner, cost, width)
+        """The layout and grid of a `codegen.teams.Team` on rows across memory; see `plans.grid.Partitioner.columns`."""
+        return replace(self.layout, across=True), self.partitioner.columns(outer, inner, cost, width)
 
     def any_number(self, cost: int) -> Grid:
         """The grid of a walk over the elements of a contiguous plan: how many there are is found when it is run."""
         return Grid(
-            (1,), {"n": _C.LaunchArgument.numel(), "chunk": _C.LaunchArgument.chunk()}, self.dealer.chunking(cost)
+            (1,), {"n": _C.LaunchArgument.numel(), "chunk": _C.LaunchArgument.chunk()}, self.partitioner.chunking(cost)
         )
 
     @property
-    def dealer(self) -> Dealer:
-        """Deals out work to this plan's device."""
-        return Dealer(self.target)
+    def partitioner(self) -> Partitioner:
+        """Partitions work for this plan's device."""
+        return Partitioner(self.target)
 
     @property
     def target(self) -> Target:

@@ -199,7 +199,7 @@ WORKLOADS = {
         "16 of 256x256": Workload(_normal((16, 256, 256)), lambda x: [torch.view_as_real(torch.fft.rfft2(x))]),
         "100 of 1009": Workload(_normal((100, 1009)), lambda x: [torch.view_as_real(torch.fft.rfft(x))]),
     },
-    "dealing": {
+    "partition": {
         "20,000 added": _line(20_000, lambda x: x + 1),
         "60,000 added": _line(60_000, lambda x: x + 1),
         "1,000,000 added": _line(1_000_000, lambda x: x + 1),

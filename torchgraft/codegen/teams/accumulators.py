@@ -65,7 +65,7 @@ class Accumulators:
         combine: str,
         every: Callable[[str], str],
     ) -> str:
-        """The loop over a range in pieces of `stretch` elements; so many later what is accumulated is put aside."""
+        """The loop over a range in pieces of `stretch` elements, after each of which the partial sum is stored."""
         if not self.cascade:
             return loop(begin, end)
         put = bind(combine, A=f"tg_{{}}_aside{self._at}", B=f"tg_{{}}{self._at}")
@@ -77,7 +77,7 @@ class Accumulators:
       }}"""
 
     def whole(self, combine: str, every: Callable[[str], str]) -> str:
-        """Adds what was put aside."""
+        """Adds the partial sums."""
         put = bind(combine, A=f"tg_{{}}{self._at}", B=f"tg_{{}}_aside{self._at}")
         return every(put) if self.cascade else ""
 

@@ -23,7 +23,7 @@ class Layout:
         unrolled: of contiguous rows on a CPU that are shorter than a vector, how many elements they have, otherwise 0.
             Loops along a row are unrolled then, and vectors go across rows.
         masked: of contiguous rows on a CPU, whether what a row has behind its last whole vector is treated as a vector,
-            too, under a mask.
+            too, predicated.
         registers: of contiguous rows on a CPU, vectors that are summed beside each other along a row, so that additions
             need not wait for each other: fewer for rows of few vectors, since they are added to each other at the end.
     """

@@ -273,8 +273,8 @@ def multiply_tile(
     zero.
 
     With `in_rows` the slice of B is not in panels but in rows of `row_vectors` vectors. `row_count` and `vector_count`
-    are for less than the whole tile, from panels of one vector's width. `finish` is done before anything is put aside.
-    With `in_place` B is read where it lies, which it must do in rows.
+    are for less than the whole tile, from panels of one vector's width. `finish` comes before a partial sum is
+    stored. With `in_place` B is read where it lies, which it must do in rows.
     """
     parts = 2 if math.is_complex else 1
     pitch = vector_count or tile.vectors * parts
@@ -296,12 +296,12 @@ def multiply_tile(
         start, k_stride = f"{math.const_pointer} b = B + kb * b_rs + n", "b_rs"
         ahead = " ".join(f"PREFETCH(b + {_ROWS_AHEAD} * b_rs + {v * math.width});" for v in range(vectors))
     a = [partial(a_element, math, tile, unit, part=part) for part in range(parts)]
-    put_aside = block.end(lambda row, v: f"sums[{row * pitch + v}]", "kb == 0")
+    store_partial = block.end(lambda row, v: f"sums[{row * pitch + v}]", "kb == 0")
     if vector_count:
         # There are several of these texts in a kernel: zeros to add to are less of it than other statements.
         zeros = f"for (int i = 0; i < {len(block.names)}; ++i) sums[i] = {math.splat('0')};"
         add = " ".join(f"sums[{i}] += {name};" for i, name in enumerate(block.names))
-        put_aside = f"if (kb == 0) {{ {zeros} }} {add}"
+        store_partial = f"if (kb == 0) {{ {zeros} }} {add}"
     return f"""
 {{
   {start};
@@ -312,7 +312,7 @@ def multiply_tile(
   }}
   {finish}
   // Slices are summed on their own: so rounding errors grow with the length of a slice and the number of slices.
-  {put_aside}
+  {store_partial}
 }}"""
 
 

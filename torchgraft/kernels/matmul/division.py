@@ -18,7 +18,7 @@ def wanted_blocks(products: int, least: int, units: int, each: int) -> int:
 
 def share(batch: int, cycles: int, on: Target) -> int:
     """How many matrices of a batch a work-item has, each of which takes it about so many cycles."""
-    return max(1, min(ceil_div(on.tuning.dealing.cycles, max(1, cycles)), ceil_div(batch, on.units)))
+    return max(1, min(ceil_div(on.tuning.partition.cycles, max(1, cycles)), ceil_div(batch, on.units)))
 
 
 def even_part(size: int, part: int, step: int = 1) -> int:

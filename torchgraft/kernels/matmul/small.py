@@ -275,7 +275,7 @@ def launches(p: Product) -> list[Launch]:
     tiles = ceil_div(m, rows)
     in_place = p.unit_b == "outer" and (tiles <= sizes.tiles_in_place or panels > 1 or k > depth)
     cycles = batch * panels * tiles * (k * (rows * vectors + rows + 2) // 2 + 4 * rows + 20)  # about
-    wanted = wanted_blocks(cycles, p.on.tuning.dealing.cycles, units, 8)
+    wanted = wanted_blocks(cycles, p.on.tuning.partition.cycles, units, 8)
     # One panel is copied for all blocks of a matrix, several for each block, which has more rows then.
     if panels == 1:
         block_tiles = even_part(tiles, min(8, ceil_div(batch * tiles, wanted)))

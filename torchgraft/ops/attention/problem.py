@@ -105,7 +105,7 @@ class Attention:
 
 @dataclass
 class Forward(Attention):
-    """The results; and for the way back the logarithms of the weights' sums, and where random numbers began."""
+    """The results; and for the backward the logarithms of the weights' sums, and where random numbers began."""
 
     out: torch.Tensor
     lse: torch.Tensor

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from torchgraft.kernels import channel_lanes, channel_lanes_bfloat16
-from torchgraft.kernels import convolution as kernels
 from torchgraft.kernels.choice import Way, choose
+from torchgraft.kernels.convolution import channel_lanes, channel_lanes_bfloat16
+from torchgraft.kernels.convolution import direct as kernels
 from torchgraft.ops.convolution import matrix_units, patches
 from torchgraft.ops.convolution.problem import Images, WeightGradient
 from torchgraft.ops.matmul import plan_product

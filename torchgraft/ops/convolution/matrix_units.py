@@ -9,8 +9,8 @@ import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.kernels import fragments
-from torchgraft.kernels.convolution import all_patches_launch
-from torchgraft.kernels.geometry import Direction, channels_of, sizes_of
+from torchgraft.kernels.convolution.direct import all_patches_launch
+from torchgraft.kernels.convolution.geometry import Direction, channels_of, sizes_of
 from torchgraft.ops.convolution.problem import Images, WeightGradient
 from torchgraft.ops.matmul import plan_product
 

@@ -8,8 +8,8 @@ import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.codegen.tuning import SmallImages
-from torchgraft.kernels.geometry import Geometry
-from torchgraft.kernels.patches import LARGEST_IMAGE, patch_sums_launch, patches_launch, zip_launch
+from torchgraft.kernels.convolution.geometry import Geometry
+from torchgraft.kernels.convolution.patches import LARGEST_IMAGE, patch_sums_launch, patches_launch, zip_launch
 from torchgraft.ops.convolution.problem import Images, WeightGradient, patches_bytes
 from torchgraft.ops.matmul import plan_product
 from torchgraft.plans import PlanBuilder

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchgraft.kernels.geometry import Geometry, Triple
+from torchgraft.kernels.convolution.geometry import Geometry, Triple
 from torchgraft.ops.convolution.choose import plan_images, plan_weight
 from torchgraft.ops.convolution.problem import Images, WeightGradient
 from torchgraft.plans import PlanBuilder, Unsupported, other_out, planner

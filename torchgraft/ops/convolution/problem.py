@@ -13,10 +13,10 @@ from torchgraft.codegen import element_type
 from torchgraft.codegen.kernel import Launch
 from torchgraft.codegen.tuning import Target
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.kernels import boxes, boxes_bfloat16, channel_lanes, channel_lanes_bfloat16, depthwise
-from torchgraft.kernels.channel_lanes import Lanes
-from torchgraft.kernels.convolution import Operands, WeightOperands, part_images_of_weight
-from torchgraft.kernels.geometry import Direction, Geometry, channels_of, sizes_of
+from torchgraft.kernels.convolution import boxes, boxes_bfloat16, channel_lanes, channel_lanes_bfloat16, depthwise
+from torchgraft.kernels.convolution.channel_lanes import Lanes
+from torchgraft.kernels.convolution.direct import Operands, WeightOperands, part_images_of_weight
+from torchgraft.kernels.convolution.geometry import Direction, Geometry, channels_of, sizes_of
 from torchgraft.ops.matmul import temporaries
 from torchgraft.plans import PlanBuilder, Unsupported
 

@@ -80,7 +80,7 @@ class Pass:
         groups = t.sizes.groups * p.device.compute_units
         if not t.is_cpu:
             groups = t.count if self.local else min(t.count, t.sizes.gpu_groups * p.device.compute_units)
-        grid = p.dealer.share(ceil_div(t.count, self.together), groups)
+        grid = p.partitioner.share(ceil_div(t.count, self.together), groups)
         p.launch(
             line_kernel(t.name, self.kinds, p.form, self.local),
             grid,

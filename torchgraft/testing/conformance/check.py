@@ -491,7 +491,7 @@ def widen(x: Any) -> Any:
 
 
 def widen_integer(x: Any) -> Any:
-    """Integers and truths as float64."""
+    """Integers and booleans as float64."""
     if isinstance(x, torch.Tensor) and not (x.is_floating_point() or x.is_complex()):
         return x.detach().double()
     return x

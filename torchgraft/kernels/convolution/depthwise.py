@@ -6,7 +6,7 @@ with zeros around it into its private memory, after which every tap is a vector 
 that are a stride apart are neighbours in the copy: a row of it has a part for each remainder.
 
 * `plane_kernel` keeps the sums of some rows of the target at once: each row of the source is read once for all of them.
-  Going backward the filter is turned round and the padding is what a whole overlap leaves of it. Long filters are a
+  Going backward the filter is flipped and the padding is what a whole overlap leaves of it. Long filters are a
   loop over parts of their columns, and planes whose rows do not fit are divided into tiles of columns.
 * `plane_phases_kernel` goes backward with strides: pixels of the image that are a stride apart, a phase, meet the same
   taps, so that each phase is a plane of its own until it is stored.
@@ -25,7 +25,7 @@ from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
 from torchgraft.codegen.tuning import Planes, Target
 from torchgraft.codegen.vectors import WIDTHS
-from torchgraft.kernels.geometry import Direction, Geometry, Triple
+from torchgraft.kernels.convolution.geometry import Direction, Geometry, Triple
 
 _MOST_STRIDE = 4
 # Rows of one column at a time, of filters that are not written out.
@@ -515,7 +515,7 @@ def plane_launch(
     bias: object | None,
     on: Target,
 ) -> Launch | None:
-    """Images made of images, as `kernels.convolution` has them; nothing if it is no such convolution."""
+    """Images made of images, as `direct` has them; nothing if it is no such convolution."""
     sizes = on.tuning.planes
     planes, forward = _planes(g, sizes.long_taps), direction == "forward"
     channels = g.image_channels if forward else g.result_channels

@@ -1,8 +1,8 @@
 """Convolution of bfloat16 whose lanes are the target's channels, by a processor's instructions for pairs: images from
 images, with a stride of one for the image's gradient.
 
-As `kernels.channel_lanes`, with two channels of the source at a time (`kernels.boxes_bfloat16` has their copy). Filters
-of few taps come with their channels last; others come as they are, since to turn them round in memory would take longer
+As `channel_lanes`, with two channels of the source at a time (`boxes_bfloat16` has their copy). Filters
+of few taps come with their channels last; others come as they are, since to transpose them in memory would take longer
 than to do so by squares of taps that are half empty.
 """
 
@@ -17,13 +17,13 @@ from torchgraft.codegen.kernel import Kernel, Launch
 from torchgraft.codegen.tuning import Target
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 from torchgraft.codegen.x86 import LINES
-from torchgraft.kernels.boxes_bfloat16 import fill_pairs
-from torchgraft.kernels.channel_lanes import Lanes, best_part, lanes_body, lanes_parameters, line_parts
-from torchgraft.kernels.geometry import Direction, Geometry, channels_of
+from torchgraft.kernels.convolution.boxes_bfloat16 import fill_pairs
+from torchgraft.kernels.convolution.channel_lanes import Lanes, best_part, lanes_body, lanes_parameters, line_parts
+from torchgraft.kernels.convolution.geometry import Direction, Geometry, channels_of
 from torchgraft.kernels.pairs import LANES
 from torchgraft.kernels.products import Tile, plain_loops
 
-# Taps of all pairs of a slice at most, and pairs of channels that are turned round together.
+# Taps of all pairs of a slice at most, and pairs of channels that are transposed together.
 _DEPTH, _PAIRS = 400, LANES
 # Of so many taps more than half of a vector is used where filters are read as they are.
 _MANY_TAPS = LANES // 2 + 1

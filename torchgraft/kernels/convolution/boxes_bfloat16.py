@@ -1,6 +1,6 @@
 """Convolution of bfloat16 by the processor's own instructions: images from images, for CPUs that have some.
 
-As in `kernels.boxes` a work-item owns a box of the target and copies the part of the source that the box needs; but two
+As in `boxes` a work-item owns a box of the target and copies the part of the source that the box needs; but two
 channels at a time, as the pairs that the instructions take (`kernels.pairs`). A block of 16 pairs of channels and 32
 pixels lies in the copy as it is, for each tap of a filter at another place. Filters come with their channels last.
 """
@@ -15,7 +15,7 @@ from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch
 from torchgraft.codegen.tuning import Target
 from torchgraft.codegen.x86 import Way
-from torchgraft.kernels.boxes import (
+from torchgraft.kernels.convolution.boxes import (
     OFFSET,
     Box,
     BoxPlan,
@@ -29,7 +29,7 @@ from torchgraft.kernels.boxes import (
     shared_box,
     sum_elements,
 )
-from torchgraft.kernels.geometry import Direction, Geometry
+from torchgraft.kernels.convolution.geometry import Direction, Geometry
 from torchgraft.kernels.pairs import LANES, ROWS, Block, tiles_begin, tiles_end
 from torchgraft.kernels.products import Tile, plain_loops
 

@@ -7,7 +7,7 @@ the patches, directly: nothing is copied once for each tap.
 
 * Forward with a stride, pixels that are a stride apart are neighbours in the copy: it has one part for each remainder
   of the places of the taps.
-* Backward with a stride, each phase of the target (see `kernels.convolution`) meets its own taps, and is like a
+* Backward with a stride, each phase of the target (see `direct`) meets its own taps, and is like a
   convolution without a stride.
 * The weight's gradient reads the copy by elements, for products with the result's channels.
 * Rows of the copy share the zeros between them. Where that wastes the least, the rows of a plane are one run of
@@ -27,7 +27,7 @@ from torchgraft.codegen.arithmetic import Arithmetic, arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
 from torchgraft.codegen.tuning import Blocks, Target, Tuning
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
-from torchgraft.kernels.geometry import AXES, GEOMETRY, Direction, Geometry, geometry_arguments
+from torchgraft.kernels.convolution.geometry import AXES, GEOMETRY, Direction, Geometry, geometry_arguments
 from torchgraft.kernels.matmul.block import A_TILE_PADDING, a_element, block_tile, pack_a, pack_transposed
 from torchgraft.kernels.matmul.division import even_part
 from torchgraft.kernels.products import Tile, Unit, plain_loops
@@ -397,7 +397,7 @@ def _multiply_lines(math: Arithmetic, tile: Tile) -> str:
 
 
 def _store_weights(math: Arithmetic, target: Arithmetic, tile: Tile) -> str:
-    """Stores the sums of the block: rows are neighbours in memory, so squares of them are turned round."""
+    """Stores the sums of the block: rows are neighbours in memory, so squares of them are transposed."""
     width, panel = math.width, math.width * tile.vectors
     row = f"({{0}}) % {tile.rows}"
     place = f"(({{0}}) - {row}) * sum_vectors + n / {width} * {tile.rows} + {row} * {tile.vectors} + v"
@@ -722,7 +722,7 @@ def box_launch(
     bias: object | None,
     on: Target,
 ) -> Launch | None:
-    """Images made of images, as `kernels.convolution` has them; nothing if the filter is too large for a box, or if a
+    """Images made of images, as `direct` has them; nothing if the filter is too large for a box, or if a
     box would be nothing gained."""
     g = flattened(g)
     forward = direction == "forward"

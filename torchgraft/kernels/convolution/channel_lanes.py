@@ -1,7 +1,7 @@
 """Convolution whose lanes are the target's channels, for CPUs: images from images, with a stride of one for the image's
 gradient.
 
-Lines of few pixels do not fill the vectors of `kernels.boxes`. Here registers hold a line's pixels, or a part of it,
+Lines of few pixels do not fill the vectors of `boxes`. Here registers hold a line's pixels, or a part of it,
 each with some vectors of channels, and a pixel of the source, from a box's copy, is multiplied by a vector of filters.
 So no lane is wasted where there are channels enough, and taps that lie above or below the image are left out.
 
@@ -21,7 +21,7 @@ from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
 from torchgraft.codegen.tuning import Blocks, Target
 from torchgraft.codegen.vectors import shuffle_helpers, transpose_registers
 from torchgraft.codegen.x86 import LINES
-from torchgraft.kernels.boxes import (
+from torchgraft.kernels.convolution.boxes import (
     OFFSET,
     axis_of,
     box_cost,
@@ -30,7 +30,7 @@ from torchgraft.kernels.boxes import (
     fill_copy,
     sum_elements,
 )
-from torchgraft.kernels.geometry import GEOMETRY, Direction, Geometry, channels_of, geometry_arguments
+from torchgraft.kernels.convolution.geometry import GEOMETRY, Direction, Geometry, channels_of, geometry_arguments
 from torchgraft.kernels.matmul.block import block_tile, pack_transposed
 from torchgraft.kernels.products import Tile, plain_loops
 from torchgraft.kernels.registers import Registers
@@ -69,7 +69,7 @@ def _multiply(math: Arithmetic, tile: Tile) -> str:
 
 
 def _finish(math: Arithmetic, tile: Tile, bias: bool) -> str:
-    """Stores the panel's sums: pixels are neighbours in memory, so squares of them are turned round."""
+    """Stores the panel's sums: pixels are neighbours in memory, so squares of them are transposed."""
     width = math.width
     add = f" + {math.splat(math.load('E', 'group * M + m0 + m + v * {0} + {1}'))}" if bias else ""
     loads = " ".join(f"{math.vector} r{i} = from[(p + {i}) * {tile.vectors}];" for i in range(width))
@@ -276,7 +276,7 @@ def _even_parts(n: int) -> Iterator[int]:
 def best_part(
     math: Arithmetic, tile: Tile, g: Geometry, direction: Direction, channels: int, slice_: int, pack: float, on: Target
 ) -> Part | None:
-    """How the work is dealt out: to copy the same images for more channels costs time, as does turning round the same
+    """How the work is partitioned: to copy the same images for more channels costs time, as does transposing the same
     filters, which costs `pack` for each element, for more images."""
     forward, units = direction == "forward", on.units
     m, _ = channels_of(g, direction)

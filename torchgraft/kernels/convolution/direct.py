@@ -5,7 +5,7 @@ before pixels.
 
 The CPU form is the blocked matrix product of `kernels.matmul`, where one operand, the patches of the image, exists only
 a slice at a time: a work-item copies the pixels that a slice needs, row by row of the image, into its private memory.
-Most convolutions copy the image without its repetitions (`kernels.boxes`); large filters, and filters of few taps with
+Most convolutions copy the image without its repetitions (`boxes`); large filters, and filters of few taps with
 a large stride, have this module's own.
 
 * `block_kernel` computes images from images: rows are channels of the result, columns its pixels (of all images in the
@@ -17,7 +17,7 @@ a large stride, have this module's own.
 * `weight_kernel` computes the weight's gradient: rows are (channel, tap), columns the channels of the result, and k
   runs over all pixels.
 * `direct_kernel` and `direct_weight_kernel` serve groups of few channels, which are bound by memory; those of one
-  channel and a stride of one have kernels of their own (`kernels.depthwise`).
+  channel and a stride of one have kernels of their own (`depthwise`).
 
 The GPU form, `tile_kernel` and `weight_tile_kernel`, is the same product by elements; `element_kernel` is for few
 channels.
@@ -36,9 +36,9 @@ from torchgraft.codegen.kernel import Kernel, Launch, Parameter, parameters
 from torchgraft.codegen.tuning import Blocks, Target, Tiles
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import shuffle_helpers
-from torchgraft.kernels.boxes import WeightBoxes
-from torchgraft.kernels.depthwise import plane_weight_launch
-from torchgraft.kernels.geometry import (
+from torchgraft.kernels.convolution.boxes import WeightBoxes
+from torchgraft.kernels.convolution.depthwise import plane_weight_launch
+from torchgraft.kernels.convolution.geometry import (
     AXES,
     GEOMETRY,
     Direction,

@@ -1,8 +1,8 @@
-"""The way back of a compiled program: its graph, op by op, where the device's compiler refuses one of its kernels.
+"""A compiled program as its graph, op by op, where the device's compiler refuses one of its kernels.
 
 A program's kernels are those of the ops that it was made of, fused, and there is nothing on the CPU that could take the
 place of one. So its graph is part of the program, as text, and is run instead: by the device's own kernels, each op of
-which has a way back to the CPU of its own. Kernels are compiled before anything of the program is run, since what has
+which has a CPU fallback of its own. Kernels are compiled before anything of the program is run, since what has
 written to its arguments cannot be begun anew.
 
 Random numbers are what the kernels draw, so that one direction of a training step may be a program and the other not.

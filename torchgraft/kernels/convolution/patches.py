@@ -1,6 +1,6 @@
 """The patches of images as a matrix in memory, and images from the sums of such patches, on CPUs.
 
-A kernel that copies what it needs of an image (`kernels.boxes`) is quicker where images are large. But small images do
+A kernel that copies what it needs of an image (`boxes`) is quicker where images are large. But small images do
 not fill its vectors; and where a CPU multiplies small matrices of bfloat16 by instructions (`kernels.bfloat16`), a
 weight's gradient is so quick a product that to copy in float32 takes twice as long as to copy all patches.
 
@@ -19,7 +19,7 @@ from torchgraft.codegen.arithmetic import arithmetic
 from torchgraft.codegen.kernel import Kernel, Launch, parameters
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.codegen.vectors import WIDTHS
-from torchgraft.kernels.geometry import GEOMETRY, Geometry, geometry_arguments
+from torchgraft.kernels.convolution.geometry import GEOMETRY, Geometry, geometry_arguments
 from torchgraft.kernels.products import plain_loops
 
 # What is copied, by an element's bytes: as integers.

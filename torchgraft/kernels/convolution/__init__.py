@@ -1,0 +1,1 @@
+"""Kernels of convolutions, each way in its file; `ops.convolution` chooses among them."""
