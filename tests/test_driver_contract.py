@@ -478,6 +478,7 @@ OPTIONAL = {
     "group_id", "group_create", "group_destroy",
     "all_reduce", "reduce_scatter", "all_gather", "broadcast",
     "reserve", "commit", "decommit",
+    "program_supports", "program_create", "program_destroy", "program_run",
 }  # fmt: skip
 
 

@@ -57,6 +57,14 @@ DEVICE = "npy"
 """,
         {},
     ),
+    "has operators": (
+        """
+from operator_driver import OperatorDriver
+torchgraft.register("npu", [OperatorDriver()])
+DEVICE = "npu"
+""",
+        {},
+    ),
 }
 
 
@@ -83,7 +91,7 @@ def run(script: Script, device: str, text: str, tmp_path: Path, fallback: str = 
 @pytest.mark.parametrize("device", [pytest.param(d, marks=pytest.mark.thorough) if d in HALVES else d for d in DEVICES])
 @pytest.mark.parametrize("program", ["modules", "optimizers", "transformer", "compiled"])
 def test_programs(script: Script, program: str, device: str, tmp_path: Path) -> None:
-    if program == "compiled" and device == "has no compiler":
+    if program == "compiled" and device in ("has no compiler", "has operators"):
         pytest.skip("there is no torch.compile for it")
     run(script, device, f"import programs_beside_cpu\nprograms_beside_cpu.{program}(DEVICE)", tmp_path)
 

@@ -71,6 +71,31 @@ class Kernel:
     @property
     def source(self) -> str: ...
 
+class ProgramSource:
+    """What a program is made of; tensors are (element, sizes, strides, is a number)."""
+
+    def __init__(
+        self,
+        format: str,
+        name: str,
+        data: bytes,
+        attributes: dict[str, int | float | str | list[int]],
+        inputs: list[tuple[int, list[int], list[int], bool] | None],
+        outputs: list[tuple[int, list[int], list[int], bool] | None],
+    ) -> None: ...
+
+class Program:
+    """What a device has prepared."""
+
+    @staticmethod
+    def supports(device: int, source: ProgramSource) -> tuple[list[int] | None, str]: ...
+    @staticmethod
+    def create(device: int, source: ProgramSource) -> tuple[Program | None, str, bool]: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def scratch_bytes(self) -> int: ...
+
 class ArgumentKind(enum.Enum):
     """What an argument of an op is."""
 
@@ -197,7 +222,7 @@ class LaunchArgument:
         """A pointer to where kernels report errors."""
 
 class Chunking:
-    """How elements are dealt out to work-groups.
+    """How elements are partitioned into work-groups.
 
     A chunk is a multiple of `multiple`. Up to `single` elements go to one group, otherwise about `per_group` to each,
     but to no more than `max_groups` (0: no bound).
@@ -212,7 +237,7 @@ class Chunking:
     def per_group(self) -> int: ...
     @property
     def max_groups(self) -> int: ...
-    def deal(self, numel: int) -> tuple[int, int]:
+    def divide(self, numel: int) -> tuple[int, int]:
         """How many groups there are, and how many elements each takes (the last one perhaps fewer)."""
 
 class Address:
@@ -232,6 +257,11 @@ class LaunchStep:
         chunking: Chunking | None = None,
         nbytes: int = 0,
     ) -> None: ...
+
+class RunStep:
+    """Runs a program; the last address is that of its scratch."""
+
+    def __init__(self, program: Program, addresses: Sequence[LaunchArgument]) -> None: ...
 
 class CopyStep:
     """Copies bytes on the device."""
@@ -295,7 +325,7 @@ class Plan:
         *,
         outputs: Sequence[Output],
         resizes: Sequence[Resize],
-        steps: Sequence[LaunchStep | CopyStep | FillStep],
+        steps: Sequence[LaunchStep | RunStep | CopyStep | FillStep],
         temporaries: Sequence[Address],
         arena_bytes: int,
         slots: int,

@@ -26,7 +26,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,7 +42,10 @@ __all__ = [
     "DeviceProperties",
     "Driver",
     "InvalidArgument",
+    "ProgramSource",
+    "ProgramTensor",
     "SharedLibrary",
+    "Wish",
 ]
 
 
@@ -68,12 +71,21 @@ class Capability(enum.IntFlag):
     BFLOAT16_VECTORS = 1 << 9  #: kernels may use the kernel language's words for vectors of bfloat16
     FRAGMENTS = 1 << 10  #: kernels may use the kernel language's words for fragments of 16-bit floats
     OUTER_VECTORS = 1 << 11  #: the compiler makes vectors of a loop around one that is written out
+    PROGRAMS = 1 << 12  #: `Driver.program_create` and `Driver.program_run` work
 
 
 class CopyKind(enum.IntEnum):
     HOST_TO_DEVICE = 1
     DEVICE_TO_HOST = 2
     DEVICE_TO_DEVICE = 3
+
+
+class Wish(enum.IntEnum):
+    """What a driver would rather have for a tensor of a program than what it is asked about."""
+
+    NONE = 0
+    CONTIGUOUS = 1  #: the last dimension closest together
+    CHANNELS_LAST = 2  #: the second dimension closest together, then the last
 
 
 class InvalidArgument(ValueError):
@@ -111,6 +123,30 @@ class DeviceProperties:
 
 
 @dataclass(frozen=True)
+class ProgramTensor:
+    """A tensor of a program, without its memory."""
+
+    dtype: str  #: torch's name of it: "float32", "bool"
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]  #: in elements
+    #: A number that each run gives anew: the run's address is that of a float64 or an int64 on the host, which is read
+    #: during the call.
+    is_number: bool = False
+
+
+@dataclass(frozen=True)
+class ProgramSource:
+    """What a program is made of: an operator with its attributes, or a graph in a language of the device's compiler."""
+
+    format: str  #: "operator" (see docs/operators.md), or the language of `data`, as "onnx"
+    name: str  #: the operator's; in other formats the program's, for messages and profiles
+    data: bytes
+    attributes: dict[str, int | float | str | tuple[int, ...]]  #: a truth is 0 or 1
+    inputs: tuple[ProgramTensor | None, ...]  #: None: an optional tensor that is not given
+    outputs: tuple[ProgramTensor | None, ...]
+
+
+@dataclass(frozen=True)
 class SharedLibrary:
     """A driver in C: a shared library that exports a function which returns its table (see torchgraft/driver.h)."""
 
@@ -135,6 +171,8 @@ class Driver:
     name: str = "python"
     #: Whether the methods under "Kernels" are there; properties then carry `Capability.COMPILER`.
     has_compiler: bool = False
+    #: Whether the methods under "Programs" are there; properties then carry `Capability.PROGRAMS`.
+    has_programs: bool = False
     #: A dialect of the driver's own, for devices whose properties name it; registered with the driver.
     kernel_dialect: Dialect | None = None
 
@@ -307,6 +345,41 @@ class Driver:
         """
         raise NotImplementedError("launch")
 
+    # Programs: used if `has_programs`
+
+    def program_supports(self, device: int, source: ProgramSource) -> Sequence[Wish | int] | None:
+        """Whether the device can, answered quickly. Raises `NotImplementedError`, with the reason, where it cannot.
+
+        Returns:
+            None, or a wish for each input and then for each output: torchgraft copies the tensors accordingly and asks
+            again.
+        """
+        raise NotImplementedError("program_supports")
+
+    def program_create(self, device: int, source: ProgramSource) -> tuple[Any, int]:
+        """Prepares a program for tensors as they are.
+
+        Returns:
+            The program, and the bytes of scratch that each run is given.
+
+        Raises:
+            NotImplementedError: the device cannot; the op goes elsewhere.
+            CompileError: it should have worked.
+        """
+        raise NotImplementedError("program_create")
+
+    def program_destroy(self, program: Any) -> None:
+        """Called when no run will be submitted any more; those that were may still be going on."""
+
+    def program_run(self, device: int, stream: Any, program: Any, addresses: list[int], scratch: int) -> None:
+        """Submits a run, ordered on the stream.
+
+        Args:
+            addresses: of the inputs and then of the outputs; 0 for one that is not given or has no elements.
+            scratch: the address of the scratch; 0 where the program wants none.
+        """
+        raise NotImplementedError("program_run")
+
     # Times of single commands, for the profiler. Without them it records a timing event before and after each command,
     # and without `Capability.EVENT_TIMING` it waits for each command and measures on the host.
 
@@ -345,8 +418,8 @@ class Driver:
 
     @_optional
     def graph_create(self, device: int, commands: list[tuple[str, tuple[Any, ...]]]) -> Any:
-        """Prepares commands, each the name of a method ("launch", "copy" or "fill") and its arguments after the device
-        and the stream: `getattr(self, name)(device, stream, *arguments)` would run it."""
+        """Prepares commands, each the name of a method ("launch", "program_run", "copy" or "fill") and its arguments
+        after the device and the stream: `getattr(self, name)(device, stream, *arguments)` would run it."""
         raise NotImplementedError("graph_create")
 
     @_optional

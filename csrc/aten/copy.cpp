@@ -147,7 +147,7 @@ void copy_within(const at::Tensor& self, const at::Tensor& dst) {
     return;
   }
   at::assert_no_internal_overlap(dst);
-  if (!device.has(TG_CAP_COMPILER)) {
+  if (!device.can_plan()) {
     if (capturing()) [[unlikely]]
       if (const Captured captured = capture_of_current(device.index)) {
         const at::Tensor from = at::alias(self), to = at::alias(dst);

@@ -84,7 +84,7 @@ std::string warning_of_op(const c10::OperatorName& name, c10::DeviceIndex device
 // compiler. Python is asked without the lock: it may run other threads.
 void announce(const c10::OperatorName& name, c10::DeviceIndex device, std::string_view reason, FallbackMode mode) {
   Ledger& books = ledger();
-  const bool by_op = get_device(device).has(TG_CAP_COMPILER);
+  const bool by_op = get_device(device).can_plan();
   bool locate, warn;
   {
     std::lock_guard lock(books.mutex);
@@ -693,7 +693,7 @@ void cpu_fallback(const c10::OperatorHandle& op, Stack* stack, std::string_view 
   const FallbackMode mode = fallback_mode();
   HostCall call(op, *stack, kernel);
   const c10::DeviceIndex device = call.device();
-  const std::string_view reason = why.empty() && !get_device(device).has(TG_CAP_COMPILER) ? kNoCompiler : why;
+  const std::string_view reason = why.empty() && !get_device(device).can_plan() ? kNoCompiler : why;
   if (mode == FallbackMode::Error)
     TORCH_CHECK_NOT_IMPLEMENTED(false, name, " ", lack(device, reason), ", and running it on the CPU is not permitted",
                                 in_parentheses(user_place()),

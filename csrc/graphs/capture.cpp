@@ -10,6 +10,7 @@
 #include "memory/host_allocator.h"
 #include "runtime/kernel.h"
 #include "runtime/place.h"
+#include "runtime/program.h"
 #include "runtime/stream.h"
 
 namespace torchgraft {
@@ -73,6 +74,28 @@ void Capture::launch(c10::StreamId stream, const tg_launch& launch, std::shared_
   for (const RandomArgument& each : randoms)
     recording_.randoms.push_back({static_cast<uint32_t>(recording_.nodes.size()), each});
   add(stream, std::move(op), std::move(recorded));
+}
+
+void Capture::run(c10::StreamId stream, std::shared_ptr<const Program> program, c10::ArrayRef<tg_arg> addresses,
+                  std::string op) {
+  DeviceCommand recorded{};
+  recorded.command.kind = TG_COMMAND_RUN;
+  recorded.arguments = addresses.vec();
+  recorded.run = std::make_unique<DeviceCommand::Run>();
+  DeviceCommand::Run& made = *recorded.run;
+  for (size_t i = 0; i + 1 < addresses.size(); ++i) made.addresses.push_back(place_of(recorded.arguments[i]));
+  made.record = {sizeof(tg_run), static_cast<uint32_t>(made.addresses.size()), program->handle(), made.addresses.data(),
+                 addresses.back().value.pointer};
+  recorded.command.source = &made.record;
+  recorded.program = std::move(program);
+  std::lock_guard lock(mutex_);
+  add(stream, std::move(op), std::move(recorded));
+}
+
+void DeviceCommand::set(uint32_t argument, const tg_arg& value) {
+  arguments[argument] = value;
+  if (run == nullptr || value.is_pointer == 0) return;
+  (argument < run->addresses.size() ? run->addresses[argument] : run->record.scratch) = value.value.pointer;
 }
 
 void Capture::copy(c10::StreamId stream, void* destination, const void* source, uint64_t bytes, tg_copy_kind kind) {

@@ -28,11 +28,23 @@
 namespace torchgraft {
 
 class Kernel;
+class Program;
 
 struct DeviceCommand {
+  // What a run's `command.source` points to.
+  struct Run {
+    tg_run record;
+    std::vector<void*> addresses;
+  };
+
   tg_command command;
-  std::shared_ptr<const Kernel> kernel;  // of a launch
-  std::vector<tg_arg> arguments;         // that `command.launch` points to
+  std::shared_ptr<const Kernel> kernel;    // of a launch
+  std::vector<tg_arg> arguments;           // that `command.launch` points to; of a run its addresses and scratch
+  std::shared_ptr<const Program> program;  // of a run
+  std::unique_ptr<Run> run;
+
+  // Gives a launch or a run another argument.
+  void set(uint32_t argument, const tg_arg& value);
 };
 struct Mark {  // which other streams' waits refer to by its number
   uint32_t number;
@@ -98,6 +110,9 @@ class Capture {
 
   void launch(c10::StreamId stream, const tg_launch& launch, std::shared_ptr<const Kernel> kernel, std::string op,
               c10::ArrayRef<RandomArgument> randoms);
+  // `addresses` as of Program::submit.
+  void run(c10::StreamId stream, std::shared_ptr<const Program> program, c10::ArrayRef<tg_arg> addresses,
+           std::string op);
   void copy(c10::StreamId stream, void* destination, const void* source, uint64_t bytes, tg_copy_kind kind);
   void fill(c10::StreamId stream, void* destination, const void* pattern, uint32_t pattern_bytes, uint64_t bytes);
   // `tensors` are those that it uses on the device, and nobody else.

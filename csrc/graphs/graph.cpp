@@ -7,6 +7,7 @@
 
 #include "graph_program.h"
 #include "runtime/kernel.h"
+#include "runtime/program.h"
 #include "runtime/stream.h"
 
 namespace torchgraft {
@@ -143,6 +144,9 @@ GraphNode described(const Node& node) {
       std::copy_n(command.launch.groups, 3, seen.groups.begin());
       std::copy_n(command.launch.local, 3, seen.local.begin());
       seen.bytes = command.launch.bytes;
+    } else if (command.kind == TG_COMMAND_RUN) {
+      seen.kind = "run";
+      seen.name = recorded->program->name();
     } else {
       seen.kind = command.kind == TG_COMMAND_COPY ? "copy" : "fill";
       seen.bytes = command.bytes;

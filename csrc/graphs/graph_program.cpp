@@ -4,6 +4,7 @@
 
 #include "runtime/command.h"
 #include "runtime/kernel.h"
+#include "runtime/program.h"
 
 namespace torchgraft {
 namespace {
@@ -13,6 +14,8 @@ tg_status submit_command(const Device& device, tg_stream stream, const DeviceCom
   switch (command.kind) {
     case TG_COMMAND_LAUNCH:
       return submit_launch(device, stream, command.launch, recorded.kernel->name());
+    case TG_COMMAND_RUN:
+      return recorded.program->submit(stream, recorded.arguments);
     case TG_COMMAND_COPY:
       return submit_copy(device, stream, command.destination, command.source, command.bytes,
                          static_cast<tg_copy_kind>(command.copy_kind), /*blocking=*/false);
@@ -25,6 +28,8 @@ std::string command_text(const DeviceCommand& recorded, const std::string& op) {
   switch (recorded.command.kind) {
     case TG_COMMAND_LAUNCH:
       return "replaying a graph: launch kernel " + recorded.kernel->name() + (op.empty() ? "" : " of " + op);
+    case TG_COMMAND_RUN:
+      return "replaying a graph: run program " + recorded.program->name() + (op.empty() ? "" : " of " + op);
     case TG_COMMAND_COPY:
       return "replaying a graph: copy";
     default:
@@ -68,10 +73,12 @@ void GraphProgram::wait() {
       device_.driver->stream_synchronize(device_.driver->context, device_.ordinal, stream_handle(device_.index, id));
 }
 
-// Drivers can change the addresses of launches, and not those of copies and fills.
+// Drivers can change the addresses of launches and runs, and not those of copies and fills.
 bool GraphProgram::can_be_drivers(uint32_t node) const {
   const auto* recorded = std::get_if<DeviceCommand>(&recording_.nodes[node].action);
-  return recorded != nullptr && (memory_ == GraphsOwn || recorded->command.kind == TG_COMMAND_LAUNCH);
+  if (recorded == nullptr) return false;
+  const uint32_t kind = recorded->command.kind;
+  return memory_ == GraphsOwn || kind == TG_COMMAND_LAUNCH || kind == TG_COMMAND_RUN;
 }
 
 void GraphProgram::find_runs() {
@@ -130,7 +137,7 @@ void GraphProgram::set_argument(uint32_t node, uint32_t argument, const tg_arg& 
           device_.driver->graph_set_argument(device_.driver->context, device_.ordinal, run.graph, node - run.first,
                                              argument, &value),
           "setting an argument of a graph");
-  command(node).arguments[argument] = value;
+  command(node).set(argument, value);
 }
 
 void GraphProgram::set(const Pointer& pointer, void* address) {

@@ -205,7 +205,7 @@ void RelocatableGraph::find_relocations() {
     for (uint32_t j = 0; j < recorded->arguments.size(); ++j)
       if (recorded->arguments[j].is_pointer != 0)
         add({i, GraphProgram::Pointer::Argument, j}, recorded->arguments[j].value.pointer);
-    if (recorded->command.kind == TG_COMMAND_LAUNCH) continue;
+    if (recorded->command.kind == TG_COMMAND_LAUNCH || recorded->command.kind == TG_COMMAND_RUN) continue;
     add({i, GraphProgram::Pointer::Destination}, recorded->command.destination);
     if (recorded->command.kind == TG_COMMAND_COPY) add({i, GraphProgram::Pointer::Source}, recorded->command.source);
   }

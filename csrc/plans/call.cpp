@@ -154,7 +154,8 @@ void Call::read(c10::ArrayRef<c10::IValue> given) {
   for (size_t i = 0; i < arguments.size(); ++i) flatten(i);
   if (first == nullptr) device = device_of_arguments();
   compare_memory();
-  contiguous = signature.pointwise && first != nullptr && all_contiguous();
+  // A plan for any shape is one of kernels: programs are for one.
+  contiguous = signature.pointwise && first != nullptr && all_contiguous() && get_device(device).has(TG_CAP_COMPILER);
 }
 
 // Copies CPU tensors among the arguments to the device of the others.

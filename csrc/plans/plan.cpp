@@ -33,17 +33,25 @@ std::pair<int64_t, int64_t> Chunking::divide(int64_t numel) const {
   return {divided(numel, chunk), chunk};
 }
 
-LaunchStep::LaunchStep(std::shared_ptr<Kernel> launched, const std::vector<size_t>& sizes,
-                       const std::vector<LaunchArgument>& arguments, std::optional<Chunking> rule, uint64_t bytes)
-    : kernel(std::move(launched)), chunking(rule), bytes(bytes) {
-  TORCH_CHECK_VALUE(sizes.size() <= groups.size(), "a launch has at most three dimensions, not ", sizes.size());
-  std::copy(sizes.begin(), sizes.end(), groups.begin());
+Arguments::Arguments(const std::vector<LaunchArgument>& arguments) {
   for (const LaunchArgument& argument : arguments) {
     if (argument.source.kind != ArgumentSource::Fixed) patches.push_back({uint16_t(args.size()), argument.source});
     if (argument.table.defined()) tables.push_back(argument.table);
     reports |= argument.source.kind == ArgumentSource::ErrorWords;
     args.push_back(argument.fixed);
   }
+}
+
+LaunchStep::LaunchStep(std::shared_ptr<Kernel> launched, const std::vector<size_t>& sizes,
+                       const std::vector<LaunchArgument>& arguments, std::optional<Chunking> rule, uint64_t bytes)
+    : Arguments(arguments), kernel(std::move(launched)), chunking(rule), bytes(bytes) {
+  TORCH_CHECK_VALUE(sizes.size() <= groups.size(), "a launch has at most three dimensions, not ", sizes.size());
+  std::copy(sizes.begin(), sizes.end(), groups.begin());
+}
+
+RunStep::RunStep(std::shared_ptr<Program> run, const std::vector<LaunchArgument>& arguments)
+    : Arguments(arguments), program(std::move(run)) {
+  TORCH_CHECK_VALUE(!args.empty(), "a run has at least the address of its scratch");
 }
 
 FillStep::FillStep(Address destination, int64_t bytes, std::string_view repeated)
@@ -90,11 +98,17 @@ void for_each_slot(const Output& output, Visit&& visit) {
   for (const Output& item : output.items) for_each_slot(item, visit);
 }
 
+// NULL: the step has none.
+const Arguments* arguments_of(const Step& step) {
+  if (const auto* launch = std::get_if<LaunchStep>(&step)) return launch;
+  return std::get_if<RunStep>(&step);
+}
+
 // Visits the slots that a step reads and writes.
 template <typename Visit>
 void for_each_slot(const Step& step, Visit&& visit) {
-  if (const auto* launch = std::get_if<LaunchStep>(&step)) {
-    for (const auto& [_, source] : launch->patches)
+  if (const Arguments* arguments = arguments_of(step)) {
+    for (const auto& [_, source] : arguments->patches)
       if (source.kind == ArgumentSource::Pointer || source.kind == ArgumentSource::TensorValue) visit(source.index);
   } else if (const auto* copy = std::get_if<CopyStep>(&step)) {
     visit(copy->destination.slot);
@@ -114,7 +128,7 @@ void Plan::complete() {
   for (const Address& temporary : temporaries) check_slot(temporary.slot);
   for (const Step& step : steps) {
     for_each_slot(step, check_slot);
-    if (const auto* launch = std::get_if<LaunchStep>(&step)) keep(launch->tables);
+    if (const Arguments* arguments = arguments_of(step)) keep(arguments->tables);
   }
 }
 
@@ -270,6 +284,12 @@ struct Replay {
     launch(*step.kernel, stream, {step.kernel->dims(), groups, step.kernel->local(), bytes}, args, plan.op,
            captured ? randoms(step) : c10::SmallVector<RandomArgument, 2>());
     if (step.reports && !errors && !captured) note_checked_launch(call.device, current.id());
+  }
+
+  void submit(const RunStep& step) {
+    c10::SmallVector<tg_arg, 16> addresses(step.args.begin(), step.args.end());
+    for (const auto& [position, source] : step.patches) patch(addresses[position], source);
+    torchgraft::run(*step.program, stream, addresses, plan.op);
   }
 
   c10::SmallVector<RandomArgument, 2> randoms(const LaunchStep& step) const {
@@ -530,6 +550,10 @@ void describe(std::ostream& out, const LaunchStep& step, bool source) {
     out << groups[0] << ", " << groups[1] << ", " << groups[2];
   out << ") of (" << local[0] << ", " << local[1] << ", " << local[2] << ")\n";
   if (source) out << step.kernel->source() << "\n";
+}
+
+void describe(std::ostream& out, const RunStep& step, bool) {
+  out << "  run " << step.program->name() << ", " << step.program->scratch_bytes() << " bytes of scratch\n";
 }
 
 void describe(std::ostream& out, const CopyStep& step, bool) { out << "  copy " << step.bytes << " bytes\n"; }

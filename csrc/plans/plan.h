@@ -22,6 +22,7 @@
 
 #include "call.h"
 #include "runtime/kernel.h"
+#include "runtime/program.h"
 #include "value.h"
 
 namespace torchgraft {
@@ -61,12 +62,22 @@ struct Chunking {
   std::pair<int64_t, int64_t> divide(int64_t numel) const;
 };
 
-struct LaunchStep {
+// The arguments of a step, of which some are known when the plan is run.
+struct Arguments {
   struct Patch {
     uint16_t position;
     ArgumentSource source;
   };
 
+  explicit Arguments(const std::vector<LaunchArgument>& arguments);
+
+  std::vector<tg_arg> args;
+  std::vector<Patch> patches;      // of those arguments that are not fixed
+  std::vector<at::Tensor> tables;  // that fixed ones point into
+  bool reports = false;            // the kernel may report an error
+};
+
+struct LaunchStep : Arguments {
   LaunchStep(std::shared_ptr<Kernel> kernel, const std::vector<size_t>& groups,
              const std::vector<LaunchArgument>& arguments, std::optional<Chunking> chunking, uint64_t bytes);
 
@@ -74,10 +85,13 @@ struct LaunchStep {
   std::array<size_t, 3> groups{1, 1, 1};
   std::optional<Chunking> chunking;  // the groups are found when the plan is run
   uint64_t bytes;                    // that the arguments span; with a chunking, for each element
-  std::vector<tg_arg> args;
-  std::vector<Patch> patches;      // of those arguments that are not fixed
-  std::vector<at::Tensor> tables;  // that fixed ones point into
-  bool reports = false;            // the kernel may report an error
+};
+
+// Its arguments are the addresses of a program's inputs and outputs, and behind them that of its scratch.
+struct RunStep : Arguments {
+  RunStep(std::shared_ptr<Program> program, const std::vector<LaunchArgument>& arguments);
+
+  std::shared_ptr<Program> program;
 };
 
 // A place in a slot's memory.
@@ -100,7 +114,7 @@ struct FillStep {
   std::array<unsigned char, 16> pattern{};
 };
 
-using Step = std::variant<CopyStep, FillStep, LaunchStep>;
+using Step = std::variant<CopyStep, FillStep, LaunchStep, RunStep>;
 
 // One result of the op. Slots number the call's tensor arguments first (lists flattened), then new outputs, then
 // temporaries.

@@ -57,6 +57,7 @@ void pop_range() noexcept;
 using Submit = c10::function_ref<tg_status()>;
 tg_status collect_launch(const Device& device, tg_stream stream, const tg_launch& launch, const std::string& name,
                          Submit submit);
+tg_status collect_run(const Device& device, tg_stream stream, const std::string& name, Submit submit);
 tg_status collect_copy(const Device& device, tg_stream stream, uint64_t bytes, tg_copy_kind direction, Submit submit);
 tg_status collect_fill(const Device& device, tg_stream stream, uint64_t bytes, Submit submit);
 // The host waits for a stream, or with a NULL one for the device.

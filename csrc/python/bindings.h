@@ -9,6 +9,7 @@ void bind_runtime(pybind11::module_& m);
 void bind_graphs(pybind11::module_& m);
 void bind_fallback(pybind11::module_& m);
 void bind_plans(pybind11::module_& m);
+void bind_programs(pybind11::module_& m);
 void bind_records(pybind11::module_& m);  // what plans consist of
 void bind_compiled_calls(pybind11::module_& m);
 void bind_author(pybind11::module_& m);

@@ -117,6 +117,7 @@ void bind_plans(py::module_& m) {
       .def_property_readonly("name", &Kernel::name)
       .def_property_readonly("source", &Kernel::source);
   bind_places(m);
+  bind_programs(m);
   bind_records(m);
 
   m.def(

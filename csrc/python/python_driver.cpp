@@ -329,8 +329,99 @@ tg_status launch(void* context, int32_t device, tg_stream stream, const tg_launc
   });
 }
 
+// ---- programs ----
+
+const char* element_name(int32_t element);
+
+py::object tensor_object(const tg_tensor& tensor) {
+  if (tensor.element == 0) return py::none();
+  const auto numbers = [&](const int64_t* given) {
+    py::tuple made(tensor.dims);
+    for (uint32_t d = 0; d < tensor.dims; ++d) made[d] = given[d];
+    return made;
+  };
+  return py::module_::import("torchgraft.driver")
+      .attr("ProgramTensor")(element_name(static_cast<int32_t>(tensor.element)), numbers(tensor.sizes),
+                             numbers(tensor.strides), (tensor.flags & TG_TENSOR_NUMBER) != 0);
+}
+
+py::object attribute_object(const tg_attribute& attribute) {
+  switch (attribute.kind) {
+    case TG_ATTRIBUTE_INTEGER:
+      return py::int_(attribute.integer);
+    case TG_ATTRIBUTE_NUMBER:
+      return py::float_(attribute.number);
+    case TG_ATTRIBUTE_TEXT:
+      return py::str(attribute.text);
+    default: {
+      py::tuple made(attribute.count);
+      for (uint32_t i = 0; i < attribute.count; ++i) made[i] = attribute.integers[i];
+      return made;
+    }
+  }
+}
+
+py::object source_object(const tg_program_source& source) {
+  py::dict attributes;
+  for (uint32_t i = 0; i < source.attribute_count; ++i) {
+    const tg_attribute* each = tg_attribute_at(source.attributes, i);
+    attributes[each->name] = attribute_object(*each);
+  }
+  const auto tensors = [](const tg_tensor* given, uint32_t count) {
+    py::tuple made(count);
+    for (uint32_t i = 0; i < count; ++i) made[i] = tensor_object(*tg_tensor_at(given, i));
+    return made;
+  };
+  return py::module_::import("torchgraft.driver")
+      .attr("ProgramSource")(source.format, source.name,
+                             py::bytes(static_cast<const char*>(source.bytes), source.byte_count), attributes,
+                             tensors(source.inputs, source.input_count), tensors(source.outputs, source.output_count));
+}
+
+tg_status program_supports(void* context, int32_t device, const tg_program_source* source, uint32_t* wishes) {
+  return call(context, [&](py::handle driver) {
+    const py::object wished = driver.attr("program_supports")(device, source_object(*source));
+    if (wished.is_none()) return;
+    const auto given = wished.cast<std::vector<uint32_t>>();
+    const size_t tensors = size_t{source->input_count} + source->output_count;
+    if (given.size() != tensors) throw py::value_error("program_supports returns a wish for each tensor, or None");
+    std::copy(given.begin(), given.end(), wishes);
+  });
+}
+
+tg_status program_create(void* context, int32_t device, const tg_program_source* source, tg_program* out,
+                         tg_program_info* info, const char** log) {
+  return compile(context, log, [&](py::handle driver) {
+    py::object program;
+    std::tie(program, info->scratch_bytes) =
+        driver.attr("program_create")(device, source_object(*source)).cast<std::pair<py::object, uint64_t>>();
+    info->flags = 0;
+    *out = to_handle<tg_program>(program);
+  });
+}
+
+tg_status program_destroy(void* context, tg_program program) {
+  return destroy(context, program,
+                 [&](py::handle driver, py::object& object) { driver.attr("program_destroy")(object); });
+}
+
+// What the method gets after the device and the stream.
+py::tuple run_arguments(const tg_run& run) {
+  py::list addresses;
+  for (uint32_t i = 0; i < run.address_count; ++i) addresses.append(number(run.addresses[i]));
+  return py::make_tuple(from_handle(run.program), addresses, number(run.scratch));
+}
+
+tg_status program_run(void* context, int32_t device, tg_stream stream, const tg_run* run) {
+  return call(context, [&](py::handle driver) {
+    driver.attr("program_run")(device, from_handle(stream), *run_arguments(*run));
+  });
+}
+
 py::tuple command_tuple(const tg_command& command) {
   switch (command.kind) {
+    case TG_COMMAND_RUN:
+      return py::make_tuple("program_run", run_arguments(*static_cast<const tg_run*>(command.source)));
     case TG_COMMAND_LAUNCH:
       return py::make_tuple("launch", launch_arguments(command.launch));
     case TG_COMMAND_COPY:
@@ -389,8 +480,9 @@ tg_status device_time(void* context, int32_t device, uint64_t* nanoseconds) {
 // ---- collectives ----
 
 const char* element_name(int32_t element) {
-  static constexpr std::array<const char*, 10> names = {"",      "uint8",   "int8",     "int16",   "int32",
-                                                        "int64", "float16", "bfloat16", "float32", "float64"};
+  static constexpr std::array<const char*, 13> names = {"",      "uint8",     "int8",      "int16",   "int32",
+                                                        "int64", "float16",   "bfloat16",  "float32", "float64",
+                                                        "bool",  "complex64", "complex128"};
   return names.at(static_cast<size_t>(element));
 }
 const char* reduction_name(int32_t reduction) {
@@ -512,6 +604,12 @@ const tg_driver* wrap_python_driver(py::object object) {
     t.kernel_create = kernel_create;
     t.kernel_destroy = kernel_destroy;
     t.launch = launch;
+  }
+  if (py::getattr(object, "has_programs", py::bool_(false)).cast<bool>()) {
+    t.program_supports = program_supports;
+    t.program_create = program_create;
+    t.program_destroy = program_destroy;
+    t.program_run = program_run;
   }
   driver->object = object.release().ptr();
   return &t;

@@ -106,6 +106,12 @@ void bind_steps(py::module_& m) {
                   uint64_t bytes) { return LaunchStep(std::move(kernel), groups, arguments, chunking, bytes); })),
            py::arg("kernel").none(false), py::arg("groups"), py::arg("arguments"), py::arg("chunking") = py::none(),
            py::arg("nbytes") = 0);
+  py::class_<RunStep>(m, "RunStep")
+      .def(py::init(torch::wrap_pybind_function(
+               [](std::shared_ptr<Program> program, const std::vector<LaunchArgument>& addresses) {
+                 return RunStep(std::move(program), addresses);
+               })),
+           py::arg("program").none(false), py::arg("addresses"));
   py::class_<Address>(m, "Address")
       .def(py::init([](uint16_t slot, int64_t offset) { return Address{slot, offset}; }), py::arg("slot"),
            py::arg("offset"));

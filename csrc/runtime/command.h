@@ -29,6 +29,13 @@ inline tg_status submit_launch(const Device& device, tg_stream stream, const tg_
   return submit();
 }
 
+inline tg_status submit_run(const Device& device, tg_stream stream, const tg_run& run, const std::string& name) {
+  auto submit = [&] { return device.driver->program_run(device.driver->context, device.ordinal, stream, &run); };
+  if (collecting()) [[unlikely]]
+    return collect_run(device, stream, name, submit);
+  return submit();
+}
+
 // False if the stream is not being captured; otherwise the command is recorded, or refused.
 bool captured_copy(const Device& device, tg_stream stream, void* destination, const void* source, uint64_t bytes,
                    tg_copy_kind kind, bool blocking);

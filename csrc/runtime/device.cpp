@@ -63,6 +63,7 @@ void append_error(std::string& errors, const tg_driver* driver, const std::strin
 // What the properties claim must be there.
 const char* missing_for(const tg_driver* driver, uint64_t capabilities) {
   if ((capabilities & TG_CAP_COMPILER) && !driver->launch) return "TG_CAP_COMPILER but no kernel functions";
+  if ((capabilities & TG_CAP_PROGRAMS) && !driver->program_run) return "TG_CAP_PROGRAMS but no functions for programs";
   if ((capabilities & TG_CAP_EVENT_TIMING) && !driver->event_elapsed) return "TG_CAP_EVENT_TIMING but no event_elapsed";
   return nullptr;
 }
@@ -194,6 +195,12 @@ tg_driver checked_table(const tg_driver* driver) {
     TG_REQUIRE(reduce_scatter);
     TG_REQUIRE(all_gather);
     TG_REQUIRE(broadcast);
+  }
+  if (driver->program_supports || driver->program_create || driver->program_destroy || driver->program_run) {
+    TG_REQUIRE(program_supports);
+    TG_REQUIRE(program_create);
+    TG_REQUIRE(program_destroy);
+    TG_REQUIRE(program_run);
   }
   if (driver->reserve || driver->commit || driver->decommit) {
     TG_REQUIRE(reserve);

@@ -18,7 +18,10 @@ struct Device {
   c10::DeviceIndex index;  // its number within the backend
   tg_device_properties properties;
 
-  bool has(uint64_t capability) const { return (properties.capabilities & capability) != 0; }
+  // Any of the capabilities.
+  bool has(uint64_t capabilities) const { return (properties.capabilities & capabilities) != 0; }
+  // Whether ops may be planned: by kernels, or by operators of its own.
+  bool can_plan() const { return has(TG_CAP_COMPILER | TG_CAP_PROGRAMS); }
 };
 
 // A device as a driver offers it, used or not.

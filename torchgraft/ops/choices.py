@@ -28,6 +28,7 @@ __all__ = ["CLASSES", "calls_of", "described", "fake_device", "kernels_of"]
 
 def _device(kind: str, simd_width: int, bfloat16: Way | None = None, matrix_units: bool = False) -> DeviceTraits:
     return DeviceTraits(
+        has_programs=False,
         index=0,
         name=f"any {kind}",
         kind=kind,

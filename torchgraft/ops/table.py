@@ -33,6 +33,7 @@ from torchgraft.plans.refusals import Refusals, Refuses, gathered, other_out, re
 from torchgraft.plans.registry import Options, register
 from torchgraft.plans.scalar import Scalar
 from torchgraft.plans.schema import Parameter, overload_name, parameters, resolve
+from torchgraft.plans.steps import Operand
 from torchgraft.plans.versions import here
 
 __all__ = ["Kind", "Row", "by_kind", "reduction", "row"]
@@ -255,6 +256,37 @@ class Row:
         """Python numbers stand for tensors or scalars where an op is planned inside another."""
         may_be = any(_is_operand(a) for a in self.parameters if a.name == name)
         return isinstance(argument, (int, float, complex)) and may_be
+
+    def as_operator(self, p: PlanBuilder, out: Any, arguments: dict[str, Any]) -> bool:
+        """Plans the op with the device's operator "pointwise", whose tensors have one dtype and one shape."""
+        outs = list(out) if isinstance(out, (tuple, list)) else [out]
+        tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}
+        scalars = {n: a for n, a in arguments.items() if isinstance(a, Scalar) or self._is_number(n, a)}
+        static: dict[str, Any] = {n: n if n in tensors else a for n, a in arguments.items()}
+        kind = self.kind(**static) if callable(self.kind) else self.kind
+        if outs[0].numel() == 0:
+            return True
+        common = self._dtypes(p, tensors, scalars, kind)[1]
+        if kind is not Kind.ALWAYS_BOOL and not kind.gives_real:
+            common = kind.gives(common)
+        inputs: list[Operand] = []
+        names, attributes = [], {}
+        for name, argument in arguments.items():
+            if name in scalars or (name in tensors and p.is_cpu_scalar(tensors[name])):
+                inputs.append(argument)
+            elif name in tensors:
+                spec = tensors[name] if name in self._are("keeps") else p.cast(tensors[name], common)
+                inputs.append(spec.expand(outs[0].shape))
+            elif argument is not None:
+                attributes[name] = argument
+                continue
+            else:
+                continue
+            names.append(name)
+        kind_name = self.op.rpartition("::")[2].partition(".")[0]
+        if kind_name.endswith("_"):  # `fill_` and `zero_`, whose operator is another
+            return False
+        return p.operator("pointwise", inputs, outs, kind=kind_name, names=" ".join(names), **attributes)
 
     def __call__(self, p: PlanBuilder, out: Any, *args: Any, **kwargs: Any) -> None:
         arguments = dict(zip((a.name for a in self.parameters), args, strict=False)) | kwargs

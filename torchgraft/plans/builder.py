@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,8 @@ import torch
 
 from torchgraft.codegen.types import element_type
 from torchgraft.plans import batch, fusion, pointwise
-from torchgraft.plans.steps import PlannedLoop, Steps, _Copy, _Fill
+from torchgraft.plans.operators import plan_operator
+from torchgraft.plans.steps import Operand, PlannedLoop, Steps, _Copy, _Fill
 
 #: Plans an op on specs with its arguments and keyword arguments, into the last argument if that is not None.
 Nested = Callable[["PlanBuilder", Any, tuple[Any, ...], dict[str, Any], Any], Any]
@@ -62,7 +63,7 @@ class PlanBuilder(Steps):
         )
         if plain:
             self.add(_Copy(destination, source, destination.numel() * destination.element_size()))
-        else:
+        elif not plan_operator(self, "copy", [source], [destination]):
             pointwise.plan_copy(self, destination, source)
 
     def fill(self, destination: torch.Tensor, value: complex) -> None:
@@ -72,12 +73,25 @@ class PlanBuilder(Steps):
         if pointwise.is_dense(destination):
             pattern = _pattern(destination.dtype, value)
             self.add(_Fill(destination, destination.numel() * destination.element_size(), pattern))
-        else:
+        elif isinstance(value, complex) or not plan_operator(self, "fill", [], [destination], value=value):
             pointwise.plan_fill(self, destination, value)
 
     def zero(self, destination: torch.Tensor) -> None:
         """Sets every element to zero."""
         self.fill(destination, 0)
+
+    # ---- operators of the device's own ----
+
+    def operator(
+        self,
+        name: str,
+        inputs: Sequence[Operand],
+        outputs: Sequence[torch.Tensor | None],
+        /,
+        **attributes: Any,
+    ) -> bool:
+        """Adds an operator of the device's library, if it has it for such tensors: see `operators.plan_operator`."""
+        return plan_operator(self, name, inputs, outputs, **attributes)
 
     # ---- other ops ----
 

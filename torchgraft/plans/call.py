@@ -21,6 +21,7 @@ from torchgraft.plans.builder import PlanBuilder
 from torchgraft.plans.device import device_traits, kernel_form
 from torchgraft.plans.elementwise import number_dtype, result_spec, wrapped_number
 from torchgraft.plans.meta import ask_meta
+from torchgraft.plans.operators import plan_as_operator
 from torchgraft.plans.refusals import (
     check_apart,
     check_broadcast,
@@ -125,7 +126,7 @@ def plan_call(
                 return _C.Plan.eager(name, function), 0
             if entry.plan is no_plan:
                 raise Unsupported(f"{name} has only functions for other calls than this")
-            if not traits.has_compiler:
+            if not traits.has_compiler and not traits.has_programs:
                 raise Unsupported("the device has no kernel compiler")
             p = PlanBuilder(traits, kernel_form(device), name, contiguous, nested=plan_nested)
             compiled_before = counts.compiled
@@ -468,8 +469,9 @@ def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[s
         if elsewhere:
             wanted[i] = p.empty(out.shape, dtype)
             backs.append((out, wanted[i]))
-    plan = functools.partial(entry.plan, p, wanted[0] if len(wanted) == 1 else tuple(wanted))
-    call_by_name(plan, entry.functional, arguments)
+    results = wanted[0] if len(wanted) == 1 else tuple(wanted)
+    if not (p.device.has_programs and plan_as_operator(p, entry, results, arguments)):
+        call_by_name(functools.partial(entry.plan, p, results), entry.functional, arguments)
     for out, temporary in backs:
         p.copy(out, temporary)
 

@@ -28,6 +28,7 @@ class DeviceTraits:
     simd_width: int  # float32 elements of a vector register, a power of two
     float64: bool
     has_compiler: bool
+    has_programs: bool  # operators of its own
     long_atomics: bool  # of 64 bits
     bfloat16: Way | None  # whose words kernels may use to multiply bfloat16, if any
     matrix_units: bool  # whether they may use those for a GPU's
@@ -63,6 +64,7 @@ def device_traits(index: int) -> DeviceTraits:
         simd_width=lanes,
         float64=Capability.FLOAT64 in capabilities,
         has_compiler=Capability.COMPILER in capabilities,
+        has_programs=Capability.PROGRAMS in capabilities,
         long_atomics=Capability.ATOMIC_INT64 in capabilities,
         bfloat16=_bfloat16(capabilities, lanes),
         matrix_units=matrix_units,

@@ -109,6 +109,36 @@ class _Fill:
         return [self.destination]
 
 
+#: What a program may be given as an input: a spec, a number, or nothing.
+Operand = torch.Tensor | Scalar | float | None
+
+
+@dataclass
+class Run:
+    """A run of a program of the device's, with its inputs and outputs."""
+
+    program: _C.Program
+    operands: list[Operand]
+    scratch: torch.Tensor | None
+
+    @property
+    def specs(self) -> list[torch.Tensor]:
+        return [spec for spec in [*self.operands, self.scratch] if isinstance(spec, torch.Tensor)]
+
+
+def is_number(p: Steps, operand: Operand) -> bool:
+    """Whether a run gives it anew."""
+    return operand is not None and (not isinstance(operand, torch.Tensor) or p.is_cpu_scalar(operand))
+
+
+def number_type(operand: Operand) -> str:
+    """What a run gives a number as: "f64" or "i64"."""
+    if isinstance(operand, torch.Tensor):
+        return "f64" if operand.is_floating_point() else "i64"
+    type_ = operand.python_type if isinstance(operand, Scalar) else type(operand)
+    return "f64" if type_ is float else "i64"
+
+
 @dataclass
 class PlannedLoop:
     """A loop over elements that is not a launch yet: it may become one with others."""
@@ -124,7 +154,7 @@ class PlannedLoop:
         return [*self.results, *self.inputs, *(n for n in self.numbers if isinstance(n, torch.Tensor))]
 
 
-Step = _Launch | _Copy | _Fill | PlannedLoop
+Step = _Launch | _Copy | _Fill | Run | PlannedLoop
 
 
 @dataclass
@@ -139,6 +169,7 @@ class Steps:
         gathered: while it is a list, loops over elements are put there instead of becoming steps; see
             plans/batch.py.
         decomposed: ops without a planner of which the parts are being planned, one within the other.
+        refused: why the device's own operators do not serve the call; see plans/operators.py.
     """
 
     device: DeviceTraits
@@ -147,6 +178,7 @@ class Steps:
     any_shape: bool = False
     gathered: list[PlannedLoop] | None = None
     decomposed: list[torch._ops.OpOverload] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
     _memory: dict[int, Memory] = field(default_factory=dict)
     _steps: list[Step] = field(default_factory=list)
     _philox: int = 0
@@ -233,7 +265,10 @@ class Steps:
 
         Raises:
             TypeError: an argument is missing, is none of the kernel's, or does not suit its parameter.
+            Unsupported: the device has no compiler for kernels.
         """
+        if not self.device.has_compiler:
+            raise Unsupported(self._why_no_kernel())
         if not isinstance(grid, Grid):
             grid = Grid(tuple(grid))
         if len(grid.groups) != kernel.dims:
@@ -241,6 +276,11 @@ class Steps:
         given = self._named(kernel, grid, arguments)
         if all(g > 0 for g in grid.groups):
             self.add(_Launch(kernel, grid.groups, grid.chunking, given))
+
+    def _why_no_kernel(self) -> str:
+        if not self.device.has_programs:
+            return "the device has no kernel compiler"
+        return "; ".join(dict.fromkeys(self.refused)) or f"the device's library is not asked for {self.op}"
 
     def _named(self, kernel: Kernel, grid: Grid, arguments: dict[str, Any]) -> list[Any]:
         """A launch's arguments in the order of the kernel's parameters."""
@@ -445,8 +485,10 @@ class Steps:
             top = max(top, offset + size)
         return out, top
 
-    def _step(self, step: Step) -> _C.LaunchStep | _C.CopyStep | _C.FillStep:
+    def _step(self, step: Step) -> _C.LaunchStep | _C.RunStep | _C.CopyStep | _C.FillStep:
         assert not isinstance(step, PlannedLoop), "loops have become launches"
+        if isinstance(step, Run):
+            return _C.RunStep(step.program, [self._operand(each) for each in [*step.operands, step.scratch]])
         if isinstance(step, _Copy):
             return _C.CopyStep(self._address(step.destination), self._address(step.source), step.nbytes)
         if isinstance(step, _Fill):
@@ -454,6 +496,21 @@ class Steps:
         arguments = [self._argument(param, arg) for param, arg in zip(step.kernel.params, step.args, strict=True)]
         nbytes = sum(_extent(spec, step.chunking is not None) for spec in step.specs)
         return _C.LaunchStep(compiled(step.kernel, self.device.index), step.groups, arguments, step.chunking, nbytes)
+
+    def _operand(self, operand: Operand) -> _C.LaunchArgument:
+        """What a run gets: an address, or a number."""
+        if operand is not None and is_number(self, operand):
+            return self._value(number_type(operand), operand)
+        assert operand is None or isinstance(operand, torch.Tensor)
+        return self._pointer(operand if operand is not None and operand.numel() else None)
+
+    def mark(self) -> int:
+        """How far the plan has got; see `back_to`."""
+        return len(self._steps)
+
+    def back_to(self, mark: int) -> None:
+        """Takes back what has been added since."""
+        del self._steps[mark:]
 
     def _place(self, spec: torch.Tensor) -> tuple[int, int]:
         """The slot that a spec lies in, and where in there, in bytes."""

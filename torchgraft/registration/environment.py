@@ -36,6 +36,7 @@ VARIABLES = {
     "TORCHGRAFT_KERNEL_FORM": "cpu or gpu: forces one form of the kernels that have two",
     "TORCHGRAFT_SIMD_WIDTH": "how many float32 a vector register holds, in place of what the driver says",
     "TORCHGRAFT_WITHOUT_WAYS": "ways to compute something that are not to be taken, to measure what they are worth",
+    "TORCHGRAFT_PREFER": "programs or kernels: what serves an op of a device that has both",
     "TORCHGRAFT_TUNED": "0 leaves aside what `torchgraft tune` found",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "torch's own: 0 keeps `import torch` from registering a backend",
     "XDG_CACHE_HOME": "the folder of caches, in which torchgraft's is by default",

@@ -11,6 +11,10 @@
  *  - A function marked [optional] may be NULL; torchgraft then does without, or says that the device cannot.
  *
  * Order. Work submitted to one stream runs in the order of submission. A stream handle of NULL is never passed.
+ *
+ * Later failures. Work may fail after the call that submitted it has returned. The next stream_synchronize,
+ * stream_query, device_synchronize or blocking copy of its stream, or event_synchronize behind it, then returns the
+ * status, once, with the name of the kernel or the program in last_error. The stream takes work as before.
  */
 #ifndef TORCHGRAFT_DRIVER_H
 #define TORCHGRAFT_DRIVER_H
@@ -42,6 +46,7 @@ typedef struct tg_module_* tg_module;
 typedef struct tg_kernel_* tg_kernel;
 typedef struct tg_graph_* tg_graph;
 typedef struct tg_group_* tg_group;
+typedef struct tg_program_* tg_program;
 
 typedef enum tg_device_kind { TG_DEVICE_CPU = 1, TG_DEVICE_GPU = 2, TG_DEVICE_ACCELERATOR = 3 } tg_device_kind;
 
@@ -62,7 +67,8 @@ enum {
   TG_CAP_BFLOAT16_TILES = 1u << 8,   /* kernels may use the kernel language's words for tiles of bfloat16 */
   TG_CAP_BFLOAT16_VECTORS = 1u << 9, /* kernels may use the kernel language's words for vectors of bfloat16 */
   TG_CAP_FRAGMENTS = 1u << 10,       /* kernels may use the kernel language's words for fragments of 16-bit floats */
-  TG_CAP_OUTER_VECTORS = 1u << 11    /* the compiler makes vectors of a loop around one that is written out */
+  TG_CAP_OUTER_VECTORS = 1u << 11,   /* the compiler makes vectors of a loop around one that is written out */
+  TG_CAP_PROGRAMS = 1u << 12         /* program_create and program_run work */
 };
 
 /* What a device is. It never changes: it is part of the key under which kernels are kept. Each device has a name, a
@@ -119,22 +125,7 @@ typedef struct tg_launch {
                      at once, in the calling thread, if its stream has nothing to do. */
 } tg_launch;
 
-typedef enum tg_command_kind { TG_COMMAND_LAUNCH = 1, TG_COMMAND_COPY = 2, TG_COMMAND_FILL = 3 } tg_command_kind;
-
-/* One command of a graph: what launch, copy (which does not block) or fill would be given. */
-typedef struct tg_command {
-  uint32_t kind;          /* tg_command_kind */
-  uint32_t copy_kind;     /* copy: tg_copy_kind */
-  tg_launch launch;       /* launch */
-  void* destination;      /* copy, fill */
-  const void* source;     /* copy */
-  uint64_t bytes;         /* copy, fill */
-  uint32_t pattern_bytes; /* fill */
-  uint32_t reserved;
-  unsigned char pattern[16]; /* fill */
-} tg_command;
-
-/* What the elements are that a reduction computes with. */
+/* What the elements of tensors are. Reductions of collectives compute with those up to TG_ELEMENT_F64. */
 typedef enum tg_element {
   TG_ELEMENT_U8 = 1,
   TG_ELEMENT_I8 = 2,
@@ -144,8 +135,121 @@ typedef enum tg_element {
   TG_ELEMENT_F16 = 6,
   TG_ELEMENT_BF16 = 7,
   TG_ELEMENT_F32 = 8,
-  TG_ELEMENT_F64 = 9
+  TG_ELEMENT_F64 = 9,
+  TG_ELEMENT_BOOL = 10, /* a byte, 0 or 1 */
+  TG_ELEMENT_C64 = 11,  /* two float32: real and imaginary part */
+  TG_ELEMENT_C128 = 12
 } tg_element;
+
+/* Programs: what a device prepares from a description and shapes, without data, and then runs with addresses. A
+ * description is an operator with its attributes (torchgraft's are in docs/operators.md), or a whole graph in a
+ * language that the device's compiler reads.
+ *
+ * Records that begin with their size may grow at their ends: the elements of an array of them lie struct_size bytes
+ * apart, as tg_tensor_at and tg_attribute_at find them. */
+
+/* A tensor, without its memory. Sizes and strides hold `dims` numbers, during the call. */
+typedef struct tg_tensor {
+  uint32_t struct_size;
+  uint32_t element; /* tg_element; 0: an optional tensor that is not given, of which nothing else is set */
+  uint32_t dims;
+  uint32_t flags; /* TG_TENSOR_... */
+  const int64_t* sizes;
+  const int64_t* strides; /* in elements */
+} tg_tensor;
+
+enum {
+  /* A number that each run gives anew, without dimensions: a run has the address of a float64 or an int64 on the host,
+   * which is read during the call. */
+  TG_TENSOR_NUMBER = 1u << 0
+};
+
+typedef enum tg_attribute_kind {
+  TG_ATTRIBUTE_INTEGER = 1, /* also a truth: 0 or 1 */
+  TG_ATTRIBUTE_NUMBER = 2,
+  TG_ATTRIBUTE_TEXT = 3,
+  TG_ATTRIBUTE_INTEGERS = 4
+} tg_attribute_kind;
+
+typedef struct tg_attribute {
+  uint32_t struct_size;
+  uint32_t kind; /* tg_attribute_kind */
+  const char* name;
+  int64_t integer;
+  double number;
+  const char* text;
+  const int64_t* integers;
+  uint32_t count; /* of integers */
+  uint32_t reserved;
+} tg_attribute;
+
+typedef struct tg_program_source {
+  uint32_t struct_size;
+  uint32_t attribute_count;
+  uint32_t input_count;
+  uint32_t output_count;
+  const char* format; /* "operator", or the language of `bytes`, as "onnx" */
+  const char* name;   /* the operator's; in other formats the program's, for messages and profiles */
+  const void* bytes;  /* NULL for an operator */
+  uint64_t byte_count;
+  const tg_attribute* attributes;
+  const tg_tensor* inputs;
+  const tg_tensor* outputs;
+} tg_program_source;
+
+static inline const tg_tensor* tg_tensor_at(const tg_tensor* tensors, uint32_t index) {
+  return (const tg_tensor*)((const char*)tensors + (size_t)index * tensors->struct_size);
+}
+static inline const tg_attribute* tg_attribute_at(const tg_attribute* attributes, uint32_t index) {
+  return (const tg_attribute*)((const char*)attributes + (size_t)index * attributes->struct_size);
+}
+
+/* What a driver would rather have for a tensor than what it is asked about. */
+typedef enum tg_wish {
+  TG_WISH_NONE = 0,
+  TG_WISH_CONTIGUOUS = 1,   /* the last dimension closest together */
+  TG_WISH_CHANNELS_LAST = 2 /* the second dimension closest together, then the last */
+} tg_wish;
+
+enum {
+  TG_PROGRAM_ONE_AT_A_TIME = 1u << 0 /* program_run is not called for it by two threads at once */
+};
+
+typedef struct tg_program_info {
+  uint32_t struct_size;   /* set by the caller */
+  uint32_t flags;         /* TG_PROGRAM_... */
+  uint64_t scratch_bytes; /* of device memory that each run is given, 0 for none */
+} tg_program_info;
+
+/* One run of a program. The record and what it points to are valid during the call. */
+typedef struct tg_run {
+  uint32_t struct_size;
+  uint32_t address_count;
+  tg_program program;
+  void* const* addresses; /* of the inputs, then of the outputs; NULL for one that is not given or has no elements;
+                             of a number on the host */
+  void* scratch;          /* undefined content, aligned as allocations; NULL where the program wants none */
+} tg_run;
+
+typedef enum tg_command_kind {
+  TG_COMMAND_LAUNCH = 1,
+  TG_COMMAND_COPY = 2,
+  TG_COMMAND_FILL = 3,
+  TG_COMMAND_RUN = 4
+} tg_command_kind;
+
+/* One command of a graph: what launch, copy (which does not block), fill or program_run would be given. */
+typedef struct tg_command {
+  uint32_t kind;          /* tg_command_kind */
+  uint32_t copy_kind;     /* copy: tg_copy_kind */
+  tg_launch launch;       /* launch */
+  void* destination;      /* copy, fill */
+  const void* source;     /* copy; run: its const tg_run* */
+  uint64_t bytes;         /* copy, fill */
+  uint32_t pattern_bytes; /* fill */
+  uint32_t reserved;
+  unsigned char pattern[16]; /* fill */
+} tg_command;
 
 typedef enum tg_reduction { TG_SUM = 1, TG_PRODUCT = 2, TG_MINIMUM = 3, TG_MAXIMUM = 4 } tg_reduction;
 
@@ -224,9 +328,9 @@ typedef struct tg_driver {
   /* Times of single commands, for the profiler [optional, all or none]. Without them it records a timing event before
    * and after each command, and without TG_CAP_EVENT_TIMING it waits for each command and measures on the host.
    *
-   * event_time_next: the next launch, copy, copy_peer or fill that the calling thread gives to the device is timed by
-   * `event`, made with timing. The event is then as if recorded after that command. It holds for one call, whatever
-   * comes of it. */
+   * event_time_next: the next launch, copy, copy_peer, fill or program_run that the calling thread gives to the device
+   * is timed by `event`, made with timing. The event is then as if recorded after that command. It holds for one call,
+   * whatever comes of it. */
   tg_status (*event_time_next)(void* context, int32_t device, tg_event event);
   /* When the device began and ended the command that a reached event timed, in nanoseconds of the device's clock. Both
    * are 0 where the host did the work within the call. */
@@ -244,7 +348,8 @@ typedef struct tg_driver {
   tg_status (*graph_create)(void* context, int32_t device, const tg_command* commands, uint32_t count, tg_graph* out);
   tg_status (*graph_destroy)(void* context, int32_t device, tg_graph graph);
   /* Gives a launch another value for an argument, from the next graph_launch on; earlier ones keep theirs, also those
-   * that have still to run. An address stays an address, a number keeps its size. */
+   * that have still to run. An address stays an address, a number keeps its size. A run's arguments are its addresses,
+   * and behind them its scratch. */
   tg_status (*graph_set_argument)(void* context, int32_t device, tg_graph graph, uint32_t command, uint32_t argument,
                                   const tg_arg* value);
   /* As if the commands were given to the stream in their order. After a failure the first of them may have been. */
@@ -287,6 +392,22 @@ typedef struct tg_driver {
   tg_status (*reserve)(void* context, int32_t device, uint64_t bytes, void** address);
   tg_status (*commit)(void* context, int32_t device, void* address, uint64_t bytes);
   tg_status (*decommit)(void* context, int32_t device, void* address, uint64_t bytes);
+
+  /* Programs [optional, all or none: TG_CAP_PROGRAMS].
+   *
+   * program_supports: whether the device can, answered quickly, without preparing anything. TG_ERROR_UNSUPPORTED, with
+   * the reason in last_error, sends the op elsewhere. `wishes` has a tg_wish for each input, then for each output, all
+   * TG_WISH_NONE: where the driver sets one, torchgraft copies the tensor accordingly and asks again.
+   * program_create: prepares it, for tensors as they are. TG_ERROR_UNSUPPORTED as above; TG_ERROR_COMPILE means that it
+   * should have worked, and `log`, as of module_compile, says why not.
+   * program_run: submits it, ordered as a launch. Inputs are not written. Outputs may be inputs where the operator's
+   * page says so.
+   * program_destroy: no run is submitted any more; those that were may still be going on. */
+  tg_status (*program_supports)(void* context, int32_t device, const tg_program_source* source, uint32_t* wishes);
+  tg_status (*program_create)(void* context, int32_t device, const tg_program_source* source, tg_program* out,
+                              tg_program_info* info, const char** log);
+  tg_status (*program_destroy)(void* context, tg_program program);
+  tg_status (*program_run)(void* context, int32_t device, tg_stream stream, const tg_run* run);
 } tg_driver;
 
 /* struct_size of the first version. */

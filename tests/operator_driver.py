@@ -1,0 +1,360 @@
+"""A device that has operators and no compiler, for tests: torch's CPU computes them.
+
+Its addresses are not the host's, so that nobody can use its memory but by its functions. Each run is given scratch of
+exactly the size that it asked for, which it fills.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from torchgraft.driver import (
+    Capability,
+    CompileError,
+    CopyKind,
+    DeviceProperties,
+    Driver,
+    ProgramSource,
+    ProgramTensor,
+    Wish,
+)
+
+AWAY = 1 << 44
+SCRATCH = 96
+aten = torch.ops.aten
+
+Tensors = list[Any]
+#: What each operator does with its inputs (numbers as such) and attributes; returns the outputs' values.
+OPERATORS: dict[str, Callable[..., Any]] = {}
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        OPERATORS[name] = function
+        return function
+
+    return declare
+
+
+@operator("copy")
+def _copy(x: Any) -> Any:
+    return x
+
+
+@operator("fill")
+def _fill(*, value: float) -> Any:
+    return value
+
+
+@operator("pointwise")
+def _pointwise(*inputs: Any, kind: str, names: str, **others: Any) -> Any:
+    given = dict(zip(names.split(), inputs, strict=True)) | others
+    op = overload(kind, {name: isinstance(value, torch.Tensor) for name, value in given.items()})
+    wanted = {a.name: str(a.type) for a in op._schema.arguments}
+    return op(
+        **{
+            n: torch.tensor(v) if wanted[n] == "Tensor" and not isinstance(v, torch.Tensor) else v
+            for n, v in given.items()
+        }
+    )
+
+
+def overload(kind: str, given: dict[str, bool]) -> Any:
+    """Of torch's op, for arguments of which some are tensors: numbers go for tensors as well."""
+    packet = getattr(aten, kind, None)
+    found = [] if packet is None else [getattr(packet, name) for name in packet.overloads()]
+
+    def fits(op: Any) -> bool:
+        types = {a.name: str(a.type) for a in op._schema.arguments}
+        needed = {a.name for a in op._schema.arguments if not a.has_default_value()}
+        tensors = all(types[name] == "Tensor" for name, is_tensor in given.items() if is_tensor and name in types)
+        return not op._schema.is_mutable and needed <= set(given) <= set(types) and tensors
+
+    # The one that takes most numbers as such.
+    fitting = sorted(filter(fits, found), key=lambda op: sum(str(a.type) == "Tensor" for a in op._schema.arguments))
+    if not fitting:
+        raise NotImplementedError(f"the library has no {kind} of {' '.join(given)}")
+    return fitting[0]
+
+
+@operator("matmul")
+def _matmul(a: Any, b: Any, addend: Any, *, alpha: float, beta: float) -> Any:
+    if not a.is_floating_point():
+        alpha = int(alpha)
+        beta = int(beta)
+    product = alpha * (a @ b)
+    return product if addend is None else product + beta * addend
+
+
+@operator("convolution")
+def _convolution(x: Any, w: Any, b: Any, **sizes: Any) -> Any:
+    return aten.convolution(x, w, b, *_sizes(sizes))
+
+
+def _sizes(sizes: dict[str, Any]) -> list[Any]:
+    names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    return [bool(sizes[n]) if n == "transposed" else sizes[n] for n in names]
+
+
+@operator("convolution_input_gradient")
+def _input_gradient(grad: Any, w: Any, *, out: Any, **sizes: Any) -> Any:
+    x = torch.zeros(out[0].shape, dtype=grad.dtype)
+    return aten.convolution_backward(grad, x, w, None, *_sizes(sizes), [True, False, False])[0]
+
+
+@operator("convolution_weight_gradient")
+def _weight_gradient(grad: Any, x: Any, *, out: Any, **sizes: Any) -> Any:
+    w = torch.zeros(out[0].shape, dtype=grad.dtype)
+    return aten.convolution_backward(grad, x, w, None, *_sizes(sizes), [False, True, False])[1]
+
+
+@operator("max_pool")
+def _max_pool(x: Any, *, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: int) -> Any:
+    return aten.max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, bool(ceil_mode))
+
+
+@operator("max_pool_gradient")
+def _max_pool_gradient(grad: Any, indices: Any, *, out: Any) -> Any:
+    made = torch.zeros(out[0].shape, dtype=grad.dtype).flatten(-2)
+    made.scatter_add_(-1, indices.flatten(-2), grad.flatten(-2))
+    return made.view(out[0].shape)
+
+
+@operator("adaptive_average_pool")
+def _adaptive(x: Any, *, out: Any) -> Any:
+    return F.adaptive_avg_pool2d(x, out[0].shape[-2:])
+
+
+@operator("adaptive_average_pool_gradient")
+def _adaptive_gradient(grad: Any, *, out: Any) -> Any:
+    return aten._adaptive_avg_pool2d_backward(grad, torch.zeros(out[0].shape, dtype=grad.dtype))
+
+
+@operator("reduce")
+def _reduce(x: Any, *, kind: str, dims: Any, correction: float = 1, ord: float = 2) -> Any:
+    dims = list(dims)
+    whole = len(dims) == x.dim()
+    if kind in ("sum", "mean", "amax", "amin", "logsumexp"):
+        return getattr(torch, kind)(x, dims) if x.dim() else getattr(torch, kind)(x.view(1), [0])
+    if kind == "norm":
+        return torch.linalg.vector_norm(x, ord, dims)
+    if kind in ("var", "std", "var_mean", "std_mean"):
+        return getattr(torch, kind)(x, dims, correction=correction)
+    if kind == "prod" and whole:
+        return x.prod()
+    if whole:
+        result = getattr(torch, kind)(x.reshape(-1), 0)
+    else:
+        assert len(dims) == 1
+        result = getattr(torch, kind)(x, dims[0])
+    return result[0] if kind in ("max", "min") and whole and x.dim() != 1 else result
+
+
+def _along(kind: str, function: Callable[..., Any], backward: Callable[..., Any]) -> None:
+    operator(kind)(lambda x, *, dim: function(x, dim))
+    operator(f"{kind}_gradient")(lambda grad, y, *, dim: backward(grad, y, dim, y.dtype))
+
+
+_along("softmax", torch.softmax, aten._softmax_backward_data)
+_along("log_softmax", torch.log_softmax, aten._log_softmax_backward_data)
+
+
+@operator("cumulative")
+def _cumulative(x: Any, *, kind: str, dim: int) -> Any:
+    return getattr(torch, kind)(x, dim, dtype=x.dtype)
+
+
+@operator("sort")
+def _sort(x: Any, *, dim: int, descending: int) -> Any:
+    return torch.sort(x, dim=dim, descending=bool(descending), stable=True)
+
+
+@operator("topk")
+def _top(x: Any, *, dim: int, largest: int, out: Any) -> Any:
+    return torch.topk(x, out[0].shape[dim], dim, bool(largest))
+
+
+@operator("layer_norm")
+def _layer_norm(x: Any, w: Any, b: Any, *, dims: int, eps: float) -> Any:
+    return torch.native_layer_norm(x, x.shape[x.dim() - dims :], w, b, eps)
+
+
+@operator("layer_norm_gradient")
+def _layer_norm_gradient(grad: Any, x: Any, mean: Any, rstd: Any, w: Any, *, dims: int, out: Any) -> Any:
+    shape, mask = x.shape[x.dim() - dims :], [each is not None for each in out]
+    bias = torch.zeros(shape, dtype=x.dtype) if mask[2] else None
+    return aten.native_layer_norm_backward(grad, x, shape, mean, rstd, w, bias, mask)
+
+
+@operator("batch_norm")
+def _batch_norm(x: Any, w: Any, b: Any, mean: Any, var: Any, *, training: int, momentum: float, eps: float) -> Any:
+    mean, var = (None if each is None else each.clone() for each in (mean, var))
+    return *torch.native_batch_norm(x, w, b, mean, var, bool(training), momentum, eps), mean, var
+
+
+@operator("batch_norm_gradient")
+def _batch_norm_gradient(grad: Any, x: Any, w: Any, mean: Any, rstd: Any, *, out: Any) -> Any:
+    mask = [each is not None for each in out]
+    return aten.native_batch_norm_backward(grad, x, w, None, None, mean, rstd, True, 0.0, mask)
+
+
+@operator("gather")
+def _gather(x: Any, indices: Any, *, dim: int) -> Any:
+    if int(indices.min()) < 0 or int(indices.max()) >= x.shape[dim]:
+        raise IndexError("index out of range in gather")
+    found = x.index_select(dim, indices.reshape(-1))
+    return found.view(*x.shape[:dim], *indices.shape, *x.shape[dim + 1 :])
+
+
+@operator("scatter_add")
+def _scatter_add(values: Any, indices: Any, *, left_out: int, out: Any) -> Any:
+    return aten.embedding_dense_backward(values, indices, out[0].shape[0], left_out, False)
+
+
+@operator("cat")
+def _cat(*parts: Any, dim: int) -> Any:
+    return torch.cat(parts, dim)
+
+
+@operator("range")
+def _range(*, start: float, step: float, out: Any) -> Any:
+    return start + torch.arange(out[0].numel(), dtype=torch.float64 if isinstance(start, float) else torch.int64) * step
+
+
+@operator("triangle")
+def _triangle(x: Any, *, kind: str, diagonal: int) -> Any:
+    return getattr(torch, kind)(x, diagonal)
+
+
+@operator("nll_loss")
+def _nll_loss(x: Any, target: Any, weight: Any, *, reduction: str, ignored: int) -> Any:
+    return aten.nll_loss_forward(x, target, weight, ("none", "mean", "sum").index(reduction), ignored)
+
+
+@operator("nll_loss_gradient")
+def _nll_loss_gradient(
+    grad: Any, target: Any, weight: Any, total: Any, *, reduction: str, ignored: int, out: Any
+) -> Any:
+    x = torch.zeros(out[0].shape, dtype=grad.dtype)
+    how = ("none", "mean", "sum").index(reduction)
+    return aten.nll_loss_backward(grad, x, target, weight, how, ignored, total)
+
+
+_WANTS_OUTPUTS = {name for name, function in OPERATORS.items() if "out" in inspect.signature(function).parameters}
+
+
+@dataclass
+class Prepared:
+    source: ProgramSource
+    runs: int = 0
+
+
+class OperatorDriver(Driver):
+    """See above.
+
+    Attributes:
+        refuses: names of operators that it has not.
+        wishes: what it wishes for each tensor of an operator, by its name.
+        breaks: names of operators that it says that it has, and cannot prepare.
+        log: the names of what has been run.
+    """
+
+    name = "operators"
+    has_programs = True
+
+    def __init__(self) -> None:
+        self.memory: dict[int, Any] = {}
+        self.refuses: set[str] = set()
+        self.wishes: dict[str, Wish] = {}
+        self.breaks: set[str] = set()
+        self.log: list[str] = []
+        self.prepared = 0
+        self.overruns = 0
+
+    def device_properties(self, device: int) -> DeviceProperties:
+        return DeviceProperties(
+            name="A device with operators",
+            total_memory=1 << 32,
+            capabilities=Capability.PROGRAMS | Capability.FLOAT64,
+        )
+
+    def allocate(self, device: int, nbytes: int) -> int:
+        block = ctypes.create_string_buffer(nbytes + 64)
+        start = (ctypes.addressof(block) + 63) // 64 * 64 + AWAY
+        self.memory[start] = block
+        return start
+
+    def deallocate(self, device: int, address: int) -> None:
+        del self.memory[address]
+
+    def copy(
+        self, device: int, stream: Any, destination: int, source: int, nbytes: int, kind: CopyKind | int, blocking: bool
+    ) -> None:
+        to = destination - (AWAY if kind != CopyKind.DEVICE_TO_HOST else 0)
+        by = source - (AWAY if kind != CopyKind.HOST_TO_DEVICE else 0)
+        ctypes.memmove(to, by, nbytes)
+
+    # ---- programs ----
+
+    def program_supports(self, device: int, source: ProgramSource) -> list[Wish] | None:
+        if source.format != "operator" or source.name not in OPERATORS:
+            raise NotImplementedError(f"the library has no {source.name}")
+        kind = str(source.attributes.get("kind", ""))
+        if {source.name, f"{source.name} {kind}"} & self.refuses:
+            raise NotImplementedError(f"the library has no {source.name} {kind}".strip())
+        tensors = [*source.inputs, *source.outputs]
+        if any(t is not None and t.dtype.startswith("complex") for t in tensors):
+            raise NotImplementedError("the library has no complex numbers")
+        if source.name == "pointwise":
+            others = {name: False for name in source.attributes if name not in ("kind", "names")}
+            names = str(source.attributes["names"]).split()
+            given = {n: t is not None and not t.is_number for n, t in zip(names, source.inputs, strict=True)}
+            overload(kind, given | others)
+        wish = self.wishes.get(source.name)
+        return None if wish is None else [Wish.NONE if t is None else wish for t in tensors]
+
+    def program_create(self, device: int, source: ProgramSource) -> tuple[Prepared, int]:
+        if source.name in self.breaks:
+            raise CompileError("the library is broken")
+        self.prepared += 1
+        return Prepared(source), SCRATCH
+
+    def program_run(self, device: int, stream: Any, program: Prepared, addresses: list[int], scratch: int) -> None:
+        source = program.source
+        tensors = [*source.inputs, *source.outputs]
+        views = [_view(tensor, address) for tensor, address in zip(tensors, addresses, strict=True)]
+        inputs, outputs = views[: len(source.inputs)], views[len(source.inputs) :]
+        ctypes.memset(scratch - AWAY, 0xA5, SCRATCH)
+        attributes: dict[str, Any] = dict(source.attributes)
+        if source.name in _WANTS_OUTPUTS:
+            attributes["out"] = outputs
+        results = OPERATORS[source.name](*inputs, **attributes)
+        results = list(results) if isinstance(results, (tuple, list)) else [results]
+        for output, result in zip(outputs, results, strict=False):
+            if output is not None and result is not None:
+                output.copy_(result) if isinstance(result, torch.Tensor) else output.fill_(result)
+        program.runs += 1
+        self.log.append(f"{source.name} {source.attributes.get('kind', '')}".strip())
+
+
+def _view(tensor: ProgramTensor | None, address: int) -> Any:
+    """A CPU tensor over the device's memory; a number as such."""
+    if tensor is None:
+        return None
+    if tensor.is_number:
+        return (ctypes.c_double if tensor.dtype == "float64" else ctypes.c_int64).from_address(address).value
+    dtype = getattr(torch, tensor.dtype)
+    if math.prod(tensor.sizes) == 0:
+        return torch.empty(tensor.sizes, dtype=dtype)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.sizes, tensor.strides, strict=True))
+    itemsize = torch.empty(0, dtype=dtype).element_size()
+    flat = torch.frombuffer((ctypes.c_char * (span * itemsize)).from_address(address - AWAY), dtype=dtype)
+    return flat.as_strided(tensor.sizes, tensor.strides)

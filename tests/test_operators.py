@@ -1,0 +1,299 @@
+"""A device with operators and no compiler: what its calls become, beside torch's CPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import Script
+
+ROOT = Path(__file__).parents[1]
+HEAD = """
+import copy, threading, warnings
+import torch, torchgraft
+import torch.nn.functional as F
+from torch import nn
+from operator_driver import OPERATORS, OperatorDriver
+from torchgraft.driver import Wish
+driver = OperatorDriver()
+torchgraft.register("npu", [driver])
+
+def close(mine, expected, **tolerance):
+    mine, expected = ([x] if isinstance(x, torch.Tensor) else list(x) for x in (mine, expected))
+    for a, b in zip(mine, expected, strict=True):
+        assert a.device.type == "npu", a.device
+        torch.testing.assert_close(a.cpu(), b, **tolerance)
+
+def both(function, *tensors, **tolerance):
+    close(function(*(t.to("npu") for t in tensors)), function(*tensors), **tolerance)
+"""
+
+CALLS = """
+with torchgraft.fallback("error"):
+    x, y = torch.randn(5, 7), torch.randn(7, 4)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        both(torch.mm, x.to(dtype), y.to(dtype))
+        both(lambda a, b: b.t() @ a.t(), x.to(dtype), y.to(dtype))
+        both(lambda a: a.expand(3, 5, 7) * 2 + a, x.to(dtype))
+        both(lambda a: F.softmax(a, 0) + a.log_softmax(-1), x.to(dtype))
+    both(lambda a, b: torch.addmm(b[0], a, b, beta=0.5, alpha=2), x, y)
+    both(lambda a, b: torch.baddbmm(a.new_ones(3, 5, 4), a.expand(3, 5, 7), b.expand(3, 7, 4)), x, y)
+    both(lambda a: (a.mv(a[0]), a[0].dot(a[1])), x)
+    both(lambda a: (a > 0, a == a.t().contiguous().t(), torch.where(a > 0, a, -1.0), a.clamp(-1, 1)), x)
+    both(lambda a: (a + 1, 2 - a, a * a[0], a / 3, a**2, a.abs().sqrt(), F.gelu(a, approximate="tanh")), x)
+    both(lambda a: (a.long() + 1, a.int() * 2.5, a.half() + a, a.bool() | (a > 0)), x * 4)
+    both(lambda a: (a.sum(), a.sum(1), a.mean(0, keepdim=True), a.amax(1), a.argmin(0), a.std(), a.var(1), a.norm()), x)
+    both(lambda a: (*a.max(1), *a.min(0, keepdim=True), a.max(), (a > 9).any(), a.logsumexp(0), a.prod(1)), x)
+    both(lambda a: (a.cumsum(0), *a.sort(1, descending=True), *a.topk(3, 1)), x)
+    both(lambda a: (torch.cat([a, a[:2]]), torch.stack([a, a], 1), a.tril(1), a.triu(-1)), x)
+    both(lambda a: a.index_select(1, (a[0] * 0).long()), x)
+    both(lambda a: (a[::2, 1:].contiguous(), a.t().to(torch.int32), a[:, ::3].clone()), x)
+    close(torch.arange(2, 20, 3, device="npu"), torch.arange(2, 20, 3))
+    close(torch.arange(0, 1, 0.3, device="npu"), torch.arange(0, 1, 0.3))
+    close(torch.full((3, 4), 7.0, device="npu"), torch.full((3, 4), 7.0))
+    # In place, with out=, into views.
+    a, b = x.to("npu"), x.clone()
+    a[1:3].mul_(2).add_(a[0], alpha=3)
+    b[1:3].mul_(2).add_(b[0], alpha=3)
+    close(a, b)
+    out = torch.zeros(4, 5, device="npu").t()
+    torch.mm(x.to("npu"), y.to("npu"), out=out)
+    close(out, x @ y)
+    a[:, 2].fill_(5)
+    b[:, 2].fill_(5)
+    close(a, b)
+used = {name.split()[0] for name in driver.log}
+assert {"copy", "pointwise", "matmul", "reduce", "softmax", "sort", "cat", "gather", "range", "triangle"} <= used, used
+"""
+
+LAYERS = """
+def differentiated(function, *tensors):
+    mine = [t.to("npu").requires_grad_() for t in tensors]
+    other = [t.clone().requires_grad_() for t in tensors]
+    with torchgraft.fallback("error"):
+        result = function(*mine)
+        weights = torch.linspace(-1, 1, result.numel()).view(result.shape)
+        (result * weights.to("npu")).sum().backward()
+    expected = function(*other)
+    (expected * weights).sum().backward()
+    close(result.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
+    for a, b in zip(mine, other, strict=True):
+        close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+image, weight, bias = torch.randn(2, 4, 9, 8), torch.randn(6, 2, 3, 3), torch.randn(6)
+differentiated(lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1, groups=2), image, weight, bias)
+differentiated(lambda x, w: F.conv_transpose2d(x, w, stride=2, output_padding=1), torch.randn(2, 6, 4, 4), weight)
+differentiated(lambda x, w: F.conv1d(x, w, dilation=2), torch.randn(2, 3, 12), torch.randn(5, 3, 3))
+differentiated(lambda x: F.max_pool2d(x, 3, 2, 1), image)
+differentiated(lambda x: F.adaptive_avg_pool2d(x, 3), image)
+differentiated(lambda x, w, b: F.layer_norm(x, (8,), w, b), image, torch.randn(8), torch.randn(8))
+differentiated(lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), image, torch.randn(4), torch.randn(4))
+differentiated(lambda x: F.cross_entropy(x, (torch.arange(6) % 5).to(x.device)), torch.randn(6, 5))
+differentiated(lambda x, y: F.mse_loss(x, y), torch.randn(6, 5), torch.randn(6, 5))
+differentiated(lambda w: F.embedding((torch.arange(12) % 5).view(3, 4).to(w.device), w), torch.randn(6, 3))
+differentiated(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), torch.randn(2, 3, 5, 4))
+"""
+
+TRAINING = """
+torch.manual_seed(0)
+net = nn.Sequential(
+    nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+    nn.Flatten(), nn.LayerNorm(128), nn.Linear(128, 10),
+)
+for make in (torch.optim.AdamW, torch.optim.Adam, lambda p, lr: torch.optim.SGD(p, lr, momentum=0.9)):
+    mine, other = copy.deepcopy(net).to("npu"), copy.deepcopy(net)
+    optimizers = make(mine.parameters(), lr=0.01), make(other.parameters(), lr=0.01)
+    for _ in range(4):
+        x, y = torch.randn(4, 3, 8, 8), torch.randint(10, (4,))
+        losses = []
+        with torchgraft.fallback("error"):
+            for module, optimizer, device in ((mine, optimizers[0], "npu"), (other, optimizers[1], "cpu")):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(module(x.to(device)), y.to(device))
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        assert abs(losses[0] - losses[1]) < 1e-3, losses
+    for (name, a), b in zip(mine.state_dict().items(), other.state_dict().values(), strict=True):
+        close(a, b, rtol=1e-2, atol=1e-3)
+before = driver.prepared
+mine(torch.randn(4, 3, 8, 8, device="npu"))
+mine(torch.randn(4, 3, 8, 8, device="npu"))
+assert driver.prepared <= before + 12  # of inference's batch norm; nothing is prepared twice
+"""
+
+WISHES = """
+seen = []
+run = driver.program_run
+def watched(device, stream, program, addresses, scratch):
+    seen.append(program.source)
+    return run(device, stream, program, addresses, scratch)
+driver.program_run = watched
+driver.wishes = {"matmul": Wish.CONTIGUOUS, "convolution": Wish.CHANNELS_LAST}
+x, y = torch.randn(6, 5), torch.randn(4, 5)
+both(lambda a, b: a @ b.t(), x, y)
+asked = next(source for source in seen if source.name == "matmul")
+assert [t.strides for t in (*asked.inputs[:2], *asked.outputs)] == [(5, 1), (4, 1), (4, 1)], asked
+both(lambda a, b: F.conv2d(a, b), torch.randn(2, 3, 6, 5), torch.randn(4, 3, 2, 2), rtol=1e-4, atol=1e-5)
+asked = next(source for source in seen if source.name == "convolution")
+assert asked.inputs[0].strides == (90, 1, 15, 3), asked
+out = torch.empty(4, 6, device="npu").t()
+torch.mm(x.to("npu"), y.t().contiguous().to("npu"), out=out)
+close(out, x @ y.t())
+"""
+
+REFUSALS = """
+x = torch.randn(3, 3)
+driver.refuses = {"matmul"}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    both(torch.mm, x, x)
+told = [str(w.message) for w in caught]
+assert any("the library has no matmul" in text for text in told), told
+try:
+    with torchgraft.fallback("error"):
+        x.to("npu") @ x.to("npu")
+    raise AssertionError
+except NotImplementedError as error:
+    assert "the library has no matmul" in str(error), error
+assert "the library has no matmul" in str(torchgraft.fallback_report())
+# Says that it has it, and has not: a warning, and the CPU.
+driver.refuses, driver.breaks = set(), {"softmax"}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    both(lambda a: a.softmax(0), x)
+told = [str(w.message) for w in caught if "could not prepare its operator softmax" in str(w.message)]
+assert len(told) == 1 and "the library is broken" in told[0], told
+# One kind of an operator.
+driver.refuses = {"pointwise tanh"}
+torchgraft.fallback.set_mode("silent")
+both(lambda a: torch.tanh(a) + 1, x)
+"""
+
+FAILURES = """
+x = torch.randn(4, 3, device="npu")
+before = x.cpu()
+try:
+    F.embedding(torch.tensor([0, 9], device="npu"), x)
+    raise AssertionError
+except Exception as error:
+    assert type(error).__name__ == "AcceleratorError", type(error)
+    assert "run program gather of aten::embedding" in str(error) and "index out of range" in str(error), error
+assert torch.equal(x.cpu(), before)
+close(x + 1, before + 1)
+"""
+
+GRAPHS = """
+x = torch.randn(4, 5)
+static = torch.zeros(4, 5, device="npu")
+scale = torch.tensor(3.0)
+graph = torch.npu.Graph()
+with torch.npu.graph(graph):
+    result = (static * 2 + 1).softmax(1) @ static.t()
+for _ in range(3):
+    x = torch.randn(4, 5)
+    static.copy_(x)
+    graph.replay()
+    close(result, (x * 2 + 1).softmax(1) @ x.t(), rtol=1e-4, atol=1e-5)
+assert [node.kind for node in graph.nodes()].count("run") >= 4, graph.nodes()
+
+network = nn.Sequential(nn.Linear(5, 8), nn.GELU(), nn.Linear(8, 3))
+compiled = torch.compile(copy.deepcopy(network).to("npu"), backend="graft")
+for _ in range(4):
+    x = torch.randn(6, 5)
+    close(compiled(x.to("npu")).detach(), network(x).detach(), rtol=1e-4, atol=1e-5)
+"""
+
+THREADS = """
+problems = []
+def work(seed):
+    try:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.npu.stream(torch.npu.Stream()):
+            for _ in range(20):
+                x = torch.randn(6, 6, generator=generator)
+                close((x.to("npu") @ x.to("npu") + seed).relu(), (x @ x + seed).relu(), rtol=1e-4, atol=1e-4)
+    except BaseException as error:
+        problems.append(error)
+threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert not problems, problems
+"""
+
+NUMBERS = """
+# Numbers are given by each run: another value is no other program.
+x = torch.randn(5)
+mine = x.to("npu")
+close(mine * 2.0 + 0.5, x * 2.0 + 0.5)
+prepared = driver.prepared
+for value in (0.1, -3.0, 7.25):
+    close(mine * value + value, x * value + value)
+    close(mine.add(mine, alpha=value), x.add(x, alpha=value))
+    close(mine * torch.tensor(value), x * torch.tensor(value))
+assert driver.prepared <= prepared + 1, (driver.prepared, prepared)  # `add` with alpha
+"""
+
+PROFILES = """
+from torch.profiler import ProfilerActivity, profile
+x = torch.randn(8, 8, device="npu")
+with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.PrivateUse1]) as profiled:
+    x @ x
+    torch.npu.synchronize()
+assert any(event.name == "matmul" for event in profiled.events()), [event.name for event in profiled.events()]
+"""
+
+PROGRAMS = {
+    name.lower(): text
+    for name, text in list(globals().items())
+    if name.isupper() and isinstance(text, str) and name != "HEAD"
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_beside_the_cpu(script: Script, program: str) -> None:
+    script(HEAD + PROGRAMS[program], TORCHGRAFT_FALLBACK="warn")
+
+
+def test_preferring_kernels(script: Script) -> None:
+    """Of a device that has both; its memory is the host's."""
+    text = """
+    import torch, torchgraft, operator_driver
+    from cxx_driver import CxxDriver
+    from dataclasses import replace
+    from torchgraft.driver import Capability
+    operator_driver.AWAY = 0
+    class Both(CxxDriver):
+        has_programs = True
+        refuses, wishes, breaks, log, prepared = set(), {}, set(), [], 0
+        def device_properties(self, device):
+            known = super().device_properties(device)
+            return replace(known, capabilities=known.capabilities | Capability.PROGRAMS)
+        program_supports = operator_driver.OperatorDriver.program_supports
+        program_create = operator_driver.OperatorDriver.program_create
+        program_run = operator_driver.OperatorDriver.program_run
+    driver = Both()
+    torchgraft.register("both", [driver])
+    x = torch.randn(6, 6)
+    torch.testing.assert_close((x.to("both") @ x.to("both")).cpu(), x @ x)
+    torch.testing.assert_close(x.to("both").softmax(1).cpu(), x.softmax(1))
+    print(*driver.log, driver.modules > 0)
+    """
+    assert script(text, TORCHGRAFT_PREFER="programs").split() == ["matmul", "softmax", "False"]
+    assert script(text, TORCHGRAFT_PREFER="kernels").split() == ["True"]
+
+
+def test_the_page_lists_them() -> None:
+    """Each operator that ops become is on the page, and nothing else is."""
+    page = (ROOT / "docs/operators.md").read_text().split("## The operators")[1].split("**`pointwise`**")[0]
+    listed = {
+        name for row in re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    }
+    text = (ROOT / "torchgraft/ops/operators.py").read_text() + (ROOT / "torchgraft/plans/builder.py").read_text()
+    text += (ROOT / "torchgraft/ops/table.py").read_text()
+    used = set(re.findall(r"\"(convolution_\w+_gradient)\"", text)) | set(
+        re.findall(r'(?:p\.operator\(\s*|plan_operator\(self, )"(\w+)"', text)
+    )
+    used |= {"softmax", "log_softmax", "softmax_gradient", "log_softmax_gradient"}
+    assert listed == used

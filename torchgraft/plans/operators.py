@@ -1,0 +1,241 @@
+"""Operators of a device's own library, which calls are planned with before kernels are: docs/operators.md lists them.
+
+A driver with `Capability.PROGRAMS` is asked whether it has an operator for tensors as they are; if it has, the plan
+runs the program that the driver makes of it. What it has not becomes kernels where the device has a compiler, and goes
+to the CPU where it has none, with the driver's reasons.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from torchgraft._core import _C
+from torchgraft.codegen.types import BY_NAME
+from torchgraft.driver import Wish
+from torchgraft.plans.scalar import Scalar
+from torchgraft.plans.schema import overload_name, parameters, resolve
+from torchgraft.plans.steps import Operand, Run, Unsupported, is_number, number_type
+
+if TYPE_CHECKING:
+    from torchgraft.plans.builder import PlanBuilder
+    from torchgraft.plans.registry import Entry
+
+__all__ = ["FORMS", "operator_form", "plan_as_operator", "plan_operator"]
+
+Attribute = int | float | bool | str | Sequence[int] | Scalar
+Form = Callable[..., bool]
+_Form = TypeVar("_Form", bound=Form)
+
+#: What makes an operator of a call, by the overloads' names.
+FORMS: dict[str, Form] = {}
+
+# tg_element, by torch's dtypes.
+_ELEMENTS = {
+    torch.uint8: 1,
+    torch.int8: 2,
+    torch.int16: 3,
+    torch.int32: 4,
+    torch.int64: 5,
+    torch.float16: 6,
+    torch.bfloat16: 7,
+    torch.float32: 8,
+    torch.float64: 9,
+    torch.bool: 10,
+    torch.complex64: 11,
+    torch.complex128: 12,
+}
+# Programs that are kept for plans to come; each plan keeps its own.
+_MOST_PROGRAMS = 1024
+_programs: OrderedDict[Any, _C.Program] = OrderedDict()
+_lock = threading.Lock()
+_warned: set[tuple[int, str]] = set()
+
+
+def operator_form(*names: str) -> Callable[[_Form], _Form]:
+    """Declares what makes an operator of a call.
+
+    Args:
+        names: functional overloads, as for `planner`. The function takes a planner's arguments by name, and returns
+            what `plan_operator` does; False if the call is none of the operator's.
+    """
+
+    def declare(form: _Form) -> _Form:
+        for name in names:
+            FORMS[overload_name(resolve(name))] = form
+        return form
+
+    return declare
+
+
+def plan_as_operator(p: PlanBuilder, entry: Entry, out: Any, arguments: Mapping[str, Any]) -> bool:
+    """Plans a call with an operator of the device's, if it has one; returns whether it has."""
+    form: Form | None = FORMS.get(overload_name(entry.functional))
+    of_row: Form | None = getattr(entry.plan, "as_operator", None)
+    if (form is None and of_row is None) or p.any_shape or _prefers_kernels(p):
+        return False
+    before = p.mark()
+    by_name = {a.name: arguments[a.name] for a in parameters(entry.functional)}
+    if form is not None:
+        served = form(p, out, **by_name)
+    else:
+        assert of_row is not None
+        served = of_row(p, out, by_name)
+    if served:
+        return True
+    p.back_to(before)  # without the copies that it would have needed
+    return False
+
+
+def _prefers_kernels(p: PlanBuilder) -> bool:
+    """TORCHGRAFT_PREFER, for devices that have both."""
+    preferred = os.environ.get("TORCHGRAFT_PREFER") or "programs"
+    if preferred not in ("programs", "kernels"):
+        raise ValueError(f"TORCHGRAFT_PREFER is 'programs' or 'kernels', not {preferred!r}")
+    return p.device.has_compiler and preferred == "kernels"
+
+
+def plan_operator(
+    p: PlanBuilder,
+    name: str,
+    inputs: Sequence[Operand],
+    outputs: Sequence[torch.Tensor | None],
+    /,
+    **attributes: Attribute,
+) -> bool:
+    """Adds an operator to a plan, if the device has it for such tensors.
+
+    Args:
+        p: the plan.
+        name: of one of docs/operators.md, or of the device's own.
+        inputs: specs, None for those that are not given, and numbers that each run gives anew: `Scalar`s, plain ones,
+            and specs of zero-dim tensors of the CPU.
+        outputs: specs, None for those that are not wanted.
+        attributes: numbers (a `Scalar` is read, and the plan is for its value), truths, texts and lists of integers.
+
+    Returns:
+        Whether the plan does it now. If not, nothing has been added to it, and why is kept for messages.
+    """
+    if not p.device.has_programs:
+        return False
+    given: list[Operand] = [*inputs, *outputs]
+    reason = _why_no_operand(p, given)
+    if reason:
+        p.refused.append(f"{name}: {reason}")
+        return False
+    values = {key: _value(value) for key, value in attributes.items()}
+    placed = list(given)
+    for _ in range(2):
+        records = [_record(p, operand) for operand in placed]
+        source = _C.ProgramSource("operator", name, b"", values, records[: len(inputs)], records[len(inputs) :])
+        wishes, reason = _C.Program.supports(p.device.index, source)
+        if wishes is None:
+            p.refused.append(f"{name}: {reason}")
+            return False
+        wanted = [_laid_out(p, operand, Wish(wish)) for operand, wish in zip(placed, wishes, strict=True)]
+        if all(new is old for new, old in zip(wanted, placed, strict=True)):
+            break
+        placed = wanted
+    else:
+        p.refused.append(f"{name}: it wishes for other strides whatever it is offered")
+        return False
+    program = _program(p.device.index, name, values, records, len(inputs), source)
+    if isinstance(program, str):
+        p.refused.append(f"{name}: {program}")
+        return False
+    for spec, place in zip(inputs, placed, strict=False):
+        if isinstance(spec, torch.Tensor) and isinstance(place, torch.Tensor) and place is not spec:
+            p.copy(place, spec)
+    scratch = p.empty((program.scratch_bytes,), torch.uint8) if program.scratch_bytes else None
+    p.add(Run(program, placed, scratch))
+    for spec, place in zip(outputs, placed[len(inputs) :], strict=True):
+        if spec is not None and isinstance(place, torch.Tensor) and place is not spec:
+            p.copy(spec, place)
+    return True
+
+
+def _why_no_operand(p: PlanBuilder, operands: Sequence[Operand]) -> str:
+    """Why something cannot be given to a program; empty if it can."""
+    for spec in operands:
+        if isinstance(spec, complex) or (isinstance(spec, Scalar) and spec.python_type is complex):
+            return "a complex number"
+        if not isinstance(spec, torch.Tensor):
+            continue
+        if spec.is_conj() or spec.is_neg():
+            return "a tensor that is conjugated or negated by a bit"
+        if spec.dtype not in _ELEMENTS:
+            return f"elements of {spec.dtype}"
+    return ""
+
+
+def _value(attribute: Attribute) -> int | float | str | list[int]:
+    value = attribute.value if isinstance(attribute, Scalar) else attribute
+    if isinstance(value, complex):
+        raise Unsupported("a complex number as an attribute of an operator")
+    if isinstance(value, bool):
+        return int(value)
+    return value if isinstance(value, (int, float, str)) else [int(each) for each in value]
+
+
+def _record(p: PlanBuilder, operand: Operand) -> tuple[int, list[int], list[int], bool] | None:
+    if operand is None:
+        return None
+    if is_number(p, operand):
+        return (_ELEMENTS[BY_NAME[number_type(operand)].dtype], [], [], True)
+    assert isinstance(operand, torch.Tensor)
+    return (_ELEMENTS[operand.dtype], list(operand.shape), list(operand.stride()), False)
+
+
+def _laid_out(p: PlanBuilder, spec: Operand, wish: Wish) -> Operand:
+    """The spec, or a temporary that lies as the driver wishes."""
+    if wish is Wish.NONE or not isinstance(spec, torch.Tensor) or is_number(p, spec):
+        return spec
+    if wish is Wish.CONTIGUOUS:
+        return spec if spec.is_contiguous() else p.empty_like(spec)
+    order = [0, *range(2, spec.dim()), 1]  # channels last
+    if spec.dim() < 3 or spec.permute(order).is_contiguous():
+        return spec
+    strides = [0] * spec.dim()
+    step = 1
+    for d in reversed(order):
+        strides[d], step = step, step * max(1, spec.shape[d])
+    return p.empty(spec.shape, spec.dtype, strides)
+
+
+def _program(
+    device: int,
+    name: str,
+    attributes: Mapping[str, Any],
+    records: Sequence[Any],
+    inputs: int,
+    source: _C.ProgramSource,
+) -> _C.Program | str:
+    """The program, or why there is none."""
+    key = (device, name, repr((sorted(attributes.items()), records)), inputs)
+    with _lock:
+        if key in _programs:
+            _programs.move_to_end(key)
+            return _programs[key]
+    program, reason, refused = _C.Program.create(device, source)
+    if program is None:
+        if refused and (device, name) not in _warned:
+            _warned.add((device, name))
+            backend = torch._C._get_privateuse1_backend_name()
+            warnings.warn(
+                f"'{backend}:{device}' could not prepare its operator {name}, which it says that it has: {reason}. The "
+                "call is served in another way; the result is right.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return reason
+    with _lock:
+        _programs[key] = program
+        while len(_programs) > _MOST_PROGRAMS:
+            _programs.popitem(last=False)
+    return program
