@@ -470,7 +470,7 @@ def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[s
             wanted[i] = p.empty(out.shape, dtype)
             backs.append((out, wanted[i]))
     results = wanted[0] if len(wanted) == 1 else tuple(wanted)
-    if not (p.device.has_programs and plan_as_operator(p, entry, results, arguments)):
+    if not (p.device.has_programs and plan_as_operator(p, entry.functional, entry.plan, results, arguments)):
         call_by_name(functools.partial(entry.plan, p, results), entry.functional, arguments)
     for out, temporary in backs:
         p.copy(out, temporary)

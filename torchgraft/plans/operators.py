@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,11 +21,7 @@ from torchgraft.codegen.types import BY_NAME
 from torchgraft.driver import Wish
 from torchgraft.plans.scalar import Scalar
 from torchgraft.plans.schema import overload_name, parameters, resolve
-from torchgraft.plans.steps import Operand, Run, Unsupported, is_number, number_type
-
-if TYPE_CHECKING:
-    from torchgraft.plans.builder import PlanBuilder
-    from torchgraft.plans.registry import Entry
+from torchgraft.plans.steps import Operand, Run, Steps, Unsupported, is_number, number_type
 
 __all__ = ["FORMS", "operator_form", "plan_as_operator", "plan_operator"]
 
@@ -74,14 +70,15 @@ def operator_form(*names: str) -> Callable[[_Form], _Form]:
     return declare
 
 
-def plan_as_operator(p: PlanBuilder, entry: Entry, out: Any, arguments: Mapping[str, Any]) -> bool:
-    """Plans a call with an operator of the device's, if it has one; returns whether it has."""
-    form: Form | None = FORMS.get(overload_name(entry.functional))
-    of_row: Form | None = getattr(entry.plan, "as_operator", None)
+def plan_as_operator(p: Steps, op: torch._ops.OpOverload, planner: Any, out: Any, arguments: Mapping[str, Any]) -> bool:
+    """Plans a call of a functional overload, with its planner's arguments, by an operator of the device's, if it has
+    one; returns whether it has. A planner may have a method `as_operator` in place of a form."""
+    form: Form | None = FORMS.get(overload_name(op))
+    of_row: Form | None = getattr(planner, "as_operator", None)
     if (form is None and of_row is None) or p.any_shape or _prefers_kernels(p):
         return False
     before = p.mark()
-    by_name = {a.name: arguments[a.name] for a in parameters(entry.functional)}
+    by_name = {a.name: arguments[a.name] for a in parameters(op)}
     if form is not None:
         served = form(p, out, **by_name)
     else:
@@ -93,7 +90,7 @@ def plan_as_operator(p: PlanBuilder, entry: Entry, out: Any, arguments: Mapping[
     return False
 
 
-def _prefers_kernels(p: PlanBuilder) -> bool:
+def _prefers_kernels(p: Steps) -> bool:
     """TORCHGRAFT_PREFER, for devices that have both."""
     preferred = os.environ.get("TORCHGRAFT_PREFER") or "programs"
     if preferred not in ("programs", "kernels"):
@@ -102,7 +99,7 @@ def _prefers_kernels(p: PlanBuilder) -> bool:
 
 
 def plan_operator(
-    p: PlanBuilder,
+    p: Steps,
     name: str,
     inputs: Sequence[Operand],
     outputs: Sequence[torch.Tensor | None],
@@ -160,7 +157,7 @@ def plan_operator(
     return True
 
 
-def _why_no_operand(p: PlanBuilder, operands: Sequence[Operand]) -> str:
+def _why_no_operand(p: Steps, operands: Sequence[Operand]) -> str:
     """Why something cannot be given to a program; empty if it can."""
     for spec in operands:
         if isinstance(spec, complex) or (isinstance(spec, Scalar) and spec.python_type is complex):
@@ -183,7 +180,7 @@ def _value(attribute: Attribute) -> int | float | str | list[int]:
     return value if isinstance(value, (int, float, str)) else [int(each) for each in value]
 
 
-def _record(p: PlanBuilder, operand: Operand) -> tuple[int, list[int], list[int], bool] | None:
+def _record(p: Steps, operand: Operand) -> tuple[int, list[int], list[int], bool] | None:
     if operand is None:
         return None
     if is_number(p, operand):
@@ -192,7 +189,7 @@ def _record(p: PlanBuilder, operand: Operand) -> tuple[int, list[int], list[int]
     return (_ELEMENTS[operand.dtype], list(operand.shape), list(operand.stride()), False)
 
 
-def _laid_out(p: PlanBuilder, spec: Operand, wish: Wish) -> Operand:
+def _laid_out(p: Steps, spec: Operand, wish: Wish) -> Operand:
     """The spec, or a temporary that lies as the driver wishes."""
     if wish is Wish.NONE or not isinstance(spec, torch.Tensor) or is_number(p, spec):
         return spec

@@ -249,6 +249,10 @@ class Steps:
 
     # ---- steps ----
 
+    def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+        """Copies values, whatever the strides and dtypes: what a `PlanBuilder` knows how to plan."""
+        raise NotImplementedError("copy")
+
     def add(self, step: Step) -> None:
         """Has the plan do something next."""
         self._steps.append(step)

@@ -23,7 +23,8 @@ TIMES = ("event_time_next", "event_times", "device_time")
 GRAPHS = ("graph_create", "graph_destroy", "graph_set_argument", "graph_launch")
 COLLECTIVES = tuple("group_id group_create group_destroy all_reduce reduce_scatter all_gather broadcast".split())
 GROWING = ("reserve", "commit", "decommit")
-GROUPS = (MEMORY, KERNELS, TIMES, GRAPHS, COLLECTIVES, GROWING)
+PROGRAMS = ("program_supports", "program_create", "program_destroy", "program_run")
+GROUPS = (MEMORY, KERNELS, TIMES, GRAPHS, COLLECTIVES, GROWING, PROGRAMS)
 OPTIONAL = {*itertools.chain(*GROUPS), "copy_peer", "event_elapsed", "event_synchronize_for"}
 
 
