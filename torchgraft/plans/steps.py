@@ -242,8 +242,10 @@ class Steps:
         return spec
 
     def check_dtype(self, dtype: torch.dtype) -> None:
-        """Raises Unsupported where the device's kernels cannot compute in a dtype."""
+        """Raises Unsupported where the device's kernels cannot compute in a dtype. Operators are asked for each."""
         element_type(dtype)
+        if not self.device.has_compiler:
+            return
         if dtype in (torch.float64, torch.complex128) and not self.device.float64:
             raise Unsupported(f"{self.device.name} cannot compute in {dtype}")
 

@@ -1,0 +1,141 @@
+"""examples/onednn: a device of operators in C++, with streams that run by themselves and addresses of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Script
+
+from torchgraft.driver_table import Table, driver_table
+from torchgraft.testing.protocol import TableProtocol
+
+EXAMPLE = Path(__file__).parents[1] / "examples/onednn"
+HEADER = Path("/usr/include/dnnl.hpp")
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        not HEADER.exists() or shutil.which("g++") is None, reason="needs g++ and oneDNN (apt-get install libdnnl-dev)"
+    ),
+]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("onednn") / "libonednn_device.so"
+    include = Path(__file__).parents[1] / "torchgraft/include"
+    environment = {**os.environ, "TORCHGRAFT_INCLUDE": str(include)}
+    subprocess.run([EXAMPLE / "build.sh", path], check=True, env=environment)
+    return path
+
+
+class TestProtocol(TableProtocol):
+    @pytest.fixture
+    def table(self, library: Path) -> Table:
+        return driver_table(library)
+
+
+def test_networks_train_without_fallback(library: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLE / "train.py", "--library", library],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TORCHGRAFT_FALLBACK": "error"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no op has run on the CPU for lack of a kernel" in done.stdout
+
+
+def test_streams_graphs_threads_and_errors(script: Script, library: Path) -> None:
+    script(
+        f"""
+        import threading
+        import torch, torchgraft
+        import torch.nn.functional as F
+
+        torchgraft.register("npu", [torchgraft.SharedLibrary({str(library)!r})])
+
+        # Two streams, one of which waits for the other.
+        x = torch.randn(300, 300)
+        side = torch.npu.Stream()
+        a = x.to("npu")
+        for _ in range(20):
+            a = a @ a / 40
+        with torch.npu.stream(side):
+            side.wait_stream(torch.npu.default_stream())
+            b = a + 1
+        torch.npu.current_stream().wait_stream(side)
+        expected = x
+        for _ in range(20):
+            expected = expected @ expected / 40
+        torch.testing.assert_close((b * 2).cpu(), (expected + 1) * 2, rtol=1e-3, atol=1e-3)
+
+        # A graph, with other contents and a number that each replay has.
+        still = torch.zeros(8, 16, device="npu")
+        weight = torch.randn(16, 4)
+        other = weight.to("npu")
+        graph = torch.npu.Graph()
+        with torch.npu.graph(graph):
+            y = ((still @ other) * 0.25 + 1).relu().softmax(1)
+        for _ in range(3):
+            x = torch.randn(8, 16)
+            still.copy_(x)
+            graph.replay()
+            torch.testing.assert_close(y.cpu(), ((x @ weight) * 0.25 + 1).relu().softmax(1), rtol=1e-4, atol=1e-5)
+
+        # Several threads, each with a stream of its own.
+        problems = []
+        def work(seed):
+            try:
+                generator = torch.Generator().manual_seed(seed)
+                with torch.npu.stream(torch.npu.Stream()):
+                    for _ in range(10):
+                        x = torch.randn(2, 3, 9, 9, generator=generator)
+                        w = torch.randn(4, 3, 3, 3, generator=generator)
+                        y = F.conv2d(x.to("npu"), w.to("npu"), padding=1)
+                        torch.testing.assert_close(y.cpu(), F.conv2d(x, w, padding=1), rtol=1e-4, atol=1e-4)
+            except BaseException as error:
+                problems.append(error)
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert not problems, problems
+
+        # A failure after the call that submitted it: told by the next wait, once, with the operator's name.
+        table = torch.randn(4, 3)
+        found = F.embedding(torch.tensor([1, 9], device="npu"), table.to("npu"))
+        try:
+            torch.npu.synchronize()
+            raise AssertionError
+        except Exception as error:
+            assert type(error).__name__ == "AcceleratorError", type(error)
+            assert "operator gather: index 9 is out of range of 4" in str(error), error
+        torch.npu.synchronize()
+        torch.testing.assert_close((table.to("npu") + 1).cpu(), table + 1)
+
+        # Strided, transposed, broadcast, in place, `out=`.
+        x, y = torch.randn(6, 5), torch.randn(4, 5)
+        a, b = x.to("npu"), y.to("npu")
+        torch.testing.assert_close((a @ b.t()).cpu(), x @ y.t())
+        torch.testing.assert_close((a[::2] @ b[:, :].t()).cpu(), x[::2] @ y.t())
+        added = torch.addmm(b[:, 0], a, b.t(), alpha=2).cpu()
+        torch.testing.assert_close(added, torch.addmm(y[:, 0], x, y.t(), alpha=2))
+        torch.testing.assert_close(torch.baddbmm(a.new_ones(1, 6, 4), a.expand(3, 6, 5), b.t().expand(3, 5, 4)).cpu(),
+                                   torch.baddbmm(x.new_ones(1, 6, 4), x.expand(3, 6, 5), y.t().expand(3, 5, 4)))
+        torch.testing.assert_close((a[:, 1:3].t() + a[0, 1]).cpu(), x[:, 1:3].t() + x[0, 1])
+        out = torch.zeros(4, 6, device="npu").t()
+        torch.mm(a, b.t(), out=out)
+        torch.testing.assert_close(out.cpu(), x @ y.t())
+        a[:, 1].mul_(3)
+        x[:, 1].mul_(3)
+        torch.testing.assert_close(a.cpu(), x)
+        for kind in (torch.int64, torch.bool, torch.bfloat16, torch.float64, torch.uint8):
+            torch.testing.assert_close(a.to(kind).cpu(), x.to(kind))
+        """,
+        TORCHGRAFT_FALLBACK="error",
+    )
