@@ -238,6 +238,16 @@ def test_a_whole_step_of_training(device: str, module: ModuleType, chosen: str) 
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5)
 
 
+def test_a_handle_for_others_is_refused(device: str, module: ModuleType) -> None:
+    """What is given to it would be done once and by no replay."""
+    stream = module.Stream()
+    assert isinstance(stream.native_handle, int)
+    graph = module.Graph()
+    with pytest.raises(RuntimeError, match="work of others by its native handle"), module.graph(graph, stream=stream):
+        _ = stream.native_handle
+    assert isinstance(stream.native_handle, int)
+
+
 def test_an_optimiser_that_counts_on_the_host_is_refused(device: str, module: ModuleType) -> None:
     parameter = torch.ones(3, device=device, requires_grad=True)
     optimizer = torch.optim.Adam([parameter])

@@ -52,7 +52,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return new_stream(index_of(device), priority);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override { return exchange_stream(stream); }
+  // Work that is given to the handle would be done once, and no replay would do it.
   void* getStreamNativeHandle(const c10::Stream stream) const override {
+    refuse_in_capture(stream.device_index(), stream.id(), "work of others by its native handle");
     return stream_handle(stream.device_index(), stream.id());
   }
   bool queryStream(const c10::Stream& stream) const override { return query_stream(stream); }
