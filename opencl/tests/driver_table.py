@@ -34,7 +34,10 @@ LIBRARY = Path(__file__).parents[1] / "torchgraft_opencl" / "libtorchgraft_openc
 MODELS = ["host", "svm", "coarse", "buffer"]
 
 # OpenCL has no network; the core's collectives go through the host.
-NOT_OFFERED = frozenset("group_id group_create group_destroy all_reduce reduce_scatter all_gather broadcast".split())
+NOT_OFFERED = frozenset(
+    "group_id group_create group_destroy all_reduce reduce_scatter all_gather broadcast "
+    "program_supports program_create program_destroy program_run".split()
+)
 
 # Name and types of the arguments, the context left out.
 FUNCTIONS: list[tuple[str, Sequence[Any]]] = [

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchgraft.plans.philox import philox_words
 
-__all__ = ["WayBack", "described", "noted"]
+__all__ = ["OpByOp", "described", "noted"]
 
 #: Of a result, and whether they are always these; others tell the order of the dimensions in memory.
 Strides = tuple[Sequence[int], bool] | None
@@ -30,7 +30,7 @@ Strides = tuple[Sequence[int], bool] | None
 # Sizes that are no nodes of the graph have no text outside of it.
 _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
-_NOTE = "torchgraft_way_back"
+_NOTE = "torchgraft_op_by_op"
 
 
 def noted(gm: torch.fx.GraphModule) -> None:
@@ -69,7 +69,7 @@ def _imported(name: str, value: Any) -> str:
 
 
 def described(gm: Any, constants: Mapping[str, torch.Tensor], strides: Sequence[Strides]) -> str:
-    """The expression that makes the `WayBack` of a program of its names, or "None".
+    """The expression that makes the `OpByOp` of a program of its names, or "None".
 
     Args:
         gm: whose graph was `noted`.
@@ -79,7 +79,7 @@ def described(gm: Any, constants: Mapping[str, torch.Tensor], strides: Sequence[
     note = gm.meta.get(_NOTE)
     names = {id(tensor): name for name, tensor in constants.items()}
     made = None if note is None else _described(note, names)
-    return "None" if made is None else f"tg_way_back({made!r}, {list(strides)!r}, globals())"
+    return "None" if made is None else f"tg_op_by_op({made!r}, {list(strides)!r}, globals())"
 
 
 def _described(note: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Any] | None:
@@ -114,7 +114,7 @@ class _Module(torch.nn.Module):
     """What a graph's code takes for itself."""
 
 
-class WayBack:
+class OpByOp:
     """A program's graph.
 
     Args:
