@@ -143,6 +143,55 @@ torch.mm(x.to("npu"), y.t().contiguous().to("npu"), out=out)
 close(out, x @ y.t())
 """
 
+ALIASES = """
+# Results that are inputs, of other dtypes, and what is refused whatever the device has.
+with torchgraft.fallback("error"):
+    x = torch.randn(5, 5)
+    for function in (
+        lambda a: a.tril_(), lambda a: a.cumsum_(0), lambda a: torch.softmax(a, 0, out=a),
+        lambda a: torch.sort(a, 0, out=(a, a.new_empty(5, 5, dtype=torch.int64)))[0],
+    ):
+        mine, other = x.to("npu"), x.clone()
+        function(mine), function(other)
+        close(mine, other)
+    half, single = x.half(), torch.randn(5, 5)
+    close(half.to("npu").add_(single.to("npu")), half.clone().add_(single))
+    out = torch.empty(5, 5, dtype=torch.float64)
+    close(torch.add(x.to("npu"), x.to("npu"), out=out.to("npu")), torch.add(x, x, out=out))
+    both(lambda a: (a.angle(), a.int().angle(), (a * 3).int().float() == 0.1, a.masked_fill(a > 0, 2.0)), x)
+    both(lambda a: a.half().t().contiguous().float(), x)
+    mine = torch.randn(40, 25).half().requires_grad_()
+    there = mine.detach().to("npu").requires_grad_()
+    for each in (mine, there):
+        (F.mse_loss(each * 100, torch.zeros_like(each)) * 1024).backward()
+    close(there.grad, mine.grad, rtol=1e-2, atol=1.0)
+    both(lambda a: F.nll_loss(a.log_softmax(1), torch.arange(5, dtype=torch.uint8).to(a.device)), x)
+ints = torch.arange(6)
+for function in (lambda a: a // 0, lambda a: a % 0, lambda a: a**-1):
+    for device in ("npu", "cpu"):
+        try:
+            function(ints.to(device))
+            raise AssertionError((function, device))
+        except RuntimeError:
+            pass
+torchgraft.fallback.set_mode("silent")
+both(lambda a: torch.addmm(a, a, a, alpha=1j), torch.randn(3, 3, dtype=torch.complex64))
+both(lambda a: a * 2j + torch.tensor(1j), torch.randn(3, dtype=torch.complex64))
+weight = torch.randn(3).requires_grad_()
+there = weight.detach().to("npu").requires_grad_()
+F.logsigmoid(weight).sum().backward(), F.logsigmoid(there).sum().backward()
+close(there.grad, weight.grad)
+# A copy that the device has not is recorded.
+driver.refuses = {"copy"}
+still = torch.zeros(4, 6, device="npu")
+graph = torch.npu.Graph()
+with torch.npu.graph(graph):
+    turned = still.t().contiguous()
+still.copy_(torch.arange(24.0).view(4, 6))
+graph.replay()
+close(turned, torch.arange(24.0).view(4, 6).t().contiguous())
+"""
+
 REFUSALS = """
 x = torch.randn(3, 3)
 driver.refuses = {"matmul"}

@@ -148,13 +148,7 @@ void copy_within(const at::Tensor& self, const at::Tensor& dst) {
   }
   at::assert_no_internal_overlap(dst);
   if (!device.can_plan()) {
-    if (capturing()) [[unlikely]]
-      if (const Captured captured = capture_of_current(device.index)) {
-        const at::Tensor from = at::alias(self), to = at::alias(dst);
-        const auto copy = [from, to] { copy_on_host(from, to); };
-        return captured->function(captured.stream, "aten::_copy_from", copy, {from, to});
-      }
-    copy_on_host(self, dst);
+    copy_or_record_on_host(self, dst);
     return;
   }
   const c10::ScalarType bits = moved_as(dst);
@@ -428,6 +422,17 @@ at::Tensor host_alias(const at::Tensor& device_tensor) {
                               device_tensor.device(), " (", device.properties.name, ")");
   wait_for_device(device.index);
   return tensor_over(alias_storage(device_tensor.storage()), device_tensor);
+}
+
+void copy_or_record_on_host(const at::Tensor& self, const at::Tensor& dst) {
+  const Device& device = device_under(dst);
+  if (capturing() && !device.has(TG_CAP_COMPILER)) [[unlikely]]
+    if (const Captured captured = capture_of_current(device.index)) {
+      const at::Tensor from = at::alias(self), to = at::alias(dst);
+      const auto copy = [from, to] { copy_on_host(from, to); };
+      return captured->function(captured.stream, "aten::_copy_from", copy, {from, to});
+    }
+  copy_on_host(self, dst);
 }
 
 void copy_on_host(const at::Tensor& self, const at::Tensor& dst) {

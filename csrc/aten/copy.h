@@ -29,5 +29,7 @@ void upload(const c10::Storage& device_storage, const c10::Storage& image, size_
 // self to dst (both on one device, equal sizes) by PyTorch's CPU kernels: for devices, and dtypes, without a copy
 // kernel.
 void copy_on_host(const at::Tensor& self, const at::Tensor& dst);
+// The same; of a device without a compiler a capture records it, and each replay does it.
+void copy_or_record_on_host(const at::Tensor& self, const at::Tensor& dst);
 
 }  // namespace torchgraft

@@ -606,7 +606,7 @@ void copy_fallback(const c10::OperatorHandle& op, Stack* stack, std::string_view
   const at::Tensor dst = torch::jit::peek(*stack, 1, 3).toTensor();
   const at::Tensor self = torch::jit::peek(*stack, 0, 3).toTensor();
   announce(op.operator_name(), dst.device().index(), reason, fallback_mode());
-  copy_on_host(self, dst);
+  copy_or_record_on_host(self, dst);
   torch::jit::drop(*stack, 3);
   torch::jit::push(*stack, dst);
   const bool unified = get_device(dst.device().index()).has(TG_CAP_UNIFIED_MEMORY);

@@ -34,7 +34,7 @@ def _product(
     beta: Number = 1,
     alpha: Number = 1,
 ) -> bool:
-    if a.dtype != b.dtype or out.numel() == 0 or a.shape[-1] == 0:
+    if a.dtype != b.dtype or out.is_complex() or out.numel() == 0 or a.shape[-1] == 0:
         return False
     added = None if addend is None or beta == 0 else addend.expand(out.shape)
     return p.operator(
@@ -400,7 +400,7 @@ def _batch_norm(
     momentum: Number,
     eps: Number,
 ) -> bool:
-    if input.numel() == 0:
+    if input.numel() == 0 or (not training and (running_mean is None or running_var is None)):
         return False
     given = [input, weight, bias, running_mean, running_var]
     updated = [running_mean, running_var] if training else [None, None]
@@ -483,7 +483,7 @@ def _stack(p: PlanBuilder, out: torch.Tensor, tensors: Sequence[torch.Tensor], d
 # ---- new values ----
 
 
-@operator_form("fill_.Scalar", "zero_")
+@operator_form("fill_.Scalar", "zero_", overwrites=True)
 def _fill(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, value: Number = 0) -> bool:
     number = value.value if isinstance(value, Scalar) else value
     return out.numel() != 0 and not isinstance(number, complex) and p.operator("fill", [], [out], value=number)
@@ -493,7 +493,7 @@ def _fill(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, value: Number =
 def _arange(
     p: PlanBuilder, result: torch.Tensor, start: Number, end: Number, step: Number, *, out: torch.Tensor
 ) -> bool:
-    if result.numel() == 0:
+    if result.numel() == 0 or result.dim() != 1:
         return False
     float(end)  # the plan is for these numbers, by which it has so many elements
     numbers = (float, float) if result.is_floating_point() else (int, int)
@@ -539,8 +539,8 @@ def _mse_backward(
     difference = p.call(aten.sub.Tensor, self, target)
     if difference.dtype != out.dtype or difference.numel() == 0 or grad_output.dtype != out.dtype:
         return False
-    factor = 2.0 / difference.numel() if reduction == 1 else 2.0
-    p.call_out(aten.mul.Tensor, out, p.call(aten.mul.Tensor, difference, grad_output), factor)
+    factor = 2.0 / difference.numel() if reduction == 1 else 2.0  # first: gradients of 16-bit floats may be large
+    p.call_out(aten.mul.Tensor, out, p.call(aten.mul.Tensor, difference, factor), grad_output)
     return True
 
 
@@ -560,7 +560,7 @@ def _nll_loss(
     if self.numel() == 0:
         return False
     how = {"reduction": _REDUCTIONS[int(reduction)], "ignored": int(ignore_index)}
-    return p.operator("nll_loss", [self, target, weight], list(outs), **how)
+    return p.operator("nll_loss", [self, p.cast(target, torch.int64), weight], list(outs), **how)
 
 
 @operator_form("nll_loss_backward")
@@ -578,4 +578,5 @@ def _nll_loss_backward(
     if self.numel() == 0:
         return False
     how = {"reduction": _REDUCTIONS[int(reduction)], "ignored": int(ignore_index)}
-    return p.operator("nll_loss_gradient", [grad_output, target, weight, total_weight], [out], **how)
+    given = [grad_output, p.cast(target, torch.int64), weight, total_weight]
+    return p.operator("nll_loss_gradient", given, [out], **how)

@@ -259,34 +259,48 @@ class Row:
 
     def as_operator(self, p: PlanBuilder, out: Any, arguments: dict[str, Any]) -> bool:
         """Plans the op with the device's operator "pointwise", whose tensors have one dtype and one shape."""
-        outs = list(out) if isinstance(out, (tuple, list)) else [out]
+        kind_name = self.op.rpartition("::")[2].partition(".")[0]
+        if isinstance(self.text, Mapping) or kind_name in ("fill_", "zero_"):  # several results; another operator
+            return False
         tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}
         scalars = {n: a for n, a in arguments.items() if isinstance(a, Scalar) or self._is_number(n, a)}
         static: dict[str, Any] = {n: n if n in tensors else a for n, a in arguments.items()}
+        static |= {n: _NUMBER for n, a in tensors.items() if p.is_cpu_scalar(a)}
         kind = self.kind(**static) if callable(self.kind) else self.kind
-        if outs[0].numel() == 0:
+        compute, common = self._dtypes(p, tensors, scalars, kind)
+        element = element_type(compute)
+        if self.refusals.refuses_type(is_integer=element.is_integer, is_bool=element.name == "b8"):
+            refuse_dtype(p.op, element.dtype)
+        statements, texts = self.texts(element.name, static)  # which refuse values, too
+        used = set(re.findall(r"[A-Za-z_]\w*", " ".join([statements, *texts])))
+        if self._fault(p, arguments.get(self._divisor), element, out) or (kind.gives_real and common.is_complex):
+            return False
+        if out.numel() == 0:
             return True
-        common = self._dtypes(p, tensors, scalars, kind)[1]
-        if kind is not Kind.ALWAYS_BOOL and not kind.gives_real:
+        if kind is not Kind.ALWAYS_BOOL:
             common = kind.gives(common)
         inputs: list[Operand] = []
         names, attributes = [], {}
         for name, argument in arguments.items():
             if name in scalars or (name in tensors and p.is_cpu_scalar(tensors[name])):
-                inputs.append(argument)
+                operand = argument
             elif name in tensors:
                 spec = tensors[name] if name in self._are("keeps") else p.cast(tensors[name], common)
-                inputs.append(spec.expand(outs[0].shape))
-            elif argument is not None:
-                attributes[name] = argument
-                continue
+                operand = spec.expand(out.shape)
             else:
+                if argument is not None:
+                    attributes[name] = argument
                 continue
-            names.append(name)
-        kind_name = self.op.rpartition("::")[2].partition(".")[0]
-        if kind_name.endswith("_"):  # `fill_` and `zero_`, whose operator is another
+            if name in used or not isinstance(self.text, str):  # a function's text may be for one value of an argument
+                inputs.append(operand)
+                names.append(name)
+        gives = torch.bool if kind is Kind.ALWAYS_BOOL else common
+        result = out if out.dtype == gives else p.empty(out.shape, gives)
+        if not p.operator("pointwise", inputs, [result], kind=kind_name, names=" ".join(names), **attributes):
             return False
-        return p.operator("pointwise", inputs, outs, kind=kind_name, names=" ".join(names), **attributes)
+        if result is not out:
+            p.copy(out, result)
+        return True
 
     def __call__(self, p: PlanBuilder, out: Any, *args: Any, **kwargs: Any) -> None:
         arguments = dict(zip((a.name for a in self.parameters), args, strict=False)) | kwargs

@@ -20,7 +20,7 @@ from torchgraft._core import _C
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.driver import Wish
 from torchgraft.plans.scalar import Scalar
-from torchgraft.plans.schema import overload_name, parameters, resolve
+from torchgraft.plans.schema import overload_name, parameters, resolve, tensors_in
 from torchgraft.plans.steps import Operand, Run, Steps, Unsupported, is_number, number_type
 
 __all__ = ["FORMS", "operator_form", "plan_as_operator", "plan_operator"]
@@ -31,6 +31,7 @@ _Form = TypeVar("_Form", bound=Form)
 
 #: What makes an operator of a call, by the overloads' names.
 FORMS: dict[str, Form] = {}
+_OVERWRITING: set[Form] = set()
 
 # tg_element, by torch's dtypes.
 _ELEMENTS = {
@@ -54,17 +55,20 @@ _lock = threading.Lock()
 _warned: set[tuple[int, str]] = set()
 
 
-def operator_form(*names: str) -> Callable[[_Form], _Form]:
+def operator_form(*names: str, overwrites: bool = False) -> Callable[[_Form], _Form]:
     """Declares what makes an operator of a call.
 
     Args:
         names: functional overloads, as for `planner`. The function takes a planner's arguments by name, and returns
             what `plan_operator` does; False if the call is none of the operator's.
+        overwrites: the operator reads nothing of what it writes, though the op has it for an argument.
     """
 
     def declare(form: _Form) -> _Form:
         for name in names:
             FORMS[overload_name(resolve(name))] = form
+            if overwrites:
+                _OVERWRITING.add(form)
         return form
 
     return declare
@@ -80,7 +84,7 @@ def plan_as_operator(p: Steps, op: torch._ops.OpOverload, planner: Any, out: Any
     before = p.mark()
     by_name = {a.name: arguments[a.name] for a in parameters(op)}
     if form is not None:
-        served = form(p, out, **by_name)
+        served = _by_form(p, form, out, by_name)
     else:
         assert of_row is not None
         served = of_row(p, out, by_name)
@@ -88,6 +92,19 @@ def plan_as_operator(p: Steps, op: torch._ops.OpOverload, planner: Any, out: Any
         return True
     p.back_to(before)  # without the copies that it would have needed
     return False
+
+
+def _by_form(p: Steps, form: Form, out: Any, arguments: Mapping[str, Any]) -> bool:
+    """Results that lie in an input's memory are made elsewhere: operators read their inputs while they write."""
+    outs = list(out) if isinstance(out, (tuple, list)) else [out]
+    read = set() if form in _OVERWRITING else {p.memory(tensor) for tensor in tensors_in(arguments)}
+    made = [p.empty(o.shape, o.dtype) if isinstance(o, torch.Tensor) and p.memory(o) in read else o for o in outs]
+    if not form(p, made[0] if len(made) == 1 else tuple(made), **arguments):
+        return False
+    for result, elsewhere in zip(outs, made, strict=True):
+        if result is not elsewhere:
+            p.copy(result, elsewhere)
+    return True
 
 
 def _prefers_kernels(p: Steps) -> bool:
@@ -119,7 +136,7 @@ def plan_operator(
     Returns:
         Whether the plan does it now. If not, nothing has been added to it, and why is kept for messages.
     """
-    if not p.device.has_programs:
+    if not p.device.has_programs or p.any_shape or _prefers_kernels(p):
         return False
     given: list[Operand] = [*inputs, *outputs]
     reason = _why_no_operand(p, given)
@@ -164,6 +181,8 @@ def _why_no_operand(p: Steps, operands: Sequence[Operand]) -> str:
             return "a complex number"
         if not isinstance(spec, torch.Tensor):
             continue
+        if p.is_cpu_scalar(spec) and spec.is_complex():
+            return "a complex number"
         if spec.is_conj() or spec.is_neg():
             return "a tensor that is conjugated or negated by a bit"
         if spec.dtype not in _ELEMENTS:

@@ -510,13 +510,15 @@ class Steps:
         assert operand is None or isinstance(operand, torch.Tensor)
         return self._pointer(operand if operand is not None and operand.numel() else None)
 
-    def mark(self) -> int:
+    def mark(self) -> tuple[int, int]:
         """How far the plan has got; see `back_to`."""
-        return len(self._steps)
+        return len(self._steps), len(self.gathered or ())
 
-    def back_to(self, mark: int) -> None:
+    def back_to(self, mark: tuple[int, int]) -> None:
         """Takes back what has been added since."""
-        del self._steps[mark:]
+        del self._steps[mark[0] :]
+        if self.gathered is not None:
+            del self.gathered[mark[1] :]
 
     def _place(self, spec: torch.Tensor) -> tuple[int, int]:
         """The slot that a spec lies in, and where in there, in bytes."""

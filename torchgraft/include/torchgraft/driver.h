@@ -13,8 +13,8 @@
  * Order. Work submitted to one stream runs in the order of submission. A stream handle of NULL is never passed.
  *
  * Later failures. Work may fail after the call that submitted it has returned. The next stream_synchronize,
- * stream_query, device_synchronize or blocking copy of its stream, or event_synchronize behind it, then returns the
- * status, once, with the name of the kernel or the program in last_error. The stream takes work as before.
+ * stream_query, device_synchronize or blocking copy of its stream then returns the status, once, with the name of the
+ * kernel or the program in last_error. The stream takes work as before.
  */
 #ifndef TORCHGRAFT_DRIVER_H
 #define TORCHGRAFT_DRIVER_H
