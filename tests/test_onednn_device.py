@@ -118,6 +118,20 @@ def test_streams_graphs_threads_and_errors(script: Script, library: Path) -> Non
         torch.npu.synchronize()
         torch.testing.assert_close((table.to("npu") + 1).cpu(), table + 1)
 
+        # The gradient of what has failed writes nowhere.
+        table = torch.randn(4, 3).to("npu").requires_grad_()
+        try:
+            F.embedding(torch.tensor([0, 9], device="npu"), table).sum().backward()
+            torch.npu.synchronize()
+            raise AssertionError
+        except Exception as error:
+            assert type(error).__name__ == "AcceleratorError", type(error)
+        both = torch.tensor([-1.0, float("-inf"), float("nan"), 2.0])
+        torch.testing.assert_close(both.to("npu").relu().cpu(), both.relu(), equal_nan=True)
+        long = torch.arange(12.0)
+        torch.testing.assert_close((long.to("npu").unfold(0, 4, 1) @ torch.ones(4, 2, device="npu")).cpu(),
+                                   long.unfold(0, 4, 1) @ torch.ones(4, 2))
+
         # Strided, transposed, broadcast, in place, `out=`.
         x, y = torch.randn(6, 5), torch.randn(4, 5)
         a, b = x.to("npu"), y.to("npu")

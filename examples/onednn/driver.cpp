@@ -85,6 +85,19 @@ void check_format(const tg_program_source& source) {
   if (std::strcmp(source.format, "operator") != 0) refuse("the device takes operators, and no graphs");
 }
 
+// What oneDNN does not do is for others to do.
+Program prepared(const Source& source, std::vector<uint32_t>* wishes) {
+  try {
+    return prepare(source, wishes);
+  } catch (const Failure&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
+    refuse("oneDNN: " + std::string(error.what()));
+  }
+}
+
 const tg_driver table = {
     .abi_version = TG_DRIVER_ABI,
     .struct_size = sizeof(tg_driver),
@@ -116,7 +129,15 @@ const tg_driver table = {
         [](void*, int32_t device) {
           return run(device, [] {
             const std::lock_guard lock(streams_mutex);
-            for (tg_stream each : streams) each->synchronize();
+            std::exception_ptr first;
+            for (tg_stream each : streams) {
+              try {
+                each->synchronize();
+              } catch (const Failure&) {
+                if (first == nullptr) first = std::current_exception();
+              }
+            }
+            if (first != nullptr) std::rethrow_exception(first);
           });
         },
     .memory_info =
@@ -261,7 +282,7 @@ const tg_driver table = {
           return run(device, [&] {
             check_format(*source);
             std::vector<uint32_t> wished(source->input_count + source->output_count, TG_WISH_NONE);
-            prepare(Source(*source), &wished);
+            prepared(Source(*source), &wished);
             std::copy(wished.begin(), wished.end(), wishes);
           });
         },
@@ -274,7 +295,7 @@ const tg_driver table = {
             const Source read(*source);
             auto made = std::make_unique<tg_program_>();
             made->name = read.name;
-            made->program = prepare(read, nullptr);
+            made->program = prepared(read, nullptr);
             for (const Tensor& each : read.inputs) made->is_number.push_back(each.is_number);
             info->flags = 0;
             info->scratch_bytes = made->program.scratch_bytes;

@@ -33,6 +33,11 @@ struct Axis {
   int64_t outer = 1, size = 1, inner = 1;
 };
 
+void check_index(int64_t index, int64_t size) {
+  if (index < 0 || index >= size)
+    throw std::out_of_range("index " + std::to_string(index) + " is out of range of " + std::to_string(size));
+}
+
 // ---- moving ----
 
 Program prepare_copy(const Source& source) {
@@ -55,13 +60,16 @@ Program prepare_copy(const Source& source) {
 
 Program prepare_fill(const Source& source) {
   const Tensor& y = source.outputs[0];
+  const bool is_integer = source.is_integer("value");
   const double value = source.number("value");
+  const int64_t integer = is_integer ? source.integer("value") : 0;
   const Loop loop({&y});
   return with_type(y.element, [&](auto to) -> Program {
     using To = decltype(to);
+    const To filled = is_integer ? converted<To>(integer) : converted<To>(value);
     return {[=](const Run& run) {
       loop.run([&](const int64_t* at, int64_t n, const int64_t* by) {
-        for (int64_t j = 0; j < n; ++j) in<To>(run, 0)[at[0] + j * by[0]] = converted<To>(value);
+        for (int64_t j = 0; j < n; ++j) in<To>(run, 0)[at[0] + j * by[0]] = filled;
       });
     }};
   });
@@ -132,10 +140,7 @@ Program prepare_gather(const Source& source) {
   const int64_t count = indices.numel();
   return {[=](const Run& run) {
     const int64_t* places = in<int64_t>(run, 1);
-    for (int64_t i = 0; i < count; ++i)
-      if (places[i] < 0 || places[i] >= axis.size)
-        throw std::out_of_range("index " + std::to_string(places[i]) + " is out of range of " +
-                                std::to_string(axis.size));
+    for (int64_t i = 0; i < count; ++i) check_index(places[i], axis.size);
     for (int64_t o = 0; o < axis.outer; ++o)
       for (int64_t i = 0; i < count; ++i)
         std::memcpy(in<char>(run, 2) + (o * count + i) * bytes, in<char>(run, 0) + (o * axis.size + places[i]) * bytes,
@@ -149,13 +154,14 @@ Program prepare_scatter_add(const Source& source) {
   want_float(grad), want_float(y);
   want(indices.element == TG_ELEMENT_I64, "indices of another type than int64");
   const int64_t count = indices.numel(), width = y.numel() / y.sizes[0], left_out = source.integer("left_out");
-  const int64_t total = y.numel();
+  const int64_t total = y.numel(), rows = y.sizes[0];
   return {[=](const Run& run) {
     float* to = in(run, 2);
     std::fill_n(to, total, 0.0f);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t row = in<int64_t>(run, 1)[i];
       if (row == left_out) continue;
+      check_index(row, rows);
       for (int64_t j = 0; j < width; ++j) to[row * width + j] += in(run, 0)[i * width + j];
     }
   }};
@@ -511,8 +517,7 @@ Program prepare_nll_loss(const Source& source) {
     for (int64_t r = 0; r < c.rows; ++r) {
       const int64_t target = in<int64_t>(run, 1)[r];
       if (target == c.ignored) continue;
-      if (target < 0 || target >= c.classes)
-        throw std::out_of_range("Target " + std::to_string(target) + " is out of bounds.");
+      check_index(target, c.classes);
       sum -= in(run, 0)[r * c.classes + target], ++count;
     }
     in(run, 3)[0] = static_cast<float>(c.is_mean ? sum / count : sum);
@@ -527,7 +532,9 @@ Program prepare_nll_loss_gradient(const Source& source) {
     std::fill_n(in(run, 4), c.rows * c.classes, 0.0f);
     for (int64_t r = 0; r < c.rows; ++r) {
       const int64_t target = in<int64_t>(run, 1)[r];
-      if (target != c.ignored) in(run, 4)[r * c.classes + target] = -grad;
+      if (target == c.ignored) continue;
+      check_index(target, c.classes);
+      in(run, 4)[r * c.classes + target] = -grad;
     }
   }};
 }

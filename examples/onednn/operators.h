@@ -40,6 +40,7 @@ struct Source {
   std::string name;
   std::vector<Tensor> inputs, outputs;
 
+  bool is_integer(const char* key) const { return find(key).is_integer; }
   int64_t integer(const char* key) const { return find(key).integer; }
   double number(const char* key) const {
     const Attribute& found = find(key);

@@ -111,7 +111,7 @@ Table made() {
   of_both<2>(t, "maximum self other", [](const auto* x) { return x[0] != x[0] || x[0] > x[1] ? x[0] : x[1]; });
   of_both<2>(t, "minimum self other", [](const auto* x) { return x[0] != x[0] || x[0] < x[1] ? x[0] : x[1]; });
   of_both<1>(t, "neg self", [](const auto* x) { return -x[0]; });
-  of_both<1>(t, "relu self", [](const auto* x) { return x[0] < 0 ? x[0] * 0 : x[0]; });
+  of_both<1>(t, "relu self", [](const auto* x) { return x[0] != x[0] || x[0] > 0 ? x[0] : decltype(-x[0]){0}; });
   of_floats<2>(t, "div self other", [](const float* x) { return x[0] / x[1]; });
   of_floats<1>(t, "abs self", [](const float* x) { return std::fabs(x[0]); });
   of_floats<1>(t, "sqrt self", [](const float* x) { return std::sqrt(x[0]); });

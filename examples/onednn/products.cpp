@@ -95,10 +95,13 @@ Tensor once(Tensor tensor) {
   return tensor;
 }
 
-// Rows or columns that touch each other.
+// Rows or columns whose elements touch each other, and which do not overlap.
 bool is_matrix(const Tensor& tensor) {
   const size_t last = tensor.sizes.size() - 1;
-  return !is_repeated(tensor) && (tensor.strides[last] == 1 || tensor.strides[last - 1] == 1);
+  const auto lies = [&](size_t inner, size_t outer) {
+    return tensor.strides[inner] == 1 && (tensor.sizes[outer] == 1 || tensor.strides[outer] >= tensor.sizes[inner]);
+  };
+  return !is_repeated(tensor) && (lies(last, last - 1) || lies(last - 1, last));
 }
 
 }  // namespace
