@@ -304,6 +304,12 @@ const tg_driver table = {
         [](void*, int32_t device, void* address, uint64_t bytes) {
           return run("decommit", [&] { device_at(device).memory->decommit(address, bytes); });
         },
+
+    // Its kernels are compiled; there is no library of operators beside them.
+    .program_supports = nullptr,
+    .program_create = nullptr,
+    .program_destroy = nullptr,
+    .program_run = nullptr,
 };
 
 }  // namespace

@@ -49,7 +49,6 @@ _ELEMENTS = {
     torch.complex128: 12,
 }
 # Programs that are kept for plans to come; each plan keeps its own.
-_MOST_PROGRAMS = 1024
 _programs: OrderedDict[Any, _C.Program] = OrderedDict()
 _lock = threading.Lock()
 _warned: set[tuple[int, str]] = set()
@@ -252,6 +251,6 @@ def _program(
         return reason
     with _lock:
         _programs[key] = program
-        while len(_programs) > _MOST_PROGRAMS:
+        while len(_programs) > 1024:
             _programs.popitem(last=False)
     return program
