@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_char_p, c_double, c_int32, c_uint64, c_void_p
@@ -71,6 +72,13 @@ POCL, INTEL = "Portable Computing Language", "Intel(R) OpenCL"
 _HOST = os.environ.get("TORCHGRAFT_OPENCL_HOST") or "code"
 needs_caller = pytest.mark.skipif(_HOST == "off", reason="TORCHGRAFT_OPENCL_HOST=off: all work is queued")
 needs_code = pytest.mark.skipif(_HOST != "code", reason=f"TORCHGRAFT_OPENCL_HOST={_HOST}: no machine code is called")
+
+
+def attempts(seconds: float = 30) -> Iterator[None]:
+    """For what a test sees only while a second processor is free, which others may need for as long as they like."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
 
 
 def driver_of(folder: Path, *platforms: str) -> Driver:

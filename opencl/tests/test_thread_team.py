@@ -14,7 +14,7 @@ from ctypes import byref, c_float, c_int8, c_int64, c_uint32, c_uint64
 from pathlib import Path
 
 import pytest
-from driver_table import NOT_READY, OK, Driver, DriverError, floats, needs_caller, pocl_driver
+from driver_table import NOT_READY, OK, Driver, DriverError, attempts, floats, needs_caller, pocl_driver
 
 TESTS = Path(__file__).parent
 
@@ -92,6 +92,7 @@ def test_each_group_is_run_once(driver: Driver, module: int, stream: int, block:
     driver.call("kernel_destroy", visit)
 
 
+@needs_caller
 @pytest.mark.parametrize("timed", [False, True], ids=["untimed", "timed"])
 def test_helpers_take_part(driver: Driver, module: int, stream: int, block: int, timed: bool) -> None:
     """In launches that are done when the call returns, whether or not their time is asked for."""
@@ -99,7 +100,7 @@ def test_helpers_take_part(driver: Driver, module: int, stream: int, block: int,
         pytest.skip("needs two processors")
     visit, event = driver.kernel_of(module, "visit"), driver.created("event_create", 0, 1)
     moments = [c_uint64() for _ in range(4)]
-    for _ in range(2000):  # others may need the processors
+    for _ in attempts():
         driver.call("device_time", 0, byref(moments[0]))
         if timed:
             driver.call("event_time_next", 0, event)
