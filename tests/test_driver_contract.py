@@ -478,7 +478,7 @@ OPTIONAL = {
     "group_id", "group_create", "group_destroy",
     "all_reduce", "reduce_scatter", "all_gather", "broadcast",
     "reserve", "commit", "decommit",
-    "program_supports", "program_create", "program_destroy", "program_run",
+    "program_supports", "program_create", "program_destroy", "program_run", "program_binary", "program_load",
 }  # fmt: skip
 
 
@@ -521,7 +521,9 @@ class TestTable:
         setattr(table, name, None)
         assert f"driver 'scratch' lacks the member `{name}`" in refused(table)
 
-    @pytest.mark.parametrize("name", ["host_deallocate", "module_load", "launch", "event_times"])
+    @pytest.mark.parametrize(
+        "name", ["host_deallocate", "module_load", "launch", "event_times", "program_run", "program_load"]
+    )
     def test_members_that_belong_together(self, device: str, table: Table, name: str) -> None:
         setattr(table, name, None)
         assert f"`{name}`" in refused(table)

@@ -60,7 +60,8 @@ class TestContents:
         major, minor = _core.minor(torch.__version__)
         suffix = sysconfig.get_config_var("EXT_SUFFIX")
         assert [n for n in names if ".so" in n] == [f"torchgraft/_core/torch{major}_{minor}/_C{suffix}"]
-        assert "torchgraft/include/torchgraft/driver.h" in names and "torchgraft/py.typed" in names
+        for name in ("include/torchgraft/driver.h", "include/torchgraft/functions.h", "py.typed"):
+            assert f"torchgraft/{name}" in names
         assert not [n for n in names if n.startswith(("tests", "csrc", "build"))]
 
     def test_one_library_of_the_driver(self, published: Path) -> None:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from torchgraft import autocast, autograd, ops, plans, serialization
     from torchgraft.codegen.dialect import Dialect
     from torchgraft.codegen.dialects import register_dialect
+    from torchgraft.compiler import compile_report
+    from torchgraft.library import load_library
     from torchgraft.raw_kernel import host_view, kernel
 
 __all__ = [
@@ -50,12 +52,14 @@ __all__ = [
     "__version__",
     "autocast",
     "autograd",
+    "compile_report",
     "driver",
     "fallback",
     "fallback_report",
     "host_view",
     "installed_drivers",
     "kernel",
+    "load_library",
     "ops",
     "plans",
     "register",
@@ -70,8 +74,10 @@ _LATE = {
     "Dialect": "codegen.dialect",
     "autocast": "",
     "autograd": "",
+    "compile_report": "compiler",
     "host_view": "raw_kernel",
     "kernel": "raw_kernel",
+    "load_library": "library",
     "ops": "",
     "plans": "",
     "register_dialect": "codegen.dialects",

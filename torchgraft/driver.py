@@ -72,6 +72,7 @@ class Capability(enum.IntFlag):
     FRAGMENTS = 1 << 10  #: kernels may use the kernel language's words for fragments of 16-bit floats
     OUTER_VECTORS = 1 << 11  #: the compiler makes vectors of a loop around one that is written out
     PROGRAMS = 1 << 12  #: `Driver.program_create` and `Driver.program_run` work
+    CONSTANTS = 1 << 13  #: graphs are better with the parameters of a model as constants in them
 
 
 class CopyKind(enum.IntEnum):
@@ -173,6 +174,8 @@ class Driver:
     has_compiler: bool = False
     #: Whether the methods under "Programs" are there; properties then carry `Capability.PROGRAMS`.
     has_programs: bool = False
+    #: Languages of whole graphs that `program_create` reads, as ("onnx",): see docs/graph-compilers.md.
+    program_formats: tuple[str, ...] = ()
     #: A dialect of the driver's own, for devices whose properties name it; registered with the driver.
     kernel_dialect: Dialect | None = None
 
@@ -350,6 +353,9 @@ class Driver:
     def program_supports(self, device: int, source: ProgramSource) -> Sequence[Wish | int] | None:
         """Whether the device can, answered quickly. Raises `NotImplementedError`, with the reason, where it cannot.
 
+        Of a language of `program_formats` it is first asked for single nodes of a graph: `data` is empty then, and the
+        name is that of an op of PyTorch's ("aten.add.Tensor").
+
         Returns:
             None, or a wish for each input and then for each output: torchgraft copies the tensors accordingly and asks
             again.
@@ -379,6 +385,19 @@ class Driver:
             scratch: the address of the scratch; 0 where the program wants none.
         """
         raise NotImplementedError("program_run")
+
+    # On disk programs are kept under driver_version, platform and what they are made of. Both methods or none.
+
+    @_optional
+    def program_load(self, device: int, source: ProgramSource, binary: bytes) -> tuple[Any, int]:
+        """`program_create` of what `program_binary` returned; `source.data` is empty. Raises whatever it likes where it
+        cannot: the program is created then."""
+        raise NotImplementedError("program_load")
+
+    @_optional
+    def program_binary(self, program: Any) -> bytes:
+        """The program in a form that `program_load` takes; NotImplementedError where this one has none."""
+        raise NotImplementedError("program_binary")
 
     # Times of single commands, for the profiler. Without them it records a timing event before and after each command,
     # and without `Capability.EVENT_TIMING` it waits for each command and measures on the host.

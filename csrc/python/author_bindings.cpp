@@ -16,6 +16,7 @@
 #include "aten/dispatch.h"
 #include "bindings.h"
 #include "python_numbers.h"
+#include "runtime/functions.h"
 #include "runtime/kernel.h"
 #include "runtime/stream.h"
 
@@ -135,6 +136,7 @@ class Launcher {
 }  // namespace
 
 void bind_author(py::module_& m) {
+  m.def("author_functions", [] { return reinterpret_cast<uintptr_t>(author_functions()); });
   py::class_<Launcher>(m, "Launcher")
       .def(py::init<std::string, const py::list&, py::object>())
       .def("__call__", torch::wrap_pybind_function(

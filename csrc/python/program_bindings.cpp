@@ -61,15 +61,41 @@ py::tuple create(c10::DeviceIndex device, const ProgramSource& source) {
   return py::make_tuple(program, reason, refused);
 }
 
+// The program, or None and the reason.
+py::tuple load(c10::DeviceIndex device, const ProgramSource& source, const py::bytes& binary) {
+  const std::string given(binary);
+  std::string reason;
+  std::shared_ptr<Program> program;
+  {
+    const py::gil_scoped_release released;
+    program = Program::load(get_device(device), source, given, reason);
+  }
+  return py::make_tuple(program, reason);
+}
+
+std::optional<py::bytes> binary(const Program& program) {
+  std::optional<std::string> read;
+  {
+    const py::gil_scoped_release released;
+    read = program.binary();
+  }
+  return read ? std::optional<py::bytes>(*read) : std::nullopt;
+}
+
+bool keeps_programs(c10::DeviceIndex device) { return get_device(device).driver->program_load != nullptr; }
+
 }  // namespace
 
 void bind_programs(py::module_& m) {
+  m.def("keeps_programs", torch::wrap_pybind_function(&keeps_programs), py::arg("device"));
   py::class_<ProgramSource, std::shared_ptr<ProgramSource>>(m, "ProgramSource")
       .def(py::init(torch::wrap_pybind_function(&make_source)), py::arg("format"), py::arg("name"), py::arg("data"),
            py::arg("attributes"), py::arg("inputs"), py::arg("outputs"));
   py::class_<Program, std::shared_ptr<Program>>(m, "Program")
       .def_static("supports", torch::wrap_pybind_function(&supports), py::arg("device"), py::arg("source"))
       .def_static("create", torch::wrap_pybind_function(&create), py::arg("device"), py::arg("source"))
+      .def_static("load", torch::wrap_pybind_function(&load), py::arg("device"), py::arg("source"), py::arg("binary"))
+      .def("binary", torch::wrap_pybind_function(&binary))
       .def_property_readonly("name", &Program::name)
       .def_property_readonly("scratch_bytes", &Program::scratch_bytes);
 }

@@ -159,6 +159,10 @@ tg_status device_properties(void* context, int32_t device, tg_device_properties*
     put_text(out->platform, py::str(p.attr("platform")));
     put_text(out->dialect, py::str(p.attr("dialect")));
     put_text(out->uuid, py::str(p.attr("uuid")));
+    std::string formats;
+    for (const auto& each : py::tuple(py::getattr(driver, "program_formats", py::tuple())))
+      formats += (formats.empty() ? "" : " ") + each.cast<std::string>();
+    put_text(out->program_formats, formats);
   });
 }
 
@@ -389,14 +393,30 @@ tg_status program_supports(void* context, int32_t device, const tg_program_sourc
   });
 }
 
+void put_program(const py::object& made, tg_program* out, tg_program_info* info) {
+  py::object program;
+  std::tie(program, info->scratch_bytes) = made.cast<std::pair<py::object, uint64_t>>();
+  info->flags = 0;
+  *out = to_handle<tg_program>(program);
+}
 tg_status program_create(void* context, int32_t device, const tg_program_source* source, tg_program* out,
                          tg_program_info* info, const char** log) {
   return compile(context, log, [&](py::handle driver) {
-    py::object program;
-    std::tie(program, info->scratch_bytes) =
-        driver.attr("program_create")(device, source_object(*source)).cast<std::pair<py::object, uint64_t>>();
-    info->flags = 0;
-    *out = to_handle<tg_program>(program);
+    put_program(driver.attr("program_create")(device, source_object(*source)), out, info);
+  });
+}
+tg_status program_load(void* context, int32_t device, const tg_program_source* source, const void* binary,
+                       uint64_t bytes, tg_program* out, tg_program_info* info, const char** log) {
+  return compile(context, log, [&](py::handle driver) {
+    const py::bytes given(static_cast<const char*>(binary), bytes);
+    put_program(driver.attr("program_load")(device, source_object(*source), given), out, info);
+  });
+}
+tg_status program_binary(void* context, tg_program program, void* buffer, uint64_t* bytes) {
+  return call(context, [&](py::handle driver) {
+    const std::string binary = driver.attr("program_binary")(from_handle(program)).cast<py::bytes>();
+    if (buffer) std::memcpy(buffer, binary.data(), std::min<size_t>(*bytes, binary.size()));
+    *bytes = binary.size();
   });
 }
 
@@ -595,7 +615,6 @@ const tg_driver* wrap_python_driver(py::object object) {
   TG_METHOD(reserve);
   TG_METHOD(commit);
   TG_METHOD(decommit);
-#undef TG_METHOD
   if (py::getattr(object, "has_compiler", py::bool_(false)).cast<bool>()) {
     t.module_compile = module_compile;
     t.module_load = module_load;
@@ -610,7 +629,10 @@ const tg_driver* wrap_python_driver(py::object object) {
     t.program_create = program_create;
     t.program_destroy = program_destroy;
     t.program_run = program_run;
+    TG_METHOD(program_load);
+    TG_METHOD(program_binary);
   }
+#undef TG_METHOD
   driver->object = object.release().ptr();
   return &t;
 }

@@ -52,6 +52,7 @@ py::dict properties_dict(const Device& device) {
   d["platform"] = p.platform;
   d["dialect"] = p.dialect;
   d["uuid"] = p.uuid;
+  d["program_formats"] = p.program_formats;
   d["unified_memory"] = device.has(TG_CAP_UNIFIED_MEMORY);
   d["has_compiler"] = device.has(TG_CAP_COMPILER);
   d["has_float64"] = device.has(TG_CAP_FLOAT64);

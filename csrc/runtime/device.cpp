@@ -202,6 +202,11 @@ tg_driver checked_table(const tg_driver* driver) {
     TG_REQUIRE(program_destroy);
     TG_REQUIRE(program_run);
   }
+  if (driver->program_binary || driver->program_load) {
+    TG_REQUIRE(program_create);
+    TG_REQUIRE(program_binary);
+    TG_REQUIRE(program_load);
+  }
   if (driver->reserve || driver->commit || driver->decommit) {
     TG_REQUIRE(reserve);
     TG_REQUIRE(commit);

@@ -87,14 +87,14 @@ std::optional<std::vector<uint32_t>> Program::supports(Device& device, const Pro
   return wishes;
 }
 
-std::shared_ptr<Program> Program::create(Device& device, const ProgramSource& source, std::string& reason,
-                                         bool& refused) {
+template <class Prepare>
+std::shared_ptr<Program> Program::made(Device& device, const ProgramSource& source, std::string& reason, bool& refused,
+                                       Prepare prepare) {
   const std::shared_ptr<Program> made(new Program(device, source.name()));
   tg_program_info info{};
   info.struct_size = sizeof info;
   const char* log = nullptr;
-  const tg_status status = device.driver->program_create(device.driver->context, device.ordinal, &source.record(),
-                                                         &made->handle_, &info, &log);
+  const tg_status status = prepare(&made->handle_, &info, &log);
   refused = status == TG_ERROR_COMPILE;
   if (status == TG_ERROR_UNSUPPORTED || refused) {
     reason = log != nullptr && *log != 0 ? log : why(device);
@@ -104,6 +104,37 @@ std::shared_ptr<Program> Program::create(Device& device, const ProgramSource& so
   made->scratch_bytes_ = info.scratch_bytes;
   if ((info.flags & TG_PROGRAM_ONE_AT_A_TIME) != 0) made->alone_ = std::make_unique<std::mutex>();
   return made;
+}
+
+std::shared_ptr<Program> Program::create(Device& device, const ProgramSource& source, std::string& reason,
+                                         bool& refused) {
+  return made(device, source, reason, refused, [&](tg_program* out, tg_program_info* info, const char** log) {
+    return device.driver->program_create(device.driver->context, device.ordinal, &source.record(), out, info, log);
+  });
+}
+
+std::shared_ptr<Program> Program::load(Device& device, const ProgramSource& source, const std::string& binary,
+                                       std::string& reason) {
+  bool refused = false;
+  return made(device, source, reason, refused, [&](tg_program* out, tg_program_info* info, const char** log) {
+    // Whatever is wrong with a binary, the program can be made anew.
+    const tg_status status = device.driver->program_load(device.driver->context, device.ordinal, &source.record(),
+                                                         binary.data(), binary.size(), out, info, log);
+    return status == TG_OK ? TG_OK : TG_ERROR_UNSUPPORTED;
+  });
+}
+
+std::optional<std::string> Program::binary() const {
+  const tg_driver* driver = device_.driver;
+  if (driver->program_binary == nullptr) return std::nullopt;
+  uint64_t bytes = 0;
+  const tg_status status = driver->program_binary(driver->context, handle_, nullptr, &bytes);
+  if (status == TG_ERROR_UNSUPPORTED) return std::nullopt;
+  check(device_, status, ("read the binary of the program " + name_).c_str());
+  std::string read(bytes, '\0');
+  check(device_, driver->program_binary(driver->context, handle_, read.data(), &bytes),
+        ("read the binary of the program " + name_).c_str());
+  return read;
 }
 
 Program::~Program() {

@@ -53,6 +53,9 @@ class Program : public std::enable_shared_from_this<Program> {
   // NULL, with the reason, if it cannot; `refused` tells whether it should have. Throws for any other failure.
   static std::shared_ptr<Program> create(Device& device, const ProgramSource& source, std::string& reason,
                                          bool& refused);
+  // The same of what binary() gave, on a device whose driver keeps binaries.
+  static std::shared_ptr<Program> load(Device& device, const ProgramSource& source, const std::string& binary,
+                                       std::string& reason);
   ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
@@ -61,12 +64,18 @@ class Program : public std::enable_shared_from_this<Program> {
   tg_program handle() const { return handle_; }
   const std::string& name() const { return name_; }
   uint64_t scratch_bytes() const { return scratch_bytes_; }
+  // What can be kept on disk, if anything can.
+  std::optional<std::string> binary() const;
 
   // Submits a run: addresses of inputs and outputs, or numbers, and behind them the address of the scratch.
   tg_status submit(tg_stream stream, c10::ArrayRef<tg_arg> addresses) const;
 
  private:
   Program(Device& device, std::string name) : device_(device), name_(std::move(name)) {}
+  // NULL, with the reason, where `prepare` cannot.
+  template <class Prepare>
+  static std::shared_ptr<Program> made(Device& device, const ProgramSource& source, std::string& reason, bool& refused,
+                                       Prepare prepare);
 
   Device& device_;
   const std::string name_;

@@ -310,6 +310,8 @@ const tg_driver table = {
     .program_create = nullptr,
     .program_destroy = nullptr,
     .program_run = nullptr,
+    .program_binary = nullptr,
+    .program_load = nullptr,
 };
 
 }  // namespace

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["NAME", "compile_graph", "graft"]
+    from torchgraft.compiler.graph_compilers.report import CompileReport
+
+__all__ = ["NAME", "compile_graph", "compile_report", "graft"]
 
 #: What torch.compile knows the backend by.
 NAME = "graft"
@@ -42,3 +44,11 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Ca
     from torchgraft.compiler import aot
 
     return aot.compile_graph(gm, example_inputs)
+
+
+def compile_report() -> CompileReport:
+    """What became of the graphs that were compiled by `torch.compile(model, backend="<the device's name>")`: which
+    parts are programs of the device's, and why other nodes are not. Of the last 256 graphs."""
+    from torchgraft.compiler.graph_compilers import report
+
+    return report.report()

@@ -22,7 +22,7 @@ from torchgraft.plans.device import device_traits
 from torchgraft.plans.registry import ENTRIES
 from torchgraft.plans.schema import overload_name
 
-__all__ = ["compile_graph", "compile_program"]
+__all__ = ["allow_other_strides", "compile_graph", "compile_program"]
 
 aten = torch.ops.aten
 
@@ -67,7 +67,7 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Pr
     """What is called in place of a functional graph of aten ops, with a list of the arguments that it empties."""
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
-    _allow_other_strides(graph)
+    allow_other_strides(graph)
     program = recorded(gm, group_loops(graph))
 
     def run(arguments: list[Any]) -> Sequence[Any]:
@@ -77,7 +77,7 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Pr
     return run
 
 
-def _allow_other_strides(graph: torch.fx.Graph) -> None:
+def allow_other_strides(graph: torch.fx.Graph) -> None:
     """What runs on the CPU may lie in memory otherwise than a meta function says, and have no such view."""
     for node in graph.find_nodes(op="call_function", target=aten.view.default):
         node.target = aten.reshape.default

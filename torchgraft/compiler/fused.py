@@ -68,6 +68,7 @@ class FusedOps:
 
     def __init__(self, graph: Graph, device: int) -> None:
         self.device = device
+        self.op = torch.ops.torchgraft.fused.default
         self._nodes = [node for node in graph.nodes if node.op == "call_function"]
         self._inputs = graph.find_nodes(op="placeholder")
         self._results: list[Node] = list(graph.output_node().args[0])  # type: ignore[arg-type]
@@ -79,7 +80,7 @@ class FusedOps:
     def __call__(self, arguments: list[Any]) -> list[torch.Tensor]:
         tensors, sizes = self._tensors(arguments), self._sizes(arguments)
         arguments.clear()
-        results: list[torch.Tensor] = torch.ops.torchgraft.fused.default(tensors, self._number, sizes)
+        results: list[torch.Tensor] = self.op(tensors, self._number, sizes)
         return results
 
     def _tensors(self, arguments: Sequence[Any]) -> list[torch.Tensor]:

@@ -29,6 +29,8 @@ __all__ = ["CLASSES", "calls_of", "described", "fake_device", "kernels_of"]
 def _device(kind: str, simd_width: int, bfloat16: Way | None = None, matrix_units: bool = False) -> DeviceTraits:
     return DeviceTraits(
         has_programs=False,
+        program_formats=(),
+        constants=False,
         index=0,
         name=f"any {kind}",
         kind=kind,

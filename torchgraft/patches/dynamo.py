@@ -12,6 +12,7 @@ from contextlib import suppress
 from types import ModuleType
 
 from torchgraft import backend, compiler
+from torchgraft.compiler import graph_compilers
 from torchgraft.patches import imports
 
 __all__ = ["INTERNAL", "install"]
@@ -46,6 +47,9 @@ def _register_interface(device_interface: ModuleType) -> None:
 
 
 def _offer_compiler(registry: ModuleType) -> None:
-    """torch.compile knows our own compiler by name, where the metadata of an installed package did not say so."""
+    """torch.compile knows our own compiler by name, where the metadata of an installed package did not say so, and that
+    of a device's maker by the device's."""
     with suppress(AssertionError):  # that it is there
         registry.register_backend(compiler.graft, name=compiler.NAME)
+    with suppress(AssertionError):
+        registry.register_backend(graph_compilers.graph_compiler, name=backend.name())

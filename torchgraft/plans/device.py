@@ -29,6 +29,8 @@ class DeviceTraits:
     float64: bool
     has_compiler: bool
     has_programs: bool  # operators of its own
+    program_formats: tuple[str, ...]  # languages of whole graphs that it has a compiler of
+    constants: bool  # whether that compiler would rather have parameters as constants
     long_atomics: bool  # of 64 bits
     bfloat16: Way | None  # whose words kernels may use to multiply bfloat16, if any
     matrix_units: bool  # whether they may use those for a GPU's
@@ -65,6 +67,8 @@ def device_traits(index: int) -> DeviceTraits:
         float64=Capability.FLOAT64 in capabilities,
         has_compiler=Capability.COMPILER in capabilities,
         has_programs=Capability.PROGRAMS in capabilities,
+        program_formats=tuple(str(p["program_formats"]).split()),
+        constants=Capability.CONSTANTS in capabilities,
         long_atomics=Capability.ATOMIC_INT64 in capabilities,
         bfloat16=_bfloat16(capabilities, lanes),
         matrix_units=matrix_units,

@@ -8,9 +8,6 @@ to the CPU where it has none, with the driver's reasons.
 from __future__ import annotations
 
 import os
-import threading
-import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -19,9 +16,10 @@ import torch
 from torchgraft._core import _C
 from torchgraft.codegen.types import BY_NAME
 from torchgraft.driver import Wish
+from torchgraft.plans.programs import ELEMENTS, Record, add_run, prepared, record_of_tensor
 from torchgraft.plans.scalar import Scalar
 from torchgraft.plans.schema import overload_name, parameters, resolve, tensors_in
-from torchgraft.plans.steps import Operand, Run, Steps, Unsupported, is_number, number_type
+from torchgraft.plans.steps import Operand, Steps, Unsupported, is_number, number_type
 
 __all__ = ["FORMS", "operator_form", "plan_as_operator", "plan_operator"]
 
@@ -32,26 +30,6 @@ _Form = TypeVar("_Form", bound=Form)
 #: What makes an operator of a call, by the overloads' names.
 FORMS: dict[str, Form] = {}
 _OVERWRITING: set[Form] = set()
-
-# tg_element, by torch's dtypes.
-_ELEMENTS = {
-    torch.uint8: 1,
-    torch.int8: 2,
-    torch.int16: 3,
-    torch.int32: 4,
-    torch.int64: 5,
-    torch.float16: 6,
-    torch.bfloat16: 7,
-    torch.float32: 8,
-    torch.float64: 9,
-    torch.bool: 10,
-    torch.complex64: 11,
-    torch.complex128: 12,
-}
-# Programs that are kept for plans to come; each plan keeps its own.
-_programs: OrderedDict[Any, _C.Program] = OrderedDict()
-_lock = threading.Lock()
-_warned: set[tuple[int, str]] = set()
 
 
 def operator_form(*names: str, overwrites: bool = False) -> Callable[[_Form], _Form]:
@@ -158,15 +136,15 @@ def plan_operator(
     else:
         p.refused.append(f"{name}: it wishes for other strides whatever it is offered")
         return False
-    program = _program(p.device.index, name, values, records, len(inputs), source)
+    key = (name, sorted(values.items()), records, len(inputs))
+    program = prepared(p.device.index, f"its operator {name}", source, repr(key))
     if isinstance(program, str):
         p.refused.append(f"{name}: {program}")
         return False
     for spec, place in zip(inputs, placed, strict=False):
         if isinstance(spec, torch.Tensor) and isinstance(place, torch.Tensor) and place is not spec:
             p.copy(place, spec)
-    scratch = p.empty((program.scratch_bytes,), torch.uint8) if program.scratch_bytes else None
-    p.add(Run(program, placed, scratch))
+    add_run(p, program, placed)
     for spec, place in zip(outputs, placed[len(inputs) :], strict=True):
         if spec is not None and isinstance(place, torch.Tensor) and place is not spec:
             p.copy(spec, place)
@@ -184,7 +162,7 @@ def _why_no_operand(p: Steps, operands: Sequence[Operand]) -> str:
             return "a complex number"
         if spec.is_conj() or spec.is_neg():
             return "a tensor that is conjugated or negated by a bit"
-        if spec.dtype not in _ELEMENTS:
+        if spec.dtype not in ELEMENTS:
             return f"elements of {spec.dtype}"
     return ""
 
@@ -198,13 +176,13 @@ def _value(attribute: Attribute) -> int | float | str | list[int]:
     return value if isinstance(value, (int, float, str)) else [int(each) for each in value]
 
 
-def _record(p: Steps, operand: Operand) -> tuple[int, list[int], list[int], bool] | None:
+def _record(p: Steps, operand: Operand) -> Record | None:
     if operand is None:
         return None
     if is_number(p, operand):
-        return (_ELEMENTS[BY_NAME[number_type(operand)].dtype], [], [], True)
+        return (ELEMENTS[BY_NAME[number_type(operand)].dtype], [], [], True)
     assert isinstance(operand, torch.Tensor)
-    return (_ELEMENTS[operand.dtype], list(operand.shape), list(operand.stride()), False)
+    return record_of_tensor(operand)
 
 
 def _laid_out(p: Steps, spec: Operand, wish: Wish) -> Operand:
@@ -221,36 +199,3 @@ def _laid_out(p: Steps, spec: Operand, wish: Wish) -> Operand:
     for d in reversed(order):
         strides[d], step = step, step * max(1, spec.shape[d])
     return p.empty(spec.shape, spec.dtype, strides)
-
-
-def _program(
-    device: int,
-    name: str,
-    attributes: Mapping[str, Any],
-    records: Sequence[Any],
-    inputs: int,
-    source: _C.ProgramSource,
-) -> _C.Program | str:
-    """The program, or why there is none."""
-    key = (device, name, repr((sorted(attributes.items()), records)), inputs)
-    with _lock:
-        if key in _programs:
-            _programs.move_to_end(key)
-            return _programs[key]
-    program, reason, refused = _C.Program.create(device, source)
-    if program is None:
-        if refused and (device, name) not in _warned:
-            _warned.add((device, name))
-            backend = torch._C._get_privateuse1_backend_name()
-            warnings.warn(
-                f"'{backend}:{device}' could not prepare its operator {name}, which it says that it has: {reason}. The "
-                "call is served in another way; the result is right.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return reason
-    with _lock:
-        _programs[key] = program
-        while len(_programs) > 1024:
-            _programs.popitem(last=False)
-    return program

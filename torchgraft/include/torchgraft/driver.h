@@ -68,7 +68,8 @@ enum {
   TG_CAP_BFLOAT16_VECTORS = 1u << 9, /* kernels may use the kernel language's words for vectors of bfloat16 */
   TG_CAP_FRAGMENTS = 1u << 10,       /* kernels may use the kernel language's words for fragments of 16-bit floats */
   TG_CAP_OUTER_VECTORS = 1u << 11,   /* the compiler makes vectors of a loop around one that is written out */
-  TG_CAP_PROGRAMS = 1u << 12         /* program_create and program_run work */
+  TG_CAP_PROGRAMS = 1u << 12,        /* program_create and program_run work */
+  TG_CAP_CONSTANTS = 1u << 13        /* graphs are better with the parameters of a model as constants in them */
 };
 
 /* What a device is. It never changes: it is part of the key under which kernels are kept. Each device has a name, a
@@ -90,8 +91,9 @@ typedef struct tg_device_properties {
   char vendor[128];
   char driver_version[256]; /* everything that decides what the compiler makes of a source: part of the cache's key */
   char platform[128];
-  char dialect[32]; /* the kernel language, e.g. "opencl-c"; empty without a compiler */
-  char uuid[64];    /* printable; equal for the same physical device; empty where unknown */
+  char dialect[32];         /* the kernel language, e.g. "opencl-c"; empty without a compiler */
+  char uuid[64];            /* printable; equal for the same physical device; empty where unknown */
+  char program_formats[64]; /* languages of whole graphs that program_create reads, with blanks between; may be empty */
 } tg_device_properties;
 
 typedef enum tg_copy_kind {
@@ -397,7 +399,9 @@ typedef struct tg_driver {
    *
    * program_supports: whether the device can, answered quickly, without preparing anything. TG_ERROR_UNSUPPORTED, with
    * the reason in last_error, sends the op elsewhere. `wishes` has a tg_wish for each input, then for each output, all
-   * TG_WISH_NONE: where the driver sets one, torchgraft copies the tensor accordingly and asks again.
+   * TG_WISH_NONE: where the driver sets one, torchgraft copies the tensor accordingly and asks again. Of a language of
+   * program_formats it is first asked for single nodes of a graph: without bytes, and the name is that of an op of
+   * PyTorch's ("aten.add.Tensor").
    * program_create: prepares it, for tensors as they are. TG_ERROR_UNSUPPORTED as above; TG_ERROR_COMPILE means that it
    * should have worked, and `log`, as of module_compile, says why not.
    * program_run: submits it, ordered as a launch. Inputs are not written. Outputs may be inputs where the operator's
@@ -408,6 +412,15 @@ typedef struct tg_driver {
                               tg_program_info* info, const char** log);
   tg_status (*program_destroy)(void* context, tg_program program);
   tg_status (*program_run)(void* context, int32_t device, tg_stream stream, const tg_run* run);
+
+  /* Programs on disk [optional, both or none]: kept under driver_version, platform and what they are made of.
+   *
+   * program_binary: as module_binary. TG_ERROR_UNSUPPORTED where this program has none.
+   * program_load: as program_create, of a binary in place of the source's bytes, which are not given. It refuses what
+   * is no binary of the device's, and the program is created then. */
+  tg_status (*program_binary)(void* context, tg_program program, void* buffer, uint64_t* bytes);
+  tg_status (*program_load)(void* context, int32_t device, const tg_program_source* source, const void* binary,
+                            uint64_t bytes, tg_program* out, tg_program_info* info, const char** log);
 } tg_driver;
 
 /* struct_size of the first version. */
