@@ -533,6 +533,15 @@ def test_capturing_again_and_again_leaves_nothing(device: str, module: ModuleTyp
 # ---- streams and threads ----
 
 
+def test_no_other_stream_is_captured(device: str, module: ModuleType) -> None:
+    """However many there are: streams are handed out in turn."""
+    x = torch.ones(10, device=device)
+    with module.graph(module.Graph()):
+        assert module.current_stream() not in [module.Stream() for _ in range(100)]
+        x + 1
+    assert module.current_stream() == module.default_stream()
+
+
 def test_streams_that_join(device: str, module: ModuleType) -> None:
     x = torch.ones(1 << 16, device=device)
     side = module.Stream()

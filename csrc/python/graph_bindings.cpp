@@ -35,6 +35,7 @@ void bind_graphs(py::module_& m) {
       .def("replays", freely([](Graph& graph) { return graph.replays(); }));
   m.def("graph_as_dot", &graph_as_dot);
   m.def("new_graph_pool", &new_graph_pool);
+  m.attr("CAPTURE_STREAM") = kCaptureStream;
   m.def("graph_counts", [] {
     const GraphCounts counts = graph_counts();
     return py::make_tuple(counts.graphs, counts.nodes, counts.replays);

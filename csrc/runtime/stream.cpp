@@ -15,10 +15,11 @@ namespace torchgraft {
 namespace {
 
 // Stream ids: 0 is the default stream; then a pool of kPoolStreams for each of kPriorities. torch.Stream objects do not
-// own what they name, so streams are handed out in turn from the pools and never destroyed.
+// own what they name, so streams are handed out in turn from the pools and never destroyed. kCaptureStream is in no
+// pool: what is given to another stream while it is captured must not land in the graph.
 constexpr int kPoolStreams = 32;
 constexpr int kPriorities = 3;  // -1 urgent, 0 default, 1 background
-static_assert(kMaxStreams == 1 + kPriorities * kPoolStreams);
+static_assert(kMaxStreams == 1 + kPriorities * kPoolStreams + 1);
 
 using Handles = std::array<std::atomic<tg_stream>, kMaxStreams>;
 constinit std::array<Handles, kMaxDevices> handles{};

@@ -9,7 +9,8 @@
 
 namespace torchgraft {
 
-inline constexpr int kMaxStreams = 97;  // of one device; see stream.cpp for what the ids mean
+inline constexpr int kMaxStreams = 98;  // of one device; see stream.cpp for what the ids mean
+inline constexpr c10::StreamId kCaptureStream = kMaxStreams - 1;
 using StreamSet = std::bitset<kMaxStreams>;
 
 // Thread-local current device and stream, as the guard sees them.

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from torchgraft import backend
 from torchgraft._core import _C
-from torchgraft.device_module.streams import Stream
+from torchgraft.device_module.streams import DEVICE_TYPE, Stream
 from torchgraft.device_module.streams import stream as on_stream
 
 __all__ = ["Graph", "graph", "graph_pool_handle", "is_current_stream_capturing", "make_graphed_callables"]
@@ -145,17 +145,20 @@ def _short(sizes: tuple[int, int, int]) -> tuple[int, ...]:
     return sizes[: used + 1]
 
 
+def _default_stream() -> Stream:
+    backend.open_devices()
+    return Stream(stream_id=_C.CAPTURE_STREAM, device_index=_C.current_device(), device_type=DEVICE_TYPE)
+
+
 class graph:
     """`with torch.<name>.graph(torch.<name>.Graph()):` records the lines below in the graph.
 
     Args:
         graph: what is captured.
         pool: memory to share, see `Graph.capture_begin`.
-        stream: the stream to capture on; by default one that is kept for captures.
+        stream: the stream to capture on; by default one that is kept for captures, and is never handed out.
         capture_error_mode: see `Graph.capture_begin`.
     """
-
-    _streams: ClassVar[dict[int, Stream]] = {}  # by device
 
     def __init__(
         self,
@@ -167,12 +170,7 @@ class graph:
         self._graph = graph
         self._pool = pool
         self._mode = capture_error_mode
-        self._stream = on_stream(self._default_stream() if stream is None else stream)
-
-    @classmethod
-    def _default_stream(cls) -> Stream:
-        backend.open_devices()
-        return cls._streams.setdefault(_C.current_device(), Stream())
+        self._stream = on_stream(_default_stream() if stream is None else stream)
 
     def __enter__(self) -> None:
         _C.synchronize(_C.current_device())
