@@ -315,6 +315,36 @@ def test_a_device_without_a_compiler_is_warned_of_once(script: Script) -> None:
     assert out.splitlines() == [f"<string> device 'npy:{n} True" for n in (0, 1, 0)] + ["1"]
 
 
+def test_printing_warns_once(script: Script) -> None:
+    """Of a device that plans: not of each op that printing calls; programs are warned of these all the same."""
+    script("""
+        import warnings
+        import torch, torchgraft
+        from operator_driver import OperatorDriver
+
+        driver = OperatorDriver()
+        driver.refuses = {"pointwise", "reduce", "copy", "gather", "cat"}
+        torchgraft.register("npu", [driver])
+
+        def told(call):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                call()
+            return [str(each.message) for each in caught]
+
+        x = torch.randn(3, 4).to("npu")
+        (text,) = told(lambda: str(x))
+        assert text.startswith("to print a tensor, aten::") and "the library has no" in text, text
+        assert told(lambda: repr(torch.randn(2, 2).to("npu"))) == []
+        used = set(row.op for row in torchgraft.fallback_report())
+        assert len(used) > 3, used
+        assert any("aten::abs runs on the CPU" in each for each in told(x.abs))
+        assert told(x.abs) == []
+        torchgraft.reset_fallback_report(warnings=True)
+        assert len(told(lambda: str(x))) == 1
+    """)
+
+
 def test_a_warning_may_be_an_error(device: str) -> None:
     x = torch.ones(3, device=device)
     torchgraft.reset_fallback_report(warnings=True)

@@ -35,9 +35,13 @@ Mode = Literal["warn", "silent", "error"]
 _MODES: tuple[str, ...] = get_args(Mode)
 _LIBRARIES = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, __file__))
 
+# Whose ops are warned of as one: printing a tensor calls a dozen that no program is slow for.
+_PRINTING = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "_tensor_str.py")
+
 _lock = threading.Lock()
 _default: str = "warn"
 _open: list[fallback] = []  # contexts, in the order in which they were entered
+_told_of_printing = threading.Event()
 
 
 def _check(mode: str) -> str:
@@ -205,6 +209,8 @@ def fallback_report() -> FallbackReport:
 def reset_fallback_report(*, warnings: bool = False) -> None:
     """Counts from zero again. With `warnings`, each op is warned of once more, too."""
     _C.fallback_reset(warnings)
+    if warnings:
+        _told_of_printing.clear()
 
 
 # ---- what the C++ core asks ------------------------------------------------------------------------------------------
@@ -223,6 +229,13 @@ def _user_frame() -> FrameType | None:
     return None
 
 
+def _is_printing() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != _PRINTING:
+        frame = frame.f_back
+    return frame is not None
+
+
 def _place() -> str:
     frame = _user_frame()
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -237,8 +250,19 @@ def warn_user(message: str) -> None:
         warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno)
 
 
+def _warn_of_fallback(message: str, of_op: bool) -> bool:
+    """Warns of an op, or of a device; returns whether the op is to be warned of no more."""
+    if not (of_op and _is_printing()):
+        warn_user(message)
+        return True
+    if not _told_of_printing.is_set():
+        _told_of_printing.set()
+        warn_user(f"to print a tensor, {message} Of other ops that printing calls there is no warning.")
+    return False
+
+
 def _set_up() -> None:
-    _C.fallback_set_hooks(_place, warn_user)
+    _C.fallback_set_hooks(_place, _warn_of_fallback)
     chosen = os.environ.get("TORCHGRAFT_FALLBACK", "warn").strip().lower() or "warn"
     # Of others there is a warning when the devices are opened: this runs while torch itself is imported.
     fallback.set_mode(chosen if chosen in _MODES else "warn")  # type: ignore[arg-type]

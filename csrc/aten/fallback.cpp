@@ -51,7 +51,7 @@ struct Ledger {
   std::mutex mutex;
   std::unordered_map<c10::OperatorName, Account> accounts;
   std::set<c10::DeviceIndex> told_of;  // devices without a compiler of which there was a warning
-  std::function<void(const std::string&)> warn;
+  WarnOfFallback warn;
 };
 
 Ledger& ledger() {
@@ -100,11 +100,17 @@ void announce(const c10::OperatorName& name, c10::DeviceIndex device, std::strin
     std::lock_guard lock(books.mutex);
     ++books.accounts[name].record.places[place];
   }
-  if (warn)
-    books.warn(c10::str(by_op ? warning_of_op(name, device, reason, place) : warning_of_device(device),
-                        ". The result is right, the time is not. torchgraft.fallback_report() tells what it "
-                        "costs; torchgraft.fallback.set_mode('silent') or TORCHGRAFT_FALLBACK=silent stops these "
-                        "warnings, 'error' forbids it."));
+  if (!warn) return;
+  const bool done =
+      books.warn(c10::str(by_op ? warning_of_op(name, device, reason, place) : warning_of_device(device),
+                          ". The result is right, the time is not. torchgraft.fallback_report() tells what it "
+                          "costs; torchgraft.fallback.set_mode('silent') or TORCHGRAFT_FALLBACK=silent stops these "
+                          "warnings, 'error' forbids it."),
+                 by_op);
+  if (!done) {
+    std::lock_guard lock(books.mutex);
+    books.accounts[name].warned = false;
+  }
 }
 
 void count(const c10::OperatorName& name, std::string_view reason, uint64_t to_host, uint64_t to_device,
@@ -680,7 +686,7 @@ void record_fallback_places(bool every_call) noexcept {
   places_of_every_call.store(every_call, std::memory_order_relaxed);
 }
 
-void set_fallback_warning(std::function<void(const std::string&)> warn) { ledger().warn = std::move(warn); }
+void set_fallback_warning(WarnOfFallback warn) { ledger().warn = std::move(warn); }
 
 void set_host_kernel(const c10::OperatorName& name, HostKernel run) {
   HostKernels& known = host_kernels();

@@ -41,7 +41,8 @@ void set_host_kernel(const c10::OperatorName& name, HostKernel run);
 // Has an op go to the CPU that PyTorch composes of no others, but of reads of memory as if it were the host's.
 void register_host_op(const c10::OperatorName& name);
 
-// What warns; it may throw.
-void set_fallback_warning(std::function<void(const std::string&)> warn);
+// What warns of an op, or of a device, and returns whether the op is to be warned of no more; it may throw.
+using WarnOfFallback = std::function<bool(const std::string& message, bool of_op)>;
+void set_fallback_warning(WarnOfFallback warn);
 
 }  // namespace torchgraft

@@ -52,10 +52,10 @@ void bind_fallback(pybind11::module_& m) {
           py::gil_scoped_acquire gil;
           return py::cast<std::string>((*held_place)());
         });
-        set_fallback_warning([held_warn](const std::string& message) {
-          if (!Py_IsInitialized()) return;
+        set_fallback_warning([held_warn](const std::string& message, bool of_op) {
+          if (!Py_IsInitialized()) return true;
           py::gil_scoped_acquire gil;
-          (*held_warn)(message);
+          return py::cast<bool>((*held_warn)(message, of_op));
         });
       },
       py::arg("place"), py::arg("warn"));
