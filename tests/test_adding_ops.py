@@ -178,6 +178,61 @@ class TestForms:
 
         self.check(own.grown, device)
 
+    @pytest.mark.parametrize("results", ["any", "dense", "contiguous"])
+    @pytest.mark.no_fallback
+    def test_where_a_planner_writes(self, device: str, results: Any) -> None:
+        name, seen = f"lying_{results}", []
+        LIBRARIES.append(
+            define(f"{name}(Tensor x) -> Tensor", f"{name}.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+        )
+
+        @planner(f"adding::{name}", results=results, meta=torch.empty_like)
+        def lying(p: PlanBuilder, out: torch.Tensor, x: torch.Tensor) -> None:
+            seen.append(out.stride())
+            p.copy(out, p.call(torch.ops.aten.mul.Tensor, x, 2))
+
+        x = torch.randn(3, 4)
+        for out in (
+            torch.zeros(3, 4, device=device),
+            torch.zeros(4, 3, device=device).t(),
+            torch.zeros(3, 8, device=device)[:, ::2],
+        ):
+            getattr(own, name)(x.to(device), out=out)
+            assert_close(out.cpu(), 2 * x)
+        usual, turned, gaps = (4, 1), (1, 3), (8, 2)
+        assert seen == [
+            usual,
+            usual if results == "contiguous" else turned,
+            gaps if results == "any" else usual,
+        ]
+
+    @pytest.mark.no_fallback
+    def test_products_over_nothing(self, device: str) -> None:
+        LIBRARIES.append(
+            define(
+                "product(Tensor a, Tensor b) -> Tensor",
+                "product.out(Tensor a, Tensor b, *, Tensor(c!) out) -> Tensor(c!)",
+            )
+        )
+
+        @planner("adding::product", empty="zero", meta=lambda a, b: torch.mm(a, b))
+        def product(p: PlanBuilder, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+            assert a.numel() and b.numel() and out.numel()
+            p.call_out(torch.ops.aten.mm.default, out, a, b)
+
+        for m, k, n in ((2, 3, 4), (2, 0, 4), (0, 3, 4), (2, 3, 0), (0, 0, 0)):
+            a, b = torch.randn(m, k), torch.randn(k, n)
+            assert_close(own.product(a.to(device), b.to(device)).cpu(), a @ b)
+            out = torch.full((m, n), 7.0, device=device)
+            own.product(a.to(device), b.to(device), out=out)
+            assert_close(out.cpu(), a @ b)
+
+    def test_options_that_are_none(self) -> None:
+        with pytest.raises(ValueError, match="option is one of 'any', 'dense', 'contiguous', not 'packed'"):
+            planner("adding::wrong", results="packed")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="option is one of 'planned', 'zero', not 'nothing'"):
+            planner("adding::wrong", empty="nothing")  # type: ignore[arg-type]
+
 
 class TestReplacing:
     def test_is_asked_for(self, device: str) -> None:

@@ -764,7 +764,7 @@ class TestRecords:
 
     def test_plans_without_steps(self) -> None:
         assert _C.Plan.fallback("aten::none", "of no reason").describe() == "aten::none: CPU fallback: of no reason\n"
-        assert _C.Plan.eager("aten::none", print).describe() == "aten::none: runs other ops, 0 hits\n"
+        assert _C.Plan.eager("aten::none", print, None).describe() == "aten::none: runs other ops, 0 hits\n"
 
     @pytest.mark.parametrize(
         ("rule", "dealt"),

@@ -341,8 +341,9 @@ class Plan:
         guards: Sequence[Guard],
     ) -> None: ...
     @staticmethod
-    def eager(op: str, function: Callable[..., Any]) -> Plan:
-        """A function of the op's arguments in place of steps."""
+    def eager(op: str, function: Callable[..., Any], refusal: Callable[[BaseException], str | None] | None) -> Plan:
+        """A function of the op's arguments in place of steps. `refusal` says of what it raises whether that refuses the
+        call, by a reason: it then is planned in another way."""
     @staticmethod
     def fallback(op: str, reason: str, result_strides: Sequence[Sequence[int]] = ()) -> Plan:
         """Such calls go to the CPU; new results then lie in memory as said, where it is."""

@@ -1,5 +1,6 @@
 #include "eager.h"
 
+#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/python_headers.h>
 
@@ -10,16 +11,17 @@ namespace py = pybind11;
 namespace torchgraft {
 namespace {
 
-struct EagerFunction {
-  std::shared_ptr<py::object> function;
+std::shared_ptr<py::object> held(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* owned) {
+            py::gil_scoped_acquire gil;
+            delete owned;
+          }};
+}
 
-  explicit EagerFunction(py::object callable)
-      : function(new py::object(std::move(callable)), [](py::object* owned) {
-          py::gil_scoped_acquire gil;
-          delete owned;
-        }) {}
+struct PythonFunction {
+  std::shared_ptr<py::object> function, refusal;
 
-  void operator()(const c10::OperatorHandle& op, torch::jit::Stack* stack) const {
+  std::optional<std::string> operator()(const c10::OperatorHandle& op, torch::jit::Stack* stack) const {
     const c10::FunctionSchema& schema = op.schema();
     size_t count = schema.arguments().size();
     torch::jit::Stack results;
@@ -37,17 +39,28 @@ struct EagerFunction {
           results.push_back(torch::jit::toIValue(several[i], returns[i].type(), std::nullopt));
       }
     } catch (py::error_already_set& error) {
+      if (std::optional<std::string> reason = reason_of(error)) return reason;
       carry(error);
     }
     torch::jit::drop(*stack, count);
     for (c10::IValue& result : results) stack->push_back(std::move(result));
+    return std::nullopt;
+  }
+
+  std::optional<std::string> reason_of(const py::error_already_set& error) const {
+    if (refusal->is_none()) return std::nullopt;
+    try {
+      return (*refusal)(error.value()).cast<std::optional<std::string>>();
+    } catch (py::error_already_set& other) {
+      carry(other);
+    }
   }
 };
 
 }  // namespace
 
-std::function<void(const c10::OperatorHandle&, torch::jit::Stack*)> eager_function(py::function function) {
-  return EagerFunction(std::move(function));
+EagerFunction eager_function(py::function function, py::object refusal) {
+  return PythonFunction{held(std::move(function)), held(std::move(refusal))};
 }
 
 void carry(py::error_already_set& error) {

@@ -400,7 +400,7 @@ void PlannedOp::drop_older_half(std::vector<std::shared_ptr<Plan>>& dropped) {
 
 std::shared_ptr<Plan> PlannedOp::make(const Call& call) {
   misses_.fetch_add(1, std::memory_order_relaxed);
-  auto [plan, read] = request_plan(name_, call);
+  auto [plan, read] = request_plan(name_, call, 0);
   const uint64_t touched = touched_.fetch_or(read, std::memory_order_acq_rel) | read;
   insert(call.key(touched), plan);
   return plan;
@@ -417,8 +417,20 @@ std::shared_ptr<Plan> PlannedOp::plan_of(const Call& call) {
   return plan;
 }
 
-void PlannedOp::run_on_cpu(const Plan& plan, torch::jit::Stack* stack) const {
-  cpu_fallback(op_, stack, plan.reason);
+std::shared_ptr<Plan> PlannedOp::other_plan(Plan& plan, const Call& call, uint32_t refused) {
+  if (std::shared_ptr<Plan> known = plan.otherwise.load(); known != nullptr && known->serves(call)) {
+    known->hits.fetch_add(1, std::memory_order_relaxed);
+    return known;
+  }
+  misses_.fetch_add(1, std::memory_order_relaxed);
+  auto [other, read] = request_plan(name_, call, refused);
+  // One that depends on more of the call than the key has is for this call; later ones have another key.
+  if ((read & ~touched_.fetch_or(read, std::memory_order_acq_rel)) == 0) plan.otherwise.store(other);
+  return other;
+}
+
+void PlannedOp::run_on_cpu(const Plan& plan, const std::string& reason, torch::jit::Stack* stack) const {
+  cpu_fallback(op_, stack, reason);
   const size_t count = plan.result_strides.size();
   for (size_t i = 0; i < count; ++i) {
     c10::IValue& result = (*stack)[stack->size() - count + i];
@@ -434,10 +446,23 @@ void PlannedOp::run_on_cpu(const Plan& plan, torch::jit::Stack* stack) const {
 void PlannedOp::run(torch::jit::Stack* stack) {
   raise_if_forked();
   const Call call(signature_, stack);
-  const std::shared_ptr<Plan> plan = plan_of(call);
-  if (plan->fallback) return run_on_cpu(*plan, stack);
-  if (plan->eager) return plan->eager(op_, stack);
-  Replay(*plan, call).run(stack);
+  run(plan_of(call), call, stack);
+}
+
+void PlannedOp::run(std::shared_ptr<Plan> plan, const Call& call, torch::jit::Stack* stack) {
+  std::string reasons;
+  const auto add = [&](const std::string& reason) {
+    if (!reason.empty()) reasons += reasons.empty() ? reason : "; " + reason;
+  };
+  for (uint32_t refused = 1; plan->eager; ++refused) {
+    const std::optional<std::string> reason = plan->eager(op_, stack);
+    if (!reason) return;
+    add(*reason);
+    plan = other_plan(*plan, call, refused);
+  }
+  if (!plan->fallback) return Replay(*plan, call).run(stack);
+  add(plan->reason);
+  run_on_cpu(*plan, reasons, stack);
 }
 
 c10::IValue PlannedOp::run_borrowed(c10::ArrayRef<c10::IValue> arguments, bool wants_arguments) {
@@ -453,7 +478,7 @@ c10::IValue PlannedOp::run_borrowed(c10::ArrayRef<c10::IValue> arguments, bool w
   const std::shared_ptr<Plan> plan = plan_of(call);
   if (!plan->fallback && !plan->eager) return std::move(Replay(*plan, call).run(wants_arguments).front());
   stack.assign(arguments.begin(), arguments.end());  // with tensors of its own
-  plan->fallback ? run_on_cpu(*plan, &stack) : plan->eager(op_, &stack);
+  run(plan, call, &stack);
   return std::move(stack.back());
 }
 
@@ -568,6 +593,7 @@ std::string Plan::describe(bool source) const {
     out << ": CPU fallback: " << reason << "\n";
   } else if (eager) {
     out << ": runs other ops, " << hits.load() << " hits\n";
+    if (const std::shared_ptr<Plan> other = otherwise.load()) out << "  or " << other->describe(source);
   } else {
     out << ": " << steps.size() << " steps, " << temporaries.size() << " temporaries (" << arena_bytes << " bytes), "
         << hits.load() << " hits\n";

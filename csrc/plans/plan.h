@@ -167,9 +167,10 @@ struct Plan {
   std::string reason;     // why
   // How results lie in memory that the CPU may lay out otherwise, where the op's meta function has been asked.
   std::vector<std::vector<int64_t>> result_strides;
-  // Instead of steps: a function that runs other ops, for results whose shape depends on data. Replaces the arguments
-  // by the results.
-  std::function<void(const c10::OperatorHandle&, torch::jit::Stack*)> eager;
+  // Instead of steps: a function that runs other ops, for results whose shape depends on data. It may refuse a call,
+  // which `otherwise` then serves: made at the first such call.
+  std::function<std::optional<std::string>(const c10::OperatorHandle&, torch::jit::Stack*)> eager;
+  std::atomic<std::shared_ptr<Plan>> otherwise;
 
   std::atomic<uint64_t> hits{0};
   std::atomic<uint64_t> last_used{0};
@@ -198,8 +199,11 @@ class PlannedOp {
   void clear();
 
  private:
-  void run_on_cpu(const Plan& plan, torch::jit::Stack* stack) const;
+  void run(std::shared_ptr<Plan> plan, const Call& call, torch::jit::Stack* stack);
+  void run_on_cpu(const Plan& plan, const std::string& reason, torch::jit::Stack* stack) const;
   std::shared_ptr<Plan> plan_of(const Call& call);
+  // What serves a call that the plan's function refuses, and `refused` functions in all.
+  std::shared_ptr<Plan> other_plan(Plan& plan, const Call& call, uint32_t refused);
   std::shared_ptr<Plan> find(const Key& key) const;
   std::shared_ptr<Plan> make(const Call& call);
   void insert(const Key& key, const std::shared_ptr<Plan>& plan);
@@ -240,7 +244,8 @@ const PlannedName& planned_name(std::string_view name);
 
 void set_plan_capacity(size_t plans_per_op);
 
-// Implemented by the bindings: asks Python. Returns the plan and the scalars that the planner read.
-std::pair<std::shared_ptr<Plan>, uint64_t> request_plan(const std::string& op, const Call& call);
+// Implemented by the bindings: asks Python. Returns the plan and the scalars that the planner read. The first `refused`
+// functions that are for the call have refused it.
+std::pair<std::shared_ptr<Plan>, uint64_t> request_plan(const std::string& op, const Call& call, uint32_t refused);
 
 }  // namespace torchgraft

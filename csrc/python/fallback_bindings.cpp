@@ -36,7 +36,7 @@ void bind_fallback(pybind11::module_& m) {
   m.def(
       "set_host_kernel",
       [](const std::string& name, py::function function) {
-        set_host_kernel(operator_name(name), eager_function(std::move(function)));
+        set_host_kernel(operator_name(name), eager_function(std::move(function), py::none()));
       },
       py::arg("name"), py::arg("function"));
   m.def("register_host_op", [](const std::string& name) { register_host_op(operator_name(name)); }, py::arg("name"));

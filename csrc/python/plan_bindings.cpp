@@ -91,7 +91,7 @@ void bind_places(py::module_& m) {
 
 }  // namespace
 
-std::pair<std::shared_ptr<Plan>, uint64_t> request_plan(const std::string& op, const Call& call) {
+std::pair<std::shared_ptr<Plan>, uint64_t> request_plan(const std::string& op, const Call& call, uint32_t refused) {
   const CaptureSuspended suspended;  // the plan's tables are made now
   py::gil_scoped_acquire gil;
   try {
@@ -100,7 +100,7 @@ std::pair<std::shared_ptr<Plan>, uint64_t> request_plan(const std::string& op, c
     for (const c10::IValue& value : call.arguments) arguments.append(torch::jit::toPyObject(value));
     for (const Place& place : call.places) places.append(place);
     py::object answer = (*python_planner)(op, arguments, places, int(call.device), call.contiguous, call.overlap.full,
-                                          call.overlap.partial, call.overlap.unclear);
+                                          call.overlap.partial, call.overlap.unclear, refused);
     auto pair = answer.cast<py::tuple>();
     return {pair[0].cast<std::shared_ptr<Plan>>(), pair[1].cast<uint64_t>()};
   } catch (py::error_already_set& error) {

@@ -219,10 +219,10 @@ std::shared_ptr<Plan> make_plan(std::string op, std::vector<Output> outputs, std
   return plan;
 }
 
-std::shared_ptr<Plan> make_eager_plan(std::string op, py::function function) {
+std::shared_ptr<Plan> make_eager_plan(std::string op, py::function function, py::object refusal) {
   auto plan = std::make_shared<Plan>();
   plan->op = std::move(op);
-  plan->eager = eager_function(std::move(function));
+  plan->eager = eager_function(std::move(function), std::move(refusal));
   return plan;
 }
 
@@ -241,7 +241,7 @@ void bind_plan(py::module_& m) {
       .def(py::init(torch::wrap_pybind_function(&make_plan)), py::arg("op"), py::kw_only(), py::arg("outputs"),
            py::arg("resizes"), py::arg("steps"), py::arg("temporaries"), py::arg("arena_bytes"), py::arg("slots"),
            py::arg("philox_count"), py::arg("guards"))
-      .def_static("eager", &make_eager_plan, py::arg("op"), py::arg("function"))
+      .def_static("eager", &make_eager_plan, py::arg("op"), py::arg("function"), py::arg("refusal"))
       .def_static("fallback", &make_fallback_plan, py::arg("op"), py::arg("reason"),
                   py::arg("result_strides") = std::vector<std::vector<int64_t>>())
       .def_readonly("op", &Plan::op)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchgraft._core import _C
 from torchgraft.codegen.compiler import KernelCompileError, counts
 from torchgraft.codegen.dialect import UnsupportedKernel
-from torchgraft.codegen.types import UnsupportedDtype
 from torchgraft.plans import registry
 from torchgraft.plans.ahead import expect_gradient
 from torchgraft.plans.builder import PlanBuilder
@@ -22,6 +21,7 @@ from torchgraft.plans.device import device_traits, kernel_form
 from torchgraft.plans.elementwise import number_dtype, result_spec, wrapped_number
 from torchgraft.plans.meta import ask_meta
 from torchgraft.plans.operators import plan_as_operator
+from torchgraft.plans.pointwise import is_dense
 from torchgraft.plans.refusals import (
     check_apart,
     check_broadcast,
@@ -35,8 +35,17 @@ from torchgraft.plans.refusals import (
     refuse_overlap,
     refuse_resized,
 )
-from torchgraft.plans.refused import refused_kernel
-from torchgraft.plans.registry import ENTRIES, Composite, Entry, fit_targets, no_plan, quick_result, run_own_meta
+from torchgraft.plans.refused import REFUSALS, refusal, stated_refusal, why_on_cpu
+from torchgraft.plans.registry import (
+    ENTRIES,
+    Composite,
+    Entry,
+    Options,
+    fit_targets,
+    no_plan,
+    quick_result,
+    run_own_meta,
+)
 from torchgraft.plans.scalar import Scalar
 from torchgraft.plans.schema import (
     Parameter,
@@ -96,6 +105,7 @@ def plan_call(
     full: bool,
     partial: bool,
     unclear: bool,
+    refused: int,
 ) -> tuple[_C.Plan, int]:
     """Makes the plan of a call; the core calls this for each new key.
 
@@ -108,12 +118,15 @@ def plan_call(
         full: a written tensor is also an input.
         partial: a written tensor shares some of its elements with an input.
         unclear: a written tensor lies in an input's memory in steps, perhaps between its elements.
+        refused: how many of the functions that are run in place of a plan have refused the call.
 
     Returns:
         The plan, and a mask of the scalars whose values it depends on.
     """
     entry = ENTRIES[name]
     reads = _Reads()
+    operators: list[str] = []
+    functions: list[Composite] = []
     with ExitStack() as stack:
         stack.enter_context(torch._C.DisableTorchFunction())
         if torch._C._len_torch_dispatch_stack() > 0:
@@ -121,25 +134,25 @@ def plan_call(
         try:
             traits = device_traits(device)
             _check_written(entry, arguments, full or partial, partial)
-            function = _function(entry, arguments)
-            if function is not None:
-                return _C.Plan.eager(name, function), 0
+            functions = _functions(entry, arguments)
+            if refused < len(functions):
+                return _eager(name, entry.op, functions[refused]), 0
             if entry.plan is no_plan:
-                raise Unsupported(f"{name} has only functions for other calls than this")
+                raise Unsupported("" if refused else f"{name} has only functions for other calls than this")
             if not traits.has_compiler and not traits.has_programs:
                 raise Unsupported("the device has no kernel compiler")
-            p = PlanBuilder(traits, kernel_form(device), name, contiguous, nested=plan_nested)
+            p = PlanBuilder(traits, kernel_form(device), name, contiguous, refused=operators, nested=plan_nested)
             compiled_before = counts.compiled
             call = _Call(entry, p, arguments, places, reads)
             plan = call.plan(full or partial or unclear)
             if counts.compiled != compiled_before and entry.kind == "functional":
                 expect_gradient(entry.op, _named(entry.op, arguments), device, plan_nested)
             return plan, reads.mask
-        except (Unsupported, UnsupportedDtype, UnsupportedKernel, KernelCompileError) as reason:
+        except REFUSALS as error:
             if entry.options.op_by_op is not None:
-                return _C.Plan.eager(name, entry.options.op_by_op), reads.mask
-            why = refused_kernel(entry.op, reason) if isinstance(reason, KernelCompileError) else str(reason)
-            is_planned = isinstance(reason, (UnsupportedKernel, KernelCompileError))
+                return _C.Plan.eager(name, entry.options.op_by_op, None), reads.mask
+            why = why_on_cpu(entry.op, error, operators)
+            is_planned = isinstance(error, (UnsupportedKernel, KernelCompileError))
             return _C.Plan.fallback(name, why, call.result_strides if is_planned else []), reads.mask
 
 
@@ -161,15 +174,19 @@ def _check_written(entry: Entry, arguments: list[Any], overlap: bool, partial: b
         refuse_overlap()
 
 
-def _function(entry: Entry, arguments: list[Any]) -> Callable[..., Any] | None:
-    """What is run in place of a plan: a function of the overload's own arguments."""
+def _functions(entry: Entry, arguments: list[Any]) -> list[Composite]:
+    """What is run in place of a plan, the next where one refuses."""
     if not entry.composites:
-        return None
+        return []
     named = _named(entry.op, arguments)
-    composite = next((c for c in entry.composites if c.when is None or c.when(**named)), None)
-    if composite is None:
-        return None
-    return composite.function if _takes_calls(composite, entry.op) else functools.partial(_run, composite, entry.op)
+    return [composite for composite in entry.composites if composite.when is None or composite.when(**named)]
+
+
+def _eager(name: str, op: torch._ops.OpOverload, composite: Composite) -> _C.Plan:
+    """Calls a function of the overload's own arguments."""
+    function = composite.function if _takes_calls(composite, op) else functools.partial(_run, composite, op)
+    # One that writes into its arguments may have done so before a kernel is refused.
+    return _C.Plan.eager(name, function, refusal if composite.kind == "functional" else stated_refusal)
 
 
 def _takes_calls(composite: Composite, op: torch._ops.OpOverload) -> bool:
@@ -456,6 +473,10 @@ def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[s
     wanted = list(outs)
     backs: list[tuple[torch.Tensor, torch.Tensor]] = []
     dtypes = _result_dtypes(p, entry, arguments, outs) if entry.kind == "out" else [None] * len(outs)
+    if options.empty == "zero" and not all(t.numel() for t in (*tensors_in(arguments), *tensors_in(outs))):
+        for out in tensors_in(outs):
+            p.zero(out)
+        return
     in_memory = set() if options.inplace_safe else {p.memory(t) for t in tensors_in(arguments)}
     for i, out in enumerate(outs):
         if not isinstance(out, torch.Tensor):
@@ -465,7 +486,7 @@ def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[s
         if options.pointwise:  # computes in a wider type than these, from which the result must be rounded first
             elsewhere = dtype != out.dtype and dtype in (torch.float16, torch.bfloat16)
         else:
-            elsewhere = shared or dtype != out.dtype or (options.contiguous and not out.is_contiguous())
+            elsewhere = shared or dtype != out.dtype or not _lies_as_wanted(out, options)
         if elsewhere:
             wanted[i] = p.empty(out.shape, dtype)
             backs.append((out, wanted[i]))
@@ -474,6 +495,13 @@ def run_planner(p: PlanBuilder, entry: Entry, outs: list[Any], arguments: dict[s
         call_by_name(functools.partial(entry.plan, p, results), entry.functional, arguments)
     for out, temporary in backs:
         p.copy(out, temporary)
+
+
+def _lies_as_wanted(out: torch.Tensor, options: Options) -> bool:
+    """Whether a planner may write a result where it is."""
+    if options.contiguous or options.results == "contiguous":
+        return out.is_contiguous()
+    return options.results == "any" or is_dense(out)
 
 
 def _result_dtypes(

@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
@@ -22,6 +22,10 @@ from torchgraft.plans.versions import here
 from torchgraft.untraced import untraced
 
 Planner = Callable[..., None]
+#: How results must lie for a planner; see `planner`.
+Results = Literal["any", "dense", "contiguous"]
+#: What becomes of calls that have no elements; see `planner`.
+Empty = Literal["planned", "zero"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -47,6 +51,8 @@ class Options:
     way: str = "native"
     op_by_op: Callable[..., Any] | None = None
     apart: tuple[str, ...] = ()
+    results: Results = "any"
+    empty: Empty = "planned"
     refusals: Refusals = Refusals(out=other_out)  # noqa: RUF009  # frozen
 
 
@@ -229,6 +235,8 @@ def planner(
     inplace_safe: bool = False,
     meta: Callable[..., Any] | None = None,
     apart: tuple[str, ...] = (),
+    results: Results = "any",
+    empty: Empty = "planned",
     refuses: Refuses = other_out,
     replace: bool = False,
 ) -> Callable[[Planner], Planner]:
@@ -245,6 +253,11 @@ def planner(
         meta: gives the results' specs for ops without a meta kernel in torch.
         apart: arguments that a written tensor must not share elements with. Elsewhere the results are as if the inputs
             were copied first.
+        results: how they lie: "dense" for those without gaps, their dimensions in any order, "contiguous" for the usual
+            order. Others, that an `out=` may ask for, get a contiguous temporary and a copy. With `contiguous` they
+            are contiguous anyway.
+        empty: "zero" makes results zeros where an argument or a result has no element, as products over nothing are;
+            the planner is not called.
         refuses: what torch's CPU refuses and its meta functions do not: refusals of `torchgraft.plans`, and functions
             that raise what torch raises before it looks at shapes. They get the overload's arguments by keyword,
             tensors as specs, `out` among them if there is one. Without `other_out`, which stands here by itself, an
@@ -252,15 +265,20 @@ def planner(
         replace: takes the place of the planner that an op has, which is an error otherwise.
 
     Raises:
-        ValueError: there is no such op, or it has a planner.
+        ValueError: there is no such op, it has a planner, or an option has another value than those.
         RuntimeError: an overload's schema fits no rule.
     """
     refusals = gathered(refuses)
     if refusals.only is not None:
         raise ValueError("only a row knows which type is computed in; a planner refuses others itself")
+    for given, known in ((results, get_args(Results)), (empty, get_args(Empty))):
+        if given not in known:
+            raise ValueError(f"a planner's option is one of {', '.join(map(repr, known))}, not {given!r}")
 
     def declare(plan: Planner) -> Planner:
-        options = Options(contiguous, inplace_safe, meta=meta, apart=apart, refusals=refusals)
+        options = Options(
+            contiguous, inplace_safe, meta=meta, apart=apart, results=results, empty=empty, refusals=refusals
+        )
         for name in here(names):
             quick = QUICK_METAS.get(f"aten::{name}") if meta is None else None
             register(name, plan, dataclasses.replace(options, quick_meta=quick), replace)
@@ -282,6 +300,9 @@ def composite(
     The function is run for each call, takes the functional overload's arguments and calls other ops. In place and with
     `out=` its result is copied to where it is wanted; one that is named by its in-place or out= overload takes that
     one's arguments, and may write there and return what it has written.
+
+    Where it raises `Unsupported`, what was declared before it does the call, or the CPU, with the exception's text as
+    the reason: before it writes anything or gives work to the device, since what it has done by then is not undone.
 
     Args:
         names: as for `planner`.
@@ -317,7 +338,7 @@ def composite(
 
 def recomposed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declares a function that takes the place of what torch composes an op of, for our devices; gradients come from
-    the ops that it calls in turn."""
+    the ops that it calls in turn. Where it raises `Unsupported`, torch's own composition does the call."""
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         if not is_composed(overload_name(resolve(name))):
@@ -326,6 +347,20 @@ def recomposed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return function
 
     return declare
+
+
+def _or_composed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, or where it raises `Unsupported`, what torch composes the op of."""
+    op = resolve(name)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Unsupported:
+            return op.decompose(*args, **kwargs)
+
+    return run
 
 
 def on_host_alone(*names: str) -> None:
@@ -351,7 +386,7 @@ def install() -> None:
             _C.register_host_op(name)
         for name, function in _recomposed.items():
             for key in ("PrivateUse1", "AutogradPrivateUse1"):
-                _aten_library().impl(name, untraced(function), key)
+                _aten_library().impl(name, untraced(_or_composed(name, function)), key)
 
 
 def _install(entry: Entry) -> None:

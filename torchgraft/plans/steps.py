@@ -30,7 +30,8 @@ class WrongElements(TypeError):
 
 
 class Unsupported(Exception):
-    """Raised by a planner that cannot serve a call: this key goes to the CPU fallback, with the text as the reason."""
+    """Raised by a planner that cannot serve a call: this key goes to the CPU fallback, with the text as the reason. Of
+    a composite it is the one call that goes to what else is declared of the op, or to the CPU."""
 
 
 @dataclass(eq=False)
@@ -286,7 +287,7 @@ class Steps:
     def _why_no_kernel(self) -> str:
         if not self.device.has_programs:
             return "the device has no kernel compiler"
-        return "; ".join(dict.fromkeys(self.refused)) or f"the device's library is not asked for {self.op}"
+        return "; ".join(dict.fromkeys(self.refused)) or f"no operator does {self.op}, and the device has no compiler"
 
     def _named(self, kernel: Kernel, grid: Grid, arguments: dict[str, Any]) -> list[Any]:
         """A launch's arguments in the order of the kernel's parameters."""
