@@ -616,6 +616,64 @@ def test_a_library_for_another_contract_does_not_break_the_others(script: Script
     )
 
 
+USING_ALL = """
+    from torchgraft import Dialect, Driver, RegistrationError, SharedLibrary, driver, fallback, kernel, plans, register
+    from torchgraft import fallback_report, installed_drivers, register_dialect
+    from numpy_driver import NumpyDriver
+    assert isinstance(fallback, type) and isinstance(Driver, type)
+
+    class Own(Dialect):
+        name = "own"
+
+    class Mine(NumpyDriver):
+        pass
+
+    @plans.composite("sinh", replace=True)
+    def sinh(self):
+        return self + 100
+"""
+
+
+@pytest.mark.parametrize("first", ["torch", "torchgraft", "torchgraft.registration.register"])
+def test_what_drivers_may_import(script: Script, tmp_path: Path, first: str) -> None:
+    """Whoever comes first: torch may load them while torchgraft is imported."""
+    package = install(
+        tmp_path, "npy-drivers", BACKENDS + "    [torchgraft.drivers]\n    npy = mine:Mine\n", mine=USING_ALL
+    )
+    text = f"""
+        import {first}
+        import torch, torchgraft
+        assert torchgraft.autoload.errors == {{}}, torchgraft.autoload.errors
+        assert torch.ones(3, device="npy").sum().item() == 3
+        assert torch.zeros(1, device="npy").sinh().item() == 100
+        assert torchgraft._C.device_errors() == "", torchgraft._C.device_errors()
+        assert isinstance(torchgraft.fallback, type) and torchgraft.Dialect is sys.modules["mine"].Dialect
+    """
+    script(package + textwrap.dedent(text), autoload=True, TORCHGRAFT_BACKEND="npy")
+
+
+def test_a_module_that_waits_for_torch(script: Script, tmp_path: Path) -> None:
+    """It is imported first, and torch wants its driver before there is one."""
+    package = install(
+        tmp_path,
+        "npy-drivers",
+        BACKENDS + "    [torchgraft.drivers]\n    npy = waiting:Mine\n",
+        waiting="import torch\nfrom numpy_driver import NumpyDriver\nclass Mine(NumpyDriver):\n    pass\n",
+    )
+    text = """
+        import waiting, torch, torchgraft
+        try:
+            torch.ones(3, device="npy")
+        except RuntimeError as error:
+            print(error)
+        else:
+            raise AssertionError
+    """
+    told = script(package + textwrap.dedent(text), autoload=True, TORCHGRAFT_BACKEND="npy")
+    assert "its module is being imported and has come to torch" in told
+    assert "Import torch before it, or let waiting/__init__.py end with torchgraft.autoload.choose" in told
+
+
 def test_no_driver_is_installed(script: Script) -> None:
     script("""
         import torch, torchgraft

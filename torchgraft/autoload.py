@@ -112,6 +112,7 @@ def outcome(name: str) -> ModuleType:
 
 def _register(name: str, *references: str) -> None:
     try:
+        torchgraft.bind_names()
         from torchgraft.registration.register import register
     except ImportError as error:
         _core.explain_missing(torchgraft._core_error or error)

@@ -70,9 +70,21 @@ def installed_drivers(backend: str, *references: str) -> list[Driver | SharedLib
         try:
             drivers += _each_driver(entry.load())
         except Exception as error:
-            reason = f"the entry point {entry.value!r} gives no driver: {type(error).__name__}: {error}"
+            told = _half_imported(entry) or f"{type(error).__name__}: {error}"
+            reason = f"the entry point {entry.value!r} gives no driver: {told}"
             drivers.append(UnusableDriver(_label(entry), reason))
     return drivers
+
+
+def _half_imported(entry: EntryPoint) -> str:
+    """Whether an entry's module is what the program imports first, so that it waits for torch, and torch for it."""
+    module = sys.modules.get(entry.module)
+    if not getattr(getattr(module, "__spec__", None), "_initializing", False):
+        return ""
+    return (
+        f"its module is being imported and has come to torch, which wants the driver already. Import torch before it, "
+        f"or let {entry.module.partition('.')[0]}/__init__.py end with torchgraft.autoload.choose"
+    )
 
 
 def _driver_entries() -> EntryPoints:
