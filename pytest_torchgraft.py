@@ -62,7 +62,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     import torch
 
-    from torchgraft.testing.conformance.cases import DTYPES, cases, dtype_name
+    from torchgraft.testing.needs import MissingExtraError
+
+    try:
+        from torchgraft.testing.conformance.cases import DTYPES, cases, dtype_name
+    except MissingExtraError as error:
+        raise pytest.UsageError(str(error)) from error
 
     given = _option(metafunc.config, "dtypes")
     dtypes = [getattr(torch, name) for name in given.split(",")] if given else list(DTYPES)

@@ -15,8 +15,9 @@ import pytest
 from conftest import Script
 from faulty_c_drivers import FAULTS
 
-from torchgraft.driver import CompileError, InvalidArgument
-from torchgraft.driver_table import TableDriver
+from torchgraft.codegen.dialects.cxx import Cxx
+from torchgraft.driver import CompileError, InvalidArgument, SharedLibrary
+from torchgraft.driver_table import TableDriver, driver_table
 
 TESTS = Path(__file__).parent
 WITHOUT_AUTOLOAD = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
@@ -33,6 +34,19 @@ def source(name: str, body: str) -> str:
     """A kernel as the dialect "c++" has it, of one argument and without loops."""
     arguments = "void* const* arguments, const unsigned long long*, unsigned long long begin, unsigned long long end"
     return f'extern "C" void {name}({arguments}) {{ {body} }}'
+
+
+def test_what_is_registered_can_be_loaded_too() -> None:
+    """A `SharedLibrary`, whose symbol and dialect count."""
+    language = Cxx()
+    table = driver_table(SharedLibrary(c_driver.library(), kernel_dialect=language))
+    assert table.name == driver_table(c_driver.library()).name
+    assert TableDriver(table).kernel_dialect is language
+    assert TableDriver.load(c_driver.library()).kernel_dialect is None
+    with pytest.raises(AttributeError, match="no_such_symbol"):
+        driver_table(SharedLibrary(c_driver.library(), "no_such_symbol"))
+    with pytest.raises(AttributeError, match="no_such_symbol"):
+        driver_table(c_driver.library(), "no_such_symbol")
 
 
 class TestTheCompiler:

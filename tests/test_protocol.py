@@ -7,16 +7,20 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from cxx_driver import CxxDriver
 from faulty_drivers import CORE, FAULTS, AbortsWhenFull
 from numpy_driver import NumpyDriver
 from sound_driver import Sound
 
 from torchgraft import Driver
 from torchgraft import driver_table as table
+from torchgraft.codegen.dialects.cxx import Cxx
+from torchgraft.driver import DeviceProperties
 from torchgraft.testing.protocol import DeviceProtocol, DriverProtocol, TableProtocol
 from torchgraft.testing.protocol.isolation import RULE
 from torchgraft.testing.protocol.rules import header_text, rule_of
@@ -29,6 +33,27 @@ def driver() -> Driver:
 
 class TestNumpyDriver(DriverProtocol):
     """A driver in Python that has done its work when a call returns."""
+
+
+class Renamed(Cxx):
+    name = "of-its-own"
+
+
+class WithDialect(CxxDriver):
+    kernel_dialect = Renamed()
+
+    def device_properties(self, device: int) -> DeviceProperties:
+        return replace(super().device_properties(device), dialect=Renamed.name)
+
+
+class TestADialectOfItsOwn(DriverProtocol):
+    """Which nobody has registered: the checks of a kernel."""
+
+    vars().update({name: None for name in dir(DriverProtocol) if name.startswith("test_") and "a_kernel" not in name})
+
+    @pytest.fixture
+    def driver(self) -> Driver:
+        return WithDialect()
 
 
 class TestDevice(DeviceProtocol):

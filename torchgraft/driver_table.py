@@ -24,6 +24,7 @@ from torchgraft.driver import (
     DeviceProperties,
     Driver,
     InvalidArgument,
+    SharedLibrary,
 )
 
 __all__ = ["HEADER", "Argument", "Command", "Launch", "Properties", "Status", "Table", "TableDriver", "driver_table"]
@@ -139,8 +140,13 @@ class Command(ctypes.Structure):
 
 
 class Table(ctypes.Structure):
-    """`tg_driver`; its functions can be called, the context (None) first."""
+    """`tg_driver`; its functions can be called, the context (None) first.
 
+    Attributes:
+        kernel_dialect: of the `SharedLibrary` that it was loaded by.
+    """
+
+    kernel_dialect = Driver.kernel_dialect  # none
     _fields_ = _fields("tg_driver")
 
 
@@ -148,16 +154,24 @@ class Table(ctypes.Structure):
 MIN_SIZE: int = getattr(Table, re.findall(r"TG_DRIVER_MIN_SIZE offsetof\(tg_driver, (\w+)\)", _header())[0]).offset
 
 
-def driver_table(path: str | PathLike[str], symbol: str = "torchgraft_driver") -> Table:
-    """Loads a shared library and returns the table that it exports."""
-    entry = getattr(ctypes.CDLL(fspath(path)), symbol)
+def driver_table(library: str | PathLike[str] | SharedLibrary, symbol: str = "torchgraft_driver") -> Table:
+    """Loads a shared library and returns the table that it exports.
+
+    Args:
+        library: its path, or what is given to `torchgraft.register`, with its own symbol and perhaps a dialect.
+        symbol: of the function that returns the table.
+    """
+    if not isinstance(library, SharedLibrary):
+        library = SharedLibrary(library, symbol)
+    entry = getattr(ctypes.CDLL(fspath(library.path)), library.symbol)
     entry.restype = ctypes.POINTER(Table)
     table: Table = entry().contents
-    if table.struct_size >= ctypes.sizeof(Table):
-        return table
-    completed = Table()  # what the header of the driver's time did not have is NULL
-    ctypes.memmove(byref(completed), byref(table), table.struct_size)
-    return completed
+    if table.struct_size < ctypes.sizeof(Table):
+        completed = Table()  # what the header of the driver's time did not have is NULL
+        ctypes.memmove(byref(completed), byref(table), table.struct_size)
+        table = completed
+    table.kernel_dialect = library.kernel_dialect
+    return table
 
 
 OPTIONAL = (
@@ -213,15 +227,16 @@ class TableDriver(Driver):
     def __init__(self, table: Table) -> None:
         self.table = table
         self.name = table.name.decode()
+        self.kernel_dialect = table.kernel_dialect
         self.has_compiler = bool(table.launch)
         for optional in OPTIONAL:
             if not getattr(table, optional):  # then the base class's method, which says that it is none
                 setattr(self, optional, getattr(super(), optional))
 
     @classmethod
-    def load(cls, path: str | PathLike[str], symbol: str = "torchgraft_driver") -> TableDriver:
-        """The driver of a shared library."""
-        return cls(driver_table(path, symbol))
+    def load(cls, library: str | PathLike[str] | SharedLibrary, symbol: str = "torchgraft_driver") -> TableDriver:
+        """The driver of a shared library; the arguments are those of `driver_table`."""
+        return cls(driver_table(library, symbol))
 
     def last_error(self) -> str:
         """The calling thread's message."""

@@ -58,6 +58,9 @@ def part_of_all(text: str) -> tuple[int, int]:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from torchgraft.testing.needs import need
+
+    need("torchgraft conformance", "expecttest", "numpy", "tqdm")
     import torch
 
     from torchgraft.testing.conformance import cases, quick, report, runner

@@ -17,7 +17,11 @@ by name; the counters exist where torchgraft registered it.
 
 from __future__ import annotations
 
-from torchgraft.testing.conformance.cases import Case, cases, quick
-from torchgraft.testing.conformance.check import CHECKS, CaseResult, CheckResult, run_case
+from torchgraft.testing.needs import need
+
+need("the operator database", "expecttest", "numpy")  # or torch's own modules, imported below, say less
+
+from torchgraft.testing.conformance.cases import Case, cases, quick  # noqa: E402
+from torchgraft.testing.conformance.check import CHECKS, CaseResult, CheckResult, run_case  # noqa: E402
 
 __all__ = ["CHECKS", "Case", "CaseResult", "CheckResult", "cases", "quick", "run_case"]

@@ -63,12 +63,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 @functools.cache
 def database() -> dict[str, Any]:
     """OpInfo by name. Importing it takes seconds, so it waits until it is wanted."""
-    try:
-        from torch.testing._internal.common_methods_invocations import op_db
-    except ImportError as error:
-        raise ImportError(
-            f"torch's operator database does not import ({error}); it needs: pip install numpy expecttest"
-        ) from error
+    from torch.testing._internal.common_methods_invocations import op_db
+
     return {_name(info): info for info in op_db}
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from torchgraft.testing.conformance.cases import Case
+from torchgraft.testing.needs import need
 
 __all__ = ["Options", "WorkerError", "progress_bar", "read_results", "run", "store_results"]
 
@@ -133,6 +134,7 @@ def run(cases: Iterable[Case], options: Options, path: Path, progress: Callable[
 @contextlib.contextmanager
 def progress_bar(total: int, path: Path, cases: Iterable[Case]) -> Iterator[Callable[[Record], None]]:
     """A bar on the terminal, which starts with what the results file has already."""
+    need("the bar that shows how far the run is", "tqdm")
     from tqdm import tqdm
 
     done = read_results(path)

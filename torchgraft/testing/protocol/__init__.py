@@ -9,7 +9,11 @@ What they check is a fixture of yours:
 A check that does not apply, since the driver does not claim the capability, is skipped with the reason.
 """
 
-import pytest
+from torchgraft.testing.needs import need
+
+need("the protocol of drivers", "pytest")
+
+import pytest  # noqa: E402
 
 # Before the modules are imported, so that a failing assertion shows its values.
 pytest.register_assert_rewrite(*(f"{__name__}.{each}" for each in ("bench", "device", "driver", "table")))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from torchgraft.codegen import Kernel, Pointer, Value
-from torchgraft.codegen.dialects import dialect
+from torchgraft.codegen.dialects import dialect, register_dialect
 from torchgraft.driver import Capability, CompileError, CopyKind, DeviceKind, Driver, InvalidArgument
 from torchgraft.testing.protocol.bench import MIB, Bench, assert_same, floats, noise, opened, packed, provides
 from torchgraft.testing.protocol.rules import rule
@@ -48,6 +48,8 @@ class DriverProtocol:
     def bench(self, driver: Driver, count: int) -> Iterator[Bench]:
         if count <= self.device:
             pytest.skip(f"the driver '{driver.name}' finds {count} devices here")
+        if driver.kernel_dialect is not None:  # as torchgraft.register does
+            register_dialect(driver.kernel_dialect)
         bench = Bench(driver, self.device, self.busy_bytes)
         yield bench
         bench.close()
