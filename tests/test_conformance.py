@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from conftest import TESTS
+from conftest import TESTS, Script
 
 from torchgraft.cli import main
 from torchgraft.testing.conformance import CHECKS, Case, cases, quick, report, run_case
@@ -30,6 +31,56 @@ def test_a_case_has_all_checks_and_is_native(device: str) -> None:
 def test_random_results_are_compared_by_kind(device: str) -> None:
     result = run_case(Case("rand_like", torch.float32), device, samples=2)
     assert result.correct and result.checks["values"].samples == 2
+
+
+def test_what_computes_samples(script: Script) -> None:
+    """Operators of the device's have a sign of their own, and each case says how many samples they are."""
+    printed = script("""
+        import json
+        from dataclasses import asdict
+        import torch, torchgraft
+        from operator_driver import OperatorDriver
+        from torchgraft.testing.conformance import Case, report, run_case
+        driver = OperatorDriver()
+        driver.refuses = {"softmax"}
+        torchgraft.register("npu", [driver])
+        torchgraft.fallback.set_mode("silent")
+        records = []
+        for op in ("nn.functional.relu", "softmax", "view", "mm"):
+            result = run_case(Case(op, torch.float32), torch.device("npu"), samples=3)
+            records.append({**asdict(result), "status": "ran"})
+        print(json.dumps([record["checks"] for record in records]))
+        print(json.dumps([report.state(record) for record in records]))
+        print(report.figures(records))
+        print(*report.markdown(records, "A test").splitlines(), sep="\\n")
+    """).splitlines()
+    checks = json.loads(printed[0])
+    relu, softmax, view, mm = ({name: check["by"] for name, check in each.items()} for each in checks)
+    assert relu["values"] == {"operators": 3} and relu["layouts"]["operators"] > 3 and "cpu" not in relu["layouts"]
+    assert softmax["values"] == {"cpu": 3} and not softmax["out= dtype"]  # of which nothing has results
+    assert set(view["values"]) == {"kernels"}
+    assert mm["values"]["operators"] >= 1 and mm["values"]["cpu"] >= 1  # of no inner elements
+    assert json.loads(printed[1]) == ["operators", "fallback", "native", "fallback"]
+    assert "native 1, decomposed 0, composite 0, operators 1)" in printed[2]
+    assert re.search(r"; samples: \d+ of \d+ without fallback \([\d.]+ %\), of them by operators \d+$", printed[2])
+    table = "\n".join(printed[3:])
+    assert "| nn.functional.relu | ◆ |" in table and "◆ operators" in table and "| view | ● |" in table
+    assert re.search(r"\| mm \| ○ᵍ? \d+/\d+ \| aten::mm", table) and re.search(r"\| softmax \| ○ᵍ? \|", table)
+    assert "3/8: so many of its samples" in table
+    assert "| native | decomposed | composite | operators |" in table
+
+
+def test_fewer_samples_without_the_cpu_are_a_regression() -> None:
+    def record(own: int, cpu: int) -> dict[str, Any]:
+        check = {"samples": 10, "failed": 0, "refused": 0, "fallbacks": cpu, "by": {"operators": own, "cpu": cpu}}
+        return {"case": "mm[float32]", "status": "ran", "checks": {"values": check}, "fell_back": {"aten::mm": cpu}}
+
+    lines = report.regressions([record(3, 7)], {"mm[float32]": record(5, 5)})
+    assert lines == ["mm[float32] had 5 samples without fallback, has 3 of 10"]
+    assert not report.regressions([record(5, 5)], {"mm[float32]": record(3, 7)})
+    older = record(5, 5)
+    del older["checks"]["values"]["by"]
+    assert not report.regressions([record(3, 7)], {"mm[float32]": older})
 
 
 def test_names_of_cases() -> None:

@@ -34,6 +34,12 @@ MADE_UP: list[dict[str, Any]] = [
         "fell_back": {"aten::made_up": 1},
         "seconds": 99.0,
     },
+    {
+        "case": "of_a_library[float32]",
+        "status": "ran",
+        "checks": {"values": {**CHECK, "by": {"kernels": 1, "operators": 2}}},
+        "way": "native",
+    },
     {"case": "wrong_op[bool]", "status": "SIGSEGV", "checks": {}, "message": "it died"},
 ]
 RECORDS = [*STORED, *MADE_UP, *report.compiled(COMPILED)]
@@ -114,7 +120,7 @@ def test_totals_stand_on_top(page: Page) -> None:
     legend = [each.split() for each in page.locator("#legend button").all_inner_texts()]
     counted = {name: int(count) for _, name, count in legend}
     figures = report.figures(RECORDS)
-    assert {name: counted[name] for name in report.OWN} == figures.ways
+    assert {name: counted.get(name, 0) for name in report.OWN} == figures.ways
     assert counted["wrong"] == sum(report.state(record) == "wrong" for record in RECORDS) > 20 and counted["crash"] == 1
     rows = [
         row.inner_text().replace(", compiled", ",compiled").split() for row in page.locator("#dtypes tbody tr").all()
@@ -141,6 +147,16 @@ def test_an_op_is_a_row_that_opens_to_its_cases(page: Page) -> None:
     assert "on the CPU: aten::made_up" in cases.first.inner_text()
     assert "failed: values: </script><b>unbreakable" in cases.first.inner_text()
     assert "it died" in cases.last.inner_text()
+
+
+def test_operators_have_a_sign(page: Page) -> None:
+    page.fill("#search", "of_a_library")
+    assert page.locator("#ops summary span:not(:empty)").all_inner_texts() == ["of_a_library", "◆"]
+    page.click("#ops summary")
+    case = page.locator("#ops .case")
+    case.wait_for()
+    assert "◆ operators" in case.inner_text()
+    assert "forward: 1 by kernels or views, 2 by operators" in case.inner_text()
 
 
 def test_what_is_compiled_stands_beside_the_same_dtype(page: Page) -> None:

@@ -104,6 +104,9 @@ class Program:
 def keeps_programs(device: int) -> bool:
     """Whether the device's driver makes binaries of programs."""
 
+def program_runs() -> int:
+    """How many runs have been submitted to all devices."""
+
 class ArgumentKind(enum.Enum):
     """What an argument of an op is."""
 

@@ -98,6 +98,7 @@ void bind_programs(py::module_& m) {
       .def("binary", torch::wrap_pybind_function(&binary))
       .def_property_readonly("name", &Program::name)
       .def_property_readonly("scratch_bytes", &Program::scratch_bytes);
+  m.def("program_runs", &program_runs);
 }
 
 }  // namespace torchgraft

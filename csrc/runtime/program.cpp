@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
 #include <utility>
 
 #include "command.h"
@@ -10,6 +11,8 @@
 
 namespace torchgraft {
 namespace {
+
+std::atomic<uint64_t> submitted{0};
 
 std::vector<tg_tensor> records(const std::vector<ProgramSource::Tensor>& tensors) {
   std::vector<tg_tensor> made;
@@ -148,8 +151,11 @@ tg_status Program::submit(tg_stream stream, c10::ArrayRef<tg_arg> addresses) con
                    pointers.back()};
   std::optional<GilSafeLock> lock;
   if (alone_ != nullptr) lock.emplace(*alone_);
+  submitted.fetch_add(1, std::memory_order_relaxed);
   return submit_run(device_, stream, run, name_);
 }
+
+uint64_t program_runs() noexcept { return submitted.load(std::memory_order_relaxed); }
 
 void run(const Program& program, tg_stream stream, c10::ArrayRef<tg_arg> addresses, const std::string& op) {
   const Device& device = program.device();

@@ -84,6 +84,9 @@ class Program : public std::enable_shared_from_this<Program> {
   mutable std::unique_ptr<std::mutex> alone_;  // of one that runs one at a time
 };
 
+// How many runs have been submitted to all devices.
+uint64_t program_runs() noexcept;
+
 // Where a run finds an argument: at its address, or, a number, where it is.
 inline void* place_of(const tg_arg& argument) {
   return argument.is_pointer != 0 ? argument.value.pointer : const_cast<unsigned char*>(argument.value.bytes);

@@ -20,7 +20,7 @@ from torchgraft.testing.conformance.cases import Case
 from torchgraft.testing.conformance.compare import dense, difference
 from torchgraft.testing.conformance.freedom import FREEDOMS, Defined
 from torchgraft.testing.conformance.layout import Sample, each_tensor, on_device
-from torchgraft.testing.conformance.ways import dispatched, farthest, way
+from torchgraft.testing.conformance.ways import CPU, KERNELS, OPERATORS, dispatched, farthest, way
 
 __all__ = ["CHECKS", "CaseResult", "CheckResult", "run_case"]
 
@@ -38,6 +38,7 @@ class CheckResult:
         refused: of those failures the ones that were a NotImplementedError.
         fallbacks: how often an op went to the CPU; None where nobody counts.
         message: of the first failure.
+        by: how many right results were computed by what, of `ways.MEANS`; empty where nobody counts.
     """
 
     samples: int = 0
@@ -45,6 +46,12 @@ class CheckResult:
     refused: int = 0
     fallbacks: int | None = 0
     message: str = ""
+    by: dict[str, int] = field(default_factory=dict)
+
+    def passed(self, means: str) -> None:
+        """Notes what has computed a result that is right; "" where nobody knows."""
+        if means:
+            self.by[means] = self.by.get(means, 0) + 1
 
     def fail(self, message: str, error: Exception | None = None) -> None:
         """Notes a failure, and whether it was the device's refusal."""
@@ -74,7 +81,7 @@ class CaseResult:
         return not any(check.failed for check in self.checks.values())
 
 
-class Fallbacks:
+class Counters:
     """Reads torchgraft's counters; where another toolkit made the device there are none."""
 
     def __init__(self, device: torch.device) -> None:
@@ -82,13 +89,21 @@ class Fallbacks:
 
         self.counted = registered_name() == device.type
 
-    def counts(self) -> dict[str, int]:
-        """Calls by overload so far."""
+    def fallbacks(self) -> dict[str, int]:
+        """Calls that went to the CPU so far, by overload."""
         if not self.counted:
             return {}
         from torchgraft._core import _C
 
         return {entry[0]: entry[1] for entry in _C.fallback_report()}
+
+    def operators(self) -> int:
+        """Runs of operators of the device's own so far."""
+        if not self.counted:
+            return 0
+        from torchgraft._core import _C
+
+        return _C.program_runs()
 
 
 class Run:
@@ -97,7 +112,7 @@ class Run:
     def __init__(self, case: Case, device: torch.device, limit: int | None, phase: Callable[[str], None]) -> None:
         self.case, self.device, self.limit, self.phase = case, device, limit, phase
         self.info = case.info
-        self.fallbacks = Fallbacks(device)
+        self.counters = Counters(device)
         self.freedom = FREEDOMS.get(case.op)
         self.result = CaseResult(str(case))
         self.random = False
@@ -147,7 +162,7 @@ class Run:
             if refusals:
                 self.compare_refusal(check, sample, op, expected)
             return
-        mine, actual = self.ask_device(check, sample, op)
+        mine, actual, means = self.ask_device(check, sample, op)
         if isinstance(actual, Exception):
             check.fail(f"{describe(sample)}: {type(actual).__name__}: {actual}", actual)
             return
@@ -158,12 +173,14 @@ class Run:
             message = self.values_differ(sample, op, found, wanted, defined, reference, normwise)
         if message:
             check.fail(f"{describe(sample)}: {message}")
+        else:
+            check.passed(means)
 
     def compare_refusal(
         self, check: CheckResult, sample: Sample, op: Callable[[Sample], Any], expected: Exception
     ) -> None:
         """Runs on the device what the CPU refuses with an exception: it must be of the same type, or a derived one."""
-        _, actual = self.ask_device(check, sample, op)
+        _, actual, _ = self.ask_device(check, sample, op)
         wanted = type(expected).__name__
         if not isinstance(actual, Exception):
             check.fail(f"{describe(sample)}: accepted, but the CPU raises {wanted}: {expected}")
@@ -178,16 +195,17 @@ class Run:
         self.phase("")
         return on_cpu, expected
 
-    def ask_device(self, check: CheckResult, sample: Sample, op: Callable[[Sample], Any]) -> tuple[Sample, Any]:
-        """The same of the device; the check counts the sample, and what fell back."""
+    def ask_device(self, check: CheckResult, sample: Sample, op: Callable[[Sample], Any]) -> tuple[Sample, Any, str]:
+        """The same of the device, and what has computed it; the check counts the sample, and what fell back."""
         mine = on_device(sample, self.device)
         check.samples += 1
         self.phase("device")
-        before = self.fallbacks.counts()
+        before, operators = self.counters.fallbacks(), self.counters.operators()
         actual = attempt(op, mine, self.device)
-        self.count(check, before)
+        fell_back = self.count(check, before)
         self.phase("")
-        return mine, actual
+        means = CPU if fell_back else OPERATORS if self.counters.operators() > operators else KERNELS
+        return mine, actual, means if self.counters.counted else ""
 
     def values_differ(
         self,
@@ -273,15 +291,18 @@ class Run:
                 ways.append(way(seen, self.device))
         self.result.way = farthest(ways)
 
-    def count(self, check: CheckResult, before: dict[str, int]) -> None:
-        """Adds what fell back since `before`."""
-        if not self.fallbacks.counted:
+    def count(self, check: CheckResult, before: dict[str, int]) -> int:
+        """Adds what fell back since `before`, and returns how much that is."""
+        if not self.counters.counted:
             check.fallbacks = None
-            return
-        for name, calls in self.fallbacks.counts().items():
+            return 0
+        in_all = 0
+        for name, calls in self.counters.fallbacks().items():
             if (new := calls - before.get(name, 0)) > 0:
                 self.result.fell_back[name] = self.result.fell_back.get(name, 0) + new
-                check.fallbacks = (check.fallbacks or 0) + new
+                in_all += new
+        check.fallbacks = (check.fallbacks or 0) + in_all
+        return in_all
 
 
 def run_case(

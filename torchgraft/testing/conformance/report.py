@@ -12,6 +12,7 @@ from typing import Any
 
 from torchgraft.testing.conformance.cases import DTYPES, dtype_name
 from torchgraft.testing.conformance.exceptions import Declared
+from torchgraft.testing.conformance.ways import CPU, KERNELS, OPERATORS
 
 __all__ = ["Figures", "figures", "figures_table", "html", "markdown", "regressions", "state", "unexpected"]
 
@@ -24,6 +25,7 @@ SIGNS = {
     "native": "●",
     "decomposed": "◉",
     "composite": "◎",
+    "operators": "◆",
     "fallback": "○",
     "unsupported": "∅",
     "wrong": "✗",
@@ -34,13 +36,41 @@ SIGNS = {
 # What is added to a dtype's name.
 COMPILED = ", compiled"
 
+# As pages call `ways.MEANS`.
+NAMES = {KERNELS: "kernels or views", OPERATORS: "operators", CPU: "the CPU"}
+
 # Correct without the CPU; "fallback" is correct with it.
-OWN = ("native", "decomposed", "composite")
+OWN = ("native", "decomposed", "composite", "operators")
+
+# States that a page has only where a case has them, as most devices have no operators of their own.
+RARE = ("operators",)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Counts of samples that have results, of the checks that are `FORWARD`.
+
+    Attributes:
+        run: that the device was asked for, right or wrong.
+        by: what has computed those that are right, by `ways.MEANS`.
+    """
+
+    run: int
+    by: Mapping[str, int]
+
+    @property
+    def own(self) -> int:
+        """Right, and without one op on the CPU."""
+        return self.by[KERNELS] + self.by[OPERATORS]
+
+    def __str__(self) -> str:
+        operators = f", of them by operators {self.by[OPERATORS]:,}" if self.by[OPERATORS] else ""
+        return f"{self.own:,} of {self.run:,} without fallback ({_percent(self.own, self.run)}){operators}"
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Counts of cases.
+    """Counts of cases, and of their samples.
 
     Attributes:
         run: that the CPU can do.
@@ -49,6 +79,7 @@ class Figures:
         ways: of the native ones by `ways.WAYS`.
         differentiable: with gradients that the CPU can do.
         backward: of those, correct and without one op on the CPU in them.
+        samples: None where the run is of a time when they were not counted.
     """
 
     run: int
@@ -57,14 +88,16 @@ class Figures:
     ways: Mapping[str, int]
     differentiable: int
     backward: int
+    samples: Samples | None = None
 
     def __str__(self) -> str:
-        ways = ", ".join(f"{name} {self.ways[name]}" for name in OWN)
+        ways = ", ".join(f"{name} {self.ways[name]}" for name in OWN if self.ways[name] or name not in RARE)
+        samples = f"; samples: {self.samples}" if self.samples else ""
         return (
             f"{self.run} cases: correct {self.correct} ({_percent(self.correct, self.run)}), "
             f"without fallback {self.native} ({_percent(self.native, self.run)}: {ways}); "
             f"gradients without fallback {self.backward} of {self.differentiable} "
-            f"({_percent(self.backward, self.differentiable)})"
+            f"({_percent(self.backward, self.differentiable)}){samples}"
         )
 
 
@@ -97,8 +130,19 @@ def state(record: Record) -> str:
         return "wrong"
     if any(checks[name]["fallbacks"] for name in FORWARD if name in checks):
         return "fallback"
+    if (counted := samples_of(record)) and counted.by[OPERATORS]:
+        return "operators"
     way = record.get("way")
     return way if way in OWN else "native"
+
+
+def samples_of(record: Record) -> Samples | None:
+    """The samples of a case that have results; None where they were not counted."""
+    checks = [check for name, check in record["checks"].items() if name in FORWARD]
+    if not all("by" in check and check["fallbacks"] is not None for check in checks):
+        return None
+    by = Counter({name: sum(check["by"].get(name, 0) for check in checks) for name in (KERNELS, OPERATORS, CPU)})
+    return Samples(by.total() + sum(check["failed"] for check in checks), by)
 
 
 def correct(record: Record) -> bool:
@@ -127,7 +171,17 @@ def figures(records: Iterable[Record]) -> Figures:
         ways={name: states[name] for name in OWN},
         differentiable=backward.total() - backward[""],
         backward=backward["native"],
+        samples=_added(map(samples_of, asked)),
     )
+
+
+def _added(each: Iterable[Samples | None]) -> Samples | None:
+    counted = list(each)
+    known = [samples for samples in counted if samples]
+    if not known or len(known) < len(counted):
+        return None
+    by = {name: sum(samples.by[name] for samples in known) for name in (KERNELS, OPERATORS, CPU)}
+    return Samples(sum(samples.run for samples in known), by)
 
 
 def _groups(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -172,9 +226,9 @@ def unexpected(records: Iterable[Record], declared: Sequence[Declared]) -> tuple
 def regressions(
     records: Iterable[Record], stored: Mapping[str, Record], declared: Sequence[Declared] = ()
 ) -> list[str]:
-    """What a stored run could do and these records cannot, a line each: correct cases that are not, cases and
-    gradients without fallback that now have one. Cases that only one of the two has say nothing; a check that no case
-    of the stored run has is newer than that run, and has to pass or to be declared."""
+    """What a stored run could do and these records cannot, a line each: correct cases that are not, cases, gradients
+    and, of as many, samples without fallback that now have one. Cases that only one of the two has say nothing; a check
+    that no case of the stored run has is newer than that run, and has to pass or to be declared."""
     known = {name for record in stored.values() for name in record["checks"]}
     lines = []
     for record in records:
@@ -194,7 +248,15 @@ def regressions(
             lines.append(f"{case} was {then}, falls back: {', '.join(sorted(record['fell_back']))}")
         elif gradients(before) == "native" and gradients(record) == "fallback":
             lines.append(f"{case} had gradients of its own, which fall back: {', '.join(sorted(record['fell_back']))}")
+        elif lost := _lost_samples(samples_of(record), samples_of(before)):
+            lines.append(f"{case} {lost}")
     return lines
+
+
+def _lost_samples(now: Samples | None, then: Samples | None) -> str:
+    if not now or not then or now.run != then.run or now.own >= then.own:
+        return ""
+    return f"had {then.own} samples without fallback, has {now.own} of {now.run}"
 
 
 def table(records: Iterable[Record]) -> tuple[list[str], dict[str, dict[str, Record]]]:
@@ -227,8 +289,9 @@ def markdown(records: Iterable[Record], title: str, through_compiler: Iterable[R
     if others:
         lines += [f"Through torch.compile: {figures(others)}.", ""]
     lines += figures_table(records, others)
-    legend = ", ".join(f"{sign} {name or 'not asked'}" for name, sign in SIGNS.items())
-    lines += ["", f"{legend}; a small ᵍ marks gradients by fallback."]
+    legend = ", ".join(f"{sign} {name or 'not asked'}" for name, sign in _signs([*records, *others]).items())
+    shares = " 3/8: so many of its samples do without the CPU." if any(map(_share, records)) else ""
+    lines += ["", f"{legend}; a small ᵍ marks gradients by fallback.{shares}"]
     lines += ["", f"| op | {' | '.join(dtypes)} | on the CPU |", f"|---|{':-:|' * len(dtypes)}---|"]
     for op, row in ops.items():
         fell_back = sorted({name for record in row.values() for name in record.get("fell_back", {})})
@@ -239,17 +302,30 @@ def markdown(records: Iterable[Record], title: str, through_compiler: Iterable[R
 
 def figures_table(records: Iterable[Record], others: Iterable[Record] = ()) -> list[str]:
     """The figures by dtype, as lines of a Markdown table; the last line counts only the first records."""
-    records = list(records)
-    lines = [f"| dtype | cases | correct | without fallback | {' | '.join(OWN)} | gradients without fallback |"]
-    lines.append("|---|---:|---:|---:|" + "---:|" * len(OWN) + "---:|")
+    records, others = list(records), list(others)
+    own = [name for name in _signs([*records, *others]) if name in OWN]
+    lines = [f"| dtype | cases | correct | without fallback | {' | '.join(own)} | gradients without fallback |"]
+    lines.append("|---|---:|---:|---:|" + "---:|" * len(own) + "---:|")
     for dtype, f in {**by_dtype([*records, *others]), "all": figures(records)}.items():
-        shares = (_percent(f.correct, f.run), _percent(f.native, f.run), *(str(f.ways[name]) for name in OWN))
+        shares = (_percent(f.correct, f.run), _percent(f.native, f.run), *(str(f.ways[name]) for name in own))
         lines.append(f"| {dtype} | {f.run} | {' | '.join(shares)} | {_percent(f.backward, f.differentiable)} |")
     return lines
 
 
+def _signs(records: Iterable[Record]) -> dict[str, str]:
+    """Those of a page: all but rare ones that no case has."""
+    found = set(map(state, records))
+    return {name: sign for name, sign in SIGNS.items() if name in found or name not in RARE}
+
+
 def _sign(record: Record) -> str:
-    return SIGNS[state(record)] + ("ᵍ" if gradients(record) == "fallback" else "")
+    return SIGNS[state(record)] + ("ᵍ" if gradients(record) == "fallback" else "") + _share(record)
+
+
+def _share(record: Record) -> str:
+    """How many of a case's samples do without the CPU, where that is not all or nothing."""
+    samples = samples_of(record) if state(record) == "fallback" else None
+    return f" {samples.own}/{samples.run}" if samples and samples.own else ""
 
 
 def html(records: Iterable[Record], title: str, through_compiler: Iterable[Record] = ()) -> str:
@@ -257,7 +333,7 @@ def html(records: Iterable[Record], title: str, through_compiler: Iterable[Recor
     records = [*records, *compiled(through_compiler)]
     dtypes, ops = table(records)
     data = {
-        "states": {name or "not asked": sign for name, sign in SIGNS.items()},
+        "states": {name or "not asked": sign for name, sign in _signs(records).items()},
         "totals": [_total(dtype, group) for dtype, group in {**_groups(records), "all": records}.items()],
         "ops": [{"name": op, "cases": [_case(row[each]) for each in dtypes if each in row]} for op, row in ops.items()],
     }
@@ -272,6 +348,7 @@ def _total(dtype: str, records: Sequence[Record]) -> dict[str, Any]:
     return {
         "dtype": dtype,
         "cases": f.run,
+        "samples": str(f.samples or ""),
         "states": Counter(state(record) or "not asked" for record in records),
         "correct": _percent(f.correct, f.run),
         "native": _percent(f.native, f.run),
@@ -281,11 +358,13 @@ def _total(dtype: str, records: Sequence[Record]) -> dict[str, Any]:
 
 def _case(record: Record) -> dict[str, Any]:
     """What the page says of a case."""
+    counted = samples_of(record)
     return {
         "dtype": split(record["case"])[1],
         "state": state(record) or "not asked",
         "gradients": gradients(record),
         "samples": sum(check["samples"] for check in record["checks"].values()),
+        "by": ", ".join(f"{n} by {NAMES[means]}" for means, n in counted.by.items() if n) if counted else "",
         "seconds": record.get("seconds", 0),
         "fell_back": ", ".join(sorted(record.get("fell_back", {}))),
         "message": "; ".join(f"{check}: {text}" if text else check for check, text in failures(record).items()),

@@ -9,13 +9,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["WAYS", "dispatched", "farthest", "way"]
+__all__ = ["CPU", "KERNELS", "MEANS", "OPERATORS", "WAYS", "dispatched", "farthest", "way"]
 
 #: From the device's own kernels to none at all. "native": a planner, a table's row or a kernel that was registered for
 #: the device; "decomposed": a decomposition, traced into one plan; "composite": several such ops, called one after the
 #: other by torch's composite kernel or by an eager function; "fallback": at least one op on the CPU; "unsupported":
 #: refused.
 WAYS = ("native", "decomposed", "composite", "fallback", "unsupported")
+
+#: What computes a sample: operators of the device's library, without the CPU; the CPU, with or without others; and
+#: otherwise kernels, of which views and results without elements need none.
+MEANS = (KERNELS, OPERATORS, CPU) = ("kernels", "operators", "cpu")
 
 # They prepare or carry what others compute; alone they are what an op computes.
 CARRYING = frozenset(
