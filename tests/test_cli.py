@@ -23,6 +23,7 @@ from torchgraft.codegen.cache import KernelCache
 from torchgraft.diagnosis import Finding, child, host
 from torchgraft.diagnosis.families import differences
 from torchgraft.diagnosis.probes import PROBES
+from torchgraft.testing import needs
 
 # Looked for and not imported: that would register it, and this process may have another backend.
 needs_opencl = pytest.mark.skipif(
@@ -170,6 +171,40 @@ def test_families_are_compared_with_the_cpu(device: str) -> None:
         return [x, x + 1 if on.type == "cpu" else x, x * torch.nan]  # no kernel is right about what is no number
 
     assert differences(wrong, torch.device(device)) == (2, 3)
+
+
+@pytest.mark.thorough
+def test_the_operators_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a section of their own; one that ends the process is named."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "registers_operators.py").write_text(
+        textwrap.dedent("""
+            import os, torchgraft
+            from operator_driver import OperatorDriver
+            class Crashing(OperatorDriver):
+                def program_run(self, device, stream, program, addresses, scratch):
+                    if program.source.name == "topk" and program.source.inputs[0].sizes == (4, 6):
+                        os.abort()
+                    super().program_run(device, stream, program, addresses, scratch)
+            driver = Crashing() if os.environ.get("CRASHES") else OperatorDriver()
+            driver.refuses = {"sort"}
+            torchgraft.register("npu", [driver])
+        """)
+    )
+    report = doctor.examine(modules=["registers_operators"])
+    assert "operators of npu:0" in report.tried
+    found = {finding.subject: finding for finding in report.sections["operators of npu:0"]}
+    assert found["offered"].text.startswith("29 of 30: copy, matmul, ")
+    assert found["refused"].text.startswith("sort: NotImplementedError: the library has no sort")
+    assert found["next"].text == "give sort (docs/operators.md)"
+    families = {f.subject: f for f in report.sections["npu:0"] if f.subject.startswith("kernels: ")}
+    assert families["kernels: matrix products"] == Finding("kernels: matrix products", "ok", "right")
+    assert families["kernels: sorting and scans"].state == "note"
+    assert "aten::sort" in families["kernels: sorting and scans"].text
+
+    monkeypatch.setenv("CRASHES", "1")
+    (last,) = doctor.examine(modules=["registers_operators"]).sections["operators of npu:0"]
+    assert (last.subject, last.state) == ("topk of npu:0", "problem") and "SIGABRT" in last.text
 
 
 @pytest.mark.thorough
@@ -366,6 +401,22 @@ def test_a_torch_out_of_range(monkeypatch: pytest.MonkeyPatch) -> None:
     (finding,) = host.core()
     assert finding.state == "problem"
     assert "works with torch 2." in finding.text and "this is torch 2.11.0" in finding.text
+
+
+@pytest.mark.parametrize(
+    ("missing", "told"),
+    [
+        (["expecttest"], "torchgraft conformance needs expecttest, which is not installed"),
+        (["expecttest", "tqdm"], "torchgraft conformance needs expecttest and tqdm, which are not installed"),
+    ],
+)
+def test_without_the_extra(
+    missing: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = importlib.util.find_spec
+    monkeypatch.setattr(needs, "find_spec", lambda name: None if name in missing else known(name))
+    assert main(["conformance", "--device", "npy"]) == 2
+    assert capsys.readouterr().err == f"torchgraft conformance: {told}: pip install torchgraft[testing]\n"
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

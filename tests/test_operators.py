@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import Script
 
+from torchgraft.diagnosis.operators import SAMPLES
+
 ROOT = Path(__file__).parents[1]
 HEAD = """
 import copy, threading, warnings
@@ -284,6 +286,60 @@ for value in (0.1, -3.0, 7.25):
 assert driver.prepared <= prepared + 1, (driver.prepared, prepared)  # `add` with alpha
 """
 
+DOCTOR = """
+from torchgraft import plans
+from torchgraft.diagnosis.operators import SAMPLES, findings, try_operator
+there = torch.device("npu:0")
+def told():
+    answers = {name: try_operator(name, there) for name in SAMPLES}
+    return answers, {finding.subject: finding for finding in findings(there, answers)}
+
+answers, found = told()
+for name, answer in answers.items():
+    assert answer.offered and not answer.refusals and not answer.wrong, (name, answer)
+assert {"add", "gelu", "where"} <= set(answers["pointwise"].offered), answers["pointwise"]
+assert list(found) == ["offered", "next"] and "torchgraft conformance --device npu" in found["next"].text, found
+assert found["offered"].state == "ok" and found["offered"].text == f"30 of 30: {', '.join(SAMPLES)}", found["offered"]
+
+# Refused, wrong, failing, and none of these changes what is said of others.
+driver.refuses = {"matmul", "sort", "pointwise gelu", "reduce var", "reduce std_mean"}
+driver.breaks = {"softmax"}
+plans.programs._programs.clear()
+right = OPERATORS["cumulative"]
+OPERATORS["cumulative"] = lambda *given, **others: right(*given, **others) + 1e-2
+def fails(*given, **others):
+    raise OSError("the bus is busy")
+OPERATORS["cat"] = fails
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    answers, found = told()
+assert {name for name, answer in answers.items() if answer.wrong} == {"cumulative", "cat"}, answers
+assert {name for name, answer in answers.items() if not answer.offered} == {"matmul", "sort", "softmax"}, answers
+wrong = {name for name, finding in found.items() if finding.state == "problem"}
+assert wrong == {"cumulative", "cat"} and "the bus is busy" in found["cat"].text, found
+assert found["cumulative"].text == "2 of 2 results are not what the CPU computes", found
+refused = found["refused"].text.splitlines()
+assert any(line.startswith("matmul: ") and "the library has no matmul" in line for line in refused), refused
+assert any(line.startswith("pointwise (gelu): ") for line in refused), refused
+assert any(line.startswith("reduce (var): ") for line in refused), refused
+assert any(line.startswith("softmax: ") and "the library is broken" in line for line in refused), refused
+assert "27 of 30" in found["offered"].text and "reduce (15 of 17 kinds tried)" in found["offered"].text, found
+assert found["next"].text.startswith("give matmul, then softmax "), found["next"]
+
+# Of some dtypes only.
+driver.refuses, driver.breaks = set(), set()
+supports = driver.program_supports
+def narrow(device, source):
+    if any(t is not None and t.dtype == "float16" for t in [*source.inputs, *source.outputs]):
+        raise NotImplementedError("no halves")
+    return supports(device, source)
+driver.program_supports = narrow
+answer = try_operator("copy", there)
+assert answer.offered == [""] and len(answer.refusals[""]) == 1 and not answer.wrong, answer
+(refused,) = (finding for finding in findings(there, {"copy": answer}) if finding.subject == "refused")
+assert refused.text.startswith("copy: NotImplementedError: no halves"), refused
+"""
+
 PROFILES = """
 from torch.profiler import ProfilerActivity, profile
 x = torch.randn(8, 8, device="npu")
@@ -345,4 +401,4 @@ def test_the_page_lists_them() -> None:
         re.findall(r'(?:p\.operator\(\s*|plan_operator\(self, )"(\w+)"', text)
     )
     used |= {"softmax", "log_softmax", "softmax_gradient", "log_softmax_gradient"}
-    assert listed == used
+    assert listed == used == set(SAMPLES)

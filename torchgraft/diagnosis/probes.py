@@ -101,7 +101,8 @@ def _copy(device: torch.device, properties: Properties) -> str:
 @_probe("compiler")
 def _compile(device: torch.device, properties: Properties) -> str:
     if not properties["has_compiler"]:
-        raise NotThere("none: every op runs on the CPU")
+        serves = _claims(properties, Capability.PROGRAMS)
+        raise NotThere(f"none: {'what has no operator' if serves else 'every op'} runs on the CPU")
     language = dialect(properties["dialect"])
     # A name of its own, so that no cache of the compiler's answers.
     kernel = Kernel(f"doctor_{time.time_ns()}", (Pointer("out", "i32"),), "  out[0] = 42;")
@@ -260,7 +261,7 @@ def _errors(device: torch.device, properties: Properties) -> str:
 
 def _family_probe(family: Family) -> Probe:
     def probe(device: torch.device, properties: Properties) -> str:
-        if not properties["has_compiler"]:
+        if not _claims(properties, Capability.COMPILER | Capability.PROGRAMS):
             raise NotThere("none: they are the CPU's")
         wrong, results = differences(family, device)
         if wrong:

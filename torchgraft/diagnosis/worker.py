@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TextIO
 
 from torchgraft import autoload
@@ -90,6 +90,7 @@ def _probe_devices(look: _Look) -> None:
 
     from torchgraft._core import _C
     from torchgraft.diagnosis.probes import PROBES
+    from torchgraft.driver import Capability
     from torchgraft.registration.register import registered_name
 
     for index in range(_C.device_count() if registered_name() else 0):
@@ -98,6 +99,19 @@ def _probe_devices(look: _Look) -> None:
             for subject in PROBES:
                 look.tell(section=str(device), begin=f"{subject} of {device}")
                 look.tell(section=str(device), tried=True, **asdict(_tried(subject, device)))
+            if Capability.PROGRAMS & _C.device_properties(index)["capabilities"]:
+                _try_operators(look, device)
+
+
+def _try_operators(look: _Look, device: Any) -> None:
+    from torchgraft.diagnosis.operators import SAMPLES, findings, try_operator
+
+    section, answers = f"operators of {device}", {}
+    for name in SAMPLES:
+        look.tell(section=section, begin=f"{name} of {device}")
+        answers[name] = try_operator(name, device)
+    for finding in findings(device, answers):
+        look.tell(section=section, tried=True, **asdict(finding))
 
 
 def _tried(subject: str, device: Any) -> Finding:
@@ -118,17 +132,26 @@ def _tried(subject: str, device: Any) -> Finding:
             words = "" if isinstance(error, KernelCompileError) else f": {_beginning(str(error))}"  # they follow
             finding = Finding(subject, "problem", f"fails: {type(error).__name__}{words}", advice)
     on_cpu = sorted(row.op for row in fallback_report())
-    if not properties["has_compiler"] or not (on_cpu or refused):
+    if not (on_cpu or refused) or not _can_plan(properties):
         return finding
     lines = [finding.text]
     if on_cpu:
         lines.append(f"on the CPU, and slow there: {', '.join(on_cpu)}")
+    if not properties["has_compiler"]:  # which can say no more than what its library has
+        return replace(finding, state="note" if finding.state == "ok" else finding.state, text="\n".join(lines))
     lines += [f"kernel {each.kernel} does not compile: {_beginning(each.log)}" for each in refused]
     advice = finding.advice or (
         "see whether the device's driver is up to date; if it is, tell the backend's authors. "
         "TORCHGRAFT_FALLBACK=error forbids that ops run on the CPU"
     )
     return Finding(subject, "warning" if finding.state == "ok" else finding.state, "\n".join(lines), advice)
+
+
+def _can_plan(properties: dict[str, Any]) -> bool:
+    """Whether the device does ops itself: by kernels, or by operators of its own."""
+    from torchgraft.driver import Capability
+
+    return bool(properties["capabilities"] & (Capability.COMPILER | Capability.PROGRAMS))
 
 
 def _beginning(text: str, most: int = 12) -> str:

@@ -7,8 +7,10 @@ to the CPU where it has none, with the driver's reasons.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +23,7 @@ from torchgraft.plans.scalar import Scalar
 from torchgraft.plans.schema import overload_name, parameters, resolve, tensors_in
 from torchgraft.plans.steps import Operand, Steps, Unsupported, is_number, number_type
 
-__all__ = ["FORMS", "operator_form", "plan_as_operator", "plan_operator"]
+__all__ = ["FORMS", "Asked", "operator_form", "operators_asked", "plan_as_operator", "plan_operator"]
 
 Attribute = int | float | bool | str | Sequence[int] | Scalar
 Form = Callable[..., bool]
@@ -30,6 +32,35 @@ _Form = TypeVar("_Form", bound=Form)
 #: What makes an operator of a call, by the overloads' names.
 FORMS: dict[str, Form] = {}
 _OVERWRITING: set[Form] = set()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a device was asked for.
+
+    Attributes:
+        name: the operator's.
+        kind: which of an operator that is many, as "relu" of pointwise ones; else "".
+        refusal: why the device does not have it for such tensors; "" if it has.
+    """
+
+    name: str
+    kind: str
+    refusal: str
+
+
+_listeners: list[list[Asked]] = []
+
+
+@contextlib.contextmanager
+def operators_asked() -> Iterator[list[Asked]]:
+    """What devices are asked for meanwhile, in this process, in the order of asking."""
+    asked: list[Asked] = []
+    _listeners.append(asked)
+    try:
+        yield asked
+    finally:
+        _listeners[:] = [each for each in _listeners if each is not asked]
 
 
 def operator_form(*names: str, overwrites: bool = False) -> Callable[[_Form], _Form]:
@@ -115,32 +146,14 @@ def plan_operator(
     """
     if not p.device.has_programs or p.any_shape or _prefers_kernels(p):
         return False
-    given: list[Operand] = [*inputs, *outputs]
-    reason = _why_no_operand(p, given)
-    if reason:
-        p.refused.append(f"{name}: {reason}")
+    offered = _offered(p, name, inputs, outputs, attributes)
+    refusal = (offered or "for no reason that it gives") if isinstance(offered, str) else ""
+    for listener in _listeners:
+        listener.append(Asked(name, str(attributes.get("kind", "")), refusal))
+    if isinstance(offered, str):
+        p.refused.append(f"{name}: {refusal}")
         return False
-    values = {key: _value(value) for key, value in attributes.items()}
-    placed = list(given)
-    for _ in range(2):
-        records = [_record(p, operand) for operand in placed]
-        source = _C.ProgramSource("operator", name, b"", values, records[: len(inputs)], records[len(inputs) :])
-        wishes, reason = _C.Program.supports(p.device.index, source)
-        if wishes is None:
-            p.refused.append(f"{name}: {reason}")
-            return False
-        wanted = [_laid_out(p, operand, Wish(wish)) for operand, wish in zip(placed, wishes, strict=True)]
-        if all(new is old for new, old in zip(wanted, placed, strict=True)):
-            break
-        placed = wanted
-    else:
-        p.refused.append(f"{name}: it wishes for other strides whatever it is offered")
-        return False
-    key = (name, sorted(values.items()), records, len(inputs))
-    program = prepared(p.device.index, f"its operator {name}", source, repr(key))
-    if isinstance(program, str):
-        p.refused.append(f"{name}: {program}")
-        return False
+    program, placed = offered
     for spec, place in zip(inputs, placed, strict=False):
         if isinstance(spec, torch.Tensor) and isinstance(place, torch.Tensor) and place is not spec:
             p.copy(place, spec)
@@ -149,6 +162,35 @@ def plan_operator(
         if spec is not None and isinstance(place, torch.Tensor) and place is not spec:
             p.copy(spec, place)
     return True
+
+
+def _offered(
+    p: Steps,
+    name: str,
+    inputs: Sequence[Operand],
+    outputs: Sequence[torch.Tensor | None],
+    attributes: Mapping[str, Attribute],
+) -> tuple[_C.Program, list[Operand]] | str:
+    """The device's program, and the operands as they lie for it; or why it has none."""
+    placed: list[Operand] = [*inputs, *outputs]
+    if reason := _why_no_operand(p, placed):
+        return reason
+    values = {key: _value(value) for key, value in attributes.items()}
+    for _ in range(2):
+        records = [_record(p, operand) for operand in placed]
+        source = _C.ProgramSource("operator", name, b"", values, records[: len(inputs)], records[len(inputs) :])
+        wishes, reason = _C.Program.supports(p.device.index, source)
+        if wishes is None:
+            return reason
+        wanted = [_laid_out(p, operand, Wish(wish)) for operand, wish in zip(placed, wishes, strict=True)]
+        if all(new is old for new, old in zip(wanted, placed, strict=True)):
+            break
+        placed = wanted
+    else:
+        return "it wishes for other strides whatever it is offered"
+    key = (name, sorted(values.items()), records, len(inputs))
+    program = prepared(p.device.index, f"its operator {name}", source, repr(key))
+    return program if isinstance(program, str) else (program, placed)
 
 
 def _why_no_operand(p: Steps, operands: Sequence[Operand]) -> str:
