@@ -1,4 +1,4 @@
-"""What the ops of PyTorch become for a device that has operators: docs/operators.md describes each.
+"""Products, convolutions, reductions, normalisation, indices and losses as operators of the device's library.
 
 A form returns False where a call is none of its operator's; the op's planner serves it then, or the CPU.
 """
