@@ -448,7 +448,8 @@ class Driver:
     @_optional
     def graph_set_argument(self, device: int, graph: Any, command: int, argument: int, value: int | bytes) -> None:
         """Gives a launch, by its number among the commands, another value for an argument, which is an address or a
-        scalar, from the next `graph_launch` on."""
+        scalar, from the next `graph_launch` on. Of a run these are its addresses, numbers by their eight bytes, and
+        behind them its scratch."""
         raise NotImplementedError("graph_set_argument")
 
     @_optional

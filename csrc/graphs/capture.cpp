@@ -71,13 +71,17 @@ void Capture::launch(c10::StreamId stream, const tg_launch& launch, std::shared_
   recorded.command.launch = launch;
   recorded.command.launch.args = recorded.arguments.data();
   std::lock_guard lock(mutex_);
-  for (const RandomArgument& each : randoms)
-    recording_.randoms.push_back({static_cast<uint32_t>(recording_.nodes.size()), each});
+  draw_for_next(randoms);
   add(stream, std::move(op), std::move(recorded));
 }
 
+void Capture::draw_for_next(c10::ArrayRef<RandomArgument> randoms) {
+  for (const RandomArgument& each : randoms)
+    recording_.randoms.push_back({static_cast<uint32_t>(recording_.nodes.size()), each});
+}
+
 void Capture::run(c10::StreamId stream, std::shared_ptr<const Program> program, c10::ArrayRef<tg_arg> addresses,
-                  std::string op) {
+                  std::string op, c10::ArrayRef<RandomArgument> randoms) {
   DeviceCommand recorded{};
   recorded.command.kind = TG_COMMAND_RUN;
   recorded.arguments = addresses.vec();
@@ -89,6 +93,7 @@ void Capture::run(c10::StreamId stream, std::shared_ptr<const Program> program, 
   recorded.command.source = &made.record;
   recorded.program = std::move(program);
   std::lock_guard lock(mutex_);
+  draw_for_next(randoms);
   add(stream, std::move(op), std::move(recorded));
 }
 

@@ -69,7 +69,7 @@ struct Node {
   std::variant<DeviceCommand, Mark, WaitForMark, HostFunction> action;
 };
 
-// Where a launch takes random numbers from, which every replay draws anew.
+// Where a launch or a run takes random numbers from, which every replay draws anew.
 struct RandomArgument {
   uint32_t argument;
   bool is_seed;
@@ -112,7 +112,7 @@ class Capture {
               c10::ArrayRef<RandomArgument> randoms);
   // `addresses` as of Program::submit.
   void run(c10::StreamId stream, std::shared_ptr<const Program> program, c10::ArrayRef<tg_arg> addresses,
-           std::string op);
+           std::string op, c10::ArrayRef<RandomArgument> randoms);
   void copy(c10::StreamId stream, void* destination, const void* source, uint64_t bytes, tg_copy_kind kind);
   void fill(c10::StreamId stream, void* destination, const void* pattern, uint32_t pattern_bytes, uint64_t bytes);
   // `tensors` are those that it uses on the device, and nobody else.
@@ -148,6 +148,7 @@ class Capture {
 
   uint16_t branch_of(c10::StreamId stream);  // which joins if it is not in the capture
   Node& add(c10::StreamId stream, std::string op, decltype(Node::action) action);
+  void draw_for_next(c10::ArrayRef<RandomArgument> randoms);  // the node that is added next
   Node& append(uint16_t branch, std::string op, decltype(Node::action) action);
   void see(Branch& branch, const std::vector<uint64_t>& seen);
 

@@ -289,10 +289,11 @@ struct Replay {
   void submit(const RunStep& step) {
     c10::SmallVector<tg_arg, 16> addresses(step.args.begin(), step.args.end());
     for (const auto& [position, source] : step.patches) patch(addresses[position], source);
-    torchgraft::run(*step.program, stream, addresses, plan.op);
+    torchgraft::run(*step.program, stream, addresses, plan.op,
+                    captured ? randoms(step) : c10::SmallVector<RandomArgument, 2>());
   }
 
-  c10::SmallVector<RandomArgument, 2> randoms(const LaunchStep& step) const {
+  c10::SmallVector<RandomArgument, 2> randoms(const Arguments& step) const {
     c10::SmallVector<RandomArgument, 2> found;
     for (const auto& [position, source] : step.patches)
       if (source.kind == ArgumentSource::Seed || source.kind == ArgumentSource::Offset)

@@ -157,11 +157,12 @@ tg_status Program::submit(tg_stream stream, c10::ArrayRef<tg_arg> addresses) con
 
 uint64_t program_runs() noexcept { return submitted.load(std::memory_order_relaxed); }
 
-void run(const Program& program, tg_stream stream, c10::ArrayRef<tg_arg> addresses, const std::string& op) {
+void run(const Program& program, tg_stream stream, c10::ArrayRef<tg_arg> addresses, const std::string& op,
+         c10::ArrayRef<RandomArgument> randoms) {
   const Device& device = program.device();
   if (capturing()) [[unlikely]]
     if (const Captured captured = capture_of(device.index, stream))
-      return captured->run(captured.stream, program.shared_from_this(), addresses, op);
+      return captured->run(captured.stream, program.shared_from_this(), addresses, op, randoms);
   const tg_status status = program.submit(stream, addresses);
   if (status != TG_OK) [[unlikely]]
     raise_status(device, status, ("run program " + program.name() + (op.empty() ? op : " of " + op)).c_str());

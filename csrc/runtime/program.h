@@ -14,6 +14,8 @@
 
 namespace torchgraft {
 
+struct RandomArgument;
+
 // What the driver is given, with the memory that its records point to.
 class ProgramSource {
  public:
@@ -93,7 +95,8 @@ inline void* place_of(const tg_arg& argument) {
 }
 
 // Runs a program on a stream of its device, or records it: the one way by which programs are run. `addresses` as of
-// Program::submit; `op` is who wants it, for messages.
-void run(const Program& program, tg_stream stream, c10::ArrayRef<tg_arg> addresses, const std::string& op);
+// Program::submit; `op` is who wants it, for messages; `randoms` are those numbers that a captured run takes anew.
+void run(const Program& program, tg_stream stream, c10::ArrayRef<tg_arg> addresses, const std::string& op,
+         c10::ArrayRef<RandomArgument> randoms = {});
 
 }  // namespace torchgraft

@@ -16,6 +16,7 @@ from torchgraft.kernels import random as kernels
 from torchgraft.kernels import rejection
 from torchgraft.kernels.random import Draw
 from torchgraft.ops.checks import plan_check
+from torchgraft.ops.operators.random import plan_dropout, plan_random
 from torchgraft.ops.sorting.choose import sort_rows
 from torchgraft.ops.table import row
 from torchgraft.plans import PlanBuilder, Scalar, Unsupported, composite, only, other_out, planner
@@ -39,10 +40,14 @@ def plan_draw(
     inputs: Sequence[torch.Tensor] = (),
     numbers: Sequence[Any] = (),
     report: ErrorReport | None = None,
+    kind: str = "",
 ) -> None:
-    """Adds the launch of a distribution: elements are numbered in logical order, whatever the strides."""
+    """Adds the launch of a distribution: elements are numbered in logical order, whatever the strides. Where the
+    device's operator "random" has a `kind`, that comes first."""
     n = outs[0].numel()
     if n == 0:
+        return
+    if kind and plan_random(p, kind, outs[0], numbers, [i.expand(outs[0].shape) for i in inputs]):
         return
     targets = [out if out.is_contiguous() else p.empty_like(out) for out in outs]
     inputs = [p.contiguous(i if i.shape == outs[0].shape else i.expand(outs[0].shape)) for i in inputs]
@@ -88,7 +93,7 @@ def _uniform(
         p.within(number, -most, most, f"{{}} is out of bounds for {dtype_name(out.dtype)}")
     p.within(low, None, high, "uniform_ expects to return a [from, to) range, but found from={} > to")
     real = torch.view_as_real(out) if out.is_complex() else out
-    plan_draw(p, kernels.uniform(_floating(real)), [real], numbers=[low, high])
+    plan_draw(p, kernels.uniform(_floating(real)), [real], numbers=[low, high], kind="uniform")
 
 
 @planner("normal_", inplace_safe=True, refuses=_check_floats)
@@ -99,7 +104,8 @@ def _normal(
     pairs = out.is_complex()
     if pairs:
         out = torch.view_as_real(out)
-    plan_draw(p, kernels.normal(_floating(out), pairs=pairs), [out], numbers=[mean, std])
+    kind = "" if pairs else "normal"
+    plan_draw(p, kernels.normal(_floating(out), pairs=pairs), [out], numbers=[mean, std], kind=kind)
 
 
 def _normal_meta(mean: Any, std: Any, generator: None) -> torch.Tensor:
@@ -150,6 +156,10 @@ def _normal_of(p: PlanBuilder, out: torch.Tensor, mean: Any, std: Any, *, genera
     storages = [element_type(x.dtype).name if isinstance(x, torch.Tensor) else None for x in parts]
     if isinstance(std, Scalar):
         p.within(std, 0, None, "normal expects std >= 0.0, but found std {}")
+        noise = p.empty_like(out)
+        if out.numel() and plan_random(p, "normal", noise, [0.0, std]):
+            p.call_out(aten.add.Tensor, out, noise, mean)
+            return
     else:
         plan_check(p, std, "x >= 0", "normal expects all elements of std >= 0.0")
     inputs = [x for x in parts if isinstance(x, torch.Tensor)]
@@ -162,13 +172,13 @@ def _log_normal(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, mean: Scalar, std: Scalar, *, generator: None
 ) -> None:
     p.within(std, _POSITIVE, None, "log_normal_ expects std > 0.0, but found std={}")
-    plan_draw(p, kernels.log_normal(_floating(out)), [out], numbers=[mean, std])
+    plan_draw(p, kernels.log_normal(_floating(out)), [out], numbers=[mean, std], kind="log_normal")
 
 
 @planner("exponential_", inplace_safe=True)
 def _exponential(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, lambd: Scalar, *, generator: None) -> None:
     p.within(lambd, _POSITIVE, None, "exponential_ expects lambda > 0.0, but found lambda={}")
-    plan_draw(p, kernels.exponential(_floating(out)), [out], numbers=[lambd])
+    plan_draw(p, kernels.exponential(_floating(out)), [out], numbers=[lambd], kind="exponential")
 
 
 @planner("cauchy_", inplace_safe=True)
@@ -176,13 +186,13 @@ def _cauchy(
     p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, median: Scalar, sigma: Scalar, *, generator: None
 ) -> None:
     p.within(sigma, _POSITIVE, None, "cauchy_ expects sigma > 0.0, but found sigma={}")
-    plan_draw(p, kernels.cauchy(_floating(out)), [out], numbers=[median, sigma])
+    plan_draw(p, kernels.cauchy(_floating(out)), [out], numbers=[median, sigma], kind="cauchy")
 
 
 @planner("geometric_", inplace_safe=True)
 def _geometric(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, chance: Scalar, *, generator: None) -> None:
     p.within(chance, _POSITIVE, _BELOW_ONE, "geometric_ expects p to be in (0, 1), but got p={}")
-    plan_draw(p, kernels.geometric(element_type(out.dtype).name), [out], numbers=[chance])
+    plan_draw(p, kernels.geometric(element_type(out.dtype).name), [out], numbers=[chance], kind="geometric")
 
 
 def _check_not_complex(self: torch.Tensor, **_: Any) -> None:
@@ -193,7 +203,7 @@ def _check_not_complex(self: torch.Tensor, **_: Any) -> None:
 @planner("bernoulli.p", inplace_safe=True, refuses=(_check_not_complex, other_out))
 def _bernoulli(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, chance: Scalar, *, generator: None) -> None:
     p.within(chance, 0, 1, "bernoulli_ expects p to be in [0, 1], but got p={}")
-    plan_draw(p, kernels.bernoulli(element_type(out.dtype).name), [out], numbers=[chance])
+    plan_draw(p, kernels.bernoulli(element_type(out.dtype).name), [out], numbers=[chance], kind="bernoulli")
 
 
 @planner("bernoulli_.Tensor", inplace_safe=True)
@@ -205,7 +215,8 @@ def _bernoulli_tensor(
 
 def _draw_by_chances(p: PlanBuilder, out: torch.Tensor, chances: torch.Tensor) -> None:
     draw = kernels.bernoulli_of(element_type(out.dtype).name, _floating(chances))
-    plan_draw(p, draw, [out], [chances], report=p.error("bernoulli expects p to be in [0, 1]", RuntimeError))
+    report = p.error("bernoulli expects p to be in [0, 1]", RuntimeError)
+    plan_draw(p, draw, [out], [chances], report=report, kind="bernoulli")
 
 
 def _bernoulli_meta(self: torch.Tensor, generator: None, out: torch.Tensor) -> torch.Tensor:
@@ -232,7 +243,8 @@ def _dropout(
         p.fill(mask, True)
         return
     p.within(chance, 0, 1, "dropout probability has to be between 0 and 1, but got {}")
-    plan_draw(p, kernels.dropout(_floating(out)), [out, mask], [input], [chance])
+    if not plan_dropout(p, out, mask, input, chance):
+        plan_draw(p, kernels.dropout(_floating(out)), [out, mask], [input], [chance])
 
 
 row("native_dropout_backward", "grad_output * (mask ? scale : (T)0)", operands={"scale": "promotes", "mask": "keeps"})
@@ -246,6 +258,8 @@ def _plan_rejection(
     """
     n = out.numel()
     if n == 0:
+        return
+    if plan_random(p, name, out, (), [p.cast(i, out.dtype).expand(out.shape) for i in inputs]):
         return
     target = out if out.is_contiguous() else p.empty_like(out)
     inputs = [p.contiguous(p.cast(i, out.dtype).expand(out.shape)) for i in inputs]
@@ -399,6 +413,8 @@ def _check_integers(dtype: torch.dtype, base: int, end: int) -> None:
 
 
 def _plan_integers(p: PlanBuilder, out: torch.Tensor, base: int, span: int) -> None:
+    if out.numel() and plan_random(p, "integers", out, [base, base + span - 1]):
+        return
     words = 1 if span <= 2**32 else 2
     draw = kernels.integers(element_type(out.dtype).name, words, span == 2**64)
     plan_draw(p, draw, [out], numbers=[base, span % 2**64])
@@ -440,6 +456,8 @@ def _check_places_fit(n: int, out: torch.Tensor, **_: Any) -> None:
 
 @planner("randperm.generator_out", inplace_safe=True, refuses=_check_places_fit)
 def _randperm(p: PlanBuilder, result: torch.Tensor, n: int, *, generator: None, out: torch.Tensor) -> None:
+    if n > 0 and plan_random(p, "permutation", result):
+        return
     if p.form == "gpu" and _MANY_SHUFFLED <= n < 1 << 31:
         numbers = p.empty((1, n), torch.int64)
         _plan_integers(p, numbers, 0, 1 << _SORTED_BITS)

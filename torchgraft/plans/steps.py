@@ -110,8 +110,8 @@ class _Fill:
         return [self.destination]
 
 
-#: What a program may be given as an input: a spec, a number, or nothing.
-Operand = torch.Tensor | Scalar | float | None
+#: What a program may be given as an input: a spec, a number (also a part of `philox`), or nothing.
+Operand = torch.Tensor | Scalar | float | _C.LaunchArgument | None
 
 
 @dataclass
@@ -136,6 +136,8 @@ def number_type(operand: Operand) -> str:
     """What a run gives a number as: "f64" or "i64"."""
     if isinstance(operand, torch.Tensor):
         return "f64" if operand.is_floating_point() else "i64"
+    if isinstance(operand, _C.LaunchArgument):  # of `philox`
+        return "i64"
     type_ = operand.python_type if isinstance(operand, Scalar) else type(operand)
     return "f64" if type_ is float else "i64"
 
@@ -506,20 +508,23 @@ class Steps:
 
     def _operand(self, operand: Operand) -> _C.LaunchArgument:
         """What a run gets: an address, or a number."""
+        if isinstance(operand, _C.LaunchArgument):
+            return operand
         if operand is not None and is_number(self, operand):
             return self._value(number_type(operand), operand)
         assert operand is None or isinstance(operand, torch.Tensor)
         return self._pointer(operand if operand is not None and operand.numel() else None)
 
-    def mark(self) -> tuple[int, int]:
+    def mark(self) -> tuple[int, int, int]:
         """How far the plan has got; see `back_to`."""
-        return len(self._steps), len(self.gathered or ())
+        return len(self._steps), len(self.gathered or ()), self._philox
 
-    def back_to(self, mark: tuple[int, int]) -> None:
+    def back_to(self, mark: tuple[int, int, int]) -> None:
         """Takes back what has been added since."""
-        del self._steps[mark[0] :]
+        steps, gathered, self._philox = mark
+        del self._steps[steps:]
         if self.gathered is not None:
-            del self.gathered[mark[1] :]
+            del self.gathered[gathered:]
 
     def _place(self, spec: torch.Tensor) -> tuple[int, int]:
         """The slot that a spec lies in, and where in there, in bytes."""

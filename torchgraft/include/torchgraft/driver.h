@@ -162,7 +162,7 @@ typedef struct tg_tensor {
 
 enum {
   /* A number that each run gives anew, without dimensions: a run has the address of a float64 or an int64 on the host,
-   * which is read during the call. */
+   * which is read during the call, that of a graph's run during graph_create. */
   TG_TENSOR_NUMBER = 1u << 0
 };
 
@@ -351,7 +351,7 @@ typedef struct tg_driver {
   tg_status (*graph_destroy)(void* context, int32_t device, tg_graph graph);
   /* Gives a launch another value for an argument, from the next graph_launch on; earlier ones keep theirs, also those
    * that have still to run. An address stays an address, a number keeps its size. A run's arguments are its addresses,
-   * and behind them its scratch. */
+   * of numbers their values, and behind them its scratch. */
   tg_status (*graph_set_argument)(void* context, int32_t device, tg_graph graph, uint32_t command, uint32_t argument,
                                   const tg_arg* value);
   /* As if the commands were given to the stream in their order. After a failure the first of them may have been. */
