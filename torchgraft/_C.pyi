@@ -59,6 +59,7 @@ def fallback_set_hooks(place: Callable[[], str], warn: Callable[[str, bool], boo
 # ---- plans: csrc/dispatch/plan_bindings.cpp ----
 
 def attention_prepare_by(prepare: Callable[[], None]) -> None: ...
+def attention_operator_by(serves: Callable[..., bool]) -> None: ...
 
 class Module:
     """Compiled kernels of one source."""

@@ -1,5 +1,6 @@
-// Which of torch's ways scaled_dot_product_attention takes on the device: the fused op where its kernels serve the
-// call, else the composition of matrix products and softmax. A mask of booleans is given to the fused op as it is.
+// Which of torch's ways scaled_dot_product_attention takes on the device: the fused op where its kernels or its library
+// serve the call, else the composition of matrix products and softmax. A mask of booleans is given to the fused op as
+// it is.
 
 #include <ATen/Context.h>
 #include <ATen/SDPBackend.h>
@@ -12,6 +13,7 @@
 #include <functional>
 
 #include "dispatch.h"
+#include "register.h"
 #include "runtime/device.h"
 
 namespace torchgraft {
@@ -21,6 +23,11 @@ namespace {
 std::function<void()>& preparation() {
   static auto* prepare = new std::function<void()>;
   return *prepare;
+}
+
+AttentionOperator& attention_operator() {
+  static auto* serves = new AttentionOperator;
+  return *serves;
 }
 
 constexpr int64_t kLargestHead = 256;
@@ -56,13 +63,22 @@ bool wants_gradient(const at::Tensor& query, const at::Tensor& key, const at::Te
                                         (mask.has_value() && mask->defined() && mask->requires_grad()));
 }
 
+// Whether a device without a compiler has an operator for the call, and for its gradient if that is wanted.
+bool library_serves(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                    const std::optional<at::Tensor>& mask, double dropout, bool is_causal,
+                    std::optional<double> scale) {
+  return dropout == 0 && get_device(query.device().index()).has(TG_CAP_PROGRAMS) && attention_operator() &&
+         attention_operator()(query, key, value, mask, is_causal, scale);
+}
+
 int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                const std::optional<at::Tensor>& mask, double dropout, bool is_causal, std::optional<double> scale,
                bool enable_gqa) {
   at::Context& context = at::globalContext();
-  bool fused = context.userEnabledOverrideableSDP() && has_kernels(query) &&
-               fused_serves(query, key, value, mask, is_causal, enable_gqa);
-  if (fused && context.userEnabledMathSDP() && wants_gradient(query, key, value, mask) &&
+  const bool kernels = has_kernels(query);
+  bool fused = context.userEnabledOverrideableSDP() && fused_serves(query, key, value, mask, is_causal, enable_gqa) &&
+               (kernels || library_serves(query, key, value, mask, dropout, is_causal, scale));
+  if (fused && kernels && context.userEnabledMathSDP() && wants_gradient(query, key, value, mask) &&
       query.sym_size(-2) < kFewQueries)
     fused = false;
   if (fused) {
@@ -96,6 +112,8 @@ bool has_kernels(const at::Tensor& tensor) {
 }
 
 void prepare_attention_by(std::function<void()> prepare) { preparation() = std::move(prepare); }
+
+void attention_operator_by(AttentionOperator serves) { attention_operator() = std::move(serves); }
 
 void register_attention() {
   at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choose);

@@ -130,6 +130,20 @@ void bind_plans(py::module_& m) {
         });
       },
       py::arg("prepare"));
+  m.def("attention_operator_by", torch::wrap_pybind_function([](const py::object& serves) {
+          auto* held = new py::object(serves);  // as above
+          attention_operator_by([held](const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                                       const std::optional<at::Tensor>& mask, bool is_causal,
+                                       std::optional<double> scale) {
+            py::gil_scoped_acquire gil;
+            try {
+              return (*held)(query, key, value, mask, is_causal, scale).cast<bool>();
+            } catch (py::error_already_set& error) {
+              carry(error);
+            }
+          });
+        }),
+        py::arg("serves"));
   m.def("compile_module", &compile_module);
   m.def("load_module", &load_module);
   m.def("make_kernel", &make_kernel);

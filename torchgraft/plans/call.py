@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,16 @@ _DTYPE_NAMES = ("dtype", "out_dtype")
 _TENSORS = (_C.ArgumentKind.Tensor, _C.ArgumentKind.TensorList)
 
 
+@contextmanager
+def below_modes() -> Iterator[None]:
+    """Specs are made and looked at in it: no mode of torch's sees them."""
+    with ExitStack() as stack:
+        stack.enter_context(torch._C.DisableTorchFunction())
+        if torch._C._len_torch_dispatch_stack() > 0:
+            stack.enter_context(_disable_current_modes())
+        yield
+
+
 @dataclass
 class _Reads:
     """Which scalars a planner has read."""
@@ -127,10 +137,7 @@ def plan_call(
     reads = _Reads()
     operators: list[str] = []
     functions: list[Composite] = []
-    with ExitStack() as stack:
-        stack.enter_context(torch._C.DisableTorchFunction())
-        if torch._C._len_torch_dispatch_stack() > 0:
-            stack.enter_context(_disable_current_modes())
+    with below_modes():
         try:
             traits = device_traits(device)
             _check_written(entry, arguments, full or partial, partial)
@@ -554,6 +561,24 @@ def result_of(op: torch._ops.OpOverload, arguments: Mapping[str, Any]) -> Any:
         if options.pointwise:
             check_broadcast(tensors_in(plain))
         raise
+
+
+def library_serves(device: int, op: str, plan: Callable[[PlanBuilder], bool]) -> bool:
+    """Whether the device's library has what a call would need: asked before it is made, where there is another way.
+
+    Args:
+        device: index of the device.
+        op: the op's name, for messages.
+        plan: adds it to a plan, which is thrown away; returns whether the library has it.
+    """
+    traits = device_traits(device)
+    if not traits.has_programs:
+        return False
+    with below_modes():
+        try:
+            return plan(PlanBuilder(traits, kernel_form(device), op, False, nested=plan_nested))
+        except Unsupported:
+            return False
 
 
 def install() -> None:

@@ -109,10 +109,10 @@ def _plan_back(
         deliver(grad_key, dk)
         deliver(grad_value, dv)
     if grad_bias is not None:
-        _sum_to(p, grad_bias, scores["scores_g"])
+        sum_to(p, grad_bias, scores["scores_g"])
 
 
-def _sum_to(p: PlanBuilder, to: torch.Tensor, by: torch.Tensor) -> None:
+def sum_to(p: PlanBuilder, to: torch.Tensor, by: torch.Tensor) -> None:
     """Sums over what `to` was broadcast along."""
     lead = by.dim() - to.dim()
     sizes = [1] * lead + list(to.shape)

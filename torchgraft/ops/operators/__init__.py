@@ -2,4 +2,5 @@
 
 from __future__ import annotations
 
+from torchgraft.ops.operators import attention as attention
 from torchgraft.ops.operators import common as common
