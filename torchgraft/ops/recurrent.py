@@ -1,9 +1,10 @@
-"""Recurrent networks: a layer over a whole sequence as one op with one launch, where the device runs the CPU form.
+"""Recurrent networks: a layer over a whole sequence as one op, by one launch where the device runs the CPU form, or by
+an operator of its library.
 
 torch composes `nn.LSTM`, `nn.GRU` and `nn.RNN` of cells (`torchgraft.ops.rnn`), for each step of each layer a product
 and a cell, which costs more than the arithmetic where batches and states are small. What is said here takes the place
-of that composition for sequences of one length (aten::lstm.input, gru.input, rnn_tanh.input, rnn_relu.input) in
-float32 and float64; all else is composed as torch has it.
+of that composition for sequences of one length (aten::lstm.input, gru.input, rnn_tanh.input, rnn_relu.input), by
+kernels in float32 and float64; all else is composed as torch has it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from torchgraft.codegen import ceil_div, element_type
 from torchgraft.codegen.kernel import Kernel
 from torchgraft.kernels import recurrent as kernels
 from torchgraft.kernels.recurrent import CELLS, ROWS
+from torchgraft.ops.operators.recurrent import has_layer, plan_layer, plan_layer_gradient
 from torchgraft.plans import PlanBuilder, planner, recomposed
-from torchgraft.plans.device import kernel_form
+from torchgraft.plans.device import device_traits, kernel_form
 
 torch.library.define(
     "torchgraft::recurrent",
@@ -108,6 +110,8 @@ def _recurrent(
     reverse: bool,
     keep: bool,
 ) -> None:
+    if plan_layer(p, out, gates, hx, cx, weight, bias, cell, reverse, keep):
+        return
     output, cy, kept = out
     storage = element_type(output.dtype).name
 
@@ -149,6 +153,8 @@ def _recurrent_backward(
     cell: str,
     reverse: bool,
 ) -> None:
+    if plan_layer_gradient(p, out, grad, grad_cy, hx, cx, weight, output, kept, cell, reverse):
+        return
     grad_gates, grad_hidden, grad_hx, grad_cx = out
     about = CELLS[cell]
     storage = element_type(output.dtype).name
@@ -250,14 +256,14 @@ torch.library.register_autograd("torchgraft::recurrent", _gradients, setup_conte
 
 def _fits(
     cell: str, input: torch.Tensor, states: Sequence[torch.Tensor], params: Sequence[torch.Tensor], has_biases: bool,
-    layers: int, directions: int,
+    layers: int, directions: int, batch_first: bool,
 ) -> bool:  # fmt: skip
     """Whether a call is as simple as it is for users of the modules. What is odd, or wrong, is torch's to treat."""
     if len(states) != 1 + CELLS[cell].has_c:
         return False
     tensors = [input, *states, *params]
     first = tensors[0]
-    if first.dtype not in (torch.float32, torch.float64) or first.device.type == "meta":
+    if not first.is_floating_point() or first.device.type == "meta":
         return False
     if any(type(t) not in (torch.Tensor, torch.nn.Parameter) for t in tensors):
         return False
@@ -267,12 +273,36 @@ def _fits(
         return False
     if torch.is_autocast_enabled(first.device.type) or torch._C._are_functorch_transforms_active():
         return False
-    if forward_ad._current_level >= 0 or kernel_form(first.device.index) != "cpu":
+    if forward_ad._current_level >= 0:
         return False
     gates = CELLS[cell].gates
-    return all(s.dim() == 3 and s.size(0) == layers * directions for s in states) and all(
-        _weights_fit(weights, gates, states) for weights in _by_layer(params, has_biases)
+    return (
+        all(s.dim() == 3 and s.size(0) == layers * directions for s in states)
+        and all(_weights_fit(weights, gates, states) for weights in _by_layer(params, has_biases))
+        and (_library_serves(cell, input, states, params, directions, batch_first) or _kernels_serve(cell, states))
     )
+
+
+def _kernels_serve(cell: str, states: Sequence[torch.Tensor]) -> bool:
+    first = states[0]
+    traits = device_traits(first.device.index)
+    if not traits.has_compiler or first.dtype not in (torch.float32, torch.float64):
+        return False
+    _, batch, size = first.shape
+    small = batch * CELLS[cell].gates * size * size <= _LARGE_STEP
+    return small and kernel_form(first.device.index) == "cpu"
+
+
+def _library_serves(
+    cell: str, input: torch.Tensor, states: Sequence[torch.Tensor], params: Sequence[torch.Tensor], directions: int,
+    batch_first: bool,
+) -> bool:  # fmt: skip
+    first = states[0]
+    if not device_traits(first.device.index).has_programs or any(type(n) is not int for n in input.shape):
+        return False
+    keep = torch.is_grad_enabled() and any(t.requires_grad for t in (input, *states, *params))
+    sizes = (input.size(1 if batch_first else 0), first.size(1), first.size(2))
+    return all(has_layer(first.device.index, cell, first.dtype, sizes, way == 1, keep) for way in range(directions))
 
 
 def _parameters_each(has_biases: bool) -> int:
@@ -287,10 +317,9 @@ def _by_layer(params: Sequence[torch.Tensor], has_biases: bool) -> list[Sequence
 
 def _weights_fit(weights: Sequence[torch.Tensor], gates: int, states: Sequence[torch.Tensor]) -> bool:
     w_ih, w_hh, *biases = weights
-    _, batch, size = states[0].shape
+    size = states[0].size(2)
     return (
         size > 0
-        and batch * gates * size * size <= _LARGE_STEP
         and all(s.shape == states[0].shape for s in states)
         and w_ih.dim() == 2
         and w_ih.size(0) == gates * size
@@ -367,7 +396,7 @@ def _network(name: str) -> Callable[..., Results]:
     ) -> Results:
         about = (has_biases, num_layers, dropout, train)
         states = hx if has_c else [hx]
-        if not _fits(name, input, states, params, has_biases, num_layers, 1 + bidirectional):
+        if not _fits(name, input, states, params, has_biases, num_layers, 1 + bidirectional, batch_first):
             return _torchs(op, input, hx, params, *about, bidirectional, batch_first)
         output, hs, cs = _run(name, input, states, params, *about, 1 + bidirectional, batch_first)
         if has_c:

@@ -15,6 +15,7 @@ import torch
 
 from torchgraft.codegen import element_type
 from torchgraft.codegen.pointwise import Input, Loop, Result, expression
+from torchgraft.ops.operators import cells
 from torchgraft.plans import PlanBuilder, planner, pointwise
 
 aten = torch.ops.aten
@@ -78,6 +79,9 @@ def _lstm_cell(
     input_bias: Optional = None,
     hidden_bias: Optional = None,
 ) -> None:
+    if not p.device.has_compiler:
+        cells.plan_lstm(p, out, input_gates, hidden_gates, cx, input_bias, hidden_bias)
+        return
     hy, cy, workspace = out
     operands = _gates("xi xf xg xo", input_gates) | _gates("hi hf hg ho", hidden_gates)
     operands |= _gates("ai af ag ao", input_bias) | _gates("bi bf bg bo", hidden_bias) | {"cx": cx}
@@ -103,6 +107,9 @@ def _lstm_cell_backward(
 ) -> None:
     grad_gates, grad_cx, grad_bias = out
     if grad_hy is None and grad_cy is None:  # no gradient comes in, none goes out
+        return
+    if not p.device.has_compiler:
+        cells.plan_lstm_gradient(p, out, grad_hy, grad_cy, cx, cy, workspace)
         return
     operands: dict[str, Optional] = {"dh": grad_hy, "dc": grad_cy, "cx": cx, "cy": cy} | _gates("i f g o", workspace)
     statements = """\
@@ -137,6 +144,9 @@ def _gru_cell(
     input_bias: Optional = None,
     hidden_bias: Optional = None,
 ) -> None:
+    if not p.device.has_compiler:
+        cells.plan_gru(p, out, input_gates, hidden_gates, hx, input_bias, hidden_bias)
+        return
     hy, workspace = out
     operands = _gates("xr xz xn", input_gates) | _gates("hr hz hn", hidden_gates)
     operands |= _gates("ar az an", input_bias) | _gates("br bz bn", hidden_bias) | {"hx": hx}
@@ -165,6 +175,9 @@ def _gru_cell_backward(
     workspace: torch.Tensor,
     has_bias: bool,
 ) -> None:
+    if not p.device.has_compiler:
+        cells.plan_gru_gradient(p, out, grad_hy, workspace)
+        return
     grad_input, grad_hidden, grad_hx, *grad_biases = out
     operands = {"dh": grad_hy} | _gates("r z n hx h", workspace)
     statements = """\
