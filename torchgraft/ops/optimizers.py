@@ -75,6 +75,8 @@ def _plan_step(
     alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Item]] = {}
     backs: list[tuple[torch.Tensor, torch.Tensor]] = []
     written = {name for name, _ in step.updated}
+    if any(len(tensors) != len(lists[0]) for tensors in (*lists, *(s for s in singles if isinstance(s, list)))):
+        raise RuntimeError("an optimizer's step needs one tensor of each kind for each parameter")
     for i in range(len(lists[0])):
         specs = [tensors[i] for tensors in lists]
         first = specs[0]

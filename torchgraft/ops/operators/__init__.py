@@ -4,3 +4,4 @@ from __future__ import annotations
 
 from torchgraft.ops.operators import attention as attention
 from torchgraft.ops.operators import common as common
+from torchgraft.ops.operators import optimizers as optimizers
