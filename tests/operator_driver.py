@@ -248,6 +248,173 @@ def _nll_loss_gradient(
     return aten.nll_loss_backward(grad, x, target, weight, how, ignored, total)
 
 
+# ---- attention ----
+
+
+def _weights(q: Any, k: Any, mask: Any, causal: int, scale: float) -> tuple[Any, Any]:
+    """Of each score, and the logarithms of their sums."""
+    scores = q @ _for_each_head(k, q).mT * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    if causal:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        scores = scores.masked_fill(~seen, -math.inf)
+    sums = scores.logsumexp(-1)
+    return (scores - sums.unsqueeze(-1)).exp().masked_fill((sums == -math.inf).unsqueeze(-1), 0), sums
+
+
+def _for_each_head(x: Any, q: Any) -> Any:
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
+
+def _wide(*tensors: Any) -> list[Any]:
+    """16-bit floats in float32."""
+    return [t.float() if t is not None and t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors]
+
+
+@operator("attention")
+def _attention(q: Any, k: Any, v: Any, mask: Any, *, causal: int, scale: float) -> Any:
+    q, k, v, mask = _wide(q, k, v, mask)
+    weights, sums = _weights(q, k, mask, causal, scale)
+    return weights @ _for_each_head(v, q), sums
+
+
+@operator("attention_gradient")
+def _attention_gradient(
+    grad: Any, q: Any, k: Any, v: Any, mask: Any, y: Any, sums: Any, *, causal: int, scale: float
+) -> Any:
+    grad, q, k, v, mask, y = _wide(grad, q, k, v, mask, y)
+    weights, again = _weights(q, k, mask, causal, scale)
+    torch.testing.assert_close(sums, again)  # what the forward operator has left is what comes back
+    by = grad @ _for_each_head(v, q).mT - (grad * y).sum(-1, keepdim=True)
+    of_scores = weights * by
+
+    def shared(x: Any) -> Any:
+        return x.unflatten(1, (k.shape[1], -1)).sum(2)
+
+    of_k, of_v = shared(of_scores.mT @ q) * scale, shared(weights.mT @ grad)
+    return of_scores @ _for_each_head(k, q) * scale, of_k, of_v, of_scores
+
+
+# ---- layers of recurrent networks ----
+
+
+def _cell(kind: str, x: Any, h: Any, before: Any, c: Any) -> tuple[Any, Any, list[Any]]:
+    """The new state, the new second one, and what the gradient needs."""
+    if kind == "lstm":
+        i, f, g, o = (x + h).chunk(4, -1)
+        i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+        c = f * c + i * g
+        return o * c.tanh(), c, [i, f, g, o, c]
+    if kind == "gru":
+        (xr, xz, xn), (hr, hz, hn) = x.chunk(3, -1), h.chunk(3, -1)
+        r, z = (xr + hr).sigmoid(), (xz + hz).sigmoid()
+        n = (xn + r * hn).tanh()
+        return n + z * (before - n), None, [r, z, n, hn]
+    y = (x + h).tanh() if kind == "rnn_tanh" else (x + h).relu()
+    return y, None, [y]
+
+
+@operator("recurrent")
+def _recurrent(gates: Any, hx: Any, cx: Any, weight: Any, bias: Any, *, kind: str, reverse: int) -> Any:
+    steps = range(len(gates))
+    output, kept = [None] * len(gates), [None] * len(gates)
+    for t in reversed(steps) if reverse else steps:
+        h = F.linear(hx, weight, bias)
+        hx, cx, own = _cell(kind, gates[t], h, hx, cx)
+        output[t], kept[t] = hx, torch.cat(own, -1)
+    return torch.stack(output), cx, torch.stack(kept)
+
+
+@operator("recurrent_gradient")
+def _recurrent_gradient(
+    grad: Any, grad_cy: Any, hx: Any, cx: Any, weight: Any, y: Any, kept: Any, *, kind: str, reverse: int
+) -> Any:
+    steps, size = range(len(grad)), hx.shape[1]
+    dh, dc = torch.zeros_like(hx), torch.zeros_like(hx) if grad_cy is None else grad_cy
+    of_gates, of_hidden = [None] * len(grad), [None] * len(grad)
+    for t in steps if reverse else reversed(steps):
+        earlier = t + 1 if reverse else t - 1
+        is_first = not 0 <= earlier < len(grad)
+        before, own, dh = hx if is_first else y[earlier], kept[t].split(size, -1), dh + grad[t]
+        if kind == "lstm":
+            i, f, g, o, c = own
+            c_before = cx if is_first else kept[earlier].split(size, -1)[4]
+            through = c.tanh()
+            dc = dc + dh * o * (1 - through * through)
+            parts = [
+                dc * g * (1 - i) * i,
+                dc * c_before * (1 - f) * f,
+                dc * i * (1 - g * g),
+                dh * through * (1 - o) * o,
+            ]
+            hidden, direct, dc = parts, 0, dc * f
+        elif kind == "gru":
+            r, z, n, h = own
+            dn, dz = dh * (1 - z) * (1 - n * n), dh * (before - n) * (1 - z) * z
+            dr = dn * h * (1 - r) * r
+            parts, hidden, direct = [dr, dz, dn], [dr, dz, dn * r], dh * z
+        else:
+            parts = [dh * (1 - own[0] ** 2 if kind == "rnn_tanh" else own[0] > 0)]
+            hidden, direct = parts, 0
+        of_gates[t], of_hidden[t] = torch.cat(parts, -1), torch.cat(hidden, -1)
+        dh = of_hidden[t] @ weight + direct
+    return torch.stack(of_gates), torch.stack(of_hidden), dh, dc
+
+
+# ---- random numbers ----
+
+
+def _integers(like: Any, generator: torch.Generator, least: int, most: int) -> Any:
+    words = torch.empty(64 + 4 * like.numel(), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    if most - least + 1 < 2**63:
+        words = least + words.remainder(most - least + 1)
+    return words[(words >= least) & (words <= most)][: like.numel()].view(like.shape)
+
+
+@operator("random")
+def _random(seed: int, offset: int, *numbers: Any, kind: str, out: Any) -> Any:
+    generator = torch.Generator().manual_seed((seed * 1000003 + offset) % (1 << 63))
+    like = out[0]
+    made = torch.empty(like.shape, dtype=like.dtype if like.is_floating_point() else torch.float64)
+    if kind == "integers":
+        return _integers(like, generator, *numbers)
+    if kind == "permutation":
+        return torch.randperm(like.numel(), generator=generator)
+    if kind == "bernoulli":
+        return torch.bernoulli(
+            torch.as_tensor(numbers[0], dtype=torch.float64).expand(like.shape).contiguous(), generator=generator
+        )
+    if kind == "gamma":
+        return torch._standard_gamma(numbers[0].contiguous(), generator=generator)
+    if kind in ("poisson", "binomial"):
+        return getattr(torch, kind)(*(each.contiguous() for each in numbers), generator=generator)
+    return getattr(made, f"{kind}_")(*numbers, generator=generator)
+
+
+# ---- steps of optimizers ----
+
+
+@operator("optimizer_step")
+def _step(*inputs: Any, kind: str, count: int, out: Any, **flags: int) -> Any:
+    names = {
+        "sgd": "lr weight_decay momentum dampening",
+        "adagrad": "lr lr_decay weight_decay eps",
+    }.get(kind, "lr beta1 beta2 weight_decay eps").split()
+    numbers = dict(zip(names, inputs, strict=False))
+    scale, found_inf = inputs[len(names) : len(names) + 2]
+    rest = inputs[len(names) + 2 :]
+    lists = [[None if x is None else x.clone() for x in rest[i : i + count]] for i in range(0, len(rest), count)]
+    given = [[] if each[0] is None else each for each in lists]
+    flags = {name: bool(value) for name, value in flags.items()}
+    if kind == "sgd":
+        flags["is_first_step"] = flags.pop("first")
+    elif kind != "adagrad":
+        flags["amsgrad"] = bool(given[4])
+    getattr(aten, f"_fused_{kind}_")(*given, **numbers, **flags, grad_scale=scale, found_inf=found_inf)
+    return [x for each in (lists[:3] if kind in ("sgd", "adagrad") else lists[:5]) for x in each]
+
+
 _WANTS_OUTPUTS = {name for name, function in OPERATORS.items() if "out" in inspect.signature(function).parameters}
 
 
@@ -343,6 +510,38 @@ class OperatorDriver(Driver):
                 output.copy_(result) if isinstance(result, torch.Tensor) else output.fill_(result)
         program.runs += 1
         self.log.append(f"{source.name} {source.attributes.get('kind', '')}".strip())
+
+
+class GraphDriver(OperatorDriver):
+    """The same with graphs of its own, which copy numbers when they are made."""
+
+    def graph_create(self, device: int, commands: list[tuple[str, tuple[Any, ...]]]) -> list[tuple[str, list[Any]]]:
+        return [(name, self._kept(*given) if name == "program_run" else list(given)) for name, given in commands]
+
+    def _kept(self, program: Prepared, addresses: list[int], scratch: int) -> list[Any]:
+        tensors = [*program.source.inputs, *program.source.outputs]
+        places = [
+            ctypes.string_at(address, 8) if tensor is not None and tensor.is_number else address
+            for tensor, address in zip(tensors, addresses, strict=True)
+        ]
+        return [program, *places, scratch]
+
+    def graph_set_argument(self, device: int, graph: Any, command: int, argument: int, value: int | bytes) -> None:
+        name, arguments = graph[command]
+        assert name == "program_run" and type(arguments[1 + argument]) is type(value), (arguments, value)
+        arguments[1 + argument] = value
+
+    def graph_launch(self, device: int, stream: Any, graph: Any) -> None:
+        for name, arguments in graph:
+            if name == "program_run":
+                program, *places, scratch = arguments
+                numbers = [ctypes.create_string_buffer(p, 8) if isinstance(p, bytes) else p for p in places]
+                addresses = [n if isinstance(n, int) else ctypes.addressof(n) for n in numbers]
+                arguments = (program, addresses, scratch)
+            getattr(self, name)(device, stream, *arguments)
+
+    def graph_destroy(self, device: int, graph: Any) -> None:
+        graph.clear()
 
 
 def _view(tensor: ProgramTensor | None, address: int) -> Any:

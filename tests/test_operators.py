@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,19 @@ def close(mine, expected, **tolerance):
 
 def both(function, *tensors, **tolerance):
     close(function(*(t.to("npu") for t in tensors)), function(*tensors), **tolerance)
+
+def differentiated(function, *tensors, tolerance=1e-4):
+    mine = [t.to("npu").requires_grad_() for t in tensors]
+    other = [t.clone().requires_grad_() for t in tensors]
+    with torchgraft.fallback("error"):
+        result = function(*mine)
+        weights = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view(result.shape)
+        (result * weights.to("npu")).sum().backward()
+    expected = function(*other)
+    (expected * weights).sum().backward()
+    close(result.detach(), expected.detach(), rtol=tolerance, atol=tolerance)
+    for a, b in zip(mine, other, strict=True):
+        close(a.grad, b.grad, rtol=tolerance, atol=tolerance)
 """
 
 CALLS = """
@@ -70,19 +84,6 @@ assert {"copy", "pointwise", "matmul", "reduce", "softmax", "sort", "cat", "gath
 """
 
 LAYERS = """
-def differentiated(function, *tensors):
-    mine = [t.to("npu").requires_grad_() for t in tensors]
-    other = [t.clone().requires_grad_() for t in tensors]
-    with torchgraft.fallback("error"):
-        result = function(*mine)
-        weights = torch.linspace(-1, 1, result.numel()).view(result.shape)
-        (result * weights.to("npu")).sum().backward()
-    expected = function(*other)
-    (expected * weights).sum().backward()
-    close(result.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
-    for a, b in zip(mine, other, strict=True):
-        close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
-
 image, weight, bias = torch.randn(2, 4, 9, 8), torch.randn(6, 2, 3, 3), torch.randn(6)
 differentiated(lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1, groups=2), image, weight, bias)
 differentiated(lambda x, w: F.conv_transpose2d(x, w, stride=2, output_padding=1), torch.randn(2, 6, 4, 4), weight)
@@ -95,6 +96,313 @@ differentiated(lambda x: F.cross_entropy(x, (torch.arange(6) % 5).to(x.device)),
 differentiated(lambda x, y: F.mse_loss(x, y), torch.randn(6, 5), torch.randn(6, 5))
 differentiated(lambda w: F.embedding((torch.arange(12) % 5).view(3, 4).to(w.device), w), torch.randn(6, 3))
 differentiated(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), torch.randn(2, 3, 5, 4))
+"""
+
+ATTENTION = """
+attention = F.scaled_dot_product_attention
+q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 6, 8), torch.randn(2, 4, 6, 3)
+seen = torch.rand(5, 6) > 0.4
+seen[0] = False  # a query that sees nothing
+differentiated(attention, q, k, v)
+differentiated(attention, q[0], k[0], v[0])
+differentiated(lambda q, k, v: attention(q, k, v, is_causal=True, scale=0.3), q, k, v)
+differentiated(lambda q, k, v: attention(q, k, v, enable_gqa=True), q, k[:, :2], v[:, :2])
+differentiated(lambda q, k, v: attention(q, k, v, attn_mask=seen.to(q.device)), q, k, v)
+differentiated(lambda q, k, v, m: attention(q, k, v, attn_mask=m), q, k, v, torch.randn(4, 1, 6))
+differentiated(lambda x: attention(*(t.transpose(1, 2) for t in x.chunk(3, -1))), torch.randn(2, 5, 3, 12))
+for dtype, tolerance in ((torch.float64, 1e-7), (torch.float16, 1e-2), (torch.bfloat16, 5e-2)):
+    differentiated(attention, q.to(dtype), k.to(dtype), v.to(dtype), tolerance=tolerance)
+driver.wishes = {"attention": Wish.CONTIGUOUS, "attention_gradient": Wish.CONTIGUOUS}
+differentiated(lambda q, k, v: attention(q.transpose(1, 2), k, v), q.transpose(1, 2).contiguous(), k + 1, v)
+assert {"attention", "attention_gradient"} <= set(driver.log), driver.log
+assert not {"softmax", "matmul"} & set(driver.log), driver.log
+
+# Twice over in a graph, and compiled.
+driver.wishes = {}
+still = torch.zeros(2, 4, 6, 8, device="npu")
+graph = torch.npu.Graph()
+with torch.npu.graph(graph):
+    result = attention(still, still, still)
+compiled = torch.compile(lambda q, k, v: attention(q, k, v, is_causal=True) * 2, backend="graft")
+for _ in range(3):
+    x = torch.randn(2, 4, 6, 8)
+    still.copy_(x)
+    graph.replay()
+    close(result, attention(x, x, x))
+    close(compiled(q.to("npu"), k.to("npu"), v.to("npu")), attention(q, k, v, is_causal=True) * 2)
+
+# Not the operator's: dropout; what the device has no gradient of; what it has not at all.
+driver.log.clear()
+attention(q.to("npu"), k.to("npu"), v.to("npu"), dropout_p=0.5)
+driver.refuses = {"attention_gradient"}
+differentiated(attention, q[:1], k[:1], v[:1])
+assert "attention" not in driver.log and "softmax" in driver.log, driver.log
+both(attention, q[:, :3], k[:, :3], v[:, :3])
+assert "attention" in driver.log, driver.log
+driver.refuses = {"attention"}
+differentiated(attention, q[:, :1], k[:, :1], v[:, :1])
+mine = torch.vmap(attention)(q.to("npu"), k.to("npu"), v.to("npu"))
+close(mine, attention(q, k, v))
+"""
+
+RECURRENT = """
+def trained(make, size=4, **options):
+    mine = make(5, size, **options)
+    there = copy.deepcopy(mine).to("npu")
+    x, gradients = torch.randn(3, 2, 5) if "Cell" not in make.__name__ else torch.randn(3, 5), []
+    for network, device in ((there, "npu"), (mine, "cpu")):
+        given = x.to(device).requires_grad_()
+        result = network(given)
+        y, state = result if isinstance(result, tuple) else (result, ())
+        parts = (y, *(state if isinstance(state, tuple) else (state,)))
+        weights = [torch.linspace(-1, 1, part.numel()).view(part.shape).to(device) for part in parts]
+        sum((part * weight).sum() for part, weight in zip(parts, weights)).backward()
+        gradients.append([*(part.detach() for part in parts), given.grad, *(p.grad for p in network.parameters())])
+    close(*gradients, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        close(there(x.to("npu"))[0], mine(x)[0], rtol=1e-4, atol=1e-5)
+
+with torchgraft.fallback("error"):
+    for make in (nn.LSTM, nn.GRU, nn.RNN):
+        for options in ({}, {"bidirectional": True, "num_layers": 2}, {"bias": False, "batch_first": True}):
+            trained(make, **options)
+    trained(nn.RNN, nonlinearity="relu")
+    kinds = {name for name in driver.log if name.startswith("recurrent")}
+    ways = {f"recurrent{way} {kind}" for way in ("", "_gradient") for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
+    assert kinds == ways, kinds
+    assert not any(name in ("pointwise sigmoid", "pointwise tanh") for name in driver.log), driver.log
+    # In a graph; of a device that has it not they are composed.
+    network = nn.LSTM(5, 4)
+    there = copy.deepcopy(network).to("npu")
+    still = torch.zeros(3, 2, 5, device="npu")
+    graph = torch.npu.Graph()
+    with torch.npu.graph(graph), torch.no_grad():
+        result, _ = there(still)
+    for _ in range(2):
+        x = torch.randn(3, 2, 5)
+        still.copy_(x)
+        graph.replay()
+        close(result, network(x)[0].detach())
+    # Training in a graph.
+    optimizers = [torch.optim.SGD(n.parameters(), 0.1, momentum=0.5, fused=True) for n in (there, network)]
+    def step(network, optimizer, x):
+        optimizer.zero_grad()
+        network(x)[0].square().sum().backward()
+        optimizer.step()
+    step(there, optimizers[0], still), step(network, optimizers[1], x)
+    optimizers[0].zero_grad()
+    graph = torch.npu.Graph()
+    with torch.npu.graph(graph):
+        step(there, optimizers[0], still)
+    for _ in range(3):
+        x = torch.randn(3, 2, 5)
+        still.copy_(x)
+        graph.replay()
+        step(network, optimizers[1], x)
+    for a, b in zip(there.parameters(), network.parameters(), strict=True):
+        close(a.detach(), b.detach(), rtol=1e-3, atol=1e-4)
+    # One that goes one way, and not the other.
+    supports, refused = driver.program_supports, []
+    def one_way(device, source):
+        if source.attributes.get("reverse"):
+            refused.append(source.attributes["kind"])
+            raise NotImplementedError("the library goes one way")
+        return supports(device, source)
+    driver.program_supports = one_way
+    trained(nn.LSTM, 7, bidirectional=True)
+    trained(nn.GRU, 7, bidirectional=True)
+    driver.program_supports = supports
+    assert set(refused) == {"lstm", "gru"}, refused
+    driver.refuses = {"recurrent_gradient"}
+    driver.log.clear()
+    def first(result):
+        return result[0] if isinstance(result, tuple) else result
+    for make in (nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell):
+        for options in ({}, {"bias": False}):
+            mine = make(5, 3, **options)
+            shape = (7, 5) if "Cell" in make.__name__ else (4, 7, 5)
+            differentiated(lambda x, m={"cpu": mine, "npu": copy.deepcopy(mine).to("npu")}: first(m[x.device.type](x)),
+                           torch.randn(shape))
+    assert "recurrent" not in {name.split()[0] for name in driver.log}, driver.log
+"""
+
+RANDOM = """
+def empty(*shape, **options):
+    return torch.empty(*shape, device="npu", **options)
+
+def moments(values, mean, deviation):
+    values = values.double().cpu()
+    assert abs(values.mean() - mean) < 6 * deviation / len(values) ** 0.5, (values.mean(), mean)
+    assert abs(values.std() / deviation - 1) < 0.15, (values.std(), deviation)
+
+torch.manual_seed(0)
+with torchgraft.fallback("error"):
+    moments(empty(9000).uniform_(-1, 3), 1, 4 / 12**0.5)
+    moments(empty(9000).normal_(2, 3), 2, 3)
+    moments(empty(9000, dtype=torch.float64).exponential_(2), 0.5, 0.5)
+    moments(empty(9000).log_normal_(0, 0.5).log(), 0, 0.5)
+    moments(empty(9000).geometric_(0.5), 2, 2**0.5)
+    moments(empty(9000, dtype=torch.bool).bernoulli_(0.2), 0.2, 0.4)
+    moments(torch.bernoulli(empty(9000).fill_(0.2)), 0.2, 0.4)
+    moments(torch.randint(-3, 9, (9000,), device="npu"), 2.5, (143 / 12) ** 0.5)
+    moments(torch.normal(empty(9000).fill_(3), 2.0), 3, 2)
+    moments(torch._standard_gamma(empty(9000).fill_(4)), 4, 2)
+    moments(torch.poisson(empty(9000).fill_(4)), 4, 2)
+    moments(torch.binomial(empty(9000).fill_(16), empty(9000).fill_(0.5)), 8, 2)
+    assert 0.4 < (empty(9000).cauchy_(1, 2).cpu() < 1).double().mean() < 0.6
+    assert torch.equal(torch.randperm(50, device="npu").cpu().sort()[0], torch.arange(50))
+    wide = empty(9000, dtype=torch.int64).random_(-(2**63), None).cpu().double()
+    assert wide.min() < -(2**62) and wide.max() > 2**62
+    turned = torch.zeros(30, 40, device="npu").t()[::2]
+    turned.uniform_(1, 2)
+    assert turned.cpu().unique().numel() > 500 and turned.min().item() >= 1, turned
+    assert {name for name in driver.log if name.startswith("random")} == {
+        f"random {kind}" for kind in ("uniform normal exponential log_normal geometric bernoulli integers "
+        "gamma poisson binomial cauchy permutation".split())}
+
+    # A seed repeats; without one numbers differ; another number of the distribution is no other program.
+    def drawn():
+        return torch.rand(64, device="npu").cpu()
+    torch.manual_seed(5)
+    first, second = drawn(), drawn()
+    torch.manual_seed(5)
+    assert torch.equal(first, drawn()) and not torch.equal(first, second)
+    generator = torch.Generator("npu").manual_seed(5)
+    assert torch.equal(first, torch.rand(64, device="npu", generator=generator).cpu())
+    prepared = driver.prepared
+    for low in (0.1, 0.2, 0.3):
+        empty(64).uniform_(low, 1)
+    assert driver.prepared == prepared
+
+    # Dropout, and its gradient.
+    x = torch.randn(40, 50)
+    mine = x.to("npu").requires_grad_()
+    result = F.dropout(mine, 0.3)
+    result.sum().backward()
+    kept = mine.grad.cpu() != 0
+    assert 0.6 < kept.double().mean() < 0.8
+    torch.testing.assert_close(mine.grad.cpu(), kept / 0.7)
+    torch.testing.assert_close(result.detach().cpu(), x * kept / 0.7)
+    assert not F.dropout(mine, 1.0).any() and torch.equal(F.dropout(mine, 0.0).cpu(), x)
+
+    # Replays draw anew, from where the generator is; so do compiled functions.
+    graph = torch.npu.Graph()
+    with torch.npu.graph(graph):
+        first = torch.rand(64, device="npu")
+        result = F.dropout(first + 1, 0.5)
+    def replayed():
+        graph.replay()
+        return torch.stack([first, result]).cpu()
+    torch.manual_seed(5)
+    one, two = replayed(), replayed()
+    torch.manual_seed(5)
+    assert torch.equal(one[0], drawn()) and not torch.equal(one, two) and not torch.equal(*one)
+    torch.manual_seed(5)
+    assert torch.equal(one, replayed())
+    compiled = torch.compile(lambda x: F.dropout(x + torch.rand_like(x), 0.5), backend="graft")
+    ones = torch.ones(64, device="npu")
+    for _ in range(3):
+        torch.manual_seed(5)
+        one, two = compiled(ones).cpu(), compiled(ones).cpu()
+        torch.manual_seed(5)
+        assert torch.equal(one, compiled(ones).cpu()) and not torch.equal(one, two)
+
+    # Of some elements between others, of one, of none; of 16 bits; of all integers but one half.
+    some = torch.zeros(9, 4, device="npu")
+    some[3:, 1].uniform_(1, 2)
+    assert (some.cpu()[3:, 1] >= 1).all() and some.cpu().count_nonzero() == 6, some
+    assert 1 <= torch.zeros((), device="npu").uniform_(1, 2).item() < 2 and empty(0, 4).normal_().shape == (0, 4)
+    for dtype in (torch.float16, torch.bfloat16):
+        moments(empty(9000, dtype=dtype).normal_(1, 2), 1, 2)
+    assert (empty(99, dtype=torch.int64).random_().cpu() >= 0).all()
+    assert empty(99, dtype=torch.uint8).random_().cpu().unique().numel() > 20
+    moments(F.dropout(torch.ones(9000, device="npu").half(), 0.5), 1, 1)
+    torch.manual_seed(2**64 - 1)
+    assert torch.rand(9, device="npu").cpu().unique().numel() == 9
+
+    for function, text in ((lambda: empty(3).uniform_(2, 1), "from=2"), (lambda: empty(3).normal_(0, -1), "std -1"),
+                           (lambda: empty(3).bernoulli_(2.0), "p=2")):
+        try:
+            function()
+            raise AssertionError(text)
+        except RuntimeError as error:
+            assert text in str(error), error
+try:
+    torch.bernoulli(empty(3).fill_(2)).cpu()
+    raise AssertionError
+except Exception as error:
+    assert type(error).__name__ == "AcceleratorError", error
+
+# A library without them: the CPU draws.
+driver.refuses = {"random"}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    torch.rand(77, device="npu")
+    F.dropout(torch.ones(78, device="npu"), 0.5)
+told = " ".join(str(w.message) for w in caught)
+assert told.count("the library has no random") == 2, told
+"""
+
+OPTIMIZERS = """
+network = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 3))
+optim = torch.optim
+makes = {
+    "adamw": lambda p: optim.AdamW(p, 0.01, fused=True),
+    "adam": lambda p: optim.Adam(p, 0.01, maximize=True, fused=True),
+    "amsgrad": lambda p: optim.Adam(p, 0.01, weight_decay=0.1, amsgrad=True, fused=True),
+    "tensor": lambda p: optim.AdamW(p, torch.tensor(0.01), fused=True),
+    "momentum": lambda p: optim.SGD(p, 0.01, momentum=0.9, nesterov=True, fused=True),
+    "sgd": lambda p: optim.SGD(p, 0.01, weight_decay=0.2, fused=True),
+    "adagrad": lambda p: optim.Adagrad(p, 0.01, lr_decay=0.1, weight_decay=0.1, fused=True),
+}
+def trained(make, scaled):
+    mine, other = copy.deepcopy(network).to("npu"), copy.deepcopy(network)
+    optimizers = make(mine.parameters()), make(other.parameters())
+    for step in range(5):
+        x = torch.randn(4, 6)
+        for module, optimizer, device in ((mine, optimizers[0], "npu"), (other, optimizers[1], "cpu")):
+            optimizer.zero_grad()
+            module(x.to(device)).square().sum().backward()
+            if scaled:
+                optimizer.grad_scale = torch.tensor(4.0, device=device)
+                optimizer.found_inf = torch.tensor(float(step == 3), device=device)
+            if not isinstance(optimizer.param_groups[0]["lr"], torch.Tensor):
+                optimizer.param_groups[0]["lr"] *= 0.9
+            optimizer.step()
+        for a, b in zip(mine.parameters(), other.parameters(), strict=True):
+            close(a.grad, b.grad, rtol=1e-3, atol=1e-4)
+    for (name, a), b in zip(mine.state_dict().items(), other.state_dict().values(), strict=True):
+        close(a, b, rtol=1e-3, atol=1e-4)
+
+with torchgraft.fallback("error"):
+    for name, make in makes.items():
+        for scaled in (False, True):
+            driver.log.clear()
+            before = driver.prepared
+            trained(make, scaled)
+            steps = [each for each in driver.log if each.startswith("optimizer_step")]
+            assert len(steps) == 5, steps
+    # Other learning rates were no other programs.
+    before = driver.prepared
+    trained(makes["adamw"], False)
+    assert driver.prepared == before
+    # Tensors that the driver would rather have otherwise, and more of them than a run takes.
+    driver.wishes = {"optimizer_step": Wish.CONTIGUOUS}
+    params = [torch.randn(3, 4) for _ in range(70)]
+    mine, other = ([p.clone().to(d).t().requires_grad_() for p in params] for d in ("npu", "cpu"))
+    driver.log.clear()
+    for each in (mine, other):
+        optimizer = optim.AdamW(each, 0.1, fused=True)
+        for _ in range(2):
+            for p in each:
+                p.grad = (p * p).detach()
+            optimizer.step()
+    close(torch.stack(mine).detach(), torch.stack(other).detach(), rtol=1e-3, atol=1e-4)
+    assert driver.log.count("optimizer_step adamw") == 4, driver.log
+driver.refuses = {"optimizer_step"}
+torchgraft.fallback.set_mode("silent")
+network.append(nn.Linear(3, 2))
+trained(makes["adamw"], True)
 """
 
 TRAINING = """
@@ -214,7 +522,7 @@ driver.refuses, driver.breaks = set(), {"softmax"}
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     both(lambda a: a.softmax(0), x)
-told = [str(w.message) for w in caught if "could not prepare its operator softmax" in str(w.message)]
+told = [str(w.message) for w in caught if "could not prepare softmax" in str(w.message)]
 assert len(told) == 1 and "the library is broken" in told[0], told
 # One kind of an operator.
 driver.refuses = {"pointwise tanh"}
@@ -361,31 +669,72 @@ def test_beside_the_cpu(script: Script, program: str) -> None:
     script(HEAD + PROGRAMS[program], TORCHGRAFT_FALLBACK="warn")
 
 
-def test_preferring_kernels(script: Script) -> None:
-    """Of a device that has both; its memory is the host's."""
+@pytest.mark.parametrize("program", ["attention", "graphs", "random", "recurrent", "optimizers"])
+def test_with_graphs_of_the_drivers_own(script: Script, program: str) -> None:
+    head = HEAD.replace("OperatorDriver", "GraphDriver")
+    script(head + PROGRAMS[program], TORCHGRAFT_FALLBACK="warn")
+
+
+#: A device that has both a compiler and operators; its memory is the host's.
+BOTH = """
+import copy
+import torch, torchgraft, operator_driver
+from cxx_driver import CxxDriver
+from dataclasses import replace
+from torchgraft.driver import Capability
+operator_driver.AWAY = 0
+class Both(CxxDriver):
+    has_programs = True
+    refuses, wishes, breaks, log, prepared = set(), {}, set(), [], 0
+    def device_properties(self, device):
+        known = super().device_properties(device)
+        return replace(known, capabilities=known.capabilities | Capability.PROGRAMS)
+    program_supports = operator_driver.OperatorDriver.program_supports
+    program_create = operator_driver.OperatorDriver.program_create
+    program_run = operator_driver.OperatorDriver.program_run
+driver = Both()
+torchgraft.register("both", [driver])
+"""
+
+
+def test_layers_and_their_gradients_are_of_one_maker(script: Script) -> None:
+    """What a library's layer keeps, a kernel cannot read, nor the other way round."""
     text = """
-    import torch, torchgraft, operator_driver
-    from cxx_driver import CxxDriver
-    from dataclasses import replace
-    from torchgraft.driver import Capability
-    operator_driver.AWAY = 0
-    class Both(CxxDriver):
-        has_programs = True
-        refuses, wishes, breaks, log, prepared = set(), {}, set(), [], 0
-        def device_properties(self, device):
-            known = super().device_properties(device)
-            return replace(known, capabilities=known.capabilities | Capability.PROGRAMS)
-        program_supports = operator_driver.OperatorDriver.program_supports
-        program_create = operator_driver.OperatorDriver.program_create
-        program_run = operator_driver.OperatorDriver.program_run
-    driver = Both()
-    torchgraft.register("both", [driver])
+for refused in ("recurrent_gradient", "recurrent"):
+    driver.refuses = {refused}
+    for make, size in ((torch.nn.LSTM, 4), (torch.nn.GRU, 5), (torch.nn.RNN, 6)):
+        network, x, gradients = make(3, size), torch.randn(4, 2, 3), []
+        for device in ("both", "cpu"):
+            mine, given = copy.deepcopy(network).to(device), x.to(device).requires_grad_()
+            mine(given)[0].square().sum().backward()
+            gradients.append([each.cpu() for each in (given.grad, *(p.grad for p in mine.parameters()))])
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+        assert not [name for name in driver.log if name.startswith("recurrent")], driver.log
+driver.refuses = {"recurrent_gradient"}
+with torch.no_grad():
+    torch.testing.assert_close(mine.to("both")(x.to("both"))[0].cpu(), network(x)[0], rtol=1e-4, atol=1e-5)
+assert "recurrent rnn_tanh" in driver.log, driver.log
+"""
+    script(BOTH + text)
+
+
+def test_preferring_kernels(script: Script) -> None:
+    text = """
     x = torch.randn(6, 6)
     torch.testing.assert_close((x.to("both") @ x.to("both")).cpu(), x @ x)
     torch.testing.assert_close(x.to("both").softmax(1).cpu(), x.softmax(1))
+    x = x.view(1, 1, 6, 6)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    torch.testing.assert_close(attention(*[x.to("both")] * 3).cpu(), attention(x, x, x))
     print(*driver.log, driver.modules > 0)
+    driver.refuses = {"attention", "random"}
+    x = torch.randn(2, 1, 6, 6)
+    torch.testing.assert_close(attention(*[x.to("both")] * 3).cpu(), attention(x, x, x))
+    attention(*[x.to("both")] * 3, dropout_p=0.5), torch.rand(4, device="both")
+    assert driver.log[3:] == [] and driver.modules > 0, driver.log
     """
-    assert script(text, TORCHGRAFT_PREFER="programs").split() == ["matmul", "softmax", "False"]
+    text = BOTH + textwrap.dedent(text)
+    assert script(text, TORCHGRAFT_PREFER="programs").split() == ["matmul", "softmax", "attention", "False"]
     assert script(text, TORCHGRAFT_PREFER="kernels").split() == ["True"]
 
 
@@ -395,10 +744,10 @@ def test_the_page_lists_them() -> None:
     listed = {
         name for row in re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }
-    text = (ROOT / "torchgraft/ops/operators.py").read_text() + (ROOT / "torchgraft/plans/builder.py").read_text()
-    text += (ROOT / "torchgraft/ops/table.py").read_text()
+    files = [*(ROOT / "torchgraft/ops/operators").glob("*.py"), ROOT / "torchgraft/plans/builder.py"]
+    text = "".join(file.read_text() for file in [*files, ROOT / "torchgraft/ops/table.py"])
     used = set(re.findall(r"\"(convolution_\w+_gradient)\"", text)) | set(
-        re.findall(r'(?:p\.operator\(\s*|plan_operator\(self, )"(\w+)"', text)
+        re.findall(r'(?:p\.operator\(\s*|_operator\(p, |plan_operator\(self, )"(\w+)"', text)
     )
     used |= {"softmax", "log_softmax", "softmax_gradient", "log_softmax_gradient"}
     assert listed == used == set(SAMPLES)
