@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torchgraft._core import _C
 from torchgraft.diagnosis import Finding
 from torchgraft.fallback import fallback
+from torchgraft.ops.operators.attention import has_attention
+from torchgraft.ops.operators.recurrent import has_layer
 from torchgraft.plans.device import device_traits
 from torchgraft.plans.operators import operators_asked
 
@@ -76,6 +78,56 @@ def _filled(x: Make) -> Tensors:
     return (given,)
 
 
+def _attended(x: Make) -> Tensors:
+    query, key, value = x(2, 2, 4, 6), x(2, 2, 5, 6), x(2, 2, 5, 3)
+    return F.scaled_dot_product_attention(query, key, value), query, key, value
+
+
+def _attended_alone(x: Make) -> Tensors:
+    with torch.no_grad():
+        return _attended(x)[:1]
+
+
+def _layers(x: Make) -> Iterator[Tensors]:
+    """Of recurrent networks: what each gives, and of what."""
+    for name, gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)):
+        given, states = x(3, 2, 5), [x(1, 2, 4) for _ in range(1 + (name == "lstm"))]
+        weights = [x(4 * gates, 5), x(4 * gates, 4), x(4 * gates), x(4 * gates)]
+        state = states if name == "lstm" else states[0]
+        result = getattr(torch, name)(given, state, weights, True, 1, 0.0, False, False, False)[0]
+        yield result, given, *states, *weights
+
+
+def _layers_alone(x: Make) -> Tensors:
+    with torch.no_grad():
+        return tuple(result for result, *_ in _layers(x))
+
+
+def _drawn(x: Make) -> Tensors:
+    """Numbers of which there is but one."""
+    ones = torch.ones_like(x(9)).detach()
+    generator = torch.Generator(ones.device)
+
+    def of(name: str, *numbers: float) -> torch.Tensor:
+        result: torch.Tensor = getattr(torch.empty_like(ones), name)(*numbers, generator=generator)
+        return result
+
+    certain = of("uniform_", 2, 2), of("normal_", 1.5, 0), of("bernoulli_", 1), of("exponential_", 1e30)
+    integers = torch.randint(3, 4, (9,), device=ones.device, generator=generator)
+    places = torch.randperm(9, device=ones.device, generator=generator)
+    return *certain, of("log_normal_", 0.5, 1e-30), of("cauchy_", 1, 1e-30), integers, places.cpu().sort()[0]
+
+
+def _stepped(x: Make) -> Tensors:
+    parameters = []
+    for make in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad):
+        parameter = torch.nn.Parameter(x(4, 6).detach())
+        parameter.grad = x(4, 6).detach()
+        make([parameter], lr=0.1, fused=True).step()
+        parameters.append(parameter)
+    return tuple(parameters)
+
+
 _softmaxed, _log_softmaxed = _of(lambda x: x.softmax(1), 4, 6), _of(lambda x: x.log_softmax(1), 4, 6)
 _max_pooled = _of(lambda x: F.max_pool2d(x, 2), 2, 3, 8, 8)
 _averaged = _of(lambda x: F.adaptive_avg_pool2d(x, 3), 2, 3, 8, 8)
@@ -100,6 +152,10 @@ SAMPLES: dict[str, Callable[[Make], Tensors]] = {
     "layer_norm_gradient": lambda x: _gradients(*_layer(x)),
     "gather": lambda x: _looked_up(x)[:1],
     "scatter_add": lambda x: _gradients(*_looked_up(x)),
+    "attention": _attended_alone,
+    "attention_gradient": lambda x: _gradients(*_attended(x)),
+    "random": _drawn,
+    "optimizer_step": _stepped,
     "convolution": lambda x: _convolved(x)[:1],
     "convolution_input_gradient": lambda x: _gradients(*_convolved(x)[:2]),
     "convolution_weight_gradient": lambda x: _gradients(*_convolved(x)[::2]),
@@ -115,6 +171,8 @@ SAMPLES: dict[str, Callable[[Make], Tensors]] = {
     "sort": lambda x: x(4, 6).sort(1),
     "topk": lambda x: x(4, 6).topk(3, 1),
     "triangle": lambda x: (x(4, 6).tril(), x(4, 6).triu(1)),
+    "recurrent": _layers_alone,
+    "recurrent_gradient": lambda x: tuple(each for layer in _layers(x) for each in _gradients(*layer)),
 }
 
 
@@ -137,6 +195,8 @@ def try_operator(name: str, device: torch.device) -> Answer:
     """Calls an operator's sample on a device and on the CPU, and asks what of it was the device's."""
     answer = Answer()
     _C.clear_plans()  # or nothing is asked for calls that there have been
+    has_attention.cache_clear()
+    has_layer.cache_clear()
     with fallback("silent"), operators_asked() as asked:
         try:
             answer.wrong = _difference(_results(name, device), _results(name, torch.device("cpu")))

@@ -125,16 +125,22 @@ def _has_operator(
         return False
     differentiates = torch.is_grad_enabled()
     about = tuple((t.dtype, tuple(t.shape), differentiates and t.requires_grad) for t in tensors)
-    return _is_had(query.device.index or 0, about, is_causal, scale)
+    return has_attention(query.device.index or 0, about, is_causal, scale)
 
 
 @lru_cache(maxsize=1024)
-def _is_had(
+def has_attention(
     device: int,
     about: tuple[tuple[torch.dtype, tuple[int, ...], bool], ...],
     is_causal: bool,
     scale: float | None,
 ) -> bool:
+    """The same.
+
+    Args:
+        device: its index.
+        about: of query, key, value and mask, if there is one: dtype, shape, and whether it needs a gradient.
+    """
     wanted = [wants for _, _, wants in about] + [False] * (len(about) == 3)
 
     def plan(p: PlanBuilder) -> bool:
