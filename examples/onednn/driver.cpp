@@ -336,6 +336,8 @@ const tg_driver table = {
             });
           });
         },
+    .program_binary = nullptr,
+    .program_load = nullptr,
 };
 
 }  // namespace

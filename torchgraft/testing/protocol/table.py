@@ -24,7 +24,8 @@ GRAPHS = ("graph_create", "graph_destroy", "graph_set_argument", "graph_launch")
 COLLECTIVES = tuple("group_id group_create group_destroy all_reduce reduce_scatter all_gather broadcast".split())
 GROWING = ("reserve", "commit", "decommit")
 PROGRAMS = ("program_supports", "program_create", "program_destroy", "program_run")
-GROUPS = (MEMORY, KERNELS, TIMES, GRAPHS, COLLECTIVES, GROWING, PROGRAMS)
+PROGRAMS_ON_DISK = ("program_binary", "program_load")
+GROUPS = (MEMORY, KERNELS, TIMES, GRAPHS, COLLECTIVES, GROWING, PROGRAMS, PROGRAMS_ON_DISK)
 OPTIONAL = {*itertools.chain(*GROUPS), "copy_peer", "event_elapsed", "event_synchronize_for"}
 
 
