@@ -51,6 +51,100 @@ def test_networks_train_without_fallback(library: Path) -> None:
     assert "no op has run on the CPU for lack of a kernel" in done.stdout
 
 
+def test_attention(script: Script, library: Path) -> None:
+    script(
+        f"""
+        import torch, torchgraft
+        import torch.nn.functional as F
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        torchgraft.register("npu", [torchgraft.SharedLibrary({str(library)!r})])
+        torchgraft.fallback.set_mode("error")
+        attention, randn = F.scaled_dot_product_attention, torch.randn
+
+        def differentiated(function, *tensors, needed=None, tolerance=1e-4):
+            results = []
+            for device in ("npu", "cpu"):
+                given = [t.clone().to(device).requires_grad_(needed in (None, i)) for i, t in enumerate(tensors)]
+                y = function(*given)
+                (y * torch.linspace(-1, 1, y.numel()).view(y.shape).to(device)).sum().backward()
+                results.append([y.detach().cpu(), *(t.grad.cpu() for t in given if t.grad is not None)])
+            torch.testing.assert_close(*results, rtol=tolerance, atol=tolerance)
+
+        # Blocks of queries that are whole and that are not, other sizes of values, one query, one key.
+        for batch, heads, queries, keys, size, of_value in (
+            (2, 3, 5, 7, 8, 8), (1, 2, 130, 70, 16, 16), (2, 4, 64, 128, 32, 8), (1, 1, 1, 1, 1, 1),
+            (3, 2, 200, 200, 5, 7), (1, 3, 1, 9, 4, 4), (2, 2, 9, 1, 4, 4),
+        ):
+            q, k, v = (randn(batch, heads, n, d) for n, d in ((queries, size), (keys, size), (keys, of_value)))
+            differentiated(attention, q, k, v)
+            differentiated(lambda q, k, v: attention(q, k, v, is_causal=True), q, k, v)
+            seen = torch.rand(queries, keys) > 0.4
+            seen[0] = False
+            differentiated(lambda q, k, v: attention(q, k, v, attn_mask=seen.to(q.device)), q, k, v)
+            for mask in (randn(batch, 1, queries, keys), randn(keys)):
+                differentiated(lambda q, k, v, m: attention(q, k, v, attn_mask=m, scale=0.3), q, k, v, mask)
+            for one in range(3):
+                differentiated(attention, q, k, v, needed=one)
+            # Heads between each other's rows, columns in the place of rows, no batch.
+            joined = randn(batch, queries, 3 * heads * size)
+            differentiated(lambda x: attention(
+                *(t.view(batch, queries, heads, size).transpose(1, 2) for t in x.chunk(3, -1)), is_causal=True), joined)
+            differentiated(lambda q, k, v: attention(q, k.mT.contiguous().mT, v), q, k, v)
+            differentiated(lambda q, k, v: attention(q[0], k[0], v[0]), q, k, v)
+
+        q, k, v = randn(2, 6, 50, 8), randn(2, 2, 70, 8), randn(2, 2, 70, 8)
+        for causal in (False, True):
+            differentiated(lambda q, k, v: attention(q, k, v, enable_gqa=True, is_causal=causal), q, k, v)
+        far = randn(1, 2, 40, 8) * 30
+        differentiated(attention, far, far, far, tolerance=1e-3)
+        q[0, 0, 0, 0], q[0, 1], k[0, 1, 3, 2] = float("nan"), float("nan"), float("inf")
+        with sdpa_kernel(SDPBackend.MATH):  # torch's fused one loses what is no number
+            expected = attention(q, k, v, enable_gqa=True)
+        found = attention(q.to("npu"), k.to("npu"), v.to("npu"), enable_gqa=True).cpu()
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+        still = torch.zeros(1, 2, 40, 8, device="npu")
+        graph = torch.npu.Graph()
+        with torch.npu.graph(graph):
+            result = attention(still, still, still)
+        for _ in range(3):
+            x = randn(1, 2, 40, 8)
+            still.copy_(x)
+            graph.replay()
+            torch.testing.assert_close(result.cpu(), attention(x, x, x), rtol=1e-4, atol=1e-4)
+        """,
+    )
+
+
+def test_functions_that_are_written_for_vectors(script: Script, library: Path) -> None:
+    script(
+        f"""
+        import torch, torchgraft
+        import torch.nn.functional as F
+
+        torchgraft.register("npu", [torchgraft.SharedLibrary({str(library)!r})])
+        torchgraft.fallback.set_mode("error")
+        ends = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e30, torch.inf, -torch.inf, torch.nan])
+        wide, x = torch.cat([torch.linspace(-95, 95, 9993), ends]), torch.randn(10000)
+        wide = torch.cat([wide, wide[:999]])
+        for given, function in (
+            (wide, F.gelu), (wide, lambda x: torch.ops.aten.gelu_backward(x, x)),
+            (wide, lambda x: torch.lerp(x, x * 2, 0.2)), (wide, lambda x: torch.lerp(x, x * 2, 0.7)),
+            (wide, lambda x: x.view(-1, 2).log_softmax(1)), (wide, lambda x: x[:9990].view(-1, 10).softmax(1)),
+            (wide, lambda x: x.view(-1, 100).softmax(0)), (wide, lambda x: x * 2 + x.view(-1, 1)[:1, 0]),
+            (x, lambda x: x.view(100, 100).log_softmax(0)), (x, lambda x: x.view(50, 200).sum(0)),
+            (x, lambda x: x.view(10, 200, 5).sum(1)), (x, lambda x: x.view(50, 200).mean(0)),
+            (x, lambda x: x.view(50, 200)[:, ::2].sum(1)), (x, lambda x: x.view(50, 200).amax(1)),
+            (x, lambda x: x.view(50, 200).t().sum(0)), (x, lambda x: x[None].expand(3, -1).sum(0)), (x, torch.norm),
+            (x, lambda x: F.layer_norm(x.view(50, 200), (200,))),
+        ):
+            torch.testing.assert_close(
+                function(given.to("npu")).cpu(), function(given), rtol=2e-5, atol=2e-6, equal_nan=True)
+        """,
+    )
+
+
 def test_streams_graphs_threads_and_errors(script: Script, library: Path) -> None:
     script(
         f"""

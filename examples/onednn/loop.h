@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -96,6 +97,32 @@ To converted(From value) {
   } else {
     return static_cast<To>(value);
   }
+}
+
+// e^x of x <= 1, in a form that a compiler makes vectors of; coefficients as of Cephes' expf.
+[[gnu::always_inline]] inline float exp_below_one(float x) {
+  constexpr float kLeast = -87.3f, kRound = 12582912.0f;  // 1.5 * 2^23: what is added to it loses its fraction
+  const float t = x < kLeast ? kLeast : x, shifted = t * 1.44269504f + kRound, n = shifted - kRound;
+  const float r = t - n * 0.693359375f + n * 2.12194440e-4f;
+  const float p = ((((1.3981999507e-3f + 1.9875691500e-4f * r) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r +
+                   1.6666665459e-1f) *
+                      r +
+                  5.0000001201e-1f;
+  const float power = std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) << 23) + 0x3f800000u);  // 2^n
+  return x < kLeast ? 0 : (p * r * r + r + 1) * power;
+}
+
+// The sum of what a function gives for 0 to n, in parts of which a compiler makes vectors.
+template <class T, class Function>
+T summed(int64_t n, const Function& function) {
+  constexpr int64_t kParts = 16;
+  T parts[kParts] = {}, sum = 0;
+  int64_t i = 0;
+  for (; i + kParts <= n; i += kParts)
+    for (int64_t part = 0; part < kParts; ++part) parts[part] += function(i + part);
+  for (; i < n; ++i) sum += function(i);
+  for (const T part : parts) sum += part;
+  return sum;
 }
 
 class Loop {

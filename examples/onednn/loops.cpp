@@ -189,6 +189,21 @@ Program prepare_reduce_truths(const Source& source) {
   }};
 }
 
+// Of a matrix whose columns touch each other: some of them at a time, row by row.
+Program prepare_sum_of_rows(int64_t rows, int64_t pitch, int64_t columns, double factor) {
+  return {[=](const Run& run) {
+    constexpr int64_t kColumns = 64;
+#pragma omp parallel for if (rows * columns > 32768)
+    for (int64_t first = 0; first < columns; first += kColumns) {
+      const int64_t n = std::min(kColumns, columns - first);
+      double sums[kColumns] = {};
+      for (int64_t row = 0; row < rows; ++row)
+        for (int64_t j = 0; j < n; ++j) sums[j] += in(run, 0)[row * pitch + first + j];
+      for (int64_t j = 0; j < n; ++j) in(run, 1)[first + j] = static_cast<float>(sums[j] * factor);
+    }
+  }};
+}
+
 Program prepare_reduce(const Source& source) {
   const Tensor &x = source.inputs[0], &y = source.outputs[0];
   const std::string kind = source.text("kind");
@@ -211,6 +226,8 @@ Program prepare_reduce(const Source& source) {
   if (sizes.empty()) sizes = {1}, strides = {1};
   const int64_t results = y.numel(), count = x.numel() / results;
   const double factor = kind == "mean" ? 1.0 / static_cast<double>(count) : 1;
+  if (is_sum && sizes.size() == 1 && kept.size() == 1 && of_x[0] == 1 && of_y[0] == 1)
+    return prepare_sum_of_rows(count, strides[0], results, factor);
   return {[=](const Run& run) {
     const int64_t rows = count / sizes.back();
 #pragma omp parallel for if (results > 1 && results * count > 32768)
@@ -222,13 +239,14 @@ Program prepare_reduce(const Source& source) {
       for (int64_t r = 0; r < rows; ++r) {
         int64_t begin = from, row = r;
         for (size_t d = sizes.size() - 1; d-- > 0; row /= sizes[d]) begin += row % sizes[d] * strides[d];
-        for (int64_t j = 0; j < sizes.back(); ++j) {
-          const float value = in(run, 0)[begin + j * strides.back()];
-          if (is_most)
-            most = value != value || value > most ? value : most;
-          else
-            sum += is_norm ? double{value} * value : double{value};
-        }
+        const float* row_of_x = in(run, 0) + begin;
+        const auto value = [&](int64_t j) { return row_of_x[j * strides.back()]; };
+        if (is_most)
+          for (int64_t j = 0; j < sizes.back(); ++j) most = value(j) != value(j) || value(j) > most ? value(j) : most;
+        else if (is_norm)
+          sum += summed<double>(sizes.back(), [&](int64_t j) { return double{value(j)} * value(j); });
+        else
+          sum += summed<double>(sizes.back(), [&](int64_t j) { return double{value(j)}; });
       }
       in(run, 1)[to] = is_most ? most : static_cast<float>(is_norm ? std::sqrt(sum) : sum * factor);
     }
@@ -242,20 +260,17 @@ Program prepare_softmax(const Source& source, bool is_log) {
 #pragma omp parallel for if (axis.outer * axis.size * axis.inner > 16384)
     for (int64_t row = 0; row < axis.outer * axis.inner; ++row) {
       const int64_t begin = row / axis.inner * axis.size * axis.inner + row % axis.inner;
-      const float* x = in(run, 0) + begin;
-      float* y = in(run, 1) + begin;
-      float most = -std::numeric_limits<float>::infinity(), sum = 0;
-      for (int64_t i = 0; i < axis.size; ++i) most = std::max(most, x[i * axis.inner]);
-      for (int64_t i = 0; i < axis.size; ++i) {
-        const float less = x[i * axis.inner] - most, power = std::exp(less);
-        y[i * axis.inner] = is_log ? less : power;
-        sum += power;
-      }
-      const float log = std::log(sum);
-      for (int64_t i = 0; i < axis.size; ++i) {
-        float& value = y[i * axis.inner];
-        value = is_log ? value - log : value / sum;
-      }
+      const auto softmax = [&](int64_t n, int64_t by) {
+        const float* x = in(run, 0) + begin;
+        float* y = in(run, 1) + begin;
+        float most = -std::numeric_limits<float>::infinity();
+        for (int64_t i = 0; i < n; ++i) most = std::max(most, x[i * by]);
+        for (int64_t i = 0; i < n; ++i) y[i * by] = is_log ? x[i * by] - most : exp_below_one(x[i * by] - most);
+        const auto sum = summed<float>(n, [&](int64_t i) { return is_log ? exp_below_one(y[i * by]) : y[i * by]; });
+        const float log = std::log(sum);
+        for (int64_t i = 0; i < n; ++i) y[i * by] = is_log ? y[i * by] - log : y[i * by] / sum;
+      };
+      axis.inner == 1 ? softmax(axis.size, 1) : softmax(axis.size, axis.inner);
     }
   }};
 }
@@ -267,13 +282,14 @@ Program prepare_softmax_gradient(const Source& source, bool is_log) {
 #pragma omp parallel for if (axis.outer * axis.size * axis.inner > 16384)
     for (int64_t row = 0; row < axis.outer * axis.inner; ++row) {
       const int64_t begin = row / axis.inner * axis.size * axis.inner + row % axis.inner;
-      const float *g = in(run, 0) + begin, *y = in(run, 1) + begin;
-      float *x = in(run, 2) + begin, sum = 0;
-      for (int64_t i = 0; i < axis.size; ++i) sum += is_log ? g[i * axis.inner] : g[i * axis.inner] * y[i * axis.inner];
-      for (int64_t i = 0; i < axis.size; ++i) {
-        const int64_t at = i * axis.inner;
-        x[at] = is_log ? g[at] - std::exp(y[at]) * sum : (g[at] - sum) * y[at];
-      }
+      const auto gradient = [&](int64_t n, int64_t by) {
+        const float *g = in(run, 0) + begin, *y = in(run, 1) + begin;
+        float* x = in(run, 2) + begin;
+        const auto sum = summed<float>(n, [&](int64_t i) { return is_log ? g[i * by] : g[i * by] * y[i * by]; });
+        for (int64_t i = 0; i < n; ++i)
+          x[i * by] = is_log ? g[i * by] - exp_below_one(y[i * by]) * sum : (g[i * by] - sum) * y[i * by];
+      };
+      axis.inner == 1 ? gradient(axis.size, 1) : gradient(axis.size, axis.inner);
     }
   }};
 }
@@ -293,10 +309,8 @@ Program prepare_layer_norm(const Source& source) {
     for (int64_t r = 0; r < rows; ++r) {
       const float* from = in(run, 0) + r * size;
       float* to = in(run, 3) + r * size;
-      double sum = 0, squares = 0;
-      for (int64_t i = 0; i < size; ++i) sum += from[i];
-      const double mean = sum / static_cast<double>(size);
-      for (int64_t i = 0; i < size; ++i) squares += (from[i] - mean) * (from[i] - mean);
+      const double mean = summed<double>(size, [&](int64_t i) { return double{from[i]}; }) / static_cast<double>(size);
+      const auto squares = summed<double>(size, [&](int64_t i) { return (from[i] - mean) * (from[i] - mean); });
       const auto rstd = static_cast<float>(1 / std::sqrt(squares / static_cast<double>(size) + eps));
       const auto center = static_cast<float>(mean);
       for (int64_t i = 0; i < size; ++i)
@@ -319,12 +333,10 @@ Program prepare_layer_norm_gradient(const Source& source) {
     if (to != nullptr) {
 #pragma omp parallel for if (rows * size > 16384)
       for (int64_t r = 0; r < rows; ++r) {
-        double one = 0, other = 0;
-        for (int64_t i = 0; i < size; ++i) {
-          const float grad = g[r * size + i] * (w != nullptr ? w[i] : 1);
-          one += grad;
-          other += double{grad} * ((from[r * size + i] - means[r]) * rstds[r]);
-        }
+        const auto weighted = [&](int64_t i) { return double{g[r * size + i] * (w != nullptr ? w[i] : 1)}; };
+        const auto one = summed<double>(size, weighted),
+                   other = summed<double>(
+                       size, [&](int64_t i) { return weighted(i) * ((from[r * size + i] - means[r]) * rstds[r]); });
         for (int64_t i = 0; i < size; ++i) {
           const float grad = g[r * size + i] * (w != nullptr ? w[i] : 1);
           const double normal = (from[r * size + i] - means[r]) * rstds[r];
@@ -572,6 +584,8 @@ Program prepare(const Source& source, std::vector<uint32_t>* wishes) {
   if (source.name == "convolution") return prepare_convolution(source, wishes);
   if (source.name == "convolution_input_gradient") return prepare_convolution_input_gradient(source, wishes);
   if (source.name == "convolution_weight_gradient") return prepare_convolution_weight_gradient(source, wishes);
+  if (source.name == "attention") return prepare_attention(source, wishes);
+  if (source.name == "attention_gradient") return prepare_attention_gradient(source, wishes);
   if (source.name == "pointwise") return prepare_pointwise(source);
   return prepare_loops(source);
 }

@@ -75,11 +75,14 @@ struct Program {
 // Throws Failure with TG_ERROR_UNSUPPORTED, and why, where the library has none. `wishes` as of program_supports.
 Program prepare(const Source& source, std::vector<uint32_t>* wishes);
 
-// Of oneDNN: products and convolutions.
+// Of oneDNN: products, convolutions, and attention by products.
 Program prepare_matmul(const Source& source, std::vector<uint32_t>* wishes);
 Program prepare_convolution(const Source& source, std::vector<uint32_t>* wishes);
 Program prepare_convolution_input_gradient(const Source& source, std::vector<uint32_t>* wishes);
 Program prepare_convolution_weight_gradient(const Source& source, std::vector<uint32_t>* wishes);
+
+Program prepare_attention(const Source& source, std::vector<uint32_t>* wishes);
+Program prepare_attention_gradient(const Source& source, std::vector<uint32_t>* wishes);
 
 // By loops of this device's own.
 Program prepare_pointwise(const Source& source);

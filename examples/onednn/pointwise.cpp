@@ -49,13 +49,20 @@ void run_over(const Loop& loop, const Source& source, const Run& run, Op op) {
       by[i] = inputs[i] + offsets[i + 1];
       is_dense = is_dense && (steps[i + 1] == 1 || steps[i + 1] == 0);
     }
-    if (is_dense) {  // steps that a compiler makes vectors of
-      int64_t own[kCount];
-      for (int i = 0; i < kCount; ++i) own[i] = steps[i + 1];
-      for (int64_t j = 0; j < n; ++j) {
-        In x[kCount];
-        for (int i = 0; i < kCount; ++i) x[i] = by[i][own[i] == 0 ? 0 : j];
-        to[j] = static_cast<Out>(op(x));
+    if (is_dense) {  // loops that a compiler makes vectors of: what is repeated lies there several times
+      constexpr int64_t kTogether = 256;
+      In repeated[kCount][kTogether];
+      for (int i = 0; i < kCount; ++i)
+        if (steps[i + 1] == 0) std::fill_n(repeated[i], std::min(n, kTogether), *by[i]);
+      for (int64_t begin = 0; begin < n; begin += kTogether) {
+        const In* from[kCount];
+        for (int i = 0; i < kCount; ++i) from[i] = steps[i + 1] == 0 ? repeated[i] : by[i] + begin;
+        const int64_t count = std::min(n - begin, kTogether);
+        for (int64_t j = 0; j < count; ++j) {
+          In x[kCount];
+          for (int i = 0; i < kCount; ++i) x[i] = from[i][j];
+          to[begin + j] = static_cast<Out>(op(x));
+        }
       }
       return;
     }
@@ -92,9 +99,18 @@ void comparison(Table& table, const char* key, Op op) {
 
 float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
 constexpr float kRootHalf = 0.70710678f, kRootTwoByPi = 0.79788456f, kCube = 0.044715f;
-float gelu(float x) { return 0.5f * x * (1 + std::erf(x * kRootHalf)); }
-float gelu_gradient(float g, float x) {
-  return g * (0.5f * (1 + std::erf(x * kRootHalf)) + x * 0.39894228f * std::exp(-0.5f * x * x));
+// The normal distribution, of the density `power` / sqrt(2 pi): Abramowitz and Stegun, 7.1.26, for erf(x / sqrt(2)).
+[[gnu::always_inline]] inline float below(float x, float power) {
+  const float t = 1 / (1 + 0.3275911f * kRootHalf * std::fabs(x));
+  const float sum =
+      ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+  const float beyond = 0.5f * sum * power;
+  return x < 0 ? beyond : 1 - beyond;
+}
+[[gnu::always_inline]] inline float gelu(float x) { return x * below(x, exp_below_one(-0.5f * x * x)); }
+[[gnu::always_inline]] inline float gelu_gradient(float g, float x) {
+  const float power = exp_below_one(-0.5f * x * x);
+  return g * (below(x, power) + x * 0.39894228f * power);
 }
 float gelu_by_tanh(float x) { return 0.5f * x * (1 + std::tanh(kRootTwoByPi * (x + kCube * x * x * x))); }
 float gelu_by_tanh_gradient(float g, float x) {
@@ -142,7 +158,8 @@ Table made() {
   of_floats<4>(t, "addcmul self tensor1 tensor2 value", [](const float* x) { return x[0] + x[3] * x[1] * x[2]; });
   of_floats<4>(t, "addcdiv self tensor1 tensor2 value", [](const float* x) { return x[0] + x[3] * (x[1] / x[2]); });
   of_floats<3>(t, "lerp self end weight", [](const float* x) {
-    return x[2] < 0.5f ? x[0] + x[2] * (x[1] - x[0]) : x[1] - (x[1] - x[0]) * (1 - x[2]);
+    const bool is_near = x[2] < 0.5f;
+    return (is_near ? x[0] : x[1]) + (is_near ? x[2] : x[2] - 1) * (x[1] - x[0]);
   });
   comparison<2>(t, "eq self other", [](const auto* x) { return x[0] == x[1]; });
   comparison<2>(t, "ne self other", [](const auto* x) { return x[0] != x[1]; });
