@@ -683,26 +683,46 @@ def test_with_graphs_of_the_drivers_own(script: Script, program: str) -> None:
     script(head + PROGRAMS[program], TORCHGRAFT_FALLBACK="warn")
 
 
-#: A device that has both a compiler and operators; its memory is the host's.
+# A device that has a compiler, too; its memory is the host's.
 BOTH = """
-import copy
-import torch, torchgraft, operator_driver
+import copy, os
 from cxx_driver import CxxDriver
 from dataclasses import replace
 from torchgraft.driver import Capability
+from torchgraft.plans.device import device_traits, set_tuning
+from torchgraft.codegen.tuning import changed
+
+import torch, torchgraft, operator_driver
+
 operator_driver.AWAY = 0
+
 class Both(CxxDriver):
     has_programs = True
     refuses, wishes, breaks, log, prepared = set(), {}, set(), [], 0
+    extra = Capability.PROGRAMS
     def device_properties(self, device):
         known = super().device_properties(device)
-        return replace(known, capabilities=known.capabilities | Capability.PROGRAMS)
+        return replace(known, capabilities=known.capabilities | self.extra)
     program_supports = operator_driver.OperatorDriver.program_supports
     program_create = operator_driver.OperatorDriver.program_create
     program_run = operator_driver.OperatorDriver.program_run
-driver = Both()
-torchgraft.register("both", [driver])
+
+# Of products and a softmax: the operators that were run, and whether kernels were compiled.
+def results(driver, n):
+    driver.log.clear()
+    before = driver.modules
+    x, y = torch.randn(n, n), torch.randn(n, n)
+    torch.testing.assert_close((x.to("both") @ y.to("both")).cpu(), x @ y)
+    torch.testing.assert_close(torch.addmm(x.to("both"), x.to("both"), y.to("both")).cpu(), x + x @ y)
+    torch.testing.assert_close((x.to("both") @ y[0].to("both")).cpu(), x @ y[0])
+    torch.testing.assert_close(x.to("both").softmax(1).cpu(), x.softmax(1))
+    return [*driver.log], driver.modules > before
+
+def tuned(products):
+    set_tuning(0, changed(device_traits(0).tuning, "operators", products=products))
 """
+
+REGISTERED = BOTH + 'torchgraft.register("both", [driver := Both()])\n'
 
 
 def test_layers_and_their_gradients_are_of_one_maker(script: Script) -> None:
@@ -723,7 +743,7 @@ with torch.no_grad():
     torch.testing.assert_close(mine.to("both")(x.to("both"))[0].cpu(), network(x)[0], rtol=1e-4, atol=1e-5)
 assert "recurrent rnn_tanh" in driver.log, driver.log
 """
-    script(BOTH + text)
+    script(REGISTERED + text)
 
 
 def test_preferring_kernels(script: Script) -> None:
@@ -741,9 +761,77 @@ def test_preferring_kernels(script: Script) -> None:
     attention(*[x.to("both")] * 3, dropout_p=0.5), torch.rand(4, device="both")
     assert driver.log[3:] == [] and driver.modules > 0, driver.log
     """
-    text = BOTH + textwrap.dedent(text)
+    text = REGISTERED + textwrap.dedent(text)
     assert script(text, TORCHGRAFT_PREFER="programs").split() == ["matmul", "softmax", "attention", "False"]
     assert script(text, TORCHGRAFT_PREFER="kernels").split() == ["True"]
+
+
+def test_products_and_preferences(script: Script) -> None:
+    text = (
+        BOTH
+        + """
+torchgraft.register("both", [driver := Both()])
+print(*results(driver, 6))
+"""
+    )
+    assert script(text, TORCHGRAFT_PREFER="programs").strip() == "['matmul', 'matmul', 'matmul', 'softmax'] False"
+    assert script(text, TORCHGRAFT_PREFER="kernels").strip() == "[] True"
+    assert "is 'programs' or 'kernels', not 'both'" in script(
+        BOTH
+        + """
+torchgraft.register("both", [Both()])
+try:
+    torch.ones(2, 2, device="both") @ torch.ones(2, 2, device="both")
+except ValueError as error:
+    print(error)
+""",
+        TORCHGRAFT_PREFER="both",
+    )
+
+
+def test_kernels_first(script: Script) -> None:
+    """They serve all but the products that were measured, if the user prefers nothing."""
+    text = (
+        BOTH
+        + """
+Both.extra |= Capability.KERNELS_FIRST
+torchgraft.register("both", [driver := Both()])
+assert results(driver, 6) == ([], True)
+tuned(20 ** 3)
+assert results(driver, 19)[0] == []
+assert results(driver, 20)[0] == ["matmul", "matmul"]  # a product with a vector has fewer
+tuned(0)
+assert results(driver, 20)[0] == ["matmul"] * 3
+os.environ["TORCHGRAFT_PREFER"] = "kernels"
+tuned(0)
+assert results(driver, 20)[0] == []
+os.environ["TORCHGRAFT_PREFER"] = "programs"
+tuned(1 << 62)
+assert results(driver, 20) == (["matmul"] * 3 + ["softmax"], False)
+"""
+    )
+    script(text)
+
+
+def test_what_the_doctor_says_of_kernels_first(script: Script) -> None:
+    text = (
+        BOTH
+        + """
+from torchgraft.diagnosis.operators import not_asked
+Both.extra |= Capability.KERNELS_FIRST
+torchgraft.register("both", [driver := Both()])
+there = torch.device("both", 0)
+said = not_asked(there)
+assert said.text == "not asked for: kernels come first" and "tune --only operators" in said.advice, said
+tuned(1 << 18)
+assert not_asked(there).text == "asked for products of matrices of 262,144 multiplications and more"
+os.environ["TORCHGRAFT_PREFER"] = "programs"
+assert not_asked(there) is None
+os.environ["TORCHGRAFT_PREFER"] = "kernels"
+assert not_asked(there).text == "not asked for: TORCHGRAFT_PREFER=kernels"
+"""
+    )
+    script(text)
 
 
 def test_the_page_lists_them() -> None:

@@ -266,12 +266,13 @@ def test_every_family_has_workloads() -> None:
 
 def able(form: Form) -> Target:
     """A device that has all that kernels may use."""
-    return Target(form, 2, 16, Tuning(), bfloat16="vectors", matrix_units=True)
+    return Target(form, 2, 16, Tuning(), bfloat16="vectors", matrix_units=True, operators=True)
 
 
 def test_what_a_device_lacks_is_not_tuned() -> None:
     plain = {*families(Target("cpu", 2, 8, Tuning())), *families(Target("gpu", 2, 8, Tuning()))}
-    assert {*families(able("cpu")), *families(able("gpu"))} - plain == {"matrix_units", "packed_images", "lanes"}
+    able_ones = {*families(able("cpu")), *families(able("gpu"))}
+    assert able_ones - plain == {"matrix_units", "packed_images", "lanes", "operators"}
 
 
 def test_no_more_local_memory_than_there_is() -> None:

@@ -73,6 +73,7 @@ class Capability(enum.IntFlag):
     OUTER_VECTORS = 1 << 11  #: the compiler makes vectors of a loop around one that is written out
     PROGRAMS = 1 << 12  #: `Driver.program_create` and `Driver.program_run` work
     CONSTANTS = 1 << 13  #: graphs are better with the parameters of a model as constants in them
+    KERNELS_FIRST = 1 << 14  #: kernels serve what both can, but products that `torchgraft tune` found slower
 
 
 class CopyKind(enum.IntEnum):

@@ -19,13 +19,17 @@ LOCAL_BYTES = 32768
 Form = Literal["cpu", "gpu"]
 
 
-def size(usual: float, *candidates: float, form: Form = "cpu") -> Any:
+#: More multiplications than any product has.
+NEVER = 1 << 62
+
+
+def size(usual: float, *candidates: float, form: Form | None = "cpu") -> Any:
     """A field of a family of sizes.
 
     Args:
         usual: for devices of which the table knows nothing else.
         candidates: what `torchgraft tune` tries in its place; half and double if none are given.
-        form: of the kernels that have the size.
+        form: of the kernels that have the size; None for both.
     """
     return field(default=usual, metadata={"candidates": candidates, "form": form})
 
@@ -505,6 +509,17 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class Operators:
+    """What the library of a device computes of what its kernels do, where those come first.
+
+    Attributes:
+        products: multiplications from which a product of matrices is the library's; kernels compute those of fewer.
+    """
+
+    products: int = size(NEVER, 0, 1 << 18, 1 << 21, 1 << 24, 1 << 27, 1 << 30, NEVER, form=None)
+
+
+@dataclass(frozen=True)
 class Tuning:
     """All of them."""
 
@@ -528,6 +543,7 @@ class Tuning:
     places: Places = field(default_factory=Places)
     transforms: Transforms = field(default_factory=Transforms)
     partition: Partition = field(default_factory=Partition)
+    operators: Operators = field(default_factory=Operators)
 
 
 @dataclass(frozen=True)
@@ -543,6 +559,7 @@ class Target:
         matrix_units: whether they may use those for a GPU's.
         work_group: work-items of a work-group, at most.
         outer_vectors: whether its compiler makes vectors of a loop around one that is written out.
+        operators: whether it has a library to measure beside its kernels.
     """
 
     form: str
@@ -553,6 +570,7 @@ class Target:
     matrix_units: bool = False
     work_group: int = 256
     outer_vectors: bool = False
+    operators: bool = False
 
     @property
     def registers(self) -> int:
@@ -619,10 +637,11 @@ def families(on: Target) -> dict[str, tuple[str, ...]]:
         "matrix_units": not on.matrix_units,
         "packed_images": on.bfloat16 is None,
         "lanes": on.registers < 32,
+        "operators": not on.operators,
     }
     found = {
         family.name: tuple(
-            each.name for each in fields(getattr(Tuning(), family.name)) if each.metadata["form"] == on.form
+            each.name for each in fields(getattr(Tuning(), family.name)) if each.metadata["form"] in (on.form, None)
         )
         for family in fields(Tuning)
     }

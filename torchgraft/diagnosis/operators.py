@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from torchgraft._core import _C
+from torchgraft.codegen.tuning import NEVER
 from torchgraft.diagnosis import Finding
 from torchgraft.fallback import fallback
 from torchgraft.ops.operators.attention import has_attention
@@ -20,7 +21,7 @@ from torchgraft.ops.operators.recurrent import has_layer
 from torchgraft.plans.device import device_traits
 from torchgraft.plans.operators import operators_asked
 
-__all__ = ["SAMPLES", "Answer", "findings", "try_operator"]
+__all__ = ["SAMPLES", "Answer", "findings", "not_asked", "try_operator"]
 
 Tensors = tuple[torch.Tensor, ...]
 Make = Callable[..., torch.Tensor]
@@ -230,12 +231,25 @@ def _difference(found: list[torch.Tensor], expected: list[torch.Tensor]) -> str:
     return "" if all(same) else f"{same.count(False)} of {len(same)} results are not what the CPU computes"
 
 
+def not_asked(device: torch.device) -> Finding | None:
+    """Says so where operators are not asked for as a matter of course."""
+    traits, preferred = device_traits(device.index), os.environ.get("TORCHGRAFT_PREFER") or ""
+    if not traits.has_compiler:
+        return None
+    if preferred == "kernels":
+        return Finding("operators", "note", "not asked for: TORCHGRAFT_PREFER=kernels")
+    if preferred or not traits.kernels_first:
+        return None
+    products = traits.tuning.operators.products
+    if products < NEVER:
+        return Finding("operators", "ok", f"asked for products of matrices of {products:,} multiplications and more")
+    advice = "`torchgraft tune --only operators` measures from which size on products are quicker by them"
+    return Finding("operators", "note", "not asked for: kernels come first", advice)
+
+
 def findings(device: torch.device, answers: Mapping[str, Answer]) -> Iterator[Finding]:
     """What is there, what is refused and why, what is wrong, and what had best be given next."""
     traits = device_traits(device.index)
-    if traits.has_compiler and os.environ.get("TORCHGRAFT_PREFER") == "kernels":
-        yield Finding("operators", "note", "not asked for: TORCHGRAFT_PREFER=kernels")
-        return
     for name, answer in answers.items():
         if answer.wrong:
             yield Finding(name, "problem", answer.wrong, "docs/operators.md says what it is")
@@ -247,7 +261,7 @@ def findings(device: torch.device, answers: Mapping[str, Answer]) -> Iterator[Fi
         yield Finding("refused", "note", "\n".join(lines))
     if traits.program_formats:
         yield Finding("graphs", "ok", f"whole ones, in {', '.join(traits.program_formats)}")
-    missing = [name for name, answer in answers.items() if not answer.offered]
+    missing = [name for name, answer in answers.items() if not answer.offered and not traits.has_compiler]
     conformance = f"`torchgraft conformance --device {device.type}` compares all ops with the CPU"
     yield Finding("next", "note", f"give {', then '.join(missing[:2])} (docs/operators.md)" if missing else conformance)
 

@@ -104,13 +104,15 @@ def _probe_devices(look: _Look) -> None:
 
 
 def _try_operators(look: _Look, device: Any) -> None:
-    from torchgraft.diagnosis.operators import SAMPLES, findings, try_operator
+    from torchgraft.diagnosis.operators import SAMPLES, findings, not_asked, try_operator
 
     section, answers = f"operators of {device}", {}
-    for name in SAMPLES:
-        look.tell(section=section, begin=f"{name} of {device}")
-        answers[name] = try_operator(name, device)
-    for finding in findings(device, answers):
+    found = not_asked(device)
+    if found is None:
+        for name in SAMPLES:
+            look.tell(section=section, begin=f"{name} of {device}")
+            answers[name] = try_operator(name, device)
+    for finding in findings(device, answers) if found is None else [found]:
         look.tell(section=section, tried=True, **asdict(finding))
 
 

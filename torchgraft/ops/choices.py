@@ -31,6 +31,7 @@ def _device(kind: str, simd_width: int, bfloat16: Way | None = None, matrix_unit
         has_programs=False,
         program_formats=(),
         constants=False,
+        kernels_first=False,
         index=0,
         name=f"any {kind}",
         kind=kind,

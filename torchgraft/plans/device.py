@@ -31,6 +31,7 @@ class DeviceTraits:
     has_programs: bool  # operators of its own
     program_formats: tuple[str, ...]  # languages of whole graphs that it has a compiler of
     constants: bool  # whether that compiler would rather have parameters as constants
+    kernels_first: bool  # before those, but where its tuning says otherwise
     long_atomics: bool  # of 64 bits
     bfloat16: Way | None  # whose words kernels may use to multiply bfloat16, if any
     matrix_units: bool  # whether they may use those for a GPU's
@@ -48,6 +49,7 @@ class DeviceTraits:
             self.matrix_units,
             self.max_work_group_size,
             self.outer_vectors,
+            self.has_programs and self.kernels_first,
         )
 
 
@@ -69,6 +71,7 @@ def device_traits(index: int) -> DeviceTraits:
         has_programs=Capability.PROGRAMS in capabilities,
         program_formats=tuple(str(p["program_formats"]).split()),
         constants=Capability.CONSTANTS in capabilities,
+        kernels_first=Capability.KERNELS_FIRST in capabilities,
         long_atomics=Capability.ATOMIC_INT64 in capabilities,
         bfloat16=_bfloat16(capabilities, lanes),
         matrix_units=matrix_units,

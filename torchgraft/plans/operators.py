@@ -23,7 +23,15 @@ from torchgraft.plans.scalar import Scalar
 from torchgraft.plans.schema import overload_name, parameters, resolve, tensors_in
 from torchgraft.plans.steps import Operand, Steps, Unsupported, is_number, number_type
 
-__all__ = ["FORMS", "Asked", "operator_form", "operators_asked", "plan_as_operator", "plan_operator"]
+__all__ = [
+    "FORMS",
+    "Asked",
+    "kernels_multiply",
+    "operator_form",
+    "operators_asked",
+    "plan_as_operator",
+    "plan_operator",
+]
 
 Attribute = int | float | bool | str | Sequence[int] | Scalar
 Form = Callable[..., bool]
@@ -32,6 +40,7 @@ _Form = TypeVar("_Form", bound=Form)
 #: What makes an operator of a call, by the overloads' names.
 FORMS: dict[str, Form] = {}
 _OVERWRITING: set[Form] = set()
+_MULTIPLYING: set[Form] = set()
 
 
 @dataclass(frozen=True)
@@ -63,13 +72,14 @@ def operators_asked() -> Iterator[list[Asked]]:
         _listeners[:] = [each for each in _listeners if each is not asked]
 
 
-def operator_form(*names: str, overwrites: bool = False) -> Callable[[_Form], _Form]:
+def operator_form(*names: str, overwrites: bool = False, multiplies: bool = False) -> Callable[[_Form], _Form]:
     """Declares what makes an operator of a call.
 
     Args:
         names: functional overloads, as for `planner`. The function takes a planner's arguments by name, and returns
             what `plan_operator` does; False if the call is none of the operator's.
         overwrites: the operator reads nothing of what it writes, though the op has it for an argument.
+        multiplies: it is a product of matrices, which asks `kernels_multiply` first.
     """
 
     def declare(form: _Form) -> _Form:
@@ -77,6 +87,8 @@ def operator_form(*names: str, overwrites: bool = False) -> Callable[[_Form], _F
             FORMS[overload_name(resolve(name))] = form
             if overwrites:
                 _OVERWRITING.add(form)
+            if multiplies:
+                _MULTIPLYING.add(form)
         return form
 
     return declare
@@ -87,7 +99,7 @@ def plan_as_operator(p: Steps, op: torch._ops.OpOverload, planner: Any, out: Any
     one; returns whether it has. A planner may have a method `as_operator` in place of a form."""
     form: Form | None = FORMS.get(overload_name(op))
     of_row: Form | None = getattr(planner, "as_operator", None)
-    if (form is None and of_row is None) or p.any_shape or _prefers_kernels(p):
+    if (form is None and of_row is None) or p.any_shape or _serves_by_kernels(p, form):
         return False
     before = p.mark()
     by_name = {a.name: arguments[a.name] for a in parameters(op)}
@@ -115,12 +127,26 @@ def _by_form(p: Steps, form: Form, out: Any, arguments: Mapping[str, Any]) -> bo
     return True
 
 
-def _prefers_kernels(p: Steps) -> bool:
-    """TORCHGRAFT_PREFER, for devices that have both."""
-    preferred = os.environ.get("TORCHGRAFT_PREFER") or "programs"
-    if preferred not in ("programs", "kernels"):
+def _preferred(p: Steps) -> str:
+    """What serves if there are both: TORCHGRAFT_PREFER; "measured" where it does not say and the device's kernels come
+    first."""
+    preferred = os.environ.get("TORCHGRAFT_PREFER") or ""
+    if preferred not in ("programs", "kernels", ""):
         raise ValueError(f"TORCHGRAFT_PREFER is 'programs' or 'kernels', not {preferred!r}")
-    return p.device.has_compiler and preferred == "kernels"
+    if not p.device.has_compiler:
+        return "programs"
+    return preferred or ("measured" if p.device.kernels_first else "programs")
+
+
+def _serves_by_kernels(p: Steps, form: Form | None) -> bool:
+    """Whether no operator is asked for at all."""
+    preferred = _preferred(p)
+    return preferred == "kernels" or (preferred == "measured" and form not in _MULTIPLYING)
+
+
+def kernels_multiply(p: Steps, products: int) -> bool:
+    """Whether kernels compute a product of matrices of so many multiplications, though the device has an operator."""
+    return _preferred(p) == "measured" and products < p.device.tuning.operators.products
 
 
 def plan_operator(
@@ -144,7 +170,7 @@ def plan_operator(
     Returns:
         Whether the plan does it now. If not, nothing has been added to it, and why is kept for messages.
     """
-    if not p.device.has_programs or p.any_shape or _prefers_kernels(p):
+    if not p.device.has_programs or p.any_shape or _preferred(p) == "kernels":
         return False
     offered = _offered(p, name, inputs, outputs, attributes)
     refusal = (offered or "for no reason that it gives") if isinstance(offered, str) else ""

@@ -86,6 +86,8 @@ class _Bench:
         """
         from torchgraft.plans.device import set_tuning
 
+        # The sizes of kernels are not to be measured with operators.
+        os.environ["TORCHGRAFT_PREFER"] = "" if family == "operators" else "kernels"
         set_tuning(self.index, tuning)
         return {name: self._time(family, name, workload, seconds) for name, workload in WORKLOADS[family].items()}
 

@@ -207,5 +207,8 @@ WORKLOADS = {
         "30,000 sines": _line(30_000, torch.sin),
         "500,000 exponentials": _line(500_000, torch.exp),
     },
+    "operators": {
+        f"{n}x{n}x{n}": Workload(_normal((n, n), (n, n)), lambda a, b: [a @ b]) for n in (32, 64, 128, 256, 512, 1024)
+    },
 }
 """By part of a `codegen.tuning.Tuning`."""

@@ -69,7 +69,10 @@ enum {
   TG_CAP_FRAGMENTS = 1u << 10,       /* kernels may use the kernel language's words for fragments of 16-bit floats */
   TG_CAP_OUTER_VECTORS = 1u << 11,   /* the compiler makes vectors of a loop around one that is written out */
   TG_CAP_PROGRAMS = 1u << 12,        /* program_create and program_run work */
-  TG_CAP_CONSTANTS = 1u << 13        /* graphs are better with the parameters of a model as constants in them */
+  TG_CAP_CONSTANTS = 1u << 13,       /* graphs are better with the parameters of a model as constants in them */
+  /* With a compiler and programs: kernels serve what both can, but products of matrices where `torchgraft tune` found
+   * programs quicker. */
+  TG_CAP_KERNELS_FIRST = 1u << 14
 };
 
 /* What a device is. It never changes: it is part of the key under which kernels are kept. Each device has a name, a

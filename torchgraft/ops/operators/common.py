@@ -12,7 +12,7 @@ import torch
 from torch._prims_common import canonicalize_dim
 
 from torchgraft.plans.builder import PlanBuilder
-from torchgraft.plans.operators import operator_form
+from torchgraft.plans.operators import kernels_multiply, operator_form
 from torchgraft.plans.reduction import reduced_dims
 from torchgraft.plans.scalar import Scalar
 
@@ -36,18 +36,20 @@ def _product(
 ) -> bool:
     if a.dtype != b.dtype or out.is_complex() or out.numel() == 0 or a.shape[-1] == 0:
         return False
+    if kernels_multiply(p, out.numel() * a.shape[-1]):
+        return False
     added = None if addend is None or beta == 0 else addend.expand(out.shape)
     return p.operator(
         "matmul", [a, b, added], [out], alpha=float(alpha), beta=float(beta) if added is not None else 0.0
     )
 
 
-@operator_form("mm", "bmm")
+@operator_form("mm", "bmm", multiplies=True)
 def _mm(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, mat2: torch.Tensor) -> bool:
     return _product(p, out, self, mat2)
 
 
-@operator_form("baddbmm")
+@operator_form("baddbmm", multiplies=True)
 def _baddbmm(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -61,7 +63,7 @@ def _baddbmm(
     return _product(p, out, batch1, batch2, self, beta, alpha)
 
 
-@operator_form("addmm")
+@operator_form("addmm", multiplies=True)
 def _addmm(
     p: PlanBuilder,
     out: torch.Tensor,
@@ -75,12 +77,12 @@ def _addmm(
     return _product(p, out, mat1, mat2, self, beta, alpha)
 
 
-@operator_form("mv")
+@operator_form("mv", multiplies=True)
 def _mv(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, vec: torch.Tensor) -> bool:
     return _product(p, out.unsqueeze(1), self, vec.unsqueeze(1))
 
 
-@operator_form("dot")
+@operator_form("dot", multiplies=True)
 def _dot(p: PlanBuilder, out: torch.Tensor, self: torch.Tensor, tensor: torch.Tensor) -> bool:
     return _product(p, out.view(1, 1), self.unsqueeze(0), tensor.unsqueeze(1))
 
