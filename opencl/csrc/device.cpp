@@ -11,6 +11,7 @@
 #include <set>
 #include <sstream>
 
+#include "clblast.h"
 #include "environment.h"
 #include "error.h"
 #include "host_executor.h"
@@ -199,6 +200,10 @@ std::string features(const Device& device) {
   add((svm & CL_DEVICE_SVM_FINE_GRAIN_BUFFER) != 0, "fine-grained SVM");
   add((svm & CL_DEVICE_SVM_FINE_GRAIN_SYSTEM) != 0, "system SVM");
   add(device.unified(), "memory shared with the host");
+  add((capabilities & TG_CAP_PROGRAMS) != 0,
+      (capabilities & TG_CAP_KERNELS_FIRST) != 0 ? "tuned products by CLBlast" : "products by CLBlast");
+  const std::string why = why_no_clblast(device);
+  add(!why.empty(), ("no CLBlast (" + why + ")").c_str());
   return names;
 }
 
@@ -344,6 +349,7 @@ Device::Device(const Platform& platform, cl_device_id id) : api(platform.api), p
       has("cl_nv_device_attribute_query") && number<cl_uint>(*this, CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV) >= 8;
   if (has_fragments) p.capabilities |= TG_CAP_FRAGMENTS;
   if (is_cpu) add_host_capabilities(*this, text(platform, CL_PLATFORM_VERSION));
+  add_clblast(*this);
 }
 
 cl_context create_context(const Api& api, cl_platform_id platform, cl_device_id id, cl_int& status) {
@@ -401,6 +407,7 @@ void Journal::add(std::initializer_list<std::string> fields) {
 
 Devices discover(std::string& why, Journal& journal) {
   check_memory_wish();
+  check_clblast_wish();
   HostImplementations host;
   const std::string wanted_libraries = find_variable("TORCHGRAFT_OPENCL_LIBRARY").value_or("");
   const bool named = !wanted_libraries.empty();

@@ -8,6 +8,7 @@
 #include <new>
 #include <type_traits>
 
+#include "clblast.h"
 #include "device.h"
 #include "error.h"
 #include "event.h"
@@ -305,11 +306,28 @@ const tg_driver table = {
           return run("decommit", [&] { device_at(device).memory->decommit(address, bytes); });
         },
 
-    // Its kernels are compiled; there is no library of operators beside them.
-    .program_supports = nullptr,
-    .program_create = nullptr,
-    .program_destroy = nullptr,
-    .program_run = nullptr,
+    .program_supports =
+        [](void*, int32_t device, const tg_program_source* source, uint32_t*) {
+          return run("program_supports", [&] { check_program(device_at(device), *source); });
+        },
+    .program_create =
+        [](void*, int32_t device, const tg_program_source* source, tg_program* out, tg_program_info* info,
+           const char** log) {
+          thread_log.clear();
+          const tg_status status = run("program_create", [&] {
+            *out = prepare_program(device_at(device), *source, thread_log);
+            info->flags = 0;
+            info->scratch_bytes = 0;
+          });
+          if (log != nullptr) *log = thread_log.c_str();
+          return status;
+        },
+    .program_destroy = [](void*,
+                          tg_program program) { return run("program_destroy", [&] { destroy_program(program); }); },
+    .program_run =
+        [](void*, int32_t device, tg_stream stream, const tg_run* what) {
+          return run_command("program_run", [&] { run_program(stream_of(device, stream), *what); });
+        },
     .program_binary = nullptr,
     .program_load = nullptr,
 };

@@ -88,9 +88,9 @@ void maybe_fail(const char* function) {
   if (!is_to_fail(function)) return;
   const std::string name = function;
   if (name == "small_launch_memory") throw std::bad_alloc();
-  const tg_status status = name == "allocate" || name == "host_allocate" ? TG_ERROR_OUT_OF_MEMORY
-                           : name == "module_compile"                    ? TG_ERROR_COMPILE
-                                                                         : TG_ERROR;
+  const tg_status status = name == "allocate" || name == "host_allocate"          ? TG_ERROR_OUT_OF_MEMORY
+                           : name == "module_compile" || name == "program_create" ? TG_ERROR_COMPILE
+                                                                                  : TG_ERROR;
   throw Failure(status, name + ": fails because TORCHGRAFT_OPENCL_FAIL asks for it");
 }
 

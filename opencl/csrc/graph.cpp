@@ -1,8 +1,10 @@
 #include "graph.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
+#include "clblast.h"
 #include "transfer.h"
 
 // The opaque type of the driver's contract.
@@ -14,12 +16,31 @@ struct tg_graph_ {
 namespace ocl {
 namespace {
 
+// A run's arguments: its addresses, then its scratch.
+std::shared_ptr<const Arguments> addresses_of(const tg_run& run) {
+  Arguments made;
+  const auto add = [&](void* address) { made.push_back({.is_pointer = 1, .size = 0, .value = {.pointer = address}}); };
+  std::for_each(run.addresses, run.addresses + run.address_count, add);
+  add(run.scratch);
+  return std::make_shared<const Arguments>(std::move(made));
+}
+
+void run_again(tg_stream_& stream, const GraphCommand& command) {
+  std::vector<void*> addresses;
+  for (const tg_arg& each : *command.current()) addresses.push_back(each.value.pointer);
+  const auto count = static_cast<uint32_t>(addresses.size() - 1);
+  run_program(stream, {sizeof(tg_run), count, command.program, addresses.data(), addresses.back()});
+}
+
 void run(tg_stream_& stream, const GraphCommand& command) {
   tg_command what = command.what;
   switch (what.kind) {
     case TG_COMMAND_LAUNCH:
       what.launch.args = command.current()->data();
       launch(stream, what.launch);
+      break;
+    case TG_COMMAND_RUN:
+      run_again(stream, command);
       break;
     case TG_COMMAND_COPY:
       copy(stream, what.destination, what.source, what.bytes, static_cast<tg_copy_kind>(what.copy_kind), false);
@@ -36,6 +57,11 @@ tg_graph create_graph(Device& device, const tg_command* commands, uint32_t count
   for (uint32_t i = 0; i < count; ++i) {
     GraphCommand& command = (*made)[i];
     command.what = commands[i];
+    if (command.what.kind == TG_COMMAND_RUN) {
+      const tg_run& run = *static_cast<const tg_run*>(std::exchange(command.what.source, nullptr));
+      command.program = run.program;
+      command.arguments = addresses_of(run);
+    }
     if (command.what.kind != TG_COMMAND_LAUNCH) continue;
     tg_launch& launch = command.what.launch;
     command.kernel.reset(clone_kernel(*launch.kernel));

@@ -14,9 +14,10 @@ using Arguments = std::vector<tg_arg>;
 
 struct GraphCommand {
   tg_command what;                             // without arguments
-  std::shared_ptr<const Arguments> arguments;  // of a launch, as it was made
+  std::shared_ptr<const Arguments> arguments;  // of a launch, or a run's addresses, as it was made
   std::shared_ptr<Arguments> changed;          // instead of these; others may read them once they are shared
   std::shared_ptr<const Arguments> last;       // the executor's: with which it has run the command
+  tg_program program = nullptr;                // of a run
   // Of a launch: a kernel object of its own, whose arguments are set where they change.
   std::unique_ptr<tg_kernel_, void (*)(tg_kernel)> kernel{nullptr, destroy_kernel};
 

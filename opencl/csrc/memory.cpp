@@ -219,6 +219,7 @@ void Memory::deallocate(void* address) {
       free_host(address, allocation.bytes);
       break;
     case MemoryModel::kSvm:
+      if (allocation.buffer != nullptr) device_.api->clReleaseMemObject(allocation.buffer);
       device_.api->clSVMFree(device_.context(), address);
       break;
     case MemoryModel::kBuffer:
@@ -243,6 +244,24 @@ Memory::Place Memory::find(const void* address, uint64_t bytes) const {
     }
   }
   fail_invalid("an address lies outside the device's allocations");
+}
+
+Memory::Place Memory::find_buffer(const void* address, uint64_t bytes) {
+  Place place = find(address, bytes);
+  if (place.buffer != nullptr || model != MemoryModel::kSvm) return place;
+  std::lock_guard lock(mutex_);
+  auto& [begin, allocation] = *std::prev(device_allocations_.upper_bound(reinterpret_cast<uintptr_t>(address)));
+  if (allocation.buffer == nullptr) {
+    cl_int status = CL_SUCCESS;
+    allocation.buffer = device_.api->clCreateBuffer(device_.context(), CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR,
+                                                    allocation.bytes, reinterpret_cast<void*>(begin), &status);
+    if (status != CL_SUCCESS) {
+      allocation.buffer = nullptr;
+      fail_call("clCreateBuffer", status, "over shared memory, " + mebibytes(allocation.bytes));
+    }
+  }
+  place.buffer = allocation.buffer;
+  return place;
 }
 
 void* Memory::allocate_pinned(uint64_t bytes) {

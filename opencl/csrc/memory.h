@@ -45,6 +45,11 @@ class Memory {
   // Only in the model kBuffer: the buffer of an address inside an allocation of which `bytes` bytes follow.
   Place find(const void* address, uint64_t bytes = 1) const;
 
+  // The same in the model kSvm, too: by a buffer over the allocation, made when it is first asked for and kept as long.
+  // OpenCL says of such a buffer that the shared memory is its storage, and leaves undefined what commands do with two
+  // that overlap (clCreateBuffer).
+  Place find_buffer(const void* address, uint64_t bytes);
+
   // Only in the model kBuffer: an address for somebody else's buffer, which is kept until the address is deallocated.
   void* adopt(cl_mem buffer, uint64_t bytes);
 

@@ -111,12 +111,19 @@ inline constexpr cl_bitfield CL_DEVICE_SVM_FINE_GRAIN_BUFFER = 1 << 1;
 inline constexpr cl_bitfield CL_DEVICE_SVM_FINE_GRAIN_SYSTEM = 1 << 2;
 
 inline constexpr cl_bitfield CL_MEM_READ_WRITE = 1 << 0;
+inline constexpr cl_bitfield CL_MEM_USE_HOST_PTR = 1 << 3;
 inline constexpr cl_bitfield CL_MEM_ALLOC_HOST_PTR = 1 << 4;
 inline constexpr cl_bitfield CL_MEM_SVM_FINE_GRAIN_BUFFER = 1 << 10;
 inline constexpr cl_bitfield CL_MAP_READ = 1 << 0;
 inline constexpr cl_bitfield CL_MAP_WRITE = 1 << 1;
 
+inline constexpr cl_uint CL_BUFFER_CREATE_TYPE_REGION = 0x1220;
+
 inline constexpr cl_bool CL_TRUE = 1, CL_FALSE = 0;
+
+struct cl_buffer_region {
+  size_t origin, size;
+};
 
 using BuildCallback = void (*)(cl_program, void*);
 using ContextCallback = void (*)(const char*, const void*, size_t, void*);
@@ -171,6 +178,7 @@ using NativeKernel = void (*)(void*);
   X(clEnqueueNativeKernel, 61, cl_int,                                                                                \
     (cl_command_queue, NativeKernel, void*, size_t, cl_uint, const cl_mem*, const void**, cl_uint, const cl_event*,   \
      cl_event*))                                                                                                      \
+  X(clCreateSubBuffer, 82, cl_mem, (cl_mem, cl_bitfield, cl_uint, const void*, cl_int*))                              \
   X(clEnqueueFillBuffer, 102, cl_int,                                                                                 \
     (cl_command_queue, cl_mem, const void*, size_t, size_t, size_t, cl_uint, const cl_event*, cl_event*))             \
   X(clEnqueueMarkerWithWaitList, 105, cl_int, (cl_command_queue, cl_uint, const cl_event*, cl_event*))                \

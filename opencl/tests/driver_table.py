@@ -37,7 +37,7 @@ MODELS = ["host", "svm", "coarse", "buffer"]
 # OpenCL has no network; the core's collectives go through the host.
 NOT_OFFERED = frozenset(
     "group_id group_create group_destroy all_reduce reduce_scatter all_gather broadcast "
-    "program_supports program_create program_destroy program_run program_binary program_load".split()
+    "program_binary program_load".split()
 )
 
 # Name and types of the arguments, the context left out.

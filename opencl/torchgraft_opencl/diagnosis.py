@@ -17,6 +17,7 @@ __all__ = ["VARIABLES", "diagnose", "small_launches"]
 VARIABLES = {
     "TORCHGRAFT_OPENCL_LIBRARY": "the OpenCL libraries to load",
     "TORCHGRAFT_OPENCL_MEMORY": "the memory model to use: host, svm, coarse or buffer",
+    "TORCHGRAFT_OPENCL_CLBLAST": "which products of matrices are CLBlast's: off, tuned or always",
     "TORCHGRAFT_OPENCL_BUILTINS": "header: for comparing compile times",
     "TORCHGRAFT_OPENCL_HOST": "how much a CPU device does without OpenCL's workers: off, caller, team or code (all)",
     "TORCHGRAFT_OPENCL_FAIL": "for tests: calls that are to fail",

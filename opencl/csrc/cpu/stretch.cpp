@@ -50,7 +50,7 @@ std::optional<uint32_t> small_cost(CallerDevice& caller, const tg_command& comma
   constexpr uint64_t kSmallTransfer = uint64_t{128} << 10;
   constexpr uint64_t kBytesPerNanosecond = 8;
   if (command.kind == TG_COMMAND_LAUNCH) return caller.takes(command.launch);
-  if (command.bytes > kSmallTransfer) return std::nullopt;
+  if (command.kind == TG_COMMAND_RUN || command.bytes > kSmallTransfer) return std::nullopt;
   return static_cast<uint32_t>(command.bytes / kBytesPerNanosecond);
 }
 
