@@ -27,17 +27,36 @@ pytestmark = [
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("onednn") / "libonednn_device.so"
+    """As pip installs it."""
+    folder = tmp_path_factory.mktemp("onednn")
+    shutil.copytree(EXAMPLE, folder / "source", ignore=shutil.ignore_patterns("*.so", "build"))
     include = Path(__file__).parents[1] / "torchgraft/include"
     environment = {**os.environ, "TORCHGRAFT_INCLUDE": str(include)}
-    subprocess.run([EXAMPLE / "build.sh", path], check=True, env=environment)
-    return path
+    wheel = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", folder]
+    subprocess.run([*wheel, folder / "source"], check=True, env=environment)
+    (path,) = folder.glob("*.whl")
+    shutil.unpack_archive(path, folder / "installed", "zip")
+    return folder / "installed/onednn_device/libonednn_device.so"
 
 
 class TestProtocol(TableProtocol):
     @pytest.fixture
     def table(self, library: Path) -> Table:
         return driver_table(library)
+
+
+def test_torch_finds_it_when_it_is_installed(script: Script, library: Path) -> None:
+    script(
+        """
+        import torch
+        x = torch.randn(3, 4)
+        torch.testing.assert_close((x.to("onednn") @ x.t().to("onednn")).cpu(), x @ x.t())
+        """,
+        autoload=True,
+        TORCHGRAFT_BACKEND="onednn",
+        TORCHGRAFT_FALLBACK="error",
+        PYTHONPATH=os.pathsep.join([str(library.parents[1]), *filter(None, sys.path)]),
+    )
 
 
 def test_networks_train_without_fallback(library: Path) -> None:
