@@ -132,11 +132,13 @@ def _compile_graph(
     aot.allow_other_strides(graph)
     module = GraphModule(gm, graph)
     support = Support(device, language.name, language.importer)
-    parts = proposed_parts(module, support.takes, least) if writes_come_last(module.graph) else []
+    in_order = writes_come_last(module.graph)
+    parts = proposed_parts(module, support.takes, least) if in_order else []
     inside = {node for part in parts for node in part}
+    otherwise = f"fewer than {least} ops go together" if in_order else "ops follow a write to an argument"
     for node in module.graph.nodes:
         if node not in inside:
-            support.note_refused(node)
+            support.note_left_out(node, otherwise)
     ordered, groups = ordered_by_parts(module.graph, parts)
     inputs = ordered.find_nodes(op="placeholder")
     values = {inputs[number].name: tensor for number, tensor in (constants or {}).items()}

@@ -13,7 +13,7 @@ from torch.fx import Node
 from torchgraft._core import _C
 from torchgraft.compiler.graph_compilers.importer import Importer
 from torchgraft.compiler.internals import hint
-from torchgraft.compiler.outline import tensors_of
+from torchgraft.compiler.outline import is_free, tensors_of
 from torchgraft.plans.programs import ELEMENTS, Record
 
 __all__ = ["Support"]
@@ -42,10 +42,13 @@ class Support:
         why = self._why_not(node)
         return not why
 
-    def note_refused(self, node: Node) -> None:
-        """Counts a node that is not taken."""
-        if node.op == "call_function" and node.target is not operator.getitem and tensors_of(node):
-            self.refused[str(node.target), self._why_not(node)] += 1
+    def note_left_out(self, node: Node, otherwise: str) -> None:
+        """Counts a node that is in no part, and why: `otherwise` where it would be taken. Views cost nothing there."""
+        if node.op != "call_function" or node.target is operator.getitem or not tensors_of(node):
+            return
+        why = self._why_not(node) or ("" if is_free(node) else otherwise)
+        if why:
+            self.refused[str(node.target), why] += 1
 
     def _why_not(self, node: Node) -> str:
         op = node.target
