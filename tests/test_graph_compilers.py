@@ -133,10 +133,13 @@ assert "op by op 1 times: the compiler is broken" in str(torchgraft.compile_repo
 assert not graphs()
 driver.breaks_graphs = False
 
-# Least size, and random numbers, which stay the device's ops.
-run = compiled(f, least=9)
-close(run(x.to("npu"), y.to("npu")), f(x, y))
+# Least size, and random numbers, which stay the device's ops. Each op has its reason; views have none and cost nothing.
+run = compiled(lambda x, y: f(x.t(), y), least=9)
+close(run(x.t().contiguous().to("npu"), y.to("npu")), f(x, y))
 assert not graphs()
+*_, graph = torchgraft.compile_report()
+assert {why for _, why in graph.refused} == {"fewer than 9 ops go together"}, graph.refused
+assert not any("aten.t." in op or "transpose" in op or "permute" in op for op, _ in graph.refused), graph.refused
 run = compiled(lambda x: F.dropout(x.exp(), 0.5) * 2)
 out = run(x.to("npu")).cpu()
 scaled = x.exp() * 4
@@ -162,6 +165,15 @@ made = [part for graph in torchgraft.compile_report() for part in graph.parts]
 assert sum(part.programs for part in made) == 1 + 3, made  # Dynamo makes one graph for the first, one for the others
 assert any("3 sets of sizes already" in why for part in made for why in part.why_not), made
 close(run(torch.randn(0, 3).to("npu")), f(torch.randn(0, 3)))
+# What comes from sizes and is no integer is the host's.
+def g(x):
+    return (x * (x.shape[0] / 3)).sin()
+
+run = compiled(g)
+for n in (4, 5, 6):
+    x = torch.randn(n, 3)
+    close(run(x.to("npu")), g(x))
+assert any("no integer" in why for graph in torchgraft.compile_report() for _, why in graph.refused)
 # Numbers among the arguments are values of the program.
 run = compiled(lambda x, n: x.exp() * n + n)
 for n in (2, 3, 4):

@@ -133,7 +133,10 @@ def _var_mean(
     squares = (wide - mean).square().sum(dims, keepdim=True)
     others = max(count - (1 if correction is None else correction), 0)
     made = (squares / others).to(x.dtype), mean.to(x.dtype)
-    return made if keepdim else tuple(each.squeeze(dims) for each in made)  # type: ignore[return-value]
+    if keepdim:
+        return made
+    kept = [x.shape[d] for d in range(x.dim()) if d not in dims]
+    return made[0].view(kept), made[1].view(kept)
 
 
 def _var(

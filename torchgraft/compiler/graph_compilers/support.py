@@ -13,7 +13,7 @@ from torch.fx import Node
 from torchgraft._core import _C
 from torchgraft.compiler.graph_compilers.importer import Importer
 from torchgraft.compiler.internals import hint
-from torchgraft.compiler.outline import is_free, tensors_of
+from torchgraft.compiler.outline import is_free, tensors_of, value_of
 from torchgraft.plans.programs import ELEMENTS, Record
 
 __all__ = ["Support"]
@@ -64,6 +64,8 @@ class Support:
         return why or self._why_not_driver(op, node)
 
     def _why_not_tensors(self, node: Node) -> str:
+        if any(isinstance(value_of(each), (torch.SymFloat, torch.SymBool)) for each in node.all_input_nodes):
+            return "it has a number that comes from sizes and is no integer"
         for tensor in (tensor for each in (node, *node.all_input_nodes) for tensor in tensors_of(each)):
             if tensor.device != self._device:
                 return f"it has a tensor on {tensor.device}"
