@@ -135,7 +135,9 @@ def _compile_graph(
     in_order = writes_come_last(module.graph)
     parts = proposed_parts(module, support.takes, least) if in_order else []
     inside = {node for part in parts for node in part}
-    otherwise = f"fewer than {least} ops go together" if in_order else "ops follow a write to an argument"
+    otherwise = (
+        f"it is in no part that reads tensors and has {least} ops" if in_order else "ops follow a write to an argument"
+    )
     for node in module.graph.nodes:
         if node not in inside:
             support.note_left_out(node, otherwise)

@@ -55,8 +55,21 @@ def _write(gm: torch.fx.GraphModule) -> bytes:
     inputs = tuple(node.meta["val"] for node in gm.graph.find_nodes(op="placeholder"))
     written = torch.onnx.export(torch.export.export(gm, inputs), dynamo=True, verbose=False)
     assert written is not None
+    _check_results(gm, written.model.graph.outputs)
     content: bytes = written.model_proto.SerializeToString()
     return content
+
+
+def _check_results(gm: torch.fx.GraphModule, outputs: Sequence[Any]) -> None:
+    """torch.onnx computes some ops of 16-bit floats in float32, and leaves the results so."""
+    nodes = gm.graph.output_node().args[0]
+    for node, output in zip(nodes, outputs, strict=True):  # type: ignore[arg-type]
+        wanted = _FLOATS.get(node.meta["val"].dtype)  # type: ignore[union-attr]
+        if wanted is not None and output.dtype.name != wanted:
+            raise TypeError(f"torch.onnx writes {node}, which is of {wanted}, as {output.dtype.name}")
+
+
+_FLOATS = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT", torch.float64: "DOUBLE"}
 
 
 # ---- what ONNX has not, or torch.onnx writes wrong ----

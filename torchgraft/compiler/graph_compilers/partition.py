@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, Node
 
 from torchgraft.compiler.internals import CapabilityBasedPartitioner, OperatorSupportBase
-from torchgraft.compiler.outline import is_free
+from torchgraft.compiler.outline import is_free, tensors_of
 
 __all__ = ["ordered_by_parts", "proposed_parts"]
 
@@ -22,13 +22,18 @@ class _Taken(OperatorSupportBase):
 
 
 def proposed_parts(gm: torch.fx.GraphModule, takes: Callable[[Node], bool], least: int) -> list[set[Node]]:
-    """Disjoint sets of nodes, each with at least so many ops that compute something."""
+    """Disjoint sets of nodes, each with tensors to read and at least so many ops that compute something."""
     taken = {node for node in gm.graph.nodes if takes(node)}
     partitioner = CapabilityBasedPartitioner(gm, _Taken(taken), allows_single_node_partition=True)
     parts = [set(partition.nodes) for partition in partitioner.propose_partitions()]
     for part in parts:
         _leave_views_outside(gm.graph, part)
-    return [part for part in parts if sum(not is_free(node) for node in part) >= least]
+    return [part for part in parts if _reads(part) and sum(not is_free(node) for node in part) >= least]
+
+
+def _reads(part: set[Node]) -> bool:
+    """Whether a tensor comes from elsewhere: calls are dispatched by their tensors."""
+    return any(each not in part and tensors_of(each) for node in part for each in node.all_input_nodes)
 
 
 def _leave_views_outside(graph: Graph, part: set[Node]) -> None:
