@@ -1,0 +1,98 @@
+"""Runs and trains networks by ONNX Runtime and by torch's CPU; prints results, times, and what was compiled or not.
+
+TORCH_DEVICE_BACKEND_AUTOLOAD=0 python infer_and_train.py [--size small|real] [--network resnet|gpt|bert]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import onnxruntime_device  # noqa: F401
+import torch
+import torch.nn.functional as F
+from networks import networks
+from torch import nn
+
+import torchgraft
+
+DEVICE = "onnxruntime"
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def infer(network: Callable[..., torch.Tensor], device: str, batches: list[Batch]) -> tuple[list[torch.Tensor], float]:
+    """The results, and the seconds of the quickest call."""
+    results, best = [], float("inf")
+    with torch.no_grad():
+        for x, _ in batches:
+            begin = time.perf_counter()
+            results.append(network(x.to(device)).cpu())
+            best = min(best, time.perf_counter() - begin)
+    return results, best
+
+
+def train(
+    network: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, device: str, batches: list[Batch]
+) -> tuple[list[float], float]:
+    """The losses, and the seconds of the quickest step."""
+    losses, best = [], float("inf")
+    for x, y in batches:
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(network(x.to(device)), y.to(device))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        best = min(best, time.perf_counter() - begin)
+    return losses, best
+
+
+def ratio(what: str, mine: float, of_cpu: float) -> None:
+    print(f"  {what}: {1e3 * mine:.1f} ms, {1e3 * of_cpu:.1f} ms on the CPU, {mine / of_cpu:.2f} times")
+
+
+def try_one(name: str, network: nn.Module, batches: list[Batch]) -> None:
+    """Raises SystemExit where results or losses are not the CPU's."""
+    print(name)
+    mine = copy.deepcopy(network).to(DEVICE)
+    compiled = torch.compile(mine, backend=DEVICE)
+
+    network.eval(), mine.eval()
+    results, seconds = infer(compiled, DEVICE, batches)
+    expected, of_cpu = infer(network, "cpu", batches)
+    apart = max((a - b).abs().max().item() for a, b in zip(results, expected, strict=True))
+    print(f"  results at most {apart:.1e} apart")
+    ratio("inference", seconds, of_cpu)
+
+    network.train(), mine.train()
+    losses, seconds = train(compiled, torch.optim.SGD(mine.parameters(), 1e-3), DEVICE, batches)
+    others, of_cpu = train(network, torch.optim.SGD(network.parameters(), 1e-3), "cpu", batches)
+    print("  losses", *(f"{loss:.5f}" for loss in losses))
+    print("  on the CPU", *(f"{loss:.5f}" for loss in others))
+    ratio("a step", seconds, of_cpu)
+    if apart > 1e-3 or max(abs(a - b) for a, b in zip(losses, others, strict=True)) > 1e-2:
+        raise SystemExit(f"{name} is not what the CPU says")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--size", choices=("small", "real"), default="small")
+    parser.add_argument("--network", choices=("resnet", "gpt", "bert"))
+    parser.add_argument("--steps", type=int, default=4)
+    options = parser.parse_args()
+    for name, (make, batch) in networks(options.size).items():
+        if options.network in (None, name):
+            torch.manual_seed(0)
+            try_one(name, make(), [batch() for _ in range(options.steps)])
+    print(torchgraft.compile_report())
+    print(torchgraft.fallback_report())
+
+
+if __name__ == "__main__":
+    main()
