@@ -64,7 +64,7 @@ def _check_results(gm: torch.fx.GraphModule, outputs: Sequence[Any]) -> None:
     """torch.onnx computes some ops of 16-bit floats in float32, and leaves the results so."""
     nodes = gm.graph.output_node().args[0]
     for node, output in zip(nodes, outputs, strict=True):  # type: ignore[arg-type]
-        wanted = _FLOATS.get(node.meta["val"].dtype)  # type: ignore[union-attr]
+        wanted = _FLOATS.get(node.meta["val"].dtype)
         if wanted is not None and output.dtype.name != wanted:
             raise TypeError(f"torch.onnx writes {node}, which is of {wanted}, as {output.dtype.name}")
 
