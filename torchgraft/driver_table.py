@@ -6,10 +6,12 @@ The structures are made from the header's own text, so that there is no second l
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import functools
 import re
+import threading
 from collections.abc import Iterator
 from ctypes import byref, c_char, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from os import PathLike, fspath
@@ -24,10 +26,28 @@ from torchgraft.driver import (
     DeviceProperties,
     Driver,
     InvalidArgument,
+    ProgramSource,
+    ProgramTensor,
     SharedLibrary,
 )
 
-__all__ = ["HEADER", "Argument", "Command", "Launch", "Properties", "Status", "Table", "TableDriver", "driver_table"]
+__all__ = [
+    "HEADER",
+    "Argument",
+    "AttributeRecord",
+    "Command",
+    "Launch",
+    "ProgramInfo",
+    "Properties",
+    "Run",
+    "SourceRecord",
+    "Status",
+    "Table",
+    "TableDriver",
+    "TensorRecord",
+    "driver_table",
+    "run_record",
+]
 
 HEADER = Path(__file__).parent / "include" / "torchgraft" / "driver.h"
 
@@ -139,6 +159,36 @@ class Command(ctypes.Structure):
     _fields_ = _fields("tg_command")
 
 
+class TensorRecord(ctypes.Structure):
+    """`tg_tensor`."""
+
+    _fields_ = _fields("tg_tensor")
+
+
+class AttributeRecord(ctypes.Structure):
+    """`tg_attribute`."""
+
+    _fields_ = _fields("tg_attribute")
+
+
+class SourceRecord(ctypes.Structure):
+    """`tg_program_source`."""
+
+    _fields_ = _fields("tg_program_source")
+
+
+class ProgramInfo(ctypes.Structure):
+    """`tg_program_info`."""
+
+    _fields_ = _fields("tg_program_info")
+
+
+class Run(ctypes.Structure):
+    """`tg_run`."""
+
+    _fields_ = _fields("tg_run")
+
+
 class Table(ctypes.Structure):
     """`tg_driver`; its functions can be called, the context (None) first.
 
@@ -178,6 +228,7 @@ OPTIONAL = (
     *("host_allocate", "host_deallocate", "copy_peer", "reserve", "commit", "decommit"),
     *("event_time_next", "event_times", "device_time", "event_synchronize_for"),
     *("graph_create", "graph_destroy", "graph_set_argument", "graph_launch"),
+    *("program_binary", "program_load"),
     *("group_id", "group_create", "group_destroy"),
     *("all_reduce", "reduce_scatter", "all_gather", "broadcast"),
 )
@@ -203,8 +254,76 @@ def _launch(kernel: Any, groups: tuple[int, ...], local: tuple[int, ...], args: 
     return launch
 
 
+# Programs
+
+#: `tg_element`, from 1, by torch's names.
+ELEMENTS = tuple("uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 bool complex64 complex128".split())
+_NUMBER = 1  # TG_TENSOR_NUMBER
+_ONE_AT_A_TIME = 1  # TG_PROGRAM_ONE_AT_A_TIME
+
+
+def _tensor_record(tensor: ProgramTensor | None) -> TensorRecord:
+    record = TensorRecord(struct_size=ctypes.sizeof(TensorRecord))
+    if tensor is not None:
+        record.element = ELEMENTS.index(tensor.dtype) + 1
+        record.dims = len(tensor.sizes)
+        record.flags = _NUMBER if tensor.is_number else 0
+        record.kept = [(c_int64 * len(each))(*each) for each in (tensor.sizes, tensor.strides)]
+        record.sizes, record.strides = map(ctypes.addressof, record.kept)
+    return record
+
+
+def _attribute_record(name: str, value: int | float | str | tuple[int, ...]) -> AttributeRecord:
+    record = AttributeRecord(struct_size=ctypes.sizeof(AttributeRecord), name=name.encode())
+    if isinstance(value, int):
+        record.kind, record.integer = 1, value
+    elif isinstance(value, float):
+        record.kind, record.number = 2, value
+    elif isinstance(value, str):
+        record.kind, record.text = 3, value.encode()
+    else:
+        record.kind, record.count = 4, len(value)
+        record.kept = (c_int64 * len(value))(*value)
+        record.integers = ctypes.addressof(record.kept)
+    return record
+
+
+def _source_record(source: ProgramSource) -> SourceRecord:
+    made: list[list[Any]] = [
+        [_attribute_record(*each) for each in source.attributes.items()],
+        [_tensor_record(each) for each in source.inputs],
+        [_tensor_record(each) for each in source.outputs],
+    ]
+    kinds: list[Any] = [AttributeRecord, TensorRecord, TensorRecord]
+    packed = [(kind * len(each))(*each) for kind, each in zip(kinds, made, strict=True)]
+    data = ctypes.create_string_buffer(source.data, len(source.data)) if source.data else None
+    record = SourceRecord(
+        struct_size=ctypes.sizeof(SourceRecord),
+        format=source.format.encode(),
+        name=source.name.encode(),
+        bytes=None if data is None else ctypes.addressof(data),
+        byte_count=len(source.data),
+    )
+    record.attribute_count, record.input_count, record.output_count = map(len, packed)
+    record.attributes, record.inputs, record.outputs = map(ctypes.addressof, packed)
+    record.kept = made, packed, data
+    return record
+
+
+def run_record(program: int, addresses: list[int], scratch: int) -> Run:
+    """`tg_run`, with `packed`, the array of the addresses."""
+    packed = (c_void_p * len(addresses))(*addresses)
+    run = Run(struct_size=ctypes.sizeof(Run), address_count=len(addresses), program=program, scratch=scratch)
+    run.addresses = ctypes.addressof(packed)
+    run.packed = packed
+    return run
+
+
 def _command(name: str, arguments: tuple[Any, ...]) -> tuple[Command, Any]:
     """The command, and what it points to."""
+    if name == "program_run":
+        run = run_record(*arguments)
+        return Command(kind=4, source=ctypes.addressof(run)), run
     if name == "launch":
         launch = _launch(*arguments)
         return Command(kind=1, launch=launch), launch
@@ -229,6 +348,8 @@ class TableDriver(Driver):
         self.name = table.name.decode()
         self.kernel_dialect = table.kernel_dialect
         self.has_compiler = bool(table.launch)
+        self.has_programs = bool(table.program_run)
+        self._alone: dict[int, threading.Lock] = {}  # of programs that run one at a time
         for optional in OPTIONAL:
             if not getattr(table, optional):  # then the base class's method, which says that it is none
                 setattr(self, optional, getattr(super(), optional))
@@ -373,12 +494,15 @@ class TableDriver(Driver):
 
     # Kernels
 
-    def _module(self, function: str, *arguments: Any) -> int:
-        module, log = c_void_p(), c_char_p()
-        status = self.status(function, *arguments, byref(module), byref(log))
+    def _raise(self, status: int, log: c_char_p) -> None:
+        """Raises for a status that is a failure, with what the compiler said."""
         if status != Status.OK:
             text = f"{self.last_error()}\n{(log.value or b'').decode()}".strip()
             raise EXCEPTIONS.get(status, RuntimeError)(text)
+
+    def _module(self, function: str, *arguments: Any) -> int:
+        module, log = c_void_p(), c_char_p()
+        self._raise(self.status(function, *arguments, byref(module), byref(log)), log)
         assert module.value is not None
         return module.value
 
@@ -390,10 +514,14 @@ class TableDriver(Driver):
         return self._module("module_load", device, binary, len(binary))
 
     def module_binary(self, module: Any) -> bytes:
+        return self._sized("module_binary", module)
+
+    def _sized(self, function: str, handle: Any) -> bytes:
+        """What a function writes that says its size first."""
         size = c_uint64()
-        self.call("module_binary", module, None, byref(size))
+        self.call(function, handle, None, byref(size))
         buffer = ctypes.create_string_buffer(size.value)
-        self.call("module_binary", module, buffer, byref(size))
+        self.call(function, handle, buffer, byref(size))
         return buffer.raw
 
     def module_destroy(self, module: Any) -> None:
@@ -416,6 +544,49 @@ class TableDriver(Driver):
     ) -> None:
         launch = _launch(kernel, groups, local, args)
         self.call("launch", device, stream, byref(launch))
+
+    # Programs
+
+    @property
+    def program_formats(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(self.properties().program_formats.decode().split())
+
+    def program_supports(self, device: int, source: ProgramSource) -> list[int]:
+        wishes = (c_uint32 * (len(source.inputs) + len(source.outputs)))()
+        self.call("program_supports", device, byref(_source_record(source)), wishes)
+        return list(wishes)
+
+    def program_create(self, device: int, source: ProgramSource) -> tuple[int, int]:
+        return self._program("program_create", device, source)
+
+    def program_load(self, device: int, source: ProgramSource, binary: bytes) -> tuple[int, int]:
+        return self._program("program_load", device, source, binary, len(binary))
+
+    def _program(self, function: str, device: int, source: ProgramSource, *binary: Any) -> tuple[int, int]:
+        program, log = c_void_p(), c_char_p()
+        info = ProgramInfo(struct_size=ctypes.sizeof(ProgramInfo))
+        record = _source_record(source)
+        self._raise(self.status(function, device, byref(record), *binary, byref(program), byref(info), byref(log)), log)
+        assert program.value is not None
+        if info.flags & _ONE_AT_A_TIME:
+            self._alone[program.value] = threading.Lock()
+        else:
+            self._alone.pop(program.value, None)
+        return program.value, info.scratch_bytes
+
+    def program_binary(self, program: Any) -> bytes:
+        return self._sized("program_binary", program)
+
+    def program_destroy(self, program: Any) -> None:
+        self.call("program_destroy", program)
+
+    def program_run(self, device: int, stream: Any, program: Any, addresses: list[int], scratch: int) -> None:
+        self.submit(device, stream, run_record(program, addresses, scratch))
+
+    def submit(self, device: int, stream: Any, run: Run) -> None:
+        """`program_run` with a record of the caller's."""
+        with self._alone.get(run.program, contextlib.nullcontext()):
+            self.call("program_run", device, stream, byref(run))
 
     # Graphs
 
