@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from operator_driver import OperatorDriver, _view
+from operator_driver import AWAY, OperatorDriver, views_of
 
 from torchgraft.driver import CompileError, DeviceProperties, ProgramSource, Wish
 
@@ -20,6 +20,20 @@ class Graph:
     source: ProgramSource
     data: bytes
     function: Any
+
+
+def is_op(name: str) -> bool:
+    """Whether PyTorch has an op of this name, as "aten.add.Tensor"."""
+    namespace, op, overload = name.split(".")
+    return hasattr(getattr(getattr(torch.ops, namespace), op, None), overload)
+
+
+def loaded(data: bytes) -> Any:
+    """What an exported program computes."""
+    try:
+        return torch.export.load(io.BytesIO(data)).module()
+    except Exception as error:
+        raise CompileError(f"this is no exported program: {error}") from None
 
 
 class GraphDriver(OperatorDriver):
@@ -55,7 +69,7 @@ class GraphDriver(OperatorDriver):
         assert source.format == "pt2"
         assert not source.data
         self.asked.append(source.name)
-        if source.name in self.refuses_nodes:
+        if source.name in self.refuses_nodes or not is_op(source.name):
             raise NotImplementedError(f"the compiler has no {source.name}")
         return None
 
@@ -71,7 +85,7 @@ class GraphDriver(OperatorDriver):
         for tensor in (*source.inputs, *source.outputs):
             assert tensor is not None
             assert torch.empty(tensor.sizes, device="meta").stride() == tensor.strides  # no language has others
-        return Graph(source, data, torch.export.load(io.BytesIO(data)).module())
+        return Graph(source, data, loaded(data))
 
     def program_binary(self, program: Any) -> bytes:
         if not self.keeps or not isinstance(program, Graph):
@@ -88,8 +102,7 @@ class GraphDriver(OperatorDriver):
     def program_run(self, device: int, stream: Any, program: Any, addresses: list[int], scratch: int) -> None:
         if not isinstance(program, Graph):
             return super().program_run(device, stream, program, addresses, scratch)
-        tensors = [*program.source.inputs, *program.source.outputs]
-        views = [_view(tensor, address) for tensor, address in zip(tensors, addresses, strict=True)]
+        views = views_of(program.source, addresses, AWAY)
         count = len(program.source.inputs)
         with torch.no_grad():
             results = program.function(*views[:count])
