@@ -14,14 +14,16 @@ from xml.etree import ElementTree
 import pytest
 from cxx_driver import CxxDriver
 from faulty_drivers import CORE, FAULTS, AbortsWhenFull
+from faulty_operators import OPERATOR_FAULTS, SOUND, SoundOperators
 from numpy_driver import NumpyDriver
+from operator_driver import OperatorDriver
 from sound_driver import Sound
 
 from torchgraft import Driver
 from torchgraft import driver_table as table
 from torchgraft.codegen.dialects.cxx import Cxx
 from torchgraft.driver import DeviceProperties
-from torchgraft.testing.protocol import DeviceProtocol, DriverProtocol, TableProtocol
+from torchgraft.testing.protocol import DeviceProtocol, DriverProtocol, OperatorProtocol, TableProtocol
 from torchgraft.testing.protocol.isolation import RULE
 from torchgraft.testing.protocol.rules import header_text, rule_of
 
@@ -56,13 +58,23 @@ class TestADialectOfItsOwn(DriverProtocol):
         return WithDialect()
 
 
+@pytest.mark.thorough
+class TestOperators(OperatorProtocol):
+    """A driver in Python that has all operators."""
+
+    @pytest.fixture(scope="class")
+    def driver(self) -> Driver:
+        return OperatorDriver()
+
+
 class TestDevice(DeviceProtocol):
     """Whichever device is under test."""
 
 
-def test_each_check_quotes_the_header() -> None:
-    checks = {name: getattr(TableProtocol, name) for name in dir(TableProtocol) if name.startswith("test_")}
-    assert len(checks) > 50
+@pytest.mark.parametrize(("protocol", "least"), [(TableProtocol, 50), (OperatorProtocol, 20)])
+def test_each_check_quotes_the_header(protocol: type, least: int) -> None:
+    checks = {name: getattr(protocol, name) for name in dir(protocol) if name.startswith("test_")}
+    assert len(checks) > least
     header = header_text()
     assert {name: rule_of(check) for name, check in checks.items() if rule_of(check) not in header} == {}
     assert [name for name, check in checks.items() if not rule_of(check)] == []
@@ -71,15 +83,18 @@ def test_each_check_quotes_the_header() -> None:
 Results = dict[str, dict[str, str]]
 
 
-@pytest.fixture(scope="module", params=["core", "whole"])
-def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """For each class of faulty_drivers.py, what each check said; nothing, where it did not fail."""
-    report = tmp_path_factory.mktemp("faults") / "report.xml"
+def results_of(file: str, which: str, folder: Path) -> Results:
+    """For each class of a file of faulty drivers, what each check said; nothing, where it did not fail.
+
+    Args:
+        which: "core", or "whole" for all checks.
+    """
+    report = folder / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "pytest_torchgraft", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, f"--junitxml={report}", "faulty_drivers.py"],
+        [*command, f"--junitxml={report}", file],
         cwd=Path(__file__).parent,
-        env={**os.environ, "TORCHGRAFT_TEST_PROTOCOL": request.param},
+        env={**os.environ, "TORCHGRAFT_TEST_PROTOCOL": which},
         capture_output=True,
         text=True,
         timeout=1800,
@@ -93,6 +108,36 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         results.setdefault(fault, {}).setdefault(check, "")
         results[fault][check] += "\n".join(said)
     return results
+
+
+@pytest.fixture(scope="module", params=["core", "whole"])
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return results_of("faulty_drivers.py", request.param, tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="module")
+def operator_results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return results_of("faulty_operators.py", "core", tmp_path_factory.mktemp("faults"))
+
+
+@pytest.mark.thorough
+class TestOperatorFaults:
+    """The same for drivers with operators, and with a compiler of graphs."""
+
+    def test_without_a_fault_nothing_fails(self, operator_results: Results) -> None:
+        assert set(operator_results) == {kind.__name__ for kind in (*SOUND, *OPERATOR_FAULTS)}
+        for sound in SOUND:
+            assert "".join(operator_results[sound.__name__].values()) == ""
+
+    def test_each_check_finds_a_fault(self) -> None:
+        checks = {name.removeprefix("test_") for name in dir(OperatorProtocol) if name.startswith("test_")}
+        assert {check for fault in OPERATOR_FAULTS for check in fault.found_by} == checks
+
+    @pytest.mark.parametrize("fault", OPERATOR_FAULTS, ids=lambda fault: fault.__name__)
+    def test_the_fault_is_found(self, operator_results: Results, fault: type[SoundOperators]) -> None:
+        """By the checks that are there for it, and by no other that was asked."""
+        failed = {check for check, said in operator_results[fault.__name__].items() if said}
+        assert failed == set(fault.found_by)
 
 
 @pytest.mark.thorough
@@ -157,6 +202,11 @@ def test_the_structures_are_those_of_c(tmp_path: Path) -> None:
         "tg_arg": table.Argument,
         "tg_launch": table.Launch,
         "tg_command": table.Command,
+        "tg_tensor": table.TensorRecord,
+        "tg_attribute": table.AttributeRecord,
+        "tg_program_source": table.SourceRecord,
+        "tg_program_info": table.ProgramInfo,
+        "tg_run": table.Run,
         "tg_driver": table.Table,
     }
     expected, lines = [], []

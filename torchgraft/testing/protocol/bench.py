@@ -7,7 +7,7 @@ import functools
 import random
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from torchgraft.driver import Capability, CopyKind, DeviceProperties, Driver
 
 MIB = 1 << 20
-
+Kept = TypeVar("Kept")
 
 _counts: WeakKeyDictionary[Driver, int] = WeakKeyDictionary()
 
@@ -75,20 +75,23 @@ class Bench:
         self.driver, self.device, self.busy_bytes = driver, device, busy_bytes
         self.properties: DeviceProperties = driver.device_properties(device)
         self._destroy: list[Callable[[], None]] = []
-        self._buffers: list[HostBuffer] = []
+        self._kept: list[Any] = []
         self.stream = self.new_stream()
 
     def close(self) -> None:
         self.driver.device_synchronize(self.device)
         while self._destroy:
             self._destroy.pop()()
-        self._buffers.clear()
+        self._kept.clear()
 
     def host(self, content: bytes | int) -> HostBuffer:
         """Host memory that stays until the device has been synchronized, whatever a broken driver still does to it."""
-        buffer = HostBuffer(content)
-        self._buffers.append(buffer)
-        return buffer
+        return self.keep(HostBuffer(content))
+
+    def keep(self, thing: Kept) -> Kept:
+        """Keeps it alive until the device has been synchronized."""
+        self._kept.append(thing)
+        return thing
 
     def when_closed(self, action: Callable[[], None]) -> None:
         """Remembers how to destroy what was made; the last is destroyed first."""

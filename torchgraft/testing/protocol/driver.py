@@ -6,53 +6,28 @@ import ctypes
 import itertools
 import math
 import struct
-import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from torchgraft.codegen import Kernel, Pointer, Value
-from torchgraft.codegen.dialects import dialect, register_dialect
+from torchgraft.codegen.dialects import dialect
 from torchgraft.driver import Capability, CompileError, CopyKind, DeviceKind, Driver, InvalidArgument
-from torchgraft.testing.protocol.bench import MIB, Bench, assert_same, floats, noise, opened, packed, provides
+from torchgraft.testing.protocol.bench import MIB, Bench, assert_same, floats, noise, packed, provides
+from torchgraft.testing.protocol.checks import Checks
 from torchgraft.testing.protocol.rules import rule
 
 PART = 2 * MIB  #: TG_MEMORY_PART
 PATTERNS = [b"a", b"ab", b"abcd", b"abcdefgh", b"abcdefghijklmnop"]
 
 
-class DriverProtocol:
+class DriverProtocol(Checks):
     """Derive from it, and have a fixture `driver` (of the scope "module"): a `torchgraft.Driver`, not used before."""
 
-    #: The plug-in `pytest_torchgraft` runs the checks in a process that may crash.
-    torchgraft_isolated = True
-
-    #: The number of the device that is checked, within the driver.
-    device = 0
-    #: Bytes of the copies that keep a stream busy: enough for a few milliseconds.
-    busy_bytes = 16 * MIB
-    #: Seconds after which work that should take milliseconds counts as lost.
-    patience = 20.0
     #: Seconds that a check of times sleeps: more than one, since seconds may be counted apart from what is left.
     long_while = 1.05
-
-    @pytest.fixture
-    def count(self, driver: Driver) -> int:
-        """The number of devices."""
-        return opened(driver)
-
-    @pytest.fixture
-    def bench(self, driver: Driver, count: int) -> Iterator[Bench]:
-        if count <= self.device:
-            pytest.skip(f"the driver '{driver.name}' finds {count} devices here")
-        if driver.kernel_dialect is not None:  # as torchgraft.register does
-            register_dialect(driver.kernel_dialect)
-        bench = Bench(driver, self.device, self.busy_bytes)
-        yield bench
-        bench.close()
 
     # Devices
 
@@ -85,6 +60,8 @@ class DriverProtocol:
             assert bench.properties.dialect, "a device with a compiler names the language"
         else:
             assert not bench.properties.dialect, "a dialect without Capability.COMPILER"
+        if bench.has(Capability.PROGRAMS):
+            assert bench.driver.has_programs
 
     @rule("an argument is out of range: becomes RuntimeError")
     def test_no_such_device(self, driver: Driver, count: int) -> None:
@@ -796,33 +773,6 @@ class DriverProtocol:
         made = bench.driver.kernel_create(module, kernel.name)
         bench.when_closed(lambda: bench.driver.kernel_destroy(made))
         return made
-
-    def _await(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + self.patience
-        while not condition():
-            assert time.monotonic() < deadline, what
-            time.sleep(0.001)
-
-    @staticmethod
-    def _in_threads(work: Callable[[int], None], threads: int) -> None:
-        failures: list[BaseException] = []
-        together = threading.Barrier(threads)  # on a busy machine one might be done before the next begins
-
-        def run(number: int) -> None:
-            together.wait()
-            try:
-                work(number)
-            except BaseException as error:
-                failures.append(error)
-
-        workers = [threading.Thread(target=run, args=(number,)) for number in range(1, threads)]
-        for each in workers:
-            each.start()
-        run(0)
-        for each in workers:
-            each.join()
-        if failures:
-            raise failures[0]
 
 
 # What the checks of compilers compile, in the text that torchgraft's own kernels are written in.
