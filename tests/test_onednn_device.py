@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import Script
 
-from torchgraft.driver_table import Table, driver_table
-from torchgraft.testing.protocol import TableProtocol
+from torchgraft.driver_table import Table, TableDriver, driver_table
+from torchgraft.testing.protocol import OperatorProtocol, TableProtocol
 
 EXAMPLE = Path(__file__).parents[1] / "examples/onednn"
 HEADER = Path("/usr/include/dnnl.hpp")
@@ -57,6 +57,12 @@ def test_torch_finds_it_when_it_is_installed(script: Script, library: Path) -> N
         TORCHGRAFT_FALLBACK="error",
         PYTHONPATH=os.pathsep.join([str(library.parents[1]), *filter(None, sys.path)]),
     )
+
+
+class TestOperators(OperatorProtocol):
+    @pytest.fixture(scope="class")
+    def driver(self, library: Path) -> TableDriver:
+        return TableDriver.load(library)
 
 
 def test_networks_train_without_fallback(library: Path) -> None:

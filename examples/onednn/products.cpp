@@ -220,10 +220,15 @@ void want_floats(const Source& source) {
 
 }  // namespace
 
-Program prepare_convolution(const Source& source, std::vector<uint32_t>*) {
+Program prepare_convolution(const Source& source, std::vector<uint32_t>* wishes) {
   want_floats(source);
   const Geometry g(source);
   const Tensor &x = source.inputs[0], &w = source.inputs[1], &b = source.inputs[2], &y = source.outputs[0];
+  if (b && !b.is_contiguous()) {  // oneDNN does not look at its stride
+    if (wishes == nullptr) refuse("a bias whose elements do not touch each other");
+    (*wishes)[2] = TG_WISH_CONTIGUOUS;
+    return {};
+  }
   const memory::desc of_w = weights(w, g.groups);
   const memory::desc of_b = b ? laid_out(b) : memory::desc();
   const auto chosen = forward(g, x.sizes, of_w, b ? &of_b : nullptr, y.sizes);
