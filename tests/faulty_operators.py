@@ -260,10 +260,21 @@ class NoReason(SoundOperators):
             raise NotImplementedError from None
 
 
+class HasEveryKind(SoundOperators):
+    """It looks at the name alone."""
+
+    found_by = ("kinds_that_nobody_has",)
+
+    def program_supports(self, device: int, source: ProgramSource) -> list[Wish] | None:
+        if source.attributes.get("kind") == "a kind that nobody has":
+            return None
+        return super().program_supports(device, source)
+
+
 class HasEverything(SoundOperators):
     """And finds out when it is too late."""
 
-    found_by = ("what_nobody_has",)
+    found_by = ("what_nobody_has", "kinds_that_nobody_has")
 
     def program_supports(self, device: int, source: ProgramSource) -> list[Wish] | None:
         return None

@@ -23,7 +23,7 @@ from torchgraft.driver import (
     ProgramTensor,
     Wish,
 )
-from torchgraft.testing.operator_reference import OPERATORS, compute, overload
+from torchgraft.testing.operator_reference import KINDS, OPERATORS, compute, overload
 
 AWAY = 1 << 44
 SCRATCH = 96
@@ -86,7 +86,8 @@ class OperatorDriver(Driver):
         if source.format != "operator" or source.name not in OPERATORS:
             raise NotImplementedError(f"the library has no {source.name}")
         kind = str(source.attributes.get("kind", ""))
-        if {source.name, f"{source.name} {kind}"} & self.refuses:
+        refused = {source.name, f"{source.name} {kind}"} & self.refuses
+        if refused or kind not in KINDS.get(source.name, [kind]):
             raise NotImplementedError(f"the library has no {source.name} {kind}".strip())
         tensors = [*source.inputs, *source.outputs]
         if any(t is not None and t.dtype.startswith("complex") for t in tensors):

@@ -10,10 +10,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-__all__ = ["OPERATORS", "compute", "overload"]
+__all__ = ["KINDS", "OPERATORS", "compute", "overload"]
 
 aten = torch.ops.aten
 
+#: Which there are of operators that are many; of `pointwise` see `overload`.
+KINDS = {
+    "reduce": "sum mean prod amax amin argmax argmin max min any all logsumexp norm var std var_mean std_mean".split(),
+    "cumulative": ["cumsum", "cumprod"],
+    "triangle": ["tril", "triu"],
+}
 #: What each operator does with its inputs (numbers as such) and attributes; returns the outputs' values.
 OPERATORS: dict[str, Callable[..., Any]] = {}
 

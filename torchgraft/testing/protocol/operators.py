@@ -11,10 +11,20 @@ import pytest
 import torch
 
 from torchgraft.driver import Driver, ProgramSource, ProgramTensor
+from torchgraft.testing.operator_reference import KINDS
 from torchgraft.testing.protocol.bench import Bench, provides
 from torchgraft.testing.protocol.graph_programs import ProgramChecks, from_its_binary, refuses_foreign_binaries
-from torchgraft.testing.protocol.operator_calls import CALLS, DTYPES, Call, Number, calls, dtype_name, long_sums
-from torchgraft.testing.protocol.program_runs import LAYOUTS, Block, EndlessWishes, Prepared, prepared
+from torchgraft.testing.protocol.operator_calls import (
+    CALLS,
+    DTYPES,
+    Call,
+    Number,
+    calls,
+    dtype_name,
+    expected,
+    long_sums,
+)
+from torchgraft.testing.protocol.program_runs import LAYOUTS, Block, EndlessWishes, Prepared, prepared, source_of
 from torchgraft.testing.protocol.rules import rule
 
 __all__ = ["OperatorProtocol"]
@@ -192,6 +202,18 @@ class OperatorProtocol(ProgramChecks):
         source = ProgramSource(format, "an operator that nobody has", b"", {}, (x,), (x,))
         with pytest.raises(NotImplementedError) as error:
             bench.driver.program_supports(bench.device, source)
+        assert str(error.value), "a refusal says why"
+
+    @rule("TG_ERROR_UNSUPPORTED, with the reason in last_error, sends the op elsewhere.")
+    @pytest.mark.parametrize("name", ["pointwise", *KINDS])
+    def test_kinds_that_nobody_has(self, bench: Bench, name: str) -> None:
+        """Of operators that are many."""
+        served = next((each.call for each in outcomes(bench, name) if each.faults is not None), None)
+        if served is None:
+            pytest.skip(f"the device has no {name}")
+        call = replace(served, attributes={**served.attributes, "kind": "a kind that nobody has"})
+        with pytest.raises(NotImplementedError) as error:
+            bench.driver.program_supports(bench.device, source_of(call, expected(served)))
         assert str(error.value), "a refusal says why"
 
     # Runs in streams
