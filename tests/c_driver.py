@@ -23,7 +23,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def sources() -> Path:
     """The driver's files, as written for a device "cxx"."""
     package = Path(_folder().name) / "cxx"
-    write_package("cxx", "c", package)
+    write_package("cxx", "c", "c++", package)
     return package / "src" / "cxx"
 
 

@@ -27,14 +27,26 @@ REASONS = {
     "the driver's waits have no limit",
 }
 NO_KERNELS = {"the device does not claim COMPILER"}
+ADDRESSES = {
+    "the device does not claim UNIFIED_MEMORY",
+    "the driver has no copies between devices: they go by way of the host",
+}
+NO_BINARIES = {"the driver keeps no programs on disk"}
+#: By what is chosen: the package's name, the options, and what its tests skip.
+KINDS = {
+    "python": ("foo", ["--driver", "python"], REASONS | NO_KERNELS),
+    "c": ("my_new_accelerator", ["--driver", "c"], REASONS),
+    "memory": ("of_memory", ["--driver", "c", "--kernels", "none"], REASONS | NO_KERNELS | ADDRESSES),
+    "programs": ("of_programs", ["--kernels", "programs"], REASONS | NO_KERNELS | ADDRESSES | NO_BINARIES),
+}
 
 
 @dataclass
 class Package:
-    """A package as written, and where it is installed together with the others."""
+    """A package as written, a key of `KINDS`, and where it is installed together with the others."""
 
     name: str
-    driver: str
+    kind: str
     folder: Path
     site: Path
 
@@ -62,20 +74,17 @@ def passes(done: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Package]:
-    """One with each kind of driver, installed side by side."""
+    """One of each kind, installed side by side."""
     where = tmp_path_factory.mktemp("new")
-    made = {
-        driver: Package(name, driver, where / name, where / "site")
-        for driver, name in {"python": "foo", "c": "my_new_accelerator"}.items()
-    }
+    made = {kind: Package(name, kind, where / name, where / "site") for kind, (name, _, _) in KINDS.items()}
     for package in made.values():
-        assert main(["new", package.name, "--driver", package.driver, "--directory", str(where)]) == 0
+        assert main(["new", package.name, *KINDS[package.kind][1], "--directory", str(where)]) == 0
     install = ["install", "--no-build-isolation", "--no-deps", "--no-index", "--target", made["c"].site]
     passes(made["c"].run(*PIP, *install, *(package.folder for package in made.values())))
     return made
 
 
-@pytest.fixture(params=["python", "c"])
+@pytest.fixture(params=KINDS)
 def package(request: pytest.FixtureRequest, packages: dict[str, Package]) -> Package:
     return packages[request.param]
 
@@ -86,7 +95,43 @@ def test_its_own_tests_pass(package: Package) -> None:
     tests = int(re.findall(r"(\d+) passed", printed)[0])
     assert tests > 100
     skipped = set(re.findall(r"^SKIPPED \[\d+\] \S+: (.*)$", printed, re.MULTILINE))
-    assert skipped == (REASONS | NO_KERNELS if package.driver == "python" else REASONS)
+    assert {reason for reason in skipped if not reason.startswith("the device has no ")} == KINDS[package.kind][2]
+    assert any("the library has no" in reason for reason in skipped) == (package.kind == "programs")
+
+
+@pytest.mark.thorough
+def test_a_network_trains_on_a_few_operators(packages: dict[str, Package]) -> None:
+    """Those of the skeleton are enough for one, and what they are not enough for says why."""
+    passes(
+        packages["programs"].python(
+            """if True:
+        import copy, torch, torchgraft
+        from torch import nn
+        x, y = torch.randn(32, 8), torch.randn(32, 4).softmax(1)
+        network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.Tanh())
+
+        def losses_on(device):
+            model = copy.deepcopy(network).to(device)
+            optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+            for _ in range(5):
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(x.to(device)), y.to(device))
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            return losses, model(x.to(device)).softmax(1).cpu()
+
+        with torchgraft.fallback("error"):
+            mine = losses_on("of_programs")
+        torch.testing.assert_close(mine, losses_on("cpu"))
+        assert mine[0][4] < mine[0][0]
+        with torchgraft.fallback("silent"):
+            torch.ones(3, device="of_programs").cumsum(0)
+        assert "the library has no cumulative" in str(torchgraft.fallback_report())
+        """,
+            TORCHGRAFT_BACKEND="of_programs",
+        )
+    )
 
 
 @pytest.mark.thorough
@@ -121,7 +166,7 @@ def test_distributions(package: Package, tmp_path: Path) -> None:
     wheel = next(tmp_path.glob("*.whl"))
     files = set(zipfile.ZipFile(wheel).namelist())
     assert {f"{package.name}/__init__.py", f"{package.name}/driver.py", f"{package.name}/py.typed"} <= files
-    if package.driver == "c":
+    if package.kind != "python":
         assert f"{package.name}/lib{package.name}.so" in files
         assert "-py3-none-linux_" in wheel.name
         with tarfile.open(source) as archive:
@@ -138,6 +183,7 @@ def test_nothing_of_the_template_is_left(package: Package) -> None:
         assert "skeleton" not in str(path)
         if path.suffix in (".py", ".toml", ".md", ".c", ".h", ".yml"):
             assert "skeleton" not in path.read_text().lower(), path
+            assert "[operators]" not in path.read_text(), path
 
 
 def test_it_wants_the_torchgraft_that_wrote_it(package: Package) -> None:
@@ -214,13 +260,21 @@ class TestRefusals:
             main(["new", "foo", "--driver", "cobol"])
         assert "invalid choice: 'cobol'" in capsys.readouterr().err
 
+    @pytest.mark.parametrize("kernels", ["c++", "programs"])
+    def test_what_the_skeleton_in_python_has_not(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], kernels: str
+    ) -> None:
+        assert main(["new", "foo", "--driver", "python", "--kernels", kernels, "--directory", str(tmp_path)]) == 1
+        assert f"--kernels {kernels} needs --driver c" in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []
+
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["new", "--help"])
     assert ended.value.code == 0
     told = capsys.readouterr().out
-    for word in ("NAME", "--driver", "--directory", "pip install ./foo && pytest foo"):
+    for word in ("NAME", "--driver", "--kernels", "--directory", "pip install ./foo && pytest foo"):
         assert word in told
 
 
@@ -233,16 +287,39 @@ def test_next_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "kernels in C++" in told
 
 
+@pytest.mark.parametrize(
+    ("kernels", "places"),
+    [
+        ("c++", {"compiler.c": "YOUR COMPILER HERE", "loader.c": "YOUR LOADER HERE"}),
+        ("programs", {"operators.c": "YOUR LIBRARY HERE"}),
+    ],
+)
 def test_the_marked_places_are_in_a_driver_in_c(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kernels: str,
+    places: dict[str, str],
 ) -> None:
-    """Where an author puts a compiler and a loader: what is printed, the README and the files agree."""
+    """Where an author puts a compiler and a loader, or a library: what is printed, the README and the files agree."""
     monkeypatch.chdir(tmp_path)
-    assert main(["new", "foo", "--driver", "c"]) == 0
+    assert main(["new", "foo", "--kernels", kernels]) == 0
     told, readme = capsys.readouterr().out, Path("foo/README.md").read_text()
-    for file, mark in {"compiler.c": "YOUR COMPILER HERE", "loader.c": "YOUR LOADER HERE"}.items():
+    for file, mark in places.items():
         for text in (told, readme):
             assert file in text
             assert mark in text
         marked = [path.name for path in Path("foo/src/foo").iterdir() if mark in path.read_text()]
         assert marked == [file]
+
+
+def test_nothing_of_operators_is_in_a_driver_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "foo", "--driver", "c", "--kernels", "none"]) == 0
+    assert "YOUR" not in capsys.readouterr().out
+    files = [path for path in Path("foo").rglob("*") if path.is_file() and path.name != "driver.h"]
+    assert len(files) > 10
+    for path in files:
+        assert not re.search(r"operator|program_|PROGRAMS", path.name + path.read_text()), path

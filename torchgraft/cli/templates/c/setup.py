@@ -7,6 +7,7 @@ is loaded. Environment: CC, CFLAGS, LDFLAGS, as usual.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -29,11 +30,11 @@ class AnyPython(bdist_wheel):
 
 driver = Extension(
     "skeleton.libskeleton",
-    [f"src/skeleton/{name}.c" for name in ("driver", "compiler", "loader", "kernels", "workers")],
+    sorted(map(str, Path("src/skeleton").glob("*.c"))),
     include_dirs=["include"],
-    depends=["include/torchgraft/driver.h", "src/skeleton/internal.h"],
+    depends=["include/torchgraft/driver.h", *map(str, Path("src/skeleton").glob("*.h"))],
     extra_compile_args=["-std=c11", "-Wall", "-Wextra", "-pthread", "-fvisibility=hidden"],
     extra_link_args=["-pthread"],
-    libraries=["dl"],
+    libraries=["dl", "m"],
 )
 setup(ext_modules=[driver], cmdclass={"build_ext": BuildDriver, "bdist_wheel": AnyPython})
