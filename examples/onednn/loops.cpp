@@ -114,7 +114,9 @@ Program prepare_range(const Source& source) {
 Program prepare_triangle(const Source& source) {
   want_contiguous(source);
   const Tensor& y = source.outputs[0];
-  const bool is_lower = source.text("kind") == "tril";
+  const std::string& kind = source.text("kind");
+  const bool is_lower = kind == "tril";
+  want(is_lower || kind == "triu", "a triangle of another kind");
   const int64_t diagonal = source.integer("diagonal"), columns = y.sizes.back(), rows = y.sizes[y.sizes.size() - 2],
                 matrices = y.numel() / rows / columns;
   const size_t bytes = size_of(y.element);
@@ -515,8 +517,8 @@ struct Classes {
     want_float(x);
     want(!weight && target.element == TG_ELEMENT_I64 && x.dims() <= 2, "a loss with weights, or of images");
     const std::string& reduction = source.text("reduction");
-    want(reduction != "none", "a loss for each element");
     is_mean = reduction == "mean";
+    want(is_mean || reduction == "sum", "a loss for each element");
   }
   int64_t rows, classes, ignored;
   bool is_mean;
