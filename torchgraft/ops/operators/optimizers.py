@@ -14,9 +14,6 @@ Specs = Sequence[torch.Tensor]
 Optional = torch.Tensor | None
 Number = Scalar | float | torch.Tensor
 
-#: Parameters of a run.
-_TOGETHER = 64
-
 
 class List(NamedTuple):
     """What belongs to the parameters, one for each.
@@ -53,6 +50,7 @@ def _plan_step(
     kind: str,
     numbers: Sequence[Number | None],
     lists: Sequence[List],
+    together: int = 64,
     **attributes: Any,
 ) -> bool:
     """Adds the operator "optimizer_step" for all parameters, some at a time, if the device has it for them.
@@ -68,8 +66,8 @@ def _plan_step(
     if not _are_alike(lists):
         return False  # which the planner refuses
     places = [i for i, parameter in enumerate(parameters) if parameter.numel()]
-    for begin in range(0, len(places), _TOGETHER):
-        part = places[begin : begin + _TOGETHER]
+    for begin in range(0, len(places), together):
+        part = places[begin : begin + together]
         inputs = [*numbers, *(x for each in lists for x in _some(each.read, part))]
         outputs = [x for each in lists if each.written is not None for x in _some(each.written, part)]
         if not p.operator("optimizer_step", inputs, outputs, kind=kind, count=len(part), **attributes):

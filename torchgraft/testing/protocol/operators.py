@@ -277,7 +277,7 @@ class OperatorProtocol(ProgramChecks):
 
         self._in_threads(work, 4)
 
-    @rule("A run's arguments are its addresses, and behind them its scratch.")
+    @rule("A run's arguments are its addresses, of numbers their values, and behind them its scratch.")
     def test_a_graph_with_a_run(self, bench: Bench, program: Prepared) -> None:
         """It is launched again with other addresses, and earlier launches keep theirs."""
         driver = bench.driver
@@ -295,9 +295,13 @@ class OperatorProtocol(ProgramChecks):
         bench.keep_busy(bench.stream, rounds=1)
         for block, base in zip(blocks, bases, strict=True):
             if block is not first:
+                block.set_numbers()
+                numbers = dict(enumerate(block.numbers))
                 for i, address in enumerate([*block.addresses(base), block.scratch(base)]):
-                    if address and not (i < len(block.numbers) and block.numbers[i] is not None):
-                        driver.graph_set_argument(bench.device, graph, 0, i, address)
+                    number = numbers.get(i)
+                    if address:
+                        driver.graph_set_argument(bench.device, graph, 0, i, number.content if number else address)
+                block.set_numbers(False)
             driver.graph_launch(bench.device, bench.stream, graph)
         for block, base in zip(blocks, bases, strict=True):
             block.check(bench.read(base, block.nbytes))
