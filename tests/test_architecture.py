@@ -22,7 +22,7 @@ STOREYS = {
     "the one backend": ("backend", "untraced", "fallback", "distributed", "serialization"),
     "texts of kernels": ("functions", "codegen", "kernels", "raw_kernel"),
     "ops": ("plans", "ops", "autograd", "autocast"),
-    "what torch has": ("device_module", "compiler", "inductor", "patches", "library"),
+    "what torch has": ("device_module", "compiler", "inductor", "patches", "library", "triton"),
     "the package": ("registration", "face", "autoload", "mypy"),
     "tools": ("diagnosis", "testing", "tuning", "warming", "cli", "__main__"),
 }

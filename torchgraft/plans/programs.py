@@ -35,10 +35,30 @@ ELEMENTS = {
 #: What a driver is told of a tensor: element, sizes, strides, and whether it is a number of each run.
 Record = tuple[int, list[int], list[int], bool]
 
-# Kept for plans to come; each plan keeps its own.
-_programs: OrderedDict[tuple[int, str], _C.Program] = OrderedDict()
-_MOST = 1024
-_lock = threading.Lock()
+
+class _Kept:
+    """The programs that were used last, for plans to come; each plan keeps its own."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._programs: OrderedDict[tuple[int, str], _C.Program] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, device: int, key: str) -> _C.Program | None:
+        with self._lock:
+            if (device, key) in self._programs:
+                self._programs.move_to_end((device, key))
+            return self._programs.get((device, key))
+
+    def keep(self, device: int, key: str, program: _C.Program) -> _C.Program:
+        with self._lock:
+            self._programs[device, key] = program
+            while len(self._programs) > self._most:
+                self._programs.popitem(last=False)
+        return program
+
+
+_kept = _Kept(most=1024)
 _warned: set[tuple[int, str]] = set()
 
 
@@ -63,24 +83,15 @@ def prepared(device: int, name: str, source: _C.ProgramSource, key: str) -> _C.P
     if program is not None:
         return program
     made = _created(device, name, source, key)
-    return made if isinstance(made, str) else _kept(device, key, made)
+    return made if isinstance(made, str) else _kept.keep(device, key, made)
 
 
 def found(device: int, source: _C.ProgramSource, key: str) -> _C.Program | None:
     """The program, if it has been prepared before, in this process or another; the source needs no bytes for that."""
-    with _lock:
-        if (device, key) in _programs:
-            _programs.move_to_end((device, key))
-            return _programs[device, key]
-    loaded = _from_disk(device, source, key)
-    return None if loaded is None else _kept(device, key, loaded)
-
-
-def _kept(device: int, key: str, program: _C.Program) -> _C.Program:
-    with _lock:
-        _programs[device, key] = program
-        while len(_programs) > _MOST:
-            _programs.popitem(last=False)
+    program = _kept.find(device, key)
+    if program is None:
+        loaded = _from_disk(device, source, key)
+        program = None if loaded is None else _kept.keep(device, key, loaded)
     return program
 
 

@@ -1,0 +1,353 @@
+"""Triton's kernels on the device, beside torch's CPU and Triton's own interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import SEED, Script
+
+triton = pytest.importorskip("triton", reason="needs triton: pip install 'torchgraft[triton]'", minversion="3.7")
+
+TESTS = Path(__file__).parent
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTEGERS = [torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8]
+
+
+@pytest.fixture(scope="module")
+def kernels() -> ModuleType:
+    import triton_kernels
+
+    return triton_kernels
+
+
+def close(mine: torch.Tensor, expected: torch.Tensor, **tolerance: float) -> None:
+    torch.testing.assert_close(mine.cpu(), expected, **tolerance)
+
+
+class TestKernels:
+    def test_add(self, device: str, kernels: ModuleType) -> None:
+        for n in (1, 1023, 98_432):
+            x, y = torch.randn(n), torch.randn(n)
+            out = torch.empty(n, device=device)
+            kernels.add[(triton.cdiv(n, 1024),)](x.to(device), y.to(device), out, n, BLOCK=1024)
+            close(out, x + y, rtol=0, atol=0)
+
+    @pytest.mark.parametrize("columns", [1, 100, 781])
+    def test_softmax(self, device: str, kernels: ModuleType, columns: int) -> None:
+        x = torch.randn(37, columns)
+        mine = x.to(device)
+        out = torch.empty_like(mine)
+        block = triton.next_power_of_2(columns)
+        kernels.softmax[(5,)](out, mine, mine.stride(0), out.stride(0), 37, columns, BLOCK=block)
+        close(out, x.softmax(-1))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_layer_norm(self, device: str, kernels: ModuleType, dtype: torch.dtype) -> None:
+        x, w, b = torch.randn(7, 300).to(dtype), torch.randn(300).to(dtype), torch.randn(300).to(dtype)
+        mine = x.to(device)
+        out = torch.empty_like(mine)
+        kernels.layer_norm[(7,)](mine, out, w.to(device), b.to(device), mine.stride(0), 300, 1e-5, BLOCK=128)
+        expected = F.layer_norm(x.double(), (300,), w.double(), b.double(), 1e-5).to(dtype)
+        close(
+            out,
+            expected,
+            rtol=2e-2 if dtype == torch.bfloat16 else 1e-5,
+            atol=2e-2 if dtype == torch.bfloat16 else 1e-5,
+        )
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+    def test_matmul(self, device: str, kernels: ModuleType, dtype: torch.dtype) -> None:
+        for m, n, k in ((64, 32, 32), (50, 33, 70), (5, 100, 1)):
+            a, b = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype).t()
+            x, y, c = a.to(device), b.to(device), torch.empty(m, n, dtype=dtype, device=device)
+            strides = (*x.stride(), *y.stride(), *c.stride())
+            kernels.matmul[lambda meta, m=m, n=n: (triton.cdiv(m, meta["BM"]), triton.cdiv(n, meta["BN"]))](
+                x, y, c, m, n, k, *strides
+            )
+            exact = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+            close(c, (a.double() @ b.double()).to(dtype), rtol=exact, atol=exact)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_attention(self, device: str, kernels: ModuleType, dtype: torch.dtype) -> None:
+        q, k, v = (torch.randn(3, 128, 32).to(dtype) for _ in range(3))
+        out = torch.empty(3, 128, 32, dtype=dtype, device=device)
+        args = [x.to(device) for x in (q, k, v)]
+        kernels.attention[(2, 3)](*args, out, 32**-0.5, 128 * 32, 128, D=32, BM=64, BN=32)
+        expected = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True).to(dtype)
+        exact = 2e-2 if dtype == torch.bfloat16 else 1e-5
+        close(out, expected, rtol=exact, atol=exact)
+
+
+class TestOps:
+    @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+    def test_two_operands(self, device: str, kernels: ModuleType, dtype: torch.dtype) -> None:
+        names = ["add", "sub", "mul", "maximum", "minimum", "less", "ne"]
+        names += ["truediv", "where"] if dtype.is_floating_point else ["and", "xor", "floordiv", "mod"]
+        x = torch.randint(-100 if dtype != torch.uint8 else 0, 100, (64,)).to(dtype)
+        y = torch.randint(1, 100, (64,)).to(dtype)
+        if dtype.is_floating_point:
+            x, y = x / 7, y / 3
+        for name in names:
+            expected = self._expected(name, x, y)
+            out = torch.empty_like(expected, device=device)
+            kernels.binary[(1,)](x.to(device), y.to(device), out, BLOCK=64, OP=name)
+            close(out, expected, rtol=1e-6 if dtype == torch.float32 else 0, atol=0)
+
+    @staticmethod
+    def _expected(name: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """C's division of integers, as Triton has it."""
+        match name:
+            case "floordiv":
+                return torch.div(x, y, rounding_mode="trunc")
+            case "mod":
+                return torch.fmod(x, y)
+            case "less":
+                return x < y
+            case "where":
+                return torch.where(x > y, x, -y)
+            case "and" | "xor":
+                return x & y if name == "and" else x ^ y
+        return getattr(torch, {"truediv": "div"}.get(name, name))(x, y)
+
+    @pytest.mark.parametrize("source", [*FLOATS, torch.int32, torch.int64, torch.int8, torch.bool], ids=str)
+    @pytest.mark.parametrize("target", [*FLOATS, torch.int32, torch.int64, torch.int16], ids=str)
+    def test_casts(self, device: str, kernels: ModuleType, source: torch.dtype, target: torch.dtype) -> None:
+        x = (torch.randn(64) * 50).to(source)
+        out = torch.empty(64, dtype=target, device=device)
+        kernels.cast[(1,)](x.to(device), out, BLOCK=64)
+        close(out, x.to(target), rtol=0, atol=0)
+
+    def test_functions(self, device: str, kernels: ModuleType) -> None:
+        x = torch.randn(256)
+        out = torch.empty(10, 256, device=device)
+        kernels.functions[(1,)](x.to(device), out, BLOCK=256)
+        v = x.double()
+        expected = [v.exp(), v.abs().log(), v.sin() + v.cos(), v.tanh(), v.erf(), v.abs() ** 1.5, v.sigmoid(),
+                    v.floor() + v.ceil(), v.abs().rsqrt(), v.exp2() + v.abs().log2()]  # fmt: skip
+        close(out, torch.stack(expected).float(), rtol=2e-6, atol=2e-6)
+
+    @pytest.mark.parametrize(("m", "n"), [(1, 1), (4, 128), (32, 8), (2, 512)])
+    def test_reductions(self, device: str, kernels: ModuleType, m: int, n: int) -> None:
+        x = torch.randint(-5, 6, (m, n)) / 2  # with equal ones
+        out = torch.zeros(5 * m + n, device=device)
+        indices = torch.zeros(m + n, dtype=torch.int32, device=device)
+        kernels.reductions[(1,)](x.to(device), out, indices, M=m, N=n)
+        means = [x.mean(1), x.var(1, correction=0), x.amax(1), (x * x).sum(1)]
+        got = out.cpu()
+        close(got[: 4 * m], torch.cat(means))
+        close(got[4 * m], x.sum())
+        close(got[5 * m :], x.amin(0))
+        first = torch.cat([(x == x.amax(1, True)).int().argmax(1), (x == x.amin(0)).int().argmax(0)])
+        close(indices, first.int())
+
+    @pytest.mark.parametrize(("m", "n"), [(1, 8), (4, 16), (16, 2)])
+    def test_scans(self, device: str, kernels: ModuleType, m: int, n: int) -> None:
+        x = torch.randn(m, n)
+        out = torch.empty(4, m, n, device=device)
+        kernels.scans[(1,)](x.to(device), out, M=m, N=n)
+        a, b = x.clone(), x + 1
+        for j in range(1, n):
+            a[:, j], b[:, j] = a[:, j - 1] * x[:, j], b[:, j - 1] * x[:, j] + (x[:, j] + 1)
+        close(out, torch.stack([x.cumsum(1), x.flip(0).cumsum(0).flip(0), x.cumprod(1), a + b]))
+
+    @pytest.mark.parametrize("n", [2, 16])
+    def test_moves(self, device: str, kernels: ModuleType, n: int) -> None:
+        x, index = torch.randn(n, n), torch.randint(0, n, (n, n), dtype=torch.int32)
+        out = torch.zeros(7 * n * n, device=device)
+        kernels.moves[(1,)](x.to(device), index.to(device), out, N=n)
+        got = out.cpu().split(n * n)
+        pairs = (x[:, ::2] - x[:, 1::2]).flatten()
+        for mine, expected in zip(got, [x.t(), x.t(), None, x, x.gather(1, index.long()), x.sort(1)[0], x.flip(1)],
+                                  strict=True):  # fmt: skip
+            close(mine[: pairs.numel()], pairs) if expected is None else close(mine.view(n, n), expected.contiguous())
+
+    def test_histogram(self, device: str, kernels: ModuleType) -> None:
+        x = torch.randint(0, 8, (128,), dtype=torch.int32)
+        out = torch.zeros(8, dtype=torch.int32, device=device)
+        kernels.histogram[(1,)](x.to(device), out, N=128, BINS=8)
+        close(out, torch.bincount(x, minlength=8).int())
+
+    def test_atomics(self, device: str, kernels: ModuleType) -> None:
+        n, programs = 5000, 40
+        x, index = torch.randint(-9, 9, (n,)).float(), torch.randint(0, 7, (n,), dtype=torch.int32)
+        sums = torch.zeros(7, device=device)
+        largest, least = (torch.full((7,), v, dtype=torch.int32, device=device) for v in (-1, n))
+        old = torch.zeros(programs + 1, dtype=torch.int32, device=device)
+        kernels.atomics[(programs,)](x.to(device), index.to(device), sums, largest, least, old, n, BLOCK=128)
+        close(sums, torch.zeros(7).index_add(0, index.long(), x))
+        places = [(index == k).nonzero().flatten() for k in range(7)]
+        close(largest, torch.tensor([int(p.max()) for p in places], dtype=torch.int32))
+        close(least, torch.tensor([int(p.min()) for p in places], dtype=torch.int32))
+        assert old[0] == programs
+        assert sorted(old[1:].tolist()) == list(range(programs))  # each found a place of its own
+
+    def test_branches_and_loops(self, device: str, kernels: ModuleType) -> None:
+        x = torch.rand(50) + 0.01
+        out = torch.full((64,), 7.0, device=device)
+        kernels.control[(64,)](x.to(device), out, 50, 3.0)
+        expected = torch.full((64,), 7.0)
+        for k, value in enumerate(x.tolist()):
+            steps = 0
+            while value < 3.0:
+                value, steps = value * 2, steps + 1
+            expected[k] = -value if steps % 2 == 0 else value + 0.5
+        close(out, expected)
+
+    def test_arguments_that_share_memory(self, device: str, kernels: ModuleType) -> None:
+        x = torch.randn(512)
+        mine = x.to(device)
+        kernels.shifted[(1,)](mine, mine, BLOCK=512)
+        close(mine, x.roll(1))
+        whole = torch.randn(513)
+        mine = whole.to(device)
+        kernels.shifted[(1,)](mine[:512], mine[1:], BLOCK=512)
+        close(mine[1:], whole[:512].roll(1))
+        out = torch.empty(512, device=device)
+        kernels.shifted[(1,)](x.to(device), out, BLOCK=512)
+        close(out, x.roll(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("spins", lambda i: (i, i), "a loop that waits for other programs"),
+        ("assembled", lambda i: (i, i, 64), "tt.elementwise_inline_asm"),
+        ("enormous", lambda i: (i, i, 1 << 20), "2 MiB in one program"),
+    ],
+)
+def test_what_is_refused(
+    device: str, kernels: ModuleType, name: str, arguments: Callable[[Any], tuple[Any, ...]], words: str
+) -> None:
+    """With the op and the program's line, and nothing is launched."""
+    x = torch.zeros(64, dtype=torch.int32, device=device)
+    with pytest.raises(NotImplementedError, match=words) as caught:
+        getattr(kernels, name)[(1,)](*arguments(x))
+    assert "triton_kernels.py:" in str(caught.value) or "standard.py:" in str(caught.value), caught.value
+    assert (x == 0).all()
+
+
+class TestAround:
+    def test_graphs_and_profiler(self, device: str, kernels: ModuleType) -> None:
+        module = getattr(torch, device.split(":")[0])
+        x, y, out = torch.randn(100, device=device), torch.randn(100, device=device), torch.empty(100, device=device)
+        kernels.add[(1,)](x, y, out, 100, BLOCK=128)
+        graph = module.Graph()
+        with module.graph(graph):
+            kernels.add[(1,)](x, y, out, 100, BLOCK=128)
+            twice = out * 2
+        x.copy_(torch.randn(100))
+        graph.replay()
+        close(twice, 2 * (x.cpu() + y.cpu()))
+        with torch.profiler.profile() as profile:
+            kernels.add[(1,)](x, y, out, 100, BLOCK=128)
+            module.synchronize()
+        assert any(event.name == "triton_add" for event in profile.events())
+
+    def test_ops_of_ones_own(self, device: str, kernels: ModuleType) -> None:
+        from torch.library import triton_op, wrap_triton
+
+        @triton_op("torchgraft_test_triton::add", mutates_args={})
+        def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            wrap_triton(kernels.add)[(triton.cdiv(x.numel(), 128),)](x, y, out, x.numel(), BLOCK=128)
+            return out
+
+        x, y = torch.randn(300), torch.randn(300)
+        close(add(x.to(device), y.to(device)), x + y)
+        compiled = torch.compile(lambda x, y: add(x * 2, y).relu() + 1, backend="graft")
+        for _ in range(3):
+            close(compiled(x.to(device), y.to(device)), (x * 2 + y).relu() + 1)
+
+    def test_threads(self, device: str, kernels: ModuleType) -> None:
+        failures: list[BaseException] = []
+
+        def work(n: int) -> None:
+            try:
+                for k in range(20):
+                    x = torch.full((n,), float(k), device=device)
+                    out = torch.empty_like(x)
+                    kernels.add[(triton.cdiv(n, 64),)](x, x, out, n, BLOCK=64)
+                    assert (out == 2 * k).all()
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(100 + n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures, failures
+
+    def test_a_device_in_c(self, script: Script) -> None:
+        """The device that `torchgraft new --kernels c++` writes, whose kernels are C++, runs the same kernels."""
+        script(
+            """
+            import torch, torchgraft, c_driver, triton
+            torchgraft.register("cxx", [torchgraft.SharedLibrary(c_driver.library())])
+            import triton_kernels as kernels
+            x = torch.randn(7, 100)
+            mine = x.to("cxx")
+            out = torch.empty_like(mine)
+            kernels.softmax[(3,)](out, mine, 100, 100, 7, 100, BLOCK=128)
+            torch.testing.assert_close(out.cpu(), x.softmax(-1))
+            q, k, v = (torch.randn(2, 64, 32) for _ in range(3))
+            out = torch.empty(2, 64, 32, device="cxx")
+            kernels.attention[(2, 2)](*(x.to("cxx") for x in (q, k, v)), out, 1.0, 2048, 64, D=32, BM=32, BN=32)
+            expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=1.0, is_causal=True)
+            torch.testing.assert_close(out.cpu(), expected)
+            """,
+            fresh=True,
+        )
+
+
+PROGRAMS = """
+import os, pickle, sys
+from pathlib import Path
+import numpy, torch, triton
+from triton_programs import OUT, ROWS, STRIDE, Program
+numpy.seterr(all="ignore")
+seeds, folder, device = range(int(sys.argv[1]), int(sys.argv[2])), Path(sys.argv[3]), sys.argv[4]
+results = {}
+for seed in seeds:
+    program = Program(seed)
+    kernel = triton.jit(program.module(folder).kernel)
+    torch.manual_seed(seed)
+    size = ROWS * STRIDE * 2
+    data = [torch.randn(size), torch.randn(size), torch.randint(0, 1000, (size,), dtype=torch.int32)]
+    data += [torch.zeros(3 * OUT), torch.zeros(3 * 4096)]
+    data = [each.to(device) for each in data]
+    kernel[(3,)](*data, 24, 19, 0.75, OUT=OUT, M=program.m, N=program.n)
+    results[seed] = data[3].cpu()
+torch.save(results, folder / f"results-{device}.pt")
+"""
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.quick(part=[0])
+def test_random_programs(device: str, tmp_path: Path, part: int) -> None:
+    """Of loads with masks, arithmetic, reductions, scans, views, loops, branches, and memory that is read in another
+    order than it was written in: what Triton's interpreter says of each."""
+    first, count = SEED % 100_000 + 1000 * part, 8
+    for where, variables in ((device, {}), ("cpu", {"TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAMS, str(first), str(first + count), str(tmp_path), where],
+            cwd=TESTS,
+            env={**os.environ, **variables},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+    mine, expected = (torch.load(tmp_path / f"results-{where}.pt") for where in (device, "cpu"))
+    for seed, values in expected.items():
+        torch.testing.assert_close(mine[seed], values, rtol=1e-3, atol=1e-4, equal_nan=True, msg=f"program {seed}")

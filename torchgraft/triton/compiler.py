@@ -1,0 +1,115 @@
+"""What Triton compiles kernels by."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from triton._C.libtriton import ir, passes
+from triton.backends.compiler import BaseBackend, GPUTarget
+
+from torchgraft._version import __version__
+from torchgraft.triton.kernel import translate
+
+__all__ = ["Backend"]
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What Triton's front end asks for by these names. Warps and stages decide nothing here."""
+
+    backend_name: str = "torchgraft"
+    num_warps: int = 1
+    num_stages: int = 1
+    num_ctas: int = 1
+    debug: bool = False
+    sanitize_overflow: bool = False
+    arch: str = ""
+    enable_fp_fusion: bool = True
+    supported_fp8_dtypes: tuple[str, ...] = ()
+    deprecated_fp8_dot_operand_dtypes: tuple[str, ...] = ()
+    default_dot_input_precision: str = "ieee"
+    allowed_dot_input_precisions: tuple[str, ...] = ("ieee", "tf32", "tf32x3")
+    max_num_imprecise_acc_default: int = 0
+    extern_libs: tuple[Any, ...] = ()
+    instrumentation_mode: str = ""
+    launch_cooperative_grid: bool = False
+    others: dict[str, Any] = field(default_factory=dict, hash=False, compare=False)
+
+    def __getattr__(self, name: str) -> Any:
+        """Options of later versions are as if not given."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.others.get(name)
+
+    def hash(self) -> str:
+        told = [(each.name, getattr(self, each.name)) for each in fields(self) if each.name != "others"]
+        return hashlib.sha256(repr(told).encode()).hexdigest()
+
+
+_IGNORED = {"num_warps", "num_stages", "num_ctas", "others"}
+
+
+class Backend(BaseBackend):  # type: ignore[misc]  # Triton has no annotations
+    """Triton's back end of devices whose kernels torchgraft compiles."""
+
+    binary_ext = "tgk"
+
+    @staticmethod
+    def supports_target(target: GPUTarget) -> bool:
+        return bool(target.backend == "torchgraft")
+
+    @functools.cache  # noqa: B019  # one for a process
+    def hash(self) -> str:
+        digest = hashlib.sha256(__version__.encode())
+        for path in sorted(Path(__file__).parent.glob("*.py")):
+            digest.update(path.read_bytes())
+        return f"torchgraft-{digest.hexdigest()[:16]}-{self.target.arch}"
+
+    def parse_options(self, opts: dict[str, Any]) -> _Options:
+        known = {each.name for each in fields(_Options)}
+        given = {name: value for name, value in opts.items() if name in known - _IGNORED and value is not None}
+        others = {name: value for name, value in opts.items() if name not in known}
+        return _Options(**given, others=others)
+
+    def load_dialects(self, ctx: Any) -> None:
+        pass
+
+    def get_module_map(self) -> dict[str, ModuleType]:
+        from triton.language.extra.cuda import libdevice
+
+        return {"triton.language.extra.libdevice": libdevice}
+
+    def get_codegen_implementation(self, options: Any) -> dict[str, Any]:
+        return {"min_dot_size": lambda lhs, rhs: (1, 1, 1)}
+
+    def pack_metadata(self, metadata: Any) -> tuple[()]:
+        return ()
+
+    def add_stages(self, stages: dict[str, Any], options: Any, language: Any = None) -> None:
+        stages["ttir"] = _simplified
+        stages["tgk"] = _translated
+
+
+def _simplified(module: Any, metadata: dict[str, Any]) -> Any:
+    manager = ir.pass_manager(module.context)
+    passes.common.add_inliner(manager)
+    passes.ttir.add_rewrite_tensor_descriptor_to_pointer(manager)
+    passes.common.add_canonicalizer(manager)
+    passes.ttir.add_combine(manager)
+    passes.ttir.add_reorder_broadcast(manager)
+    passes.common.add_cse(manager)
+    passes.common.add_licm(manager)
+    passes.common.add_symbol_dce(manager)
+    manager.run(module, "make_ttir")
+    return module
+
+
+def _translated(module: Any, metadata: dict[str, Any]) -> bytes:
+    made = translate(str(module))
+    metadata.update(name=made.name, shared=0, warp_size=1)
+    return made.written()

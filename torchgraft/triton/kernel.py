@@ -1,0 +1,103 @@
+"""A Triton kernel as a kernel of the plan engine's: text, parameters, and what a launch needs to know."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
+from torchgraft.triton import ir
+from torchgraft.triton.elements import stored
+from torchgraft.triton.ops import translated
+from torchgraft.triton.refused import Refused
+from torchgraft.triton.translate import Translator
+
+__all__ = ["Translated", "translate"]
+
+# A work-item does a share of the launch's programs.
+_HEAD = """\
+  const long programs = (long)g0 * g1 * g2;
+  const long first_program = programs * GROUP_ID(0) / NUM_GROUPS(0);
+  const long last_program = programs * (GROUP_ID(0) + 1) / NUM_GROUPS(0);
+  PLAIN for (long program = first_program; program < last_program; ++program) {
+    const int p0 = program % g0, p1 = program / g0 % g1, p2 = program / g0 / g1;"""
+
+
+@dataclass(frozen=True)
+class Translated:
+    """What becomes of a kernel.
+
+    Attributes:
+        parameters: of each argument the name, the element type, whether it is a pointer, and whether what it points to
+            is written.
+        apart: the body where no two arguments share memory of which one is written.
+        shared: the body elsewhere; empty where it is the same.
+    """
+
+    name: str
+    parameters: tuple[tuple[str, str, bool, bool], ...]
+    helpers: str
+    apart: str
+    shared: str
+
+    def kernel(self, shared: bool) -> Kernel:
+        """The kernel.
+
+        Args:
+            shared: arguments share memory.
+        """
+        params: list[Parameter] = [
+            Pointer(name, element, const=not written) if is_pointer else Value(name, element)
+            for name, element, is_pointer, written in self.parameters
+        ]
+        params += [Value(f"g{d}", "i32") for d in range(3)]
+        body = (shared and self.shared) or self.apart
+        return Kernel(self.name, tuple(params), body, helpers=self.helpers)
+
+    def written(self) -> bytes:
+        """For Triton's cache."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def read(cls, data: bytes) -> Translated:
+        told: dict[str, Any] = json.loads(data)
+        return cls(**{**told, "parameters": tuple(tuple(each) for each in told["parameters"])})
+
+
+def translate(text: str) -> Translated:
+    """A module of Triton's, with its places in the program, as text.
+
+    Raises:
+        Refused: it has what cannot be compiled.
+    """
+    try:
+        function = ir.read(text)
+        apart, shared = translated(function, True), translated(ir.read(text), False)
+    except ir.Unreadable as error:
+        raise Refused(str(error)) from error
+    parameters = []
+    for n, argument in enumerate(function.arguments):
+        kind = argument.type
+        element = stored(kind.element) if kind.is_pointer else {"i1": "i32"}.get(kind.element, kind.element)
+        if not kind.is_pointer and element in ("f16", "bf16"):
+            element = "f32"
+        parameters.append((f"arg{n}", element, kind.is_pointer, f"arg{n}" in apart.stored))
+    bodies = [_body(each) for each in (apart, shared)]
+    return Translated(
+        "triton_" + re.sub(r"\W", "_", function.name),  # no word of the language's
+        tuple(parameters),
+        "\n".join((apart.helpers | shared.helpers).values()),
+        bodies[0],
+        bodies[1] if bodies[1] != bodies[0] else "",
+    )
+
+
+def _body(translator: Translator) -> str:
+    depth, lines = 2, [_HEAD]
+    for line in translator.lines:
+        depth -= line.startswith("}")
+        lines.append("  " * depth + line)
+        depth += line.endswith("{")
+    return "\n".join([*lines, "  }"])
