@@ -122,7 +122,10 @@ def branches(t: Translator, region: Region, block: Ops, path: Sequence[Ops]) -> 
         label, passed = end.targets[number]
         target = by_label[label]
         for argument, value in zip(target.arguments, passed, strict=True):
-            t.values[argument] = t.scalar(value) if not value.type.shape else t.values[value]
+            known = t.scalar(value) if not value.type.shape else t.values[value]
+            if isinstance(known, Computed):  # an array of its own, which may be written
+                known = Computed(known.type, t.in_array(known, t.array(known.type.element, known.type.size)))
+            t.values[argument] = known
             if not value.type.shape and not value.type.is_pointer:
                 t.outside[argument] = t.text(value)
         branches(t, region, target, [*path, block])
