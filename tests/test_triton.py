@@ -351,3 +351,16 @@ def test_random_programs(device: str, tmp_path: Path, part: int) -> None:
     mine, expected = (torch.load(tmp_path / f"results-{where}.pt") for where in (device, "cpu"))
     for seed, values in expected.items():
         torch.testing.assert_close(mine[seed], values, rtol=1e-3, atol=1e-4, equal_nan=True, msg=f"program {seed}")
+
+
+def test_triton_imports_little_of_it() -> None:
+    """What is installed beside Triton must not keep it from being imported."""
+    text = """
+import sys, triton, triton.backends
+assert "torchgraft" in triton.backends.backends
+heavy = [name for name in sys.modules if name.split(".")[0] in ("torch", "torchgraft")]
+assert not heavy, heavy
+"""
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run([sys.executable, "-c", text], cwd=TESTS, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -12,9 +12,6 @@ from typing import Any
 from triton._C.libtriton import ir, passes
 from triton.backends.compiler import BaseBackend, GPUTarget
 
-from torchgraft._version import __version__
-from torchgraft.triton.kernel import translate
-
 __all__ = ["Backend"]
 
 
@@ -65,8 +62,10 @@ class Backend(BaseBackend):  # type: ignore[misc]  # Triton has no annotations
 
     @functools.cache  # noqa: B019  # one for a process
     def hash(self) -> str:
-        digest = hashlib.sha256(__version__.encode())
-        for path in sorted(Path(__file__).parent.glob("*.py")):
+        import torchgraft.triton
+
+        digest = hashlib.sha256(torchgraft.__version__.encode())
+        for path in sorted([Path(__file__), *Path(torchgraft.triton.__file__).parent.glob("*.py")]):
             digest.update(path.read_bytes())
         return f"torchgraft-{digest.hexdigest()[:16]}-{self.target.arch}"
 
@@ -110,6 +109,8 @@ def _simplified(module: Any, metadata: dict[str, Any]) -> Any:
 
 
 def _translated(module: Any, metadata: dict[str, Any]) -> bytes:
+    from torchgraft.triton.kernel import translate
+
     made = translate(str(module))
     metadata.update(name=made.name, shared=0, warp_size=1)
     return made.written()

@@ -1,15 +1,12 @@
-"""What Triton launches kernels by."""
+"""Launches of translated kernels."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.backends.driver import DriverBase
 
 from torchgraft import backend
 from torchgraft._core import _C
@@ -20,7 +17,7 @@ from torchgraft.codegen.types import BY_NAME
 from torchgraft.raw_kernel import RawKernel
 from torchgraft.triton.kernel import Translated
 
-__all__ = ["Driver"]
+__all__ = ["Launcher", "Utils", "current_device", "dialect"]
 
 # Groups among which the programs of a launch are shared, for each of the device's units.
 _GROUPS_PER_UNIT = 16
@@ -74,7 +71,7 @@ def _argument(param: Parameter) -> Argument:
     return Argument(param.name, f"{param.type} {param.name}", type=param.type)
 
 
-class _Utils:
+class Utils:
     def get_device_properties(self, device: int) -> dict[str, int]:
         properties = _C.device_properties(device)
         return {
@@ -92,7 +89,7 @@ class _Utils:
         pass
 
 
-class _Launcher:
+class Launcher:
     """Made for each kernel; called for each launch."""
 
     def __init__(self, src: Any, metadata: Any) -> None:
@@ -128,52 +125,10 @@ class _Launcher:
             leave(launch_metadata)
 
 
-class Driver(DriverBase):  # type: ignore[misc]  # Triton has no annotations
-    """Triton's driver of the devices."""
+def current_device() -> int:
+    return _C.current_device()
 
-    def __init__(self) -> None:
-        self.utils, self.launcher_cls = _Utils(), _Launcher
 
-    @classmethod
-    def is_active(cls) -> bool:
-        """Whether they are the machine's only accelerators."""
-        name = torch._C._get_privateuse1_backend_name()
-        module = getattr(torch, name, None)
-        if module is None or not module.is_available():
-            return False
-        return not torch.cuda.is_available()
-
-    def map_python_to_cpp_type(self, ty: str) -> str:
-        return ty
-
-    def get_current_target(self) -> GPUTarget:
-        properties = _C.device_properties(_C.current_device())
-        return GPUTarget("torchgraft", properties["dialect"], 1)
-
-    def get_current_device(self) -> int:
-        return _C.current_device()
-
-    def set_current_device(self, device: int) -> None:
-        self.get_device_interface().set_device(device)
-
-    def get_current_stream(self, device: int) -> int:
-        return 0  # launches go to the current one
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device(backend.name(), _C.current_device())
-
-    def get_device_interface(self) -> ModuleType:
-        module: ModuleType = getattr(torch, backend.name())
-        return module
-
-    def get_benchmarker(self) -> Callable[..., Any]:
-        from triton import testing
-
-        benchmark: Callable[..., Any] = testing.do_bench
-        return benchmark
-
-    def get_empty_cache_for_benchmark(self) -> torch.Tensor:
-        return torch.empty(1 << 22, dtype=torch.int32, device=self.get_active_torch_device())
-
-    def clear_cache(self, cache: torch.Tensor) -> None:
-        cache.zero_()
+def dialect() -> str:
+    """The kernel language of the current device."""
+    return str(_C.device_properties(_C.current_device())["dialect"])
