@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 import shutil
 from pathlib import Path
@@ -15,17 +16,16 @@ from torchgraft.driver import Capability, DeviceKind
 MODELS = ["svm", "coarse", "buffer"]
 
 
-def is_installed() -> bool:
+def why_not() -> str:
     try:
         ctypes.CDLL("libclblast.so.1")
     except OSError:
-        return False
-    return True
+        return "CLBlast is not installed (Debian: apt-get install libclblast1)"
+    named = os.environ.get("TORCHGRAFT_OPENCL_LIBRARY")
+    return f"CLBlast calls the loader's OpenCL, and not {named}" if named else ""
 
 
-needs_clblast = pytest.mark.skipif(
-    not is_installed(), reason="CLBlast is not installed (Debian: apt-get install libclblast1)"
-)
+needs_clblast = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 HEAD = """
 import random, threading, warnings
