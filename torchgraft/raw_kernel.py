@@ -17,7 +17,7 @@ from torchgraft.codegen.dialects import kernel_words
 from torchgraft.codegen.signature import Argument, Signature, signatures, with_offsets
 from torchgraft.codegen.types import BY_NAME
 
-__all__ = ["RawKernel", "host_view", "kernel"]
+__all__ = ["RawKernel", "described", "host_view", "kernel", "make_neutral"]
 
 # Implementations count them in 32 bits.
 _MOST_GROUPS = 1 << 32
@@ -118,7 +118,7 @@ def kernel(
         if name is not None or options is not None or types is not None:
             raise TypeError("a Kernel says itself what its name and types are; it is compiled like torchgraft's own")
         return RawKernel(
-            source.name, tuple(map(_described, source.params)), source.local, functools.partial(_make_neutral, source)
+            source.name, tuple(map(described, source.params)), source.local, functools.partial(make_neutral, source)
         )
     words = kernel_words()
     found = signatures(source, words, types or {})
@@ -134,7 +134,8 @@ def kernel(
     return RawKernel(chosen.name, chosen.arguments, (1,), make)
 
 
-def _described(param: Parameter) -> Argument:
+def described(param: Parameter) -> Argument:
+    """What a launch gives a parameter of the neutral text's."""
     if isinstance(param, Pointer):
         const = "const " if param.const else ""
         text = f"{const}{param.type}* {param.name}"
@@ -142,7 +143,8 @@ def _described(param: Parameter) -> Argument:
     return Argument(param.name, f"{param.type} {param.name}", type=param.type)
 
 
-def _make_neutral(source: Kernel, device: int) -> _C.Kernel:
+def make_neutral(source: Kernel, device: int) -> _C.Kernel:
+    """A kernel in the neutral text, compiled for a device."""
     backend.open_devices()
     return compiled(source, device)
 

@@ -7,30 +7,20 @@ import re
 import struct
 from collections.abc import Sequence
 
-from torchgraft.functions import HELPERS
-from torchgraft.triton.ir import Op, Type
+from torchgraft.codegen.pointwise import expression
+from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.triton.ir import Op
 from torchgraft.triton.refused import Refused
 
-__all__ = ["CTYPES", "KEPT", "SIZES", "convert", "elementwise", "is_elementwise", "literal", "stored"]
+__all__ = ["CTYPES", "KEPT", "SIZES", "convert", "elementwise", "is_elementwise", "literal", "operand_types", "stored"]
 
+_SAME = ("i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64")  # as the kernel language has them
 #: What an element is in a register. 16-bit floats are float32 that every op of theirs rounds.
-CTYPES = {
-    "i1": "int",
-    "i8": "char",
-    "i16": "short",
-    "i32": "int",
-    "i64": "long",
-    "index": "long",
-    "f16": "float",
-    "bf16": "float",
-    "f32": "float",
-    "f64": "double",
-}
+CTYPES = {**{name: value_ctype(name) for name in _SAME}, "i1": "int", "index": "long"}
 #: What it is in an array of a work-item's.
 KEPT = {**CTYPES, "i1": "uchar"}
-SIZES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "index": 8, "f16": 2, "bf16": 2, "f32": 4, "f64": 8}
+SIZES = {**{name: BY_NAME[name].size for name in _SAME}, "i1": 1, "index": 8}
 _UNSIGNED = {"i1": "uint", "i8": "uchar", "i16": "ushort", "i32": "uint", "i64": "ulong", "index": "ulong"}
-_BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "index": 64}
 _FLOATS = ("f16", "bf16", "f32", "f64")
 
 
@@ -87,8 +77,7 @@ def _wrapped(text: str, element: str) -> str:
 
 def function(name: str, element: str) -> str:
     """The name of a mathematical function: the library's own, or the language's."""
-    suffix = "f64" if element == "f64" else "f32"
-    return next((f for f in (f"tg_{name}_{suffix}",) if f in HELPERS), name)
+    return expression(f"@{name}", "f64" if element == "f64" else "f32")
 
 
 _INTEGERS = {"arith.addi": "+", "arith.subi": "-", "arith.muli": "*"}
@@ -135,7 +124,7 @@ _CONVERSIONS = {
 _OTHERS = {
     "arith.divsi", "arith.remsi", "arith.divui", "arith.remui", "arith.shli", "arith.shrsi", "arith.shrui",
     "arith.cmpi", "arith.cmpf", "arith.select", "arith.negf", "arith.maximumf", "arith.minimumf", "arith.bitcast",
-    "tt.bitcast", "tt.clampf", "tt.mulhiui", "tt.extern_elementwise", "math.absi", "math.ctpop", "math.ctlz",
+    "tt.bitcast", "tt.clampf", "tt.mulhiui", "tt.extern_elementwise", "math.absi",
     "arith.ceildivsi", "arith.floordivsi",
 }  # fmt: skip
 
@@ -293,7 +282,7 @@ def _divide(op: Op, args: Sequence[str], result: str) -> str:
 
 
 def _shift(op: Op, args: Sequence[str], result: str) -> str:
-    by = f"({args[1]} & {_BITS[result] - 1})"
+    by = "0" if result == "i1" else f"({args[1]} & {8 * SIZES[result] - 1})"
     match op.name:
         case "arith.shli":
             return _wrapped(f"{args[0]} << {by}", result)
@@ -311,9 +300,7 @@ def convert(text: str, source: str, target: str, unsigned: bool = False) -> str:
     elif unsigned and source not in _FLOATS:
         text = f"({_UNSIGNED[source]}){text}"
     if target in _FLOATS:
-        exact = target in ("f32", "f64") or (source in ("f16", "bf16") and source == target)
-        made = f"(({CTYPES[target]})({text}))"
-        return made if exact else _rounded(made, target)
+        return _rounded(f"(({CTYPES[target]})({text}))", target)
     if target == "i1":
         return f"((int)({text}) & 1)"
     if source in _FLOATS:
@@ -357,7 +344,3 @@ def _of_library(op: Op, args: Sequence[str], types: Sequence[str], result: str) 
 
 def operand_types(op: Op) -> list[str]:
     return [operand.type.element for operand in op.operands]
-
-
-def describe(kind: Type) -> str:
-    return "x".join([*map(str, kind.shape), kind.element])

@@ -66,7 +66,6 @@ class Op:
     Attributes:
         words: what stands in its text without a name for it, as "slt" of a comparison.
         attributes: by name, as text.
-        operand_types: as far as the text has them.
         targets: of branches, labels and what they pass.
         where: the line of the program, as "file.py:12"; empty where it is not known.
     """
@@ -395,7 +394,6 @@ def _attributes(tokens: list[str], at: int, op: Op) -> int:
 
 
 _FIRST = {"tt.addptr", "tt.advance"}
-_NONE = {"tt.store", "tt.return", "scf.yield", "tt.reduce.return", "tt.scan.return", "scf.condition"}
 
 
 def _result_types(op: Op, tokens: list[str], count: int) -> list[Type]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from torchgraft import backend
 from torchgraft._core import _C
-from torchgraft.codegen.compiler import compiled
-from torchgraft.codegen.kernel import Kernel, Parameter, Pointer
+from torchgraft.codegen.kernel import Kernel, Parameter
 from torchgraft.codegen.signature import Argument
-from torchgraft.codegen.types import BY_NAME
-from torchgraft.raw_kernel import RawKernel
+from torchgraft.raw_kernel import RawKernel, described, make_neutral
 from torchgraft.triton.kernel import Translated
 
 __all__ = ["Launcher", "Utils", "current_device", "dialect"]
@@ -56,19 +54,13 @@ class _Loaded:
 
 
 def _raw(kernel: Kernel) -> RawKernel:
-    return RawKernel(kernel.name, tuple(map(_argument, kernel.params)), (1,), functools.partial(_compiled, kernel))
-
-
-def _compiled(kernel: Kernel, device: int) -> _C.Kernel:
-    backend.open_devices()
-    return compiled(kernel, device)
+    arguments = tuple(map(_argument, kernel.params))
+    return RawKernel(kernel.name, arguments, kernel.local, functools.partial(make_neutral, kernel))
 
 
 def _argument(param: Parameter) -> Argument:
-    if isinstance(param, Pointer):
-        dtypes = _SAME_BITS.get(param.type, (BY_NAME[param.type].dtype,))
-        return Argument(param.name, f"{param.type}* {param.name}", dtypes=dtypes, written=not param.const)
-    return Argument(param.name, f"{param.type} {param.name}", type=param.type)
+    argument = described(param)
+    return replace(argument, dtypes=_SAME_BITS.get(param.type, argument.dtypes)) if argument.dtypes else argument
 
 
 class Utils:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torchgraft.triton.blocks import Block, Computed, Index, Pointer, Scalar, Scope
 from torchgraft.triton.elements import CTYPES
-from torchgraft.triton.ir import Op
+from torchgraft.triton.ir import Op, Value
 from torchgraft.triton.refused import Refused
 from torchgraft.triton.translate import Translator
 
@@ -62,17 +64,17 @@ TG_FUNCTION {ctype} {name}(GLOBAL {word}* p, {ctype} expected, {ctype} value) {{
     _each(t, op, name, word, op.operands[1:3], [])
 
 
-def _each(t: Translator, op: Op, function: str, word: str, operands: list, masks: list) -> None:  # type: ignore[type-arg]
+def _each(t: Translator, op: Op, function: str, word: str, operands: Sequence[Value], masks: Sequence[Value]) -> None:
     """Calls a function for each element."""
     t.close()
     pointer, result = t.values[op.operands[0]], op.results[0]
-    place = f"(GLOBAL {word}*){t.place(pointer, op, True)}"  # type: ignore[arg-type]
+    assert isinstance(pointer, (Pointer, Scalar))
+    place = f"(GLOBAL {word}*){t.place(pointer, op, True)}"
     ctype = CTYPES[result.type.element]
     if isinstance(pointer, Scalar):
         call = f"{function}({place} + {pointer.text}, {', '.join(t.text(each) for each in operands)})"
         t.set_scalar(result, f"({t.text(masks[0])} ? {call} : ({ctype})0)" if masks else call)
         return
-    assert isinstance(pointer, Pointer)
     blocks: list[Block] = [t.as_block(each) for each in operands]
     conditions: list[Block] = [t.as_block(each) for each in masks]
     array = t.array(result.type.element, result.type.size) if result.users else ""
@@ -87,4 +89,5 @@ def _each(t: Translator, op: Op, function: str, word: str, operands: list, masks
         return [f"if ({scope.value(conditions[0], index)}) {{ {kept} }}"]
 
     t.put(*t.loop_over(pointer.offset, body, vectorize=False))
-    t.values[result] = Computed(result.type, array or "0")
+    if array:
+        t.values[result] = Computed(result.type, array)

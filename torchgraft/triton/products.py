@@ -43,7 +43,7 @@ def dot(t: Translator, op: Op) -> None:
 def _function(t: Translator, types: tuple[str, str, str], m: int, n: int, k: int) -> str:
     """The function that adds a product to a block of sums."""
     a, b, c = types
-    name = f"triton_dot_{a}_{c}_{m}_{n}_{k}"
+    name = f"triton_dot_{a}_{b}_{c}_{m}_{n}_{k}"
     lanes = {"float": 16, "double": 8}.get(c, 0)
     if a == b == c and lanes and n % lanes == 0:
         text = _in_registers(name, c, lanes, m, n, k)

@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 
+from torchgraft.codegen.types import BY_NAME
 from torchgraft.triton.blocks import (
     Block,
     Choice,
@@ -187,8 +188,7 @@ class Translator:
         declared = next(a.type.element for n, a in enumerate(self.function.arguments) if f"arg{n}" == pointer.base)
         if declared == element:
             return pointer.base
-        storage = {"b8": "uchar", "i8": "char", "i16": "short", "i32": "int", "i64": "long", "f32": "float",
-                   "f64": "double", "f16": "half", "bf16": "ushort"}[stored(element, op)]  # fmt: skip
+        storage = BY_NAME[stored(element, op)].storage
         return f"((GLOBAL {'' if writes else 'const '}{storage}*){pointer.base})"
 
     def is_settled(self, value: Value) -> bool:
