@@ -55,6 +55,15 @@ class DeviceKind(enum.IntEnum):
     ACCELERATOR = 3
 
 
+#: `tg_element`, by the names of torch's dtypes.
+ELEMENTS = {
+    name: number
+    for number, name in enumerate(
+        "uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 bool complex64 complex128".split(), 1
+    )
+}
+
+
 class Capability(enum.IntFlag):
     """What a device can do."""
 

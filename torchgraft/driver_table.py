@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from torchgraft.driver import (
+    ELEMENTS,
     Capability,
     CompileError,
     CopyKind,
@@ -256,8 +257,6 @@ def _launch(kernel: Any, groups: tuple[int, ...], local: tuple[int, ...], args: 
 
 # Programs
 
-#: `tg_element`, from 1, by torch's names.
-ELEMENTS = tuple("uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64 bool complex64 complex128".split())
 _NUMBER = 1  # TG_TENSOR_NUMBER
 _ONE_AT_A_TIME = 1  # TG_PROGRAM_ONE_AT_A_TIME
 
@@ -265,7 +264,7 @@ _ONE_AT_A_TIME = 1  # TG_PROGRAM_ONE_AT_A_TIME
 def _tensor_record(tensor: ProgramTensor | None) -> TensorRecord:
     record = TensorRecord(struct_size=ctypes.sizeof(TensorRecord))
     if tensor is not None:
-        record.element = ELEMENTS.index(tensor.dtype) + 1
+        record.element = ELEMENTS[tensor.dtype]
         record.dims = len(tensor.sizes)
         record.flags = _NUMBER if tensor.is_number else 0
         record.kept = [(c_int64 * len(each))(*each) for each in (tensor.sizes, tensor.strides)]

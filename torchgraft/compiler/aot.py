@@ -22,7 +22,7 @@ from torchgraft.plans.device import device_traits
 from torchgraft.plans.registry import ENTRIES
 from torchgraft.plans.schema import overload_name
 
-__all__ = ["allow_other_strides", "compile_graph", "compile_program"]
+__all__ = ["allow_other_strides", "boxed_program", "compile_graph", "compile_program"]
 
 aten = torch.ops.aten
 
@@ -68,6 +68,11 @@ def compile_graph(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Pr
     graph = torch.fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
     allow_other_strides(graph)
+    return boxed_program(gm, graph)
+
+
+def boxed_program(gm: torch.fx.GraphModule, graph: torch.fx.Graph) -> Program:
+    """What is called in place of a graph of a module's, with its loops put together."""
     program = recorded(gm, group_loops(graph))
 
     def run(arguments: list[Any]) -> Sequence[Any]:

@@ -43,7 +43,8 @@ def _probe(subject: str) -> Callable[[Probe], Probe]:
     return add
 
 
-def _claims(properties: Properties, capability: Capability) -> bool:
+def claims(properties: Properties, capability: Capability) -> bool:
+    """Whether a device has one of these capabilities, as it says."""
     return bool(properties["capabilities"] & capability)
 
 
@@ -65,7 +66,7 @@ def _memory(device: torch.device, properties: Properties) -> str:
     if large[-1].item() != 9:
         raise AssertionError(f"the last byte of {large.numel()} cannot be written")
     model = "shared with the host" if properties["unified_memory"] else "of its own"
-    if _claims(properties, Capability.BASE_OFFSET_POINTERS):
+    if claims(properties, Capability.BASE_OFFSET_POINTERS):
         model += ", kernels get allocations and offsets"
     return f"{model}; {free / _MIB:.0f} of {total / _MIB:.0f} MiB free, {largest / _MIB:.0f} MiB in one allocation"
 
@@ -101,12 +102,12 @@ def _copy(device: torch.device, properties: Properties) -> str:
 @_probe("compiler")
 def _compile(device: torch.device, properties: Properties) -> str:
     if not properties["has_compiler"]:
-        serves = _claims(properties, Capability.PROGRAMS)
+        serves = claims(properties, Capability.PROGRAMS)
         raise NotThere(f"none: {'what has no operator' if serves else 'every op'} runs on the CPU")
     language = dialect(properties["dialect"])
     # A name of its own, so that no cache of the compiler's answers.
     kernel = Kernel(f"doctor_{time.time_ns()}", (Pointer("out", "i32"),), "  out[0] = 42;")
-    source = language.render(kernel, _claims(properties, Capability.BASE_OFFSET_POINTERS))
+    source = language.render(kernel, claims(properties, Capability.BASE_OFFSET_POINTERS))
     start = time.perf_counter()
     module, log = _C.compile_module(device.index, source, language.options)
     if module is None:
@@ -145,7 +146,7 @@ def _atomics(device: torch.device, properties: Properties) -> str:
     index, ones = torch.arange(20_000) % 5, torch.ones(20_000)
     there = torch.zeros(5, device=device).index_add_(0, index.to(device), ones.to(device))
     _same(there, torch.full((5,), 4000.0))
-    wide = "claims" if _claims(properties, Capability.ATOMIC_INT64) else "does not claim"
+    wide = "claims" if claims(properties, Capability.ATOMIC_INT64) else "does not claim"
     return f"20 000 additions to 5 numbers are all there; the device {wide} 64-bit ones"
 
 
@@ -176,7 +177,7 @@ def _bfloat16(device: torch.device, properties: Properties) -> str:
     _arithmetic(device, torch.bfloat16)
     _products_of_bfloat16(device)
     own = Capability.BFLOAT16_TILES | Capability.BFLOAT16_VECTORS | Capability.FRAGMENTS
-    by = "by instructions of its own" if _claims(properties, own) else "in float32"
+    by = "by instructions of its own" if claims(properties, own) else "in float32"
     return f"stored; computed in float32, and multiplied {by}"
 
 
@@ -218,7 +219,7 @@ def _streams(device: torch.device, properties: Properties) -> str:
 
 @_probe("event timing")
 def _timing(device: torch.device, properties: Properties) -> str:
-    if not _claims(properties, Capability.EVENT_TIMING):
+    if not claims(properties, Capability.EVENT_TIMING):
         raise NotThere("none: events cannot measure time")
     start, end = torch.Event(device, enable_timing=True), torch.Event(device, enable_timing=True)
     before = time.perf_counter()
@@ -261,7 +262,7 @@ def _errors(device: torch.device, properties: Properties) -> str:
 
 def _family_probe(family: Family) -> Probe:
     def probe(device: torch.device, properties: Properties) -> str:
-        if not _claims(properties, Capability.COMPILER | Capability.PROGRAMS):
+        if not claims(properties, Capability.COMPILER | Capability.PROGRAMS):
             raise NotThere("none: they are the CPU's")
         wrong, results = differences(family, device)
         if wrong:

@@ -89,7 +89,7 @@ def _probe_devices(look: _Look) -> None:
     import torch
 
     from torchgraft._core import _C
-    from torchgraft.diagnosis.probes import PROBES
+    from torchgraft.diagnosis.probes import PROBES, claims
     from torchgraft.driver import Capability
     from torchgraft.registration.register import registered_name
 
@@ -99,7 +99,7 @@ def _probe_devices(look: _Look) -> None:
             for subject in PROBES:
                 look.tell(section=str(device), begin=f"{subject} of {device}")
                 look.tell(section=str(device), tried=True, **asdict(_tried(subject, device)))
-            if Capability.PROGRAMS & _C.device_properties(index)["capabilities"]:
+            if claims(_C.device_properties(index), Capability.PROGRAMS):
                 _try_operators(look, device)
 
 
@@ -119,7 +119,8 @@ def _try_operators(look: _Look, device: Any) -> None:
 def _tried(subject: str, device: Any) -> Finding:
     from torchgraft._core import _C
     from torchgraft.codegen.compiler import KernelCompileError, refusals
-    from torchgraft.diagnosis.probes import PROBES, NotThere
+    from torchgraft.diagnosis.probes import PROBES, NotThere, claims
+    from torchgraft.driver import Capability
     from torchgraft.fallback import fallback, fallback_report, reset_fallback_report
 
     properties = _C.device_properties(device.index)
@@ -134,7 +135,7 @@ def _tried(subject: str, device: Any) -> Finding:
             words = "" if isinstance(error, KernelCompileError) else f": {_beginning(str(error))}"  # they follow
             finding = Finding(subject, "problem", f"fails: {type(error).__name__}{words}", advice)
     on_cpu = sorted(row.op for row in fallback_report())
-    if not (on_cpu or refused) or not _can_plan(properties):
+    if not (on_cpu or refused) or not claims(properties, Capability.COMPILER | Capability.PROGRAMS):
         return finding
     lines = [finding.text]
     if on_cpu:
@@ -147,13 +148,6 @@ def _tried(subject: str, device: Any) -> Finding:
         "TORCHGRAFT_FALLBACK=error forbids that ops run on the CPU"
     )
     return Finding(subject, "warning" if finding.state == "ok" else finding.state, "\n".join(lines), advice)
-
-
-def _can_plan(properties: dict[str, Any]) -> bool:
-    """Whether the device does ops itself: by kernels, or by operators of its own."""
-    from torchgraft.driver import Capability
-
-    return bool(properties["capabilities"] & (Capability.COMPILER | Capability.PROGRAMS))
 
 
 def _beginning(text: str, most: int = 12) -> str:

@@ -9,28 +9,16 @@ from collections.abc import Sequence
 
 import torch
 
+from torchgraft import driver
 from torchgraft._core import _C
 from torchgraft._version import __version__
 from torchgraft.codegen.cache import KernelCache
 from torchgraft.plans.steps import Operand, Run, Steps
 
-__all__ = ["ELEMENTS", "Record", "add_run", "found", "key_on_disk", "prepared", "record_of_tensor"]
+__all__ = ["ELEMENTS", "Record", "add_run", "created", "found", "key_on_disk", "prepared", "record_of_tensor"]
 
-#: tg_element, by torch's dtypes.
-ELEMENTS = {
-    torch.uint8: 1,
-    torch.int8: 2,
-    torch.int16: 3,
-    torch.int32: 4,
-    torch.int64: 5,
-    torch.float16: 6,
-    torch.bfloat16: 7,
-    torch.float32: 8,
-    torch.float64: 9,
-    torch.bool: 10,
-    torch.complex64: 11,
-    torch.complex128: 12,
-}
+#: `tg_element`, by torch's dtypes.
+ELEMENTS: dict[torch.dtype, int] = {getattr(torch, name): number for name, number in driver.ELEMENTS.items()}
 
 #: What a driver is told of a tensor: element, sizes, strides, and whether it is a number of each run.
 Record = tuple[int, list[int], list[int], bool]
@@ -79,11 +67,7 @@ def prepared(device: int, name: str, source: _C.ProgramSource, key: str) -> _C.P
         name: for a warning.
         key: what decides what is made, beside the driver and the device; the same in every process.
     """
-    program = found(device, source, key)
-    if program is not None:
-        return program
-    made = _created(device, name, source, key)
-    return made if isinstance(made, str) else _kept.keep(device, key, made)
+    return found(device, source, key) or created(device, name, source, key)
 
 
 def found(device: int, source: _C.ProgramSource, key: str) -> _C.Program | None:
@@ -116,7 +100,8 @@ def _from_disk(device: int, source: _C.ProgramSource, key: str) -> _C.Program | 
     return program
 
 
-def _created(device: int, name: str, source: _C.ProgramSource, key: str) -> _C.Program | str:
+def created(device: int, name: str, source: _C.ProgramSource, key: str) -> _C.Program | str:
+    """`prepared` of what has not been `found`."""
     program, reason, refused = _C.Program.create(device, source)
     if program is None:
         if refused and (device, name) not in _warned:
@@ -131,4 +116,4 @@ def _created(device: int, name: str, source: _C.ProgramSource, key: str) -> _C.P
         return reason
     if _C.keeps_programs(device) and (binary := program.binary()) is not None:
         KernelCache().write(key_on_disk(device, "program", key), binary)
-    return program
+    return _kept.keep(device, key, program)

@@ -21,7 +21,6 @@ from torchgraft.compiler.graph_compilers.languages import importer
 from torchgraft.compiler.graph_compilers.partition import ordered_by_parts, proposed_parts, writes_come_last
 from torchgraft.compiler.graph_compilers.program import GraphProgram, Language
 from torchgraft.compiler.graph_compilers.support import Support
-from torchgraft.compiler.grouping import group_loops
 from torchgraft.compiler.internals import (
     aot_autograd,
     core_aten_decompositions,
@@ -29,7 +28,6 @@ from torchgraft.compiler.internals import (
     static_inputs,
 )
 from torchgraft.compiler.outline import outlined
-from torchgraft.compiler.parts import recorded
 from torchgraft.compiler.replay import Program
 from torchgraft.plans.device import device_traits
 from torchgraft.plans.recording import device_of_most
@@ -53,12 +51,12 @@ def _options(given: Mapping[str, Any], others: Mapping[str, Any]) -> _Options:
     if others:
         named = ", ".join(f"{name}={value!r}" for name, value in others.items())
         raise ValueError(f"torch.compile with a device's graph compiler has options, and not {named}")
-    known = {"format": (str,), "constants": (bool,), "least": (int,), "sizes": (int,)}
+    known = {"format": str, "constants": bool, "least": int, "sizes": int}
     for name, value in given.items():
         if name not in known:
             raise ValueError(f"there is no option {name!r} of a device's graph compiler; it has {', '.join(known)}")
         if not isinstance(value, known[name]):
-            raise ValueError(f"the option {name!r} is of type {known[name][0].__name__}, and not {value!r}")
+            raise ValueError(f"the option {name!r} is of type {known[name].__name__}, and not {value!r}")
     return _Options(**given)
 
 
@@ -146,13 +144,7 @@ def _compile_graph(
     values = {inputs[number].name: tensor for number, tensor in (constants or {}).items()}
     programs = [_outlined(ordered, nodes, device, language, values) for nodes in groups]
     report.note(language.name, programs, support.refused)
-    program = recorded(gm, group_loops(ordered))
-
-    def run(arguments: list[Any]) -> Sequence[Any]:
-        return program(arguments)
-
-    run._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd gives a list then
-    return run
+    return aot.boxed_program(gm, ordered)
 
 
 def _outlined(

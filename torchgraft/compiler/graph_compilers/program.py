@@ -21,7 +21,7 @@ from torchgraft.compiler.graph_compilers.importer import Importer
 from torchgraft.compiler.internals import FakeTensorMode, make_fx
 from torchgraft.compiler.outline import boxed, is_free
 from torchgraft.plans.builder import PlanBuilder
-from torchgraft.plans.programs import ELEMENTS, add_run, found, key_on_disk, prepared, record_of_tensor
+from torchgraft.plans.programs import ELEMENTS, add_run, created, found, key_on_disk, record_of_tensor
 from torchgraft.plans.registry import Options, register
 from torchgraft.plans.steps import Unsupported
 
@@ -38,13 +38,10 @@ class Made:
 
     Attributes:
         seconds: that it took to write the graph and to prepare the program.
-        byte_count: of the graph as written; 0 where the program came from the disk whole.
         why_not: why it runs op by op; empty if it does not.
     """
 
-    sizes: list[list[int]]
     seconds: float = 0.0
-    byte_count: int = 0
     why_not: str = ""
 
 
@@ -101,13 +98,13 @@ class GraphProgram(FusedOps):
     def plan(
         self, p: PlanBuilder, outs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], sizes: Sequence[int]
     ) -> None:
-        made = Made([list(each.shape) for each in tensors])
+        made = Made()
         self.made.append(made)
         begun = time.perf_counter()
         try:
             if len(self.made) > self._language.most_sizes:
                 raise Unsupported(f"there are programs for {self._language.most_sizes} sets of sizes already")
-            self._plan(p, outs, tensors, sizes, made)
+            self._plan(p, outs, tensors, sizes)
         except Unsupported as why:
             made.why_not = str(why)
             raise
@@ -122,7 +119,6 @@ class GraphProgram(FusedOps):
         outs: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
         sizes: Sequence[int],
-        made: Made,
     ) -> None:
         if any(0 in each.shape for each in [*tensors, *outs]):
             raise Unsupported("a tensor without elements")
@@ -135,8 +131,7 @@ class GraphProgram(FusedOps):
         program: _C.Program | str | None = found(self.device, self._source(records, b""), key)
         if program is None:
             written = self._written(tensors, sizes, key)
-            made.byte_count = len(written)
-            program = prepared(self.device, self.name, self._source(records, written), key)
+            program = created(self.device, self.name, self._source(records, written), key)
         if isinstance(program, str):
             raise Unsupported(program)
         add_run(p, program, [*given, *outs])

@@ -94,16 +94,10 @@ def note(language: str, programs: Sequence[GraphProgram], refused: Counter[tuple
 
 
 def report() -> CompileReport:
-    """What has been compiled since the start, or since `reset`, of the last 256 graphs."""
+    """What has been compiled since the start, of the last 256 graphs."""
     with _lock:
         noted = list(_graphs)
     return CompileReport(tuple(_seen(each) for each in noted))
-
-
-def reset() -> None:
-    """Forgets the graphs."""
-    with _lock:
-        _graphs.clear()
 
 
 def _seen(noted: _Noted) -> CompiledGraph:

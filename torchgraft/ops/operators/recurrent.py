@@ -7,6 +7,7 @@ not depend on what only one of them is told, so that what may be missing is give
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -40,7 +41,7 @@ def plan_layer(
         gates, bias = p.call(aten.add.Tensor, gates, bias), None
     elif CELLS[cell].hidden_gradients and bias is None:
         bias = _zeros(p, weight[:, 0])
-    return _forward(p, out, gates, hx, cx, weight, bias, cell, reverse)
+    return _operator(p, "recurrent", out, [gates, hx, cx, weight, bias], cell, reverse)
 
 
 def plan_layer_gradient(
@@ -61,7 +62,8 @@ def plan_layer_gradient(
         return False
     if cx is not None and grad_cy is None:
         grad_cy = _zeros(p, cx)
-    return _backward(p, out, grad, grad_cy, hx, cx, weight, output, kept, cell, reverse)
+    given = [grad, grad_cy, hx, cx, weight, output, kept]
+    return _operator(p, "recurrent_gradient", out, given, cell, reverse)
 
 
 @lru_cache(maxsize=1024)
@@ -92,11 +94,13 @@ def has_layer(
         bias = new(about.gates * size) if about.hidden_gradients else None
         output, kept = new(steps, batch, size), new(steps, batch, len(about.keep) * size) if keep else new(0)
         gates, hidden = new(steps, batch, about.gates * size), new(steps, batch, about.gates * size)
-        if not _forward(p, (output, state(about.has_c), kept), gates, hx, cx, weight, bias, cell, reverse):
+        results, given = (output, state(about.has_c), kept), [gates, hx, cx, weight, bias]
+        if not _operator(p, "recurrent", results, given, cell, reverse):
             return False
         outs = (gates, hidden if about.hidden_gradients else new(0), state(), state(about.has_c))
         grad, grad_cy = new(steps, batch, size), state() if about.has_c else None
-        return not keep or _backward(p, outs, grad, grad_cy, hx, cx, weight, output, kept, cell, reverse)
+        given = [grad, grad_cy, hx, cx, weight, output, kept]
+        return not keep or _operator(p, "recurrent_gradient", outs, given, cell, reverse)
 
     return batch > 0 and steps > 0 and library_serves(device, "torchgraft::recurrent", plan)
 
@@ -116,32 +120,5 @@ def _wanted(outs: Specs) -> list[Optional]:
     return [out if out.numel() else None for out in outs]
 
 
-def _forward(
-    p: PlanBuilder,
-    out: Specs,
-    gates: torch.Tensor,
-    hx: torch.Tensor,
-    cx: Optional,
-    weight: torch.Tensor,
-    bias: Optional,
-    cell: str,
-    reverse: bool,
-) -> bool:
-    return p.operator("recurrent", [gates, hx, cx, weight, bias], _wanted(out), kind=cell, reverse=reverse)
-
-
-def _backward(
-    p: PlanBuilder,
-    out: Specs,
-    grad: torch.Tensor,
-    grad_cy: Optional,
-    hx: torch.Tensor,
-    cx: Optional,
-    weight: torch.Tensor,
-    output: torch.Tensor,
-    kept: torch.Tensor,
-    cell: str,
-    reverse: bool,
-) -> bool:
-    given = [grad, grad_cy, hx, cx, weight, output, kept]
-    return p.operator("recurrent_gradient", given, _wanted(out), kind=cell, reverse=reverse)
+def _operator(p: PlanBuilder, name: str, outs: Specs, given: Sequence[Optional], cell: str, reverse: bool) -> bool:
+    return p.operator(name, given, _wanted(outs), kind=cell, reverse=reverse)
