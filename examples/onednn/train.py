@@ -9,14 +9,12 @@ import argparse
 import copy
 import os
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-import torch.nn.functional as F
-from networks import networks
+from networks import Batch, networks, train
 from torch import nn
 
 import torchgraft
@@ -24,22 +22,10 @@ import torchgraft
 HERE = Path(__file__).resolve().parent
 
 
-def train(
-    network: nn.Module, device: str, batches: list[tuple[torch.Tensor, torch.Tensor]]
-) -> tuple[list[float], float]:
-    """The losses, and the seconds of the quickest step."""
+def trained(network: nn.Module, device: str, batches: list[Batch]) -> tuple[list[float], float]:
+    """The losses, and the seconds of the quickest step, of a network that is brought to a device."""
     network.to(device)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
-    losses, best = [], float("inf")
-    for x, y in batches:
-        begin = time.perf_counter()
-        optimizer.zero_grad()
-        loss = F.cross_entropy(network(x.to(device)), y.to(device))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        best = min(best, time.perf_counter() - begin)
-    return losses, best
+    return train(network, torch.optim.AdamW(network.parameters(), lr=1e-3), device, batches)
 
 
 def main() -> None:
@@ -56,8 +42,8 @@ def main() -> None:
         torch.manual_seed(0)
         network, batches = make(), [batch() for _ in range(options.steps)]
         same = copy.deepcopy(network)
-        mine, seconds = train(network, "npu", batches)
-        others, of_cpu = train(same, "cpu", batches)
+        mine, seconds = trained(network, "npu", batches)
+        others, of_cpu = trained(same, "cpu", batches)
         print(name, *(f"{loss:.5f}" for loss in mine))
         print(" " * len(name), *(f"{loss:.5f}" for loss in others), "on the CPU")
         print(f"a step: {1e3 * seconds:.1f} ms, {1e3 * of_cpu:.1f} ms on the CPU, {seconds / of_cpu:.2f} times")

@@ -16,14 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import onnxruntime_device  # noqa: F401
 import torch
-import torch.nn.functional as F
-from networks import networks
+from networks import Batch, networks, train
 from torch import nn
 
 import torchgraft
 
 DEVICE = "onnxruntime"
-Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def infer(network: Callable[..., torch.Tensor], device: str, batches: list[Batch]) -> tuple[list[torch.Tensor], float]:
@@ -35,22 +33,6 @@ def infer(network: Callable[..., torch.Tensor], device: str, batches: list[Batch
             results.append(network(x.to(device)).cpu())
             best = min(best, time.perf_counter() - begin)
     return results, best
-
-
-def train(
-    network: Callable[..., torch.Tensor], optimizer: torch.optim.Optimizer, device: str, batches: list[Batch]
-) -> tuple[list[float], float]:
-    """The losses, and the seconds of the quickest step."""
-    losses, best = [], float("inf")
-    for x, y in batches:
-        begin = time.perf_counter()
-        optimizer.zero_grad()
-        loss = F.cross_entropy(network(x.to(device)), y.to(device))
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        best = min(best, time.perf_counter() - begin)
-    return losses, best
 
 
 def ratio(what: str, mine: float, of_cpu: float) -> None:
