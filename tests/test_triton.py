@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import subprocess
 import sys
@@ -215,6 +217,131 @@ class TestOps:
         out = torch.empty(512, device=device)
         kernels.shifted[(1,)](x.to(device), out, BLOCK=512)
         close(out, x.roll(1))
+
+
+class TestReports:
+    def test_assertions(self, device: str, kernels: ModuleType) -> None:
+        """That fail raise an error; programs end there, before what follows them."""
+        module = getattr(torch, device.split(":")[0])
+        x, index = torch.randn(64, device=device), torch.arange(64, dtype=torch.int32, device=device)
+        out = torch.zeros(4, 64, device=device)
+        kernels.asserts[(3,)](x, index, out, 64, BLOCK=64, debug=True)
+        close(out[:3], x.cpu().expand(3, 64))
+        with pytest.raises(
+            RuntimeError, match=r"program 3 of the Triton kernel asserts: assertion failed \(.*kernels.py"
+        ):
+            kernels.asserts[(4,)](x, index, out, 64, BLOCK=64, debug=True)
+            module.synchronize()
+        assert (out[3] == 0).all()
+        index[17] = -(2**31)
+        told = r'assertion failed: index {} is "100%" out of range \(.*triton_kernels.py:\d+\) \(on ' + device
+        with pytest.raises(RuntimeError, match=told):
+            kernels.asserts[(1,)](x, index, out, 64, BLOCK=64, debug=True)
+            module.synchronize()
+        module.synchronize()  # it is raised once
+
+    def test_assertions_in_graphs(self, device: str, kernels: ModuleType) -> None:
+        module = getattr(torch, device.split(":")[0])
+        x, index = torch.randn(64, device=device), torch.arange(64, dtype=torch.int32, device=device)
+        out = torch.zeros(1, 64, device=device)
+        kernels.asserts[(1,)](x, index, out, 64, BLOCK=64, debug=True)
+        graph = module.Graph()
+        with module.graph(graph):
+            kernels.asserts[(1,)](x, index, out, 64, BLOCK=64, debug=True)
+        x.mul_(2)
+        graph.replay()
+        close(out[0], x.cpu())
+        index[5] = 64
+        graph.replay()
+        with pytest.raises(RuntimeError, match="out of range"):
+            module.synchronize()
+
+    def test_assertions_only_where_debugging(self, device: str, kernels: ModuleType) -> None:
+        x, index = torch.randn(4, device=device), torch.zeros(4, dtype=torch.int32, device=device)
+        kernels.asserts[(1,)](x, index, torch.zeros(4, device=device), 0, BLOCK=4)
+        getattr(torch, device.split(":")[0]).synchronize()
+
+    @pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.uint8], ids=str)
+    def test_overflow(self, device: str, kernels: ModuleType, dtype: torch.dtype) -> None:
+        """Is found where debugging, as by Triton's other devices."""
+        most = torch.tensor([torch.iinfo(dtype).max], dtype=dtype, device=device)
+        out = torch.zeros(1, dtype=dtype, device=device)
+        for by, fails in ((1, False), (2, True)):
+            expected = pytest.raises(RuntimeError, match="overflow") if fails else contextlib.nullcontext()
+            with expected:
+                kernels.overflows[(1,)](most, torch.full_like(most, by), out, debug=True)
+                getattr(torch, device.split(":")[0]).synchronize()
+        kernels.overflows[(1,)](most, torch.full_like(most, 2), out)
+        getattr(torch, device.split(":")[0]).synchronize()
+
+    def test_prints(self, device: str, kernels: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+        x = torch.tensor([1.5, -2.0, 0.25, 65536.0])
+        kernels.prints[(1, 2)](x.to(device), 300, BLOCK=4)
+        getattr(torch, device.split(":")[0]).synchronize()
+        ctypes.CDLL(None).fflush(None)
+        expected = []
+        for p in range(2):
+            head = f"pid (0, {p}, 0) "
+            expected += [f'{head}begin 10% "so"', f"{head}idx () n: (operand 0) 300", f"{head}idx () n: (operand 1) 44"]
+            expected += [f"{head}idx ({k}) v: {value:f}" for k, value in enumerate(x.tolist())]
+            kinds = [(torch.float32, torch.int32, 8), (torch.float16, torch.int16, 4), (torch.bfloat16, torch.int16, 4)]
+            for number, (kind, same, width) in enumerate(kinds):
+                values = (x.to(kind).view(same).long() % 2 ** (4 * width)).tolist()
+                expected += [f"{head}idx ({k}) hex: (operand {number}) 0x{v:0{width}x}" for k, v in enumerate(values)]
+            values = [v % 2**64 for v in (x * 4).long().tolist()]
+            expected += [f"{head}idx ({k}) hex: (operand 3) 0x{v:016x}" for k, v in enumerate(values)]
+        assert sorted(capfd.readouterr().out.splitlines()) == sorted(expected)
+
+
+class TestSixteenBits:
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("start", [0, 1])
+    def test_atomic_sums(self, device: str, kernels: ModuleType, dtype: torch.dtype, start: int) -> None:
+        """Of small whole numbers, which are exact in any order; what lies beside them stays."""
+        n = 1000
+        x, index = torch.randint(-3, 4, (n,)).to(dtype), torch.randint(0, 40, (n,), dtype=torch.int32)
+        out = torch.full((43,), 0.5, dtype=dtype, device=device)
+        out[start : start + 40] = 0
+        kernels.adds[(triton.cdiv(n, 64),)](x.to(device), index.to(device), out[start:], n, BLOCK=64)
+        expected = torch.full((43,), 0.5)
+        expected[start : start + 40] = torch.zeros(40).index_add(0, index.long(), x.float())
+        close(out, expected.to(dtype), rtol=0, atol=0)
+
+    @pytest.mark.parametrize("dtype", [*FLOATS, torch.int16, torch.int32, torch.int64], ids=str)
+    def test_exchanges(self, device: str, kernels: ModuleType, dtype: torch.dtype) -> None:
+        x, new = (torch.randint(-100, 100, (64,)).to(dtype) for _ in range(2))
+        expected = torch.where(torch.rand(64) < 0.5, x, x + 1)
+        mine, old = x.to(device), torch.empty(64, dtype=dtype, device=device)
+        kernels.exchanges[(1,)](mine, expected.to(device), new.to(device), old, BLOCK=64)
+        close(old, x)
+        close(mine, torch.where(x == expected, new, x))
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+    def test_all_bits(self, device: str, kernels: ModuleType, dtype: torch.dtype) -> None:
+        """Every float of 16 bits becomes its bits and comes back; a NaN stays one."""
+        bits = torch.arange(-(2**15), 2**15, dtype=torch.int16)
+        x = bits.view(dtype)
+        out = torch.empty(2**16, dtype=torch.int16, device=device)
+        kernels.bits[(1,)](x.to(device), out, BLOCK=2**16, TO=triton.language.int16)
+        numbers = ~x.isnan()
+        close(out.cpu()[numbers], bits[numbers])
+        assert out.cpu().view(dtype)[~numbers].isnan().all()
+        back = torch.empty(2**16, dtype=dtype, device=device)
+        kernels.bits[(1,)](bits.to(device), back, BLOCK=2**16, TO=getattr(triton.language, str(dtype)[6:]))
+        close(back, x, rtol=0, atol=0, equal_nan=True)
+
+
+def test_reinterpreted_tensors(device: str, kernels: ModuleType) -> None:
+    x = torch.randint(-(2**31), 2**31, (64,), dtype=torch.int32)
+    for given, kind, shown in ((x, "uint32", torch.uint32), (x.view(torch.float32), "int32", torch.int32)):
+        mine = given.to(device)
+        out = torch.empty(64, dtype=torch.int32, device=device)
+        kernels.halves[(1,)](triton.reinterpret(mine, getattr(triton.language, kind)), out, BLOCK=64)
+        close(out, torch.div(given.view(shown).long(), 2, rounding_mode="trunc").to(torch.int32))
+        in_place = mine if kind == "uint32" else mine.view(torch.int32)
+        wrapped = triton.reinterpret(mine, getattr(triton.language, kind))
+        kernels.halves[(1,)](wrapped, wrapped, BLOCK=64)
+        close(in_place, out.cpu())
 
 
 @pytest.mark.parametrize(

@@ -274,3 +274,52 @@ def enormous(x, out, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     v = tl.load(x + i)
     tl.store(out + i, tl.sort(v))
+
+
+@triton.jit
+def asserts(x, index, out, n, BLOCK: tl.constexpr):
+    """What an index out of range would read is behind a page that cannot be read."""
+    i = tl.arange(0, BLOCK)
+    at = tl.load(index + i)
+    tl.device_assert((at >= 0) & (at < n), 'index {} is "100%" out of range')
+    pid = tl.program_id(0)
+    tl.device_assert(pid < 3)
+    tl.store(out + pid * BLOCK + i, tl.load(x + at))
+
+
+@triton.jit
+def prints(x, n, BLOCK: tl.constexpr):
+    v = tl.load(x + tl.arange(0, BLOCK))
+    tl.device_print('begin 10% "so"')
+    tl.device_print("n", n, n.to(tl.uint8))
+    tl.device_print("v", v)
+    tl.device_print("hex", v, v.to(tl.float16), v.to(tl.bfloat16), (v * 4).to(tl.int64), hex=True)
+
+
+@triton.jit
+def overflows(x, y, out):
+    tl.store(out, tl.load(x) * tl.load(y))
+
+
+@triton.jit
+def adds(x, index, out, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(out + tl.load(index + i, mask=i < n, other=0), tl.load(x + i, mask=i < n, other=0.0), mask=i < n)
+
+
+@triton.jit
+def exchanges(x, expected, new, old, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(old + i, tl.atomic_cas(x + i, tl.load(expected + i), tl.load(new + i)))
+
+
+@triton.jit
+def bits(x, out, BLOCK: tl.constexpr, TO: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i).to(TO, bitcast=True))
+
+
+@triton.jit
+def halves(x, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i) // 2)

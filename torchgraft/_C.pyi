@@ -363,15 +363,21 @@ def distributed_traffic() -> dict[str, int]: ...
 # ---- for authors of ops: csrc/dispatch/author_bindings.cpp ----
 
 class Launcher:
-    """A kernel with what it takes; compiled for a device at its first launch there."""
+    """A kernel with what it takes; compiled for a device at its first launch there.
+
+    Where it reports errors its last parameter, which is not among those told, is the words for them.
+    """
 
     def __init__(
         self,
         name: str,
         parameters: list[tuple[str, str, str, list[torch.dtype], bool]],
         make: Callable[[int], Kernel],
+        reports: bool = False,
     ) -> None: ...
     def __call__(self, groups: tuple[int, ...], local: tuple[int, ...], *arguments: Any) -> None: ...
+    def share_memory(self, *arguments: Any) -> bool:
+        """Whether the memory that one of the tensors is part of overlaps that of another which is written."""
 
 def author_functions() -> int:
     """The address of what torchgraft/functions.h offers."""

@@ -72,6 +72,7 @@ class Backend(BaseBackend):  # type: ignore[misc]  # Triton has no annotations
     def parse_options(self, opts: dict[str, Any]) -> _Options:
         known = {each.name for each in fields(_Options)}
         given = {name: value for name, value in opts.items() if name in known - _IGNORED and value is not None}
+        given.setdefault("sanitize_overflow", given.get("debug", False))  # by assertions, which debugging alone has
         others = {name: value for name, value in opts.items() if name not in known}
         return _Options(**given, others=others)
 

@@ -13,7 +13,7 @@
 
 #include "aten/dispatch.h"
 #include "memory/allocator.h"
-#include "runtime/assertions.h"
+#include "reports.h"
 #include "runtime/command.h"
 #include "runtime/generator.h"
 #include "runtime/stream.h"
@@ -158,8 +158,8 @@ struct Replay {
   tg_stream stream;
   c10::SmallVector<char*, 16> slots;
   int64_t numel = 0, chunk = 0;
-  Captured captured;                 // the capture that the stream is in, if any
-  std::optional<CallErrors> errors;  // what the call's kernels report, where it waits for them
+  Captured captured;  // the capture that the stream is in, if any
+  Reports reports;
   std::pair<uint64_t, uint64_t> philox{0, 0};
   uint32_t generator = 0;  // its number in the capture
 
@@ -168,10 +168,9 @@ struct Replay {
         call(call),
         device(get_device(call.device)),
         current(current_stream(call.device)),
-        stream(stream_handle(call.device, current.id())) {
-    if (capturing()) [[unlikely]]
-      captured = capture_of(call.device, current.id());
-  }
+        stream(stream_handle(call.device, current.id())),
+        captured(capturing() ? capture_of(call.device, current.id()) : Captured()),
+        reports(device, current, captured) {}
 
   using Results = c10::SmallVector<c10::IValue, 4>;
 
@@ -196,9 +195,7 @@ struct Replay {
     // The plan may be dropped, and its tables with it, while work on this stream still reads them.
     for (const at::Tensor& table : plan.tables) keep(table.storage());
     for (const Step& step : plan.steps) std::visit([this](const auto& s) { submit(s); }, step);
-    // A CPU's kernels share its cores with the caller, so that waiting for the few that look at what they are given
-    // costs little; and the error comes from the line that caused it.
-    if (errors) errors->raise();
+    reports.raise();
     return results;
   }
 
@@ -283,7 +280,7 @@ struct Replay {
     const uint64_t bytes = step.bytes * (step.chunking ? uint64_t(numel) : 1);
     launch(*step.kernel, stream, {step.kernel->dims(), groups, step.kernel->local(), bytes}, args, plan.op,
            captured ? randoms(step) : c10::SmallVector<RandomArgument, 2>());
-    if (step.reports && !errors && !captured) note_checked_launch(call.device, current.id());
+    if (step.reports) reports.submitted();
   }
 
   void submit(const RunStep& step) {
@@ -300,14 +297,6 @@ struct Replay {
         found.push_back(
             {position, source.kind == ArgumentSource::Seed, philox.second + uint64_t(source.offset), generator});
     return found;
-  }
-
-  void* error_words() {
-    if (captured) [[unlikely]]
-      return captured->error_words(plan.op);
-    if (device.properties.kind != TG_DEVICE_CPU) return stream_error_words(call.device, current.id());
-    if (!errors) errors.emplace(device, current);
-    return errors->words();
   }
 
   void patch(tg_arg& arg, const ArgumentSource& source) {
@@ -327,7 +316,7 @@ struct Replay {
       case ArgumentSource::Offset:
         return store(arg, philox.second + uint64_t(source.offset));
       case ArgumentSource::ErrorWords:
-        return store_pointer(arg, error_words());
+        return store_pointer(arg, reports.words(plan.op));
       case ArgumentSource::Fixed:
         return;
     }

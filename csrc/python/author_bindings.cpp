@@ -10,11 +10,15 @@
 #include <torch/csrc/python_headers.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "aten/dispatch.h"
 #include "bindings.h"
+#include "plans/reports.h"
 #include "python_numbers.h"
 #include "runtime/functions.h"
 #include "runtime/kernel.h"
@@ -34,8 +38,8 @@ struct Parameter {
 
 class Launcher {
  public:
-  Launcher(std::string name, const py::list& parameters, py::object make)
-      : name_(std::move(name)), make_(std::move(make)), kernels_(kMaxDevices) {
+  Launcher(std::string name, const py::list& parameters, py::object make, bool reports)
+      : name_(std::move(name)), make_(std::move(make)), reports_(reports), kernels_(kMaxDevices) {
     for (py::handle each : parameters) {
       auto [argument, text, type, dtypes, written] =
           each.cast<std::tuple<std::string, std::string, std::string, py::list, bool>>();
@@ -51,10 +55,10 @@ class Launcher {
     raise_if_forked();
     TORCH_CHECK_TYPE(given.size() == parameters_.size(), "kernel ", name_, " takes ", parameters_.size(),
                      " arguments, not ", given.size());
-    c10::SmallVector<tg_arg, 16> args(parameters_.size());
+    c10::SmallVector<tg_arg, 16> args(parameters_.size() + reports_);
     c10::DeviceIndex device = -1;  // the tensors'
     uint64_t bytes = 0;
-    for (size_t i = 0; i < args.size(); ++i) {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
       std::memset(&args[i], 0, sizeof(tg_arg));
       if (parameters_[i].number)
         put_number(args[i], i, given[i]);
@@ -69,14 +73,44 @@ class Launcher {
     std::copy(groups.begin(), groups.end(), grid.groups.begin());
     std::copy(local.begin(), local.end(), grid.local.begin());
     grid.bytes = bytes;
-    for (size_t i = 0; i < args.size(); ++i)  // so that autograd notices what has changed since it was saved
+    for (size_t i = 0; i < parameters_.size(); ++i)  // so that autograd notices what has changed since it was saved
       if (parameters_[i].written && !given[i].is_none())
         THPVariable_Unpack(given[i].ptr()).unsafeGetTensorImpl()->bump_version();
     py::gil_scoped_release release;
-    launch(*kernel, current_stream_handle(device), grid, args, "");
+    if (reports_)
+      launch_reporting(*kernel, device, grid, args);
+    else
+      launch(*kernel, current_stream_handle(device), grid, args, "");
+  }
+
+  // Whether the memory that one of the tensors is part of overlaps that of another which is written.
+  bool share_memory(const py::args& given) const {
+    std::vector<std::pair<const char*, const char*>> spans(given.size(), {nullptr, nullptr});
+    for (size_t i = 0; i < std::min(given.size(), parameters_.size()); ++i) {
+      if (parameters_[i].number || !THPVariable_Check(given[i].ptr())) continue;
+      const c10::Storage& storage = THPVariable_Unpack(given[i].ptr()).storage();
+      const char* begin = static_cast<const char*>(storage.data());
+      spans[i] = {begin, begin + storage.nbytes()};
+    }
+    for (size_t i = 0; i < spans.size(); ++i)
+      for (size_t j = 0; j < spans.size() && parameters_[i].written; ++j)
+        if (i != j && spans[i].first < spans[j].second && spans[j].first < spans[i].second) return true;
+    return false;
   }
 
  private:
+  void launch_reporting(const Kernel& kernel, c10::DeviceIndex index, const Grid& grid,
+                        c10::SmallVector<tg_arg, 16>& args) const {
+    const c10::Stream stream = current_stream(index);
+    const Captured captured = capturing() ? capture_of(index, stream.id()) : Captured();
+    Reports reports(get_device(index), stream, captured);
+    std::memset(&args.back(), 0, sizeof(tg_arg));
+    store_pointer(args.back(), reports.words(name_));
+    launch(kernel, stream_handle(index, stream.id()), grid, args, "");
+    reports.submitted();
+    reports.raise();
+  }
+
   void check_group(const std::vector<size_t>& local, c10::DeviceIndex index) const {
     const size_t most = get_device(index).properties.max_work_group_size;
     size_t room = most;
@@ -130,6 +164,7 @@ class Launcher {
   std::string name_;
   std::vector<Parameter> parameters_;
   py::object make_;
+  bool reports_;                                  // a parameter behind the others is the words for errors
   std::vector<std::shared_ptr<Kernel>> kernels_;  // by device; read and written with the GIL held
 };
 
@@ -138,10 +173,14 @@ class Launcher {
 void bind_author(py::module_& m) {
   m.def("author_functions", [] { return reinterpret_cast<uintptr_t>(author_functions()); });
   py::class_<Launcher>(m, "Launcher")
-      .def(py::init<std::string, const py::list&, py::object>())
+      .def(py::init<std::string, const py::list&, py::object, bool>(), py::arg("name"), py::arg("parameters"),
+           py::arg("make"), py::arg("reports") = false)
       .def("__call__", torch::wrap_pybind_function(
                            [](Launcher& launcher, const std::vector<size_t>& groups, const std::vector<size_t>& local,
-                              const py::args& arguments) { launcher(groups, local, arguments); }));
+                              const py::args& arguments) { launcher(groups, local, arguments); }))
+      .def("share_memory", torch::wrap_pybind_function([](const Launcher& launcher, const py::args& arguments) {
+             return launcher.share_memory(arguments);
+           }));
   m.def("register_autocast_policy", torch::wrap_pybind_function(&register_autocast_policy));
   m.def("host_view", torch::wrap_pybind_function([](const at::Tensor& tensor) {
           TORCH_CHECK_TYPE(tensor.is_privateuseone(), "expected a tensor on '", backend_name(), "', not on ",

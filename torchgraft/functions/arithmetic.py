@@ -127,6 +127,28 @@ TG_FUNCTION float tg_narrow_f16(float x) {
   return bits < 0x477ff000u ? narrow : bits > 0x7f800000u ? x : AS_float((AS_uint(x) & 0x80000000u) | 0x7f800000u);
 }"""
 
+# The bits of a 16-bit float, which is rounded first, and the float of such bits. In float16 2^-24 is the least unit.
+HELPERS["tg_bits_bf16"] = """\
+TG_FUNCTION uint tg_bits_bf16(float x) {
+  return x != x ? (AS_uint(x) >> 16 & 0x8000u) | 0x7fc0u : AS_uint(tg_narrow_bf16(x)) >> 16;
+}"""
+HELPERS["tg_of_bits_bf16"] = "TG_FUNCTION float tg_of_bits_bf16(uint bits) { return AS_float(bits << 16); }"
+HELPERS["tg_bits_f16"] = """\
+TG_FUNCTION uint tg_bits_f16(float x) {
+  const float narrow = tg_narrow_f16(x);
+  const uint bits = AS_uint(narrow) & 0x7fffffffu, sign = AS_uint(narrow) >> 16 & 0x8000u;
+  const uint least = (uint)(int)(AS_float(bits < 0x38800000u ? bits : 0) * 16777216.0f);
+  const uint finite = bits < 0x38800000u ? least : (bits >> 13) - (112u << 10);
+  return sign | (bits > 0x7f800000u ? 0x7e00u : bits == 0x7f800000u ? 0x7c00u : finite);
+}"""
+HELPERS["tg_of_bits_f16"] = """\
+TG_FUNCTION float tg_of_bits_f16(uint bits) {
+  const uint magnitude = bits & 0x7fffu, sign = (bits & 0x8000u) << 16;
+  const uint normal = (magnitude << 13) + ((magnitude < 0x7c00u ? 112u : 224u) << 23);
+  const float least = (float)(int)magnitude * (1 / 16777216.0f);
+  return AS_float(sign | (magnitude < 0x400u ? AS_uint(least) : normal));
+}"""
+
 # In float64 a quotient is right to within a half. Each step takes away so many divisors, times a power of two, that
 # what is left is less than one of these: exactly, since it has no more bits than a divisor. A quotient of float32 has
 # up to 277 bits. Adding and taking away 1.5 * 2^52 rounds to a whole number.

@@ -12,7 +12,10 @@ from torchgraft.codegen.types import BY_NAME, value_ctype
 from torchgraft.triton.ir import Op
 from torchgraft.triton.refused import Refused
 
-__all__ = ["CTYPES", "KEPT", "SIZES", "convert", "elementwise", "is_elementwise", "literal", "operand_types", "stored"]
+__all__ = [
+    "CTYPES", "KEPT", "SIZES", "bits", "convert", "elementwise", "is_elementwise", "literal", "of_bits",
+    "operand_types", "stored",
+]  # fmt: skip
 
 _SAME = ("i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64")  # as the kernel language has them
 #: What an element is in a register. 16-bit floats are float32 that every op of theirs rounds.
@@ -310,22 +313,32 @@ def convert(text: str, source: str, target: str, unsigned: bool = False) -> str:
 
 
 def _bits(op: Op, text: str, source: str, target: str) -> str:
-    match (source, target):
-        case ("f32", "i32"):
-            return f"AS_int({text})"
-        case ("i32", "f32"):
-            return f"AS_float({text})"
-        case ("f64", "i64"):
-            return f"AS_long({text})"
-        case ("i64", "f64"):
-            return f"AS_double({text})"
-        case ("bf16", "i16"):
-            return f"((short)(AS_uint({text}) >> 16))"
-        case ("i16", "bf16"):
-            return f"AS_float((uint)(ushort){text} << 16)"
     if source == target:
         return text
-    raise Refused(f"the bits of {source} as {target}", op)
+    if SIZES[source] != SIZES[target] or "i1" in (source, target):
+        raise Refused(f"the bits of {source} as {target}", op)
+    integer = bits(text, source) if source in _FLOATS else text
+    return of_bits(integer, target) if target in _FLOATS else integer
+
+
+def bits(text: str, element: str) -> str:
+    """The bits of a floating-point number, as a signed integer."""
+    match element:
+        case "f32":
+            return f"AS_int({text})"
+        case "f64":
+            return f"AS_long({text})"
+    return f"((short)tg_bits_{element}({text}))"
+
+
+def of_bits(text: str, element: str) -> str:
+    """The floating-point number of bits, those of an integer."""
+    match element:
+        case "f32":
+            return f"AS_float({text})"
+        case "f64":
+            return f"AS_double({text})"
+    return f"tg_of_bits_{element}((uint)({text}))"
 
 
 def _of_library(op: Op, args: Sequence[str], types: Sequence[str], result: str) -> str:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["Block", "Function", "Op", "Region", "Type", "Unreadable", "Value", "read", "walk"]
+__all__ = ["Block", "Function", "Op", "Region", "Type", "Unreadable", "Value", "read", "unquoted", "walk"]
 
 
 class Unreadable(Exception):
@@ -175,6 +175,11 @@ def read_type(text: str) -> Type:
     if not re.fullmatch(r"i\d+|f\d+|bf16|index|f8\w+", element):
         raise Unreadable(f"a value of type {text}")
     return Type(shape, element)
+
+
+def unquoted(text: str) -> str:
+    """What a string in quotes says."""
+    return re.sub(r"\\([0-9A-F]{2}|.)", lambda m: chr(int(m[1], 16)) if len(m[1]) == 2 else m[1], text[1:-1])
 
 
 class _Reader:

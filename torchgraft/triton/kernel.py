@@ -34,6 +34,7 @@ class Translated:
             is written.
         apart: the body where no two arguments share memory of which one is written.
         shared: the body elsewhere; empty where it is the same.
+        reports: errors that it reports: assertions of the program's.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Translated:
     helpers: str
     apart: str
     shared: str
+    reports: tuple[str, ...] = ()
 
     def kernel(self, shared: bool) -> Kernel:
         """The kernel.
@@ -53,6 +55,8 @@ class Translated:
             for name, element, is_pointer, written in self.parameters
         ]
         params += [Value(f"g{d}", "i32") for d in range(3)]
+        if self.reports:
+            params += [Value("code", "i32"), Pointer("errors", "i32")]
         body = (shared and self.shared) or self.apart
         return Kernel(self.name, tuple(params), body, helpers=self.helpers)
 
@@ -63,7 +67,8 @@ class Translated:
     @classmethod
     def read(cls, data: bytes) -> Translated:
         told: dict[str, Any] = json.loads(data)
-        return cls(**{**told, "parameters": tuple(tuple(each) for each in told["parameters"])})
+        told |= {"parameters": tuple(map(tuple, told["parameters"])), "reports": tuple(told["reports"])}
+        return cls(**told)
 
 
 def translate(text: str) -> Translated:
@@ -91,6 +96,7 @@ def translate(text: str) -> Translated:
         "\n".join((apart.helpers | shared.helpers).values()),
         bodies[0],
         bodies[1] if bodies[1] != bodies[0] else "",
+        tuple(apart.reports),
     )
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from torchgraft._core import _C
-from torchgraft.codegen.kernel import Kernel, Parameter
+from torchgraft.codegen.kernel import Kernel, Parameter, Pointer
 from torchgraft.codegen.signature import Argument
-from torchgraft.raw_kernel import RawKernel, described, make_neutral
+from torchgraft.codegen.types import BY_NAME
+from torchgraft.raw_kernel import described, make_neutral
 from torchgraft.triton.kernel import Translated
 
 __all__ = ["Launcher", "Utils", "current_device", "dialect"]
@@ -34,33 +35,51 @@ class _Loaded:
     """A kernel on a device."""
 
     def __init__(self, translated: Translated, device: int) -> None:
-        self.units = _C.device_properties(device)["compute_units"]
-        self.written = [n for n, each in enumerate(translated.parameters) if each[3]]
-        self.pointers = [n for n, each in enumerate(translated.parameters) if each[2]]
-        self.apart = _raw(translated.kernel(shared=False))
-        self.shared = _raw(translated.kernel(shared=True)) if translated.shared else self.apart
+        self.most_groups = _GROUPS_PER_UNIT * _C.device_properties(device)["compute_units"]
+        self._pointers = [
+            (n, _dtypes(element)) for n, (_, element, is_pointer, _) in enumerate(translated.parameters) if is_pointer
+        ]
+        self._apart = _launcher(translated.kernel(shared=False), bool(translated.reports))
+        shared = translated.kernel(shared=True)
+        self._shared = _launcher(shared, bool(translated.reports)) if translated.shared else None
+        self._code: tuple[int, ...] = ()
+        if translated.reports:
+            head = f"program {{}} of the Triton kernel {translated.name.removeprefix('triton_')}: assertion failed"
+            where = f" (on {torch._C._get_privateuse1_backend_name()}:{device})"
+            self._code = (_C.error_codes([(f"{head}{text}{where}", False) for text in translated.reports]),)
 
-    def launch(self, groups: int, arguments: Sequence[Any]) -> None:
-        kernel = self.apart
-        if self.shared is not kernel and self._share_memory(arguments):
-            kernel = self.shared
-        kernel._launcher((groups,), (1,), *arguments)
-
-    def _share_memory(self, arguments: Sequence[Any]) -> bool:
-        storages = {n: arguments[n].untyped_storage()._cdata for n in self.pointers if arguments[n] is not None}
-        return any(
-            n in storages and storages[n] == other for n in self.written for m, other in storages.items() if m != n
-        )
+    def launch(self, groups: int, arguments: list[Any]) -> None:
+        for n, dtypes in self._pointers:
+            if type(arguments[n]) is not torch.Tensor:
+                arguments[n] = _tensor(arguments[n], dtypes)
+        kernel = self._apart
+        if self._shared is not None and kernel.share_memory(*arguments):
+            kernel = self._shared
+        kernel((groups,), (1,), *arguments, *self._code)
 
 
-def _raw(kernel: Kernel) -> RawKernel:
-    arguments = tuple(map(_argument, kernel.params))
-    return RawKernel(kernel.name, arguments, kernel.local, functools.partial(make_neutral, kernel))
+def _launcher(kernel: Kernel, reports: bool) -> _C.Launcher:
+    params = kernel.params[:-1] if reports else kernel.params
+    arguments = [(a.name, a.text, a.type, list(a.dtypes), a.written) for a in map(_argument, params)]
+    return _C.Launcher(kernel.name, arguments, functools.partial(make_neutral, kernel), reports)
 
 
 def _argument(param: Parameter) -> Argument:
     argument = described(param)
-    return replace(argument, dtypes=_SAME_BITS.get(param.type, argument.dtypes)) if argument.dtypes else argument
+    return replace(argument, dtypes=_dtypes(param.type)) if isinstance(param, Pointer) else argument
+
+
+def _dtypes(element: str) -> tuple[torch.dtype, ...]:
+    """Of tensors with such elements."""
+    return _SAME_BITS.get(element) or (BY_NAME[element].dtype,)
+
+
+def _tensor(argument: Any, dtypes: Sequence[torch.dtype]) -> Any:
+    """What a pointer is given, as a tensor: Triton's `reinterpret` makes something else of one, whose `base` it is."""
+    base = getattr(argument, "base", None)
+    if isinstance(argument, torch.Tensor) or not isinstance(base, torch.Tensor):
+        return argument
+    return base if base.dtype in dtypes else base.view(dtypes[0])
 
 
 class Utils:
@@ -112,7 +131,8 @@ class Launcher:
             given[n] = (given[n] + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
         if enter is not None:
             enter(launch_metadata)
-        function.launch(min(programs, _GROUPS_PER_UNIT * function.units), (*given, x, y, z))
+        given += (x, y, z)
+        function.launch(min(programs, function.most_groups), given)
         if leave is not None:
             leave(launch_metadata)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torchgraft.codegen.types import BY_NAME
 from torchgraft.triton.blocks import Block, Computed, Index, Pointer, Scalar, Scope
-from torchgraft.triton.elements import CTYPES
+from torchgraft.triton.elements import CTYPES, SIZES, bits, of_bits
 from torchgraft.triton.ir import Op, Value
 from torchgraft.triton.refused import Refused
 from torchgraft.triton.translate import Translator
@@ -24,52 +25,73 @@ _CHANGES = {
     "umin": "(U)old < (U)by ? old : by",
     "exch": "by",
 }
-_WORDS = {"i32": ("int", "{}", "{}"), "f32": ("int", "AS_float({})", "AS_int({})"),
-          "i64": ("long", "{}", "{}"), "f64": ("long", "AS_double({})", "AS_long({})")}  # fmt: skip
+_WORDS = {4: "int", 8: "long"}
 
 
 def atomic_rmw(t: Translator, op: Op) -> None:
     kind = op.words[0]
     element = op.operands[0].type.element
-    if kind not in _CHANGES or element not in _WORDS:
+    if kind not in _CHANGES or SIZES.get(element, 0) < 2:
         raise Refused(f"{kind} of {element}", op)
-    word, read, write = _WORDS[element]
     ctype, name = CTYPES[element], f"triton_{kind}_{element}"
-    change = _CHANGES[kind].replace("U", f"u{word}")
-    t.helpers[name] = f"""\
-TG_FUNCTION {ctype} {name}(GLOBAL {word}* p, {ctype} by) {{
-  {word} held = *p;
-  for (;;) {{
-    const {ctype} old = {read.format("held")};
-    const {ctype} changed = {change};
-    const {word} found = ATOMIC_CAS_{word}(p, held, {write.format("changed")});
-    if (found == held) return old;
-    held = found;
-  }}
-}}"""
-    _each(t, op, name, word, op.operands[1:2], op.operands[2:3])
+    change = _CHANGES[kind].replace("U", f"u{ctype}")
+    if element in ("f16", "bf16"):
+        change = f"tg_narrow_{element}({change})"
+    t.helpers[name] = _trials(name, element, f"{ctype} by", "", change)
+    _each(t, op, name, op.operands[1:2], op.operands[2:3])
 
 
 def atomic_cas(t: Translator, op: Op) -> None:
     element = op.operands[0].type.element
-    if element not in _WORDS:
+    if SIZES.get(element, 0) < 2:
         raise Refused(f"compare and exchange of {element}", op)
-    word, read, write = _WORDS[element]
     ctype, name = CTYPES[element], f"triton_cas_{element}"
-    t.helpers[name] = f"""\
-TG_FUNCTION {ctype} {name}(GLOBAL {word}* p, {ctype} expected, {ctype} value) {{
-  const {word} found = ATOMIC_CAS_{word}(p, {write.format("expected")}, {write.format("value")});
-  return {read.format("found")};
+    other = f"if ({_bits('old', element)} != {_bits('expected', element)}) return old;"
+    t.helpers[name] = _trials(name, element, f"{ctype} expected, {ctype} value", other, "value")
+    _each(t, op, name, op.operands[1:3], [])
+
+
+def _trials(name: str, element: str, parameters: str, leave: str, change: str) -> str:
+    """A function that changes an element, and returns what it was. Of 16 bits, the word around it is exchanged, which
+    may reach beyond the last element, but not beyond what the allocator gives out.
+
+    Args:
+        leave: a statement that may end it before.
+        change: what the element is to be.
+    """
+    ctype, size = CTYPES[element], SIZES[element]
+    word = _WORDS[max(size, 4)]
+    if size < 4:
+        place = f"(GLOBAL {word}*)((GLOBAL uchar*)p - ((ulong)p & 2))"
+        head = "const int shift = 8 * (int)((ulong)p & 2);"
+        bits = "(short)((uint)held >> shift)"
+        new = f"(int)(((uint)held & ~(0xffffu << shift)) | (uint)(ushort)({_bits(change, element)}) << shift)"
+    else:
+        place, head, bits, new = f"(GLOBAL {word}*)p", "", "held", _bits(change, element)
+    old = of_bits(bits, element) if ctype in ("float", "double") else bits
+    return f"""\
+TG_FUNCTION {ctype} {name}(GLOBAL {BY_NAME[element].storage}* p, {parameters}) {{
+  GLOBAL {word}* place = {place}; {head}
+  {word} held = ATOMIC_CAS_{word}(place, 0, 0);
+  for (;;) {{
+    const {ctype} old = {old}; {leave}
+    const {word} found = ATOMIC_CAS_{word}(place, held, {new});
+    if (found == held) return old;
+    held = found;
+  }}
 }}"""
-    _each(t, op, name, word, op.operands[1:3], [])
 
 
-def _each(t: Translator, op: Op, function: str, word: str, operands: Sequence[Value], masks: Sequence[Value]) -> None:
+def _bits(text: str, element: str) -> str:
+    return bits(text, element) if CTYPES[element] in ("float", "double") else f"({text})"
+
+
+def _each(t: Translator, op: Op, function: str, operands: Sequence[Value], masks: Sequence[Value]) -> None:
     """Calls a function for each element."""
     t.close()
     pointer, result = t.values[op.operands[0]], op.results[0]
     assert isinstance(pointer, (Pointer, Scalar))
-    place = f"(GLOBAL {word}*){t.place(pointer, op, True)}"
+    place = t.place(pointer, op, True)
     ctype = CTYPES[result.type.element]
     if isinstance(pointer, Scalar):
         call = f"{function}({place} + {pointer.text}, {', '.join(t.text(each) for each in operands)})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchgraft.triton import loops, memory, products
+from torchgraft.triton import loops, memory, products, reports
 from torchgraft.triton.ir import Function, Op
 from torchgraft.triton.translate import Translator
 
@@ -17,6 +17,7 @@ METHODS: dict[str, Callable[[Translator, Op], None]] = {
     "scf.if": loops.if_else,
     "scf.while": loops.while_loop,
     "tt.addptr": Translator.addptr,
+    "tt.assert": reports.device_assert,
     "tt.atomic_cas": memory.atomic_cas,
     "tt.atomic_rmw": memory.atomic_rmw,
     "tt.broadcast": Translator.broadcast,
@@ -30,6 +31,7 @@ METHODS: dict[str, Callable[[Translator, Op], None]] = {
     "tt.join": Translator.join_blocks,
     "tt.load": Translator.load,
     "tt.make_range": Translator.range,
+    "tt.print": reports.device_print,
     "tt.reduce": Translator.reduce,
     "tt.reshape": Translator.reshape,
     "tt.scan": Translator.scan,

@@ -57,6 +57,7 @@ class Translator:
         lines: of the body.
         stored: parameters that are written.
         helpers: functions that the text needs, by name.
+        reports: errors that it reports, and which of them each is.
         values: what has become of the values.
     """
 
@@ -67,6 +68,7 @@ class Translator:
         self.lines: list[str] = []
         self.stored: set[str] = set()
         self.helpers: dict[str, str] = {}
+        self.reports: dict[str, int] = {}
         self.values: dict[Value, Known] = {}
         self.names = itertools.count()
         self.bytes = 0

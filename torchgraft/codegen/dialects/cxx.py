@@ -275,6 +275,7 @@ def _definitions() -> dict[str, str]:
         # Where they occur, groups have one work-item.
         "LOCAL": "#define LOCAL",
         "BARRIER": "#define BARRIER ((void)0)",
+        "PRINT": 'extern "C" int printf(const char*, ...);\n#define PRINT printf',
         "MUL_HIGH_ulong": "#define MUL_HIGH_ulong(a, b) ((ulong)((unsigned __int128)(ulong)(a) * (ulong)(b) >> 64))",
         **{
             word: f"#define {word}(p, expected, value) __sync_val_compare_and_swap(p, expected, value)"

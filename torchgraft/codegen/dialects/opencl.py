@@ -195,6 +195,7 @@ class OpenCL(Dialect):
         # other float32 is read to become an int64.
         "UNWRAPPED": f"{_ON_CPU}#define UNWRAPPED(i) ((long)(i))\n#else\n#define UNWRAPPED(i) (i)\n#endif",
         "ALIGN": "#define ALIGN(n) __attribute__((aligned(n)))",
+        "PRINT": "#define PRINT printf",
         "PLAIN": '#define PLAIN _Pragma("clang loop vectorize(disable) unroll(disable)")',
         "UNROLL": '#define UNROLL _Pragma("unroll")',
         "UNROLL_4": '#define UNROLL_4 _Pragma("unroll 4")',
