@@ -89,6 +89,53 @@ class TestKernels:
         exact = 2e-2 if dtype == torch.bfloat16 else 1e-5
         close(out, expected, rtol=exact, atol=exact)
 
+    def test_sums_begun_anew(self, device: str, kernels: ModuleType) -> None:
+        """A product in the place of its sums, which are read once more when new ones begin."""
+        x = torch.randn(16, 16)
+        out = torch.empty(2, 16, 16, device=device)
+        kernels.sums_begun_anew[(1,)](x.to(device), out, N=16)
+        close(out, torch.stack([2 * x @ x, 3 * x @ x]), rtol=1e-4, atol=1e-4)
+
+
+class TestArguments:
+    def test_reinterpreted_tensors(self, device: str, kernels: ModuleType) -> None:
+        x = torch.randint(-(2**31), 2**31, (64,), dtype=torch.int32)
+        for given, kind, shown in ((x, "uint32", torch.uint32), (x.view(torch.float32), "int32", torch.int32)):
+            mine = given.to(device)
+            out = torch.empty(64, dtype=torch.int32, device=device)
+            kernels.halves[(1,)](triton.reinterpret(mine, getattr(triton.language, kind)), out, BLOCK=64)
+            close(out, torch.div(given.view(shown).long(), 2, rounding_mode="trunc").to(torch.int32))
+            in_place = mine if kind == "uint32" else mine.view(torch.int32)
+            wrapped = triton.reinterpret(mine, getattr(triton.language, kind))
+            kernels.halves[(1,)](wrapped, wrapped, BLOCK=64)
+            close(in_place, out.cpu())
+
+    @pytest.mark.parametrize("padding", ["zero", "nan"])
+    def test_descriptors(self, device: str, kernels: ModuleType, padding: str) -> None:
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        x = torch.randn(30, 36)
+        mine = TensorDescriptor.from_tensor(x.to(device), block_shape=[8, 16], padding=padding)
+        out = torch.empty(30, 36, device=device)
+        kernels.described[(4, 3)](mine, out, 30, 36, M=8, N=16)
+        beyond = torch.full((30, 1), torch.nan if padding == "nan" else 0.0)
+        close(out, torch.cat([x[:, 1:] * 2, beyond], 1), rtol=0, atol=0, equal_nan=True)
+
+    def test_tuples(self, device: str, kernels: ModuleType) -> None:
+        x, y = torch.randn(2, 64, device=device)
+        out = torch.empty(64, device=device)
+        kernels.of_tuples[(1,)]((x, (y, out)), (3.0, 1), BLOCK=64)
+        close(out, x.cpu() * 3 + y.cpu() + 1)
+
+    def test_options(self, device: str, kernels: ModuleType) -> None:
+        """Those of other devices mean nothing, and what none has is refused."""
+        x, out = torch.randn(64, device=device), torch.empty(64, device=device)
+        kernels.calls[(1,)](x, out, BLOCK=64, num_warps=8, maxnreg=64, waves_per_eu=2)
+        v = x.cpu()
+        close(out, v * (v[0] * 2) + (v[0] + v[1]))
+        with pytest.raises((KeyError, TypeError), match="num_wraps"):
+            kernels.calls[(1,)](x, out, BLOCK=64, num_wraps=8)
+
 
 class TestOps:
     @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
@@ -331,19 +378,6 @@ class TestSixteenBits:
         close(back, x, rtol=0, atol=0, equal_nan=True)
 
 
-def test_reinterpreted_tensors(device: str, kernels: ModuleType) -> None:
-    x = torch.randint(-(2**31), 2**31, (64,), dtype=torch.int32)
-    for given, kind, shown in ((x, "uint32", torch.uint32), (x.view(torch.float32), "int32", torch.int32)):
-        mine = given.to(device)
-        out = torch.empty(64, dtype=torch.int32, device=device)
-        kernels.halves[(1,)](triton.reinterpret(mine, getattr(triton.language, kind)), out, BLOCK=64)
-        close(out, torch.div(given.view(shown).long(), 2, rounding_mode="trunc").to(torch.int32))
-        in_place = mine if kind == "uint32" else mine.view(torch.int32)
-        wrapped = triton.reinterpret(mine, getattr(triton.language, kind))
-        kernels.halves[(1,)](wrapped, wrapped, BLOCK=64)
-        close(in_place, out.cpu())
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
@@ -454,7 +488,7 @@ for seed in seeds:
     data += [torch.zeros(3 * OUT), torch.zeros(3 * 4096)]
     data = [each.to(device) for each in data]
     kernel[(3,)](*data, 24, 19, 0.75, OUT=OUT, M=program.m, N=program.n)
-    results[seed] = data[3].cpu()
+    results[seed] = torch.cat(data[3:]).cpu()
 torch.save(results, folder / f"results-{device}.pt")
 """
 

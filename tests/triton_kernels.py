@@ -323,3 +323,43 @@ def bits(x, out, BLOCK: tl.constexpr, TO: tl.constexpr):
 def halves(x, out, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     tl.store(out + i, tl.load(x + i) // 2)
+
+
+@triton.jit
+def sums_begun_anew(x, out, N: tl.constexpr):
+    i = tl.arange(0, N)
+    at = i[:, None] * N + i[None, :]
+    v = tl.load(x + at)
+    sums = tl.zeros([N, N], tl.float32)
+    for k in range(6):
+        sums = tl.dot(v, v, sums)
+        if k % 3 == 1:
+            tl.store(out + k // 3 * N * N + at, sums)
+            sums = tl.zeros([N, N], tl.float32)
+
+
+@triton.jit(noinline=True)
+def _twice(x, y):
+    return x * 2, x + y
+
+
+@triton.jit
+def calls(x, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    a, b = _twice(tl.load(x), tl.load(x + 1))
+    tl.store(out + i, tl.load(x + i) * a + b)
+
+
+@triton.jit
+def described(x, out, rows, columns, M: tl.constexpr, N: tl.constexpr):
+    """The one is a descriptor, the other becomes one."""
+    to = tl.make_tensor_descriptor(out, shape=[rows, columns], strides=[columns, 1], block_shape=[M, N])
+    m, n = tl.program_id(0) * M, tl.program_id(1) * N
+    to.store([m, n], x.load([m, n + 1]) * 2)
+
+
+@triton.jit
+def of_tuples(pointers, numbers, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    x, y, out = pointers[0], pointers[1][0], pointers[1][1]
+    tl.store(out + i, tl.load(x + i) * numbers[0] + tl.load(y + i) + numbers[1])

@@ -60,7 +60,7 @@ class Program:
 
     def statement(self, depth: int) -> None:
         kinds = [self.load, self.arithmetic, self.arithmetic, self.broadcast, self.reduce, self.where, self.view,
-                 self.convert, self.scan, self.memory, self.integers]  # fmt: skip
+                 self.convert, self.scan, self.memory, self.integers, self.product]  # fmt: skip
         if depth < 3:
             kinds += [self.loop, self.loop, self.branch]
         self.random.choice(kinds)(depth)
@@ -165,6 +165,14 @@ class Program:
         reverse = self.random.choice([", reverse=True", ""])
         self.let(depth, shape, "f", f"tl.cumsum({self.pick(shape, 'f')} * 0.25, axis={axis}{reverse})")
 
+    def product(self, depth: int) -> None:
+        self.let(depth, "MN", "f", self.dot(self.pick("MN", "f")))
+
+    def dot(self, start: str) -> str:
+        a, b, c = (self.pick("MN", "f") for _ in range(3))
+        inner = f"tl.dot(tl.sigmoid({a}), tl.trans(tl.sigmoid({b}))) * 0.03"
+        return f"tl.dot({inner}, tl.sigmoid({c}), {start})"
+
     def memory(self, depth: int) -> None:
         """Writes, and reads it in another way."""
         a = self.pick("MN", "f")
@@ -202,11 +210,24 @@ class Program:
                     self.put(depth + 1, f"{name}, {others[0]} = {others[0]}, {name}")
                     continue
             text = self.random.choice(["{a} * 0.5 + {b}", "tl.maximum({a}, {b})", "{b}", "{a} - {b} * 0.25"])
+            if shape == "MN" and self.random.random() < 0.7:
+                self.sums(depth + 1, name, index)
+                continue
             if not shape:
                 text = self.random.choice(["{a} * 0.5 + {b}", "{a} - {b} * 0.25"])
             self.put(depth + 1, f"{name} = {text.format(a=name, b=self.pick(shape, 'f'))}")
         self.put(depth + 1, f"{pointer} += {self.random.choice(['1', 'N', str(STRIDE)])}")
         self.kinds = before
+
+    def sums(self, depth: int, name: str, index: str) -> None:
+        """What a loop carries gets a product, and begins anew at times, before or after it is used."""
+        shape = self.kinds.pop(name)  # nothing else reads it, so that the product may be made in its place
+        self.put(depth, f"{name} = {self.dot(self.random.choice([name, f'{name} * 0.5']))}")
+        self.kinds[name] = shape
+        if self.random.random() < 0.5:
+            self.put(depth, f"if {index} % 2 == 1:")
+            self.put(depth + 1, f"tl.store(spare + pid * 4096 + rows[:, None] * N + cols[None, :], {name})")
+            self.put(depth + 1, f"{name} = {self.random.choice(['tl.zeros([M, N], tl.float32)', f'{name} * 0.5'])}")
 
     def branch(self, depth: int) -> None:
         shape = self.random.choice(["MN", "M", "N", ""])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,25 +30,34 @@ class _Options:
     supported_fp8_dtypes: tuple[str, ...] = ()
     deprecated_fp8_dot_operand_dtypes: tuple[str, ...] = ()
     default_dot_input_precision: str = "ieee"
-    allowed_dot_input_precisions: tuple[str, ...] = ("ieee", "tf32", "tf32x3")
+    allowed_dot_input_precisions: tuple[str, ...] = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")  # ieee serves all
     max_num_imprecise_acc_default: int = 0
     extern_libs: tuple[Any, ...] = ()
     instrumentation_mode: str = ""
     launch_cooperative_grid: bool = False
-    others: dict[str, Any] = field(default_factory=dict, hash=False, compare=False)
 
     def __getattr__(self, name: str) -> Any:
         """Options of later versions are as if not given."""
         if name.startswith("__"):
             raise AttributeError(name)
-        return self.others.get(name)
+        return None
 
     def hash(self) -> str:
-        told = [(each.name, getattr(self, each.name)) for each in fields(self) if each.name != "others"]
+        told = [(each.name, getattr(self, each.name)) for each in fields(self)]
         return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
-_IGNORED = {"num_warps", "num_stages", "num_ctas", "others"}
+_KNOWN = {each.name for each in fields(_Options)}
+_IGNORED = {"num_warps", "num_stages", "num_ctas"}
+
+
+@functools.cache
+def _without_meaning() -> frozenset[str]:
+    """Options of Triton's own back ends, some of which it gives to each; they mean nothing here."""
+    from triton.backends.amd.compiler import HIPOptions
+    from triton.backends.nvidia.compiler import CUDAOptions
+
+    return frozenset(each.name for kind in (CUDAOptions, HIPOptions) for each in fields(kind)) - _KNOWN
 
 
 class Backend(BaseBackend):  # type: ignore[misc]  # Triton has no annotations
@@ -70,11 +79,12 @@ class Backend(BaseBackend):  # type: ignore[misc]  # Triton has no annotations
         return f"torchgraft-{digest.hexdigest()[:16]}-{self.target.arch}"
 
     def parse_options(self, opts: dict[str, Any]) -> _Options:
-        known = {each.name for each in fields(_Options)}
-        given = {name: value for name, value in opts.items() if name in known - _IGNORED and value is not None}
+        given = {name: value for name, value in opts.items() if name in _KNOWN - _IGNORED and value is not None}
         given.setdefault("sanitize_overflow", given.get("debug", False))  # by assertions, which debugging alone has
-        others = {name: value for name, value in opts.items() if name not in known}
-        return _Options(**given, others=others)
+        options = _Options(**given)
+        # Triton refuses a word of a launch that is no entry here.
+        options.__dict__.update({name: value for name, value in opts.items() if name in _without_meaning()})
+        return options
 
     def load_dialects(self, ctx: Any) -> None:
         pass
@@ -96,8 +106,11 @@ class Backend(BaseBackend):  # type: ignore[misc]  # Triton has no annotations
 
 
 def _simplified(module: Any, metadata: dict[str, Any]) -> Any:
+    _inline_all(module)
     manager = ir.pass_manager(module.context)
     passes.common.add_inliner(manager)
+    if hasattr(passes.ttir, "add_rewrite_tensor_pointer"):  # of block pointers, which Triton 3.8 has no more
+        passes.ttir.add_rewrite_tensor_pointer(manager)
     passes.ttir.add_rewrite_tensor_descriptor_to_pointer(manager)
     passes.common.add_canonicalizer(manager)
     passes.ttir.add_combine(manager)
@@ -107,6 +120,17 @@ def _simplified(module: Any, metadata: dict[str, Any]) -> Any:
     passes.common.add_symbol_dce(manager)
     manager.run(module, "make_ttir")
     return module
+
+
+def _inline_all(module: Any) -> None:
+    """Functions that are to be called are put into their callers, too."""
+    no = ir.builder(module.context).get_bool_attr(False)
+
+    def visit(op: Any) -> None:
+        if op.get_name() == "tt.func" and op.get_bool_attr("noinline"):
+            module.get_function(op.get_str_attr("sym_name")).set_attr("noinline", no)
+
+    module.walk(visit)
 
 
 def _translated(module: Any, metadata: dict[str, Any]) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,7 @@ _SAME_BITS = {
     "i32": (torch.int32, torch.uint32),
     "i64": (torch.int64, torch.uint64),
 }
+_UNSIGNED = {"u8": 8, "u16": 16, "u32": 32, "u64": 64}
 
 
 class _Loaded:
@@ -104,11 +105,10 @@ class Launcher:
     """Made for each kernel; called for each launch."""
 
     def __init__(self, src: Any, metadata: Any) -> None:
-        types = list(src.signature.values())
-        self._taken = [n for n, kind in enumerate(types) if kind != "constexpr"]
-        kinds = [types[n] for n in self._taken]
-        self._unsigned = [(n, int(kind[1:])) for n, kind in enumerate(kinds) if kind in ("u8", "u16", "u32", "u64")]
-        self._descriptors = any("desc" in str(kind) for kind in kinds)
+        self._kinds = list(src.signature.values())
+        self._taken = [n for n, kind in enumerate(self._kinds) if kind != "constexpr"]
+        self._nested = any(isinstance(kind, tuple) or _is_descriptor(kind) for kind in self._kinds)
+        self._unsigned = any(kind in _UNSIGNED for kind in self._kinds)
 
     def __call__(
         self,
@@ -126,15 +126,36 @@ class Launcher:
         programs = x * y * z
         if programs <= 0:
             return
-        given = [args[n] for n in self._taken]
-        for n, bits in self._unsigned:  # the language's are signed
-            given[n] = (given[n] + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
+        if self._nested or self._unsigned:
+            given = list(_flattened(self._kinds, args))
+        else:
+            given = [args[n] for n in self._taken]
+        given += (x, y, z)
         if enter is not None:
             enter(launch_metadata)
-        given += (x, y, z)
         function.launch(min(programs, function.most_groups), given)
         if leave is not None:
             leave(launch_metadata)
+
+
+def _is_descriptor(kind: Any) -> bool:
+    return isinstance(kind, str) and kind.startswith("tensordesc")
+
+
+def _flattened(kinds: Iterable[Any], arguments: Iterable[Any]) -> Iterator[Any]:
+    """Arguments as the kernel takes them: a tuple's parts, and of a descriptor what Triton makes of it where a device
+    has none."""
+    for kind, argument in zip(kinds, arguments, strict=True):
+        if isinstance(kind, tuple):
+            yield from _flattened(kind, argument)
+        elif _is_descriptor(kind):
+            places = [*argument.shape, *argument.strides]
+            yield from (argument.base, *places, argument.padding == "nan", argument.round_f32_to_tf32, *places)
+        elif kind in _UNSIGNED:  # the language's are signed
+            half = 1 << (_UNSIGNED[kind] - 1)
+            yield (argument + half) % (2 * half) - half
+        elif kind != "constexpr":
+            yield argument
 
 
 def current_device() -> int:

@@ -61,6 +61,7 @@ def for_loop(t: Translator, op: Op) -> None:
         _send(t, result, each.array, argument)
     t.block(body)
     _hand_on(t, results, carried)
+    t.has_handed_on(body)
     t.put("}")
     for result, each in zip(op.results, carried, strict=True):
         t.values[result] = each.known
@@ -84,6 +85,7 @@ def while_loop(t: Translator, op: Op) -> None:
         t.values[argument] = each.known
     t.block(after)
     _hand_on(t, _handed_on(after), carried)
+    t.has_handed_on(after)
     t.put("}")
     for result, each in zip(op.results, passed, strict=True):
         t.values[result] = each.known
@@ -101,6 +103,7 @@ def if_else(t: Translator, op: Op) -> None:
             _send(t, result, each.array, None)
         t.block(body)
         _hand_on(t, results, passed)
+        t.has_handed_on(body)
     t.put("}")
     for result, each in zip(op.results, passed, strict=True):
         t.values[result] = each.known

@@ -40,6 +40,7 @@ METHODS: dict[str, Callable[[Translator, Op], None]] = {
     "tt.store": Translator.store,
     "tt.trans": Translator.trans,
     "tt.unsplat": Translator.unsplat,
+    "ub.poison": Translator.poison,
 }
 
 

@@ -178,9 +178,18 @@ class Translator:
     def place_of(self, value: Value) -> str:
         """An array for a value."""
         wanted, held = self._into.get(value, ("", None))
-        if wanted and (held is None or self.is_settled(held)):
+        if wanted and (held is None or self.is_settled(held)) and self._is_free(wanted):
             return wanted
         return self.array(value.type.element, value.type.size)
+
+    def _is_free(self, array: str) -> bool:
+        """Whether nothing will read any value that lies in an array: a product may have come to lie where its sums
+        began."""
+        return all(
+            self.is_settled(value)
+            for value, known in self.values.items()
+            if isinstance(known, Computed) and known.array == array
+        )
 
     def place(self, pointer: Pointer | Scalar, op: Op, writes: bool) -> str:
         """A parameter, as what its memory is accessed by."""
@@ -196,6 +205,10 @@ class Translator:
     def is_settled(self, value: Value) -> bool:
         """Whether nothing will read a value any more but members of the open group, element by element."""
         return all(user in self._emitted and not self._is_lazy(user) for user in value.users)
+
+    def has_handed_on(self, block: Ops) -> None:
+        """What ends a region has been done, too."""
+        self._emitted.update(block.ops[-1:])
 
     def _is_lazy(self, op: Op) -> bool:
         """Whether an op's results are computed where somebody asks for them."""
@@ -339,6 +352,14 @@ class Translator:
         if found is None:
             raise Refused("a block of different constants", op)
         self.values[result] = Splat(kind, literal(found[1], kind.element))
+
+    def poison(self, op: Op) -> None:
+        """What nobody may read."""
+        kind = op.results[0].type
+        if kind.is_pointer:
+            raise Refused("a pointer to nowhere", op)
+        self.values[op.results[0]] = Splat(kind, "0") if kind.shape else Scalar(kind, "0")
+        self.outside[op.results[0]] = "0"
 
     def range(self, op: Op) -> None:
         self.values[op.results[0]] = Range(op.results[0].type, op.integer("start"))
