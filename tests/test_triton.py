@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -512,6 +515,79 @@ def test_random_programs(device: str, tmp_path: Path, part: int) -> None:
     mine, expected = (torch.load(tmp_path / f"results-{where}.pt") for where in (device, "cpu"))
     for seed, values in expected.items():
         torch.testing.assert_close(mine[seed], values, rtol=1e-3, atol=1e-4, equal_nan=True, msg=f"program {seed}")
+
+
+class TestTools:
+    """What `torchgraft doctor` and `torchgraft conformance` say of Triton."""
+
+    def probe(self, device: str) -> str:
+        from torchgraft import _C
+        from torchgraft.diagnosis.probes import PROBES
+
+        index = torch.empty(0, device=device).device.index
+        return PROBES["Triton"](torch.device(device.split(":")[0], index), _C.device_properties(index))
+
+    def test_doctor(self, device: str) -> None:
+        assert re.fullmatch(rf"{re.escape(version('triton'))} launches on it.*; a softmax is right", self.probe(device))
+
+    def test_doctor_without_triton(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        from torchgraft.diagnosis.probes import NotThere
+
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(NotThere, match=r"triton is not installed: pip install 'torchgraft\[triton\]'"):
+            self.probe(device)
+
+    def test_doctor_finds_wrong_values(self, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        from torchgraft.diagnosis import triton_kernels
+
+        monkeypatch.setattr(triton_kernels, "softmax", triton_kernels.conversion)
+        monkeypatch.setattr(triton_kernels.conversion, "run", lambda *_, **__: None)
+        with pytest.raises(AssertionError, match="not close"):
+            self.probe(device)
+
+    def test_conformance(self, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Names what is wrong and goes on; a kernel that ends the process is told, too."""
+        from torchgraft.testing.triton import runs_triton
+
+        (tmp_path / "one_wrong.py").write_text(
+            "import torch\nfrom torchgraft.diagnosis import triton_samples as s\n"
+            "right = s.SAMPLES['elementwise'][0]\n"
+            "def wrong(device, dtype):\n    assert dtype != torch.int32, 'values'\n    right(device, dtype)\n"
+            "kept = (torch.float32, torch.int32, torch.int8)\ns.SAMPLES.clear()\n"
+            "s.SAMPLES['elementwise'] = wrong, kept\n"
+        )
+        (tmp_path / "one_ends.py").write_text(
+            "import os, torch\nfrom one_wrong import s\n"
+            "s.SAMPLES['scan'] = (lambda device, dtype: os._exit(3)), (torch.float64,)\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+        lines, summary = runs_triton(device, ["one_wrong"], 300)
+        assert lines == ["Triton, elementwise in int32: AssertionError: values"]
+        assert summary == f"runs Triton {version('triton')}: 2 of 3 kernels are right"
+        lines, summary = runs_triton(device, ["one_ends"], 300)
+        assert len(lines) == 2 and lines[1].startswith("Triton, scan in float64: the process ended with status 3")
+        assert summary.endswith("2 of 4 kernels are right")
+
+    def test_samples(self, device: str) -> None:
+        """All of them, as a conformance run has them."""
+        from torchgraft.testing.triton import runs_triton
+
+        lines, summary = runs_triton(device, [], 600)
+        assert not lines, lines
+        assert re.search(r"(\d+) of \1 kernels are right", summary), summary
+
+
+def test_the_driver_may_be_imported_first(script: Script) -> None:
+    script(
+        """
+        from torchgraft_triton.driver import Driver
+        import triton
+        driver = Driver()
+        triton.runtime.driver.set_active(driver)
+        assert triton.runtime.driver.active is driver
+        """,
+        fresh=True,
+    )
 
 
 def test_triton_imports_little_of_it() -> None:

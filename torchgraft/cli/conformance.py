@@ -108,9 +108,22 @@ def run(arguments: argparse.Namespace) -> int:
     for exception in stale:
         print(f"declared to fail, but passes: {exception.cases} {exception.check} ({exception.reason})")
     print(report.figures(ran))
+    wrong = _triton(arguments)
     if not arguments.compare:
-        return 1 if lines or stale else 0
+        return 1 if lines or stale or wrong else 0
     lost = report.regressions(ran, runner.read_results(arguments.compare), declared)
     for line in lost:
         print(f"regression: {line}")
-    return 1 if lost or stale else 0
+    return 1 if lost or stale or wrong else 0
+
+
+def _triton(arguments: argparse.Namespace) -> list[str]:
+    """Says whether the device runs Triton's kernels, where the run is one of all ops as they are; returns what does
+    not."""
+    from torchgraft.testing.triton import runs_triton
+
+    if arguments.ops or arguments.compile:
+        return []
+    wrong, summary = runs_triton(arguments.device, arguments.imports, max(arguments.timeout, 600))
+    print(*wrong, summary, sep="\n")
+    return wrong

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torchgraft import distributed
 from torchgraft._core import _C
 from torchgraft.codegen.dialects import dialect
 from torchgraft.codegen.kernel import Kernel, Pointer
+from torchgraft.diagnosis import triton_samples
 from torchgraft.diagnosis.families import FAMILIES, Family, differences
 from torchgraft.driver import Capability
 
@@ -258,6 +260,18 @@ def _errors(device: torch.device, properties: Properties) -> str:
         _same(rows + 1, torch.full((4, 2), 2.0))
         return "an index out of range raises IndexError, and the device goes on working"
     raise AssertionError("an index out of range was not noticed")
+
+
+@_probe("Triton")
+def _triton(device: torch.device, properties: Properties) -> str:
+    if not properties["has_compiler"]:
+        raise NotThere("no kernels of its either")
+    if reason := triton_samples.absent():
+        raise NotThere(f"none: {reason}")
+    with triton_samples.active():
+        triton_samples.SAMPLES["softmax"][0](device, torch.float32)
+    uses = "launches on it" if triton_samples.is_active() else "launches on it after triton.runtime.driver.set_active"
+    return f"{version('triton')} {uses}; a softmax is right"
 
 
 def _family_probe(family: Family) -> Probe:
