@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' | grep -v third_party)
 
-.PHONY: help setup build browser demo test test-rest test-all test-second test-queued test-torch test-torch-part test-nightly test-distribution conformance conformance-quick conformance-gpu conformance-compile conformance-record \
+.PHONY: help setup build browser demo test test-rest test-all test-second test-queued test-torch test-torch-part test-triton-core test-nightly test-distribution conformance conformance-quick conformance-gpu conformance-compile conformance-record \
   oclgrind asan coverage lint tidy format bench wheels docs docs-code pictures clean
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo 'make test-second   some of the tests on another OpenCL implementation'
 	@echo 'make test-queued   the OpenCL driver with all work queued, as on a GPU (TORCHGRAFT_OPENCL_HOST=off)'
 	@echo 'make test-torch TORCH=2.14.1   the tests, and a slice of the conformance, with another torch in an environment of its own'
+	@echo 'make test-triton-core   the tests of Triton itself, fetched, beside a catalogue of what does not pass (ARGS="--slice 3/12": a part)'
 	@echo 'make test-distribution SUITE=trixie   some of the tests in another release of Debian, as root   (SHORT=1: some minutes of it)'
 	@echo 'make conformance   every op of PyTorch beside the CPU, in every dtype (half an hour)   make conformance-quick   a slice of it'
 	@echo 'make conformance-gpu   every op in float32 by the form of the kernels that GPUs get   make conformance-compile   a slice through torch.compile'
@@ -82,13 +83,17 @@ test-torch:
 # The tests of what differs most from one torch to the next, and a small part of the conformance.
 TORCH_TESTS ?= tests/test_seam.py tests/test_torch_versions.py tests/test_upstream.py tests/test_compile.py tests/test_inductor.py \
   tests/test_compiled_replay.py tests/test_distributed.py tests/test_graph_capture.py tests/test_training.py tests/test_device_module.py \
-  tests/test_graft_compiler.py tests/test_compile_options.py
+  tests/test_graft_compiler.py tests/test_compile_options.py tests/test_triton.py
 test-torch-part: setup
 	@$(PYTEST) $(TORCH_TESTS) $(ARGS)
 	@$(CONFORM) --results build/conformance-part.jsonl --again --samples 1 --dtypes float32 --slice $(COMMITS)/16 --jobs $(JOBS) \
 	  --compare $(STORED)
 	@$(CONFORM) --results build/conformance-part-compiled.jsonl --again --compile --samples 1 --dtypes float32 \
 	  --slice $(COMMITS)/32 --jobs $(JOBS) --compare $(STORED_COMPILED)
+
+# An hour on one core. What does not pass stands in tests/triton_core.toml, which may only get shorter.
+test-triton-core: setup
+	@$(BIN)/python tests/triton_core.py --jobs $(JOBS) $(ARGS)
 
 # Seconds after the build: is all there that is used of torch inside? Then a little of the rest.
 test-nightly:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -324,6 +325,13 @@ class TestReports:
         kernels.overflows[(1,)](most, torch.full_like(most, 2), out)
         getattr(torch, device.split(":")[0]).synchronize()
 
+    def test_sums_where_debugging(self, device: str, kernels: ModuleType) -> None:
+        """Integers' are made by a function with assertions, which are not looked at."""
+        x = torch.randint(-100, 100, (32,), dtype=torch.int32)
+        out = torch.empty_like(x, device=device)
+        kernels.sums[(1,)](x.to(device), out, BLOCK=32, debug=True)
+        close(out, (x.cumsum(0) + x.sum()).int())
+
     def test_prints(self, device: str, kernels: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
         x = torch.tensor([1.5, -2.0, 0.25, 65536.0])
         kernels.prints[(1, 2)](x.to(device), 300, BLOCK=4)
@@ -575,6 +583,25 @@ class TestTools:
         lines, summary = runs_triton(device, [], 600)
         assert not lines, lines
         assert re.search(r"(\d+) of \1 kernels are right", summary), summary
+
+
+def test_the_catalogue_of_tritons_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read as it was written; more than it says, a kind that it has not, and less than it says are told."""
+    import triton_core as core
+
+    refusal = "Refused: torchgraft does not compile tt.x: nothing (/a/b.py:3)"
+    kinds = [core.kind_of("test_a[1]", refusal), core.kind_of("test_a[2]", refusal), core.kind_of("test_b", "assert")]
+    assert kinds == [("not compiled: tt.x: nothing", "test_a")] * 2 + [("", "test_b")]
+    monkeypatch.setattr(core, "CATALOGUE", tmp_path / "catalogue.toml")
+    core.write("3.7.1", Counter(kinds))
+    version, known = core.read()
+    assert (version, known) == ("3.7.1", Counter(kinds))
+    assert core.compare(Counter(kinds), known, whole=True) == ([], [])
+    more, fewer = core.compare(Counter([*kinds[1:], kinds[2]]), known, whole=True)
+    assert more == ["test_b: 2, not 1: fails"]
+    assert fewer == ["test_a: 1, not 2: not compiled: tt.x: nothing"]
+    other = core.kind_of("test_a[3]", "AssertionError: values")
+    assert core.compare(Counter([kinds[0], other]), known, whole=False) == (["test_a: 1, not 0: fails"], [])
 
 
 def test_the_driver_may_be_imported_first(script: Script) -> None:

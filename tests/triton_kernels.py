@@ -302,6 +302,13 @@ def overflows(x, y, out):
 
 
 @triton.jit
+def sums(x, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    v = tl.load(x + i)
+    tl.store(out + i, tl.cumsum(v, 0) + tl.sum(v))
+
+
+@triton.jit
 def adds(x, index, out, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.atomic_add(out + tl.load(index + i, mask=i < n, other=0), tl.load(x + i, mask=i < n, other=0.0), mask=i < n)

@@ -118,6 +118,7 @@ def _simplified(module: Any, metadata: dict[str, Any]) -> Any:
     passes.common.add_cse(manager)
     passes.common.add_licm(manager)
     passes.common.add_symbol_dce(manager)
+    passes.ttir.add_loop_unroll(manager)  # of the loops that ask for it
     manager.run(module, "make_ttir")
     return module
 
