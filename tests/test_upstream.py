@@ -156,6 +156,18 @@ def test_flex_attention_knows_the_device(tensor: torch.Tensor) -> None:
         flex_attention._validate_device(*[torch.ones(2, device="meta")] * 3)
 
 
+def test_triton_asks_registered_devices(device: str) -> None:
+    """tests/test_triton_compile.py compiles kernels then."""
+    pytest.importorskip("triton", reason="needs triton: pip install 'torchgraft[triton]'")
+    if device not in ("ocl", "cxx"):
+        pytest.skip("the device has no compiler")
+    from torch.utils._triton import has_triton
+
+    assert has_triton()
+    if HERE < (2, 14):
+        assert not unpatched(unpatched(has_triton))()  # a cache around it
+
+
 def test_enumerations_know_the_name(script: Script) -> None:
     """By torch itself."""
     script("""

@@ -34,6 +34,7 @@ class _Options:
     max_num_imprecise_acc_default: int = 0
     extern_libs: tuple[Any, ...] = ()
     instrumentation_mode: str = ""
+    fpsan_homomorphic_casts: bool = False  # given at each launch from 3.9 on
     launch_cooperative_grid: bool = False
 
     def __getattr__(self, name: str) -> Any:

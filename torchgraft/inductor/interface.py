@@ -52,7 +52,19 @@ class Interface(DeviceInterface):
 
     @staticmethod
     def is_triton_capable(device: Any = None) -> bool:
-        return False
+        """Whether Triton launches its kernels on the devices, which have a compiler for them."""
+        try:
+            from triton.runtime import driver
+
+            from torchgraft_triton.driver import Driver
+        except ImportError:
+            return False
+        try:
+            active = driver.active
+        except RuntimeError:  # there is none, or several
+            return False
+        index = device_module.current_device()
+        return isinstance(active, Driver) and bool(device_module.get_device_properties(index).has_compiler)
 
 
 def described_devices() -> list[tuple[str, str, str, str]]:

@@ -43,6 +43,8 @@ def _noted(gm: torch.fx.GraphModule) -> dict[str, Any] | None:
     graph.output(graph.graph_copy(gm.graph, {}))
     if any(isinstance(leaf, _SYMBOLS) for node in graph.nodes for leaf in tree_leaves((node.args, node.kwargs))):
         return None
+    if any("kernel_idx" in node.kwargs for node in graph.nodes):  # a Triton kernel's place in a table of this process
+        return None
     for node in graph.nodes:
         node.target = _DRAWN.get(str(node.target), node.target)
     code = graph.python_code("self")

@@ -21,7 +21,7 @@ from torch.utils._ordered_set import OrderedSet
 from torchgraft import backend
 from torchgraft._core import _C
 from torchgraft.codegen.kernel import Kernel, Pointer
-from torchgraft.inductor import options, versions
+from torchgraft.inductor import options, triton_text, versions
 from torchgraft.inductor.kernels import GeneratedKernel
 from torchgraft.inductor.lists import Lists, Member, launches, of_list
 from torchgraft.inductor.op_by_op import described
@@ -151,6 +151,8 @@ class Wrapper(PythonWrapperCodegen):
         self.imports.writeline("from torchgraft.inductor.runtime import without_effect as tg_without_effect")
         self.imports.writeline("from torchgraft.inductor.replay import replayed as tg_replayed")
         self.imports.writeline("from torchgraft.inductor.op_by_op import OpByOp as tg_op_by_op")
+        self.imports.writeline("from torchgraft.inductor.triton_calls import triton_dtype as tg_triton_dtype")
+        self.imports.writeline("from torchgraft.inductor.triton_calls import triton_kernel as tg_triton_kernel")
 
     def write_async_compile_wait(self: Any) -> None:
         """All kernels of the program are known there."""
@@ -191,11 +193,54 @@ class Wrapper(PythonWrapperCodegen):
     ) -> None:
         device = device or V.graph.get_current_device_or_throw()
         if device.type == backend.name():
+            if triton:
+                call_args = self._arguments_of_triton(call_args, options["raw_keys"], options["raw_args"])
             self.writeline(self.wrap_kernel_call(kernel_name, call_args))
         else:
             PythonWrapperCodegen.generate_kernel_call(
                 self, kernel_name, call_args, device=device, triton=triton, **options
             )
+
+    def define_user_defined_triton_kernel(
+        self: Any,
+        kernel: Any,
+        configs: Any,
+        kwargs: Any,
+        restore_value_args: Any,
+        reset_to_zero_args: Any,
+        grids: Any,
+        epilogue_fusion: Any,
+        *others: Any,
+    ) -> tuple[str, Any, Any, list[Any]]:
+        """The name under which the program has a Triton kernel, nothing twice, and the grids one after the other."""
+        if V.graph.get_current_device_or_throw().type != backend.name():
+            made: tuple[str, Any, Any, list[Any]] = PythonWrapperCodegen.define_user_defined_triton_kernel(
+                self, kernel, configs, kwargs, restore_value_args, reset_to_zero_args, grids, epilogue_fusion, *others
+            )
+            return made
+        definition = triton_text.defined(
+            kernel, configs, kwargs, restore_value_args, reset_to_zero_args, epilogue_fusion
+        )
+        known: dict[str, str] = self.src_to_kernel
+        if definition.text not in known:
+            known[definition.text] = name = f"tg_triton_{self.next_kernel_suffix()}"
+            self.define_kernel(name, definition.text, gpu=False)
+        kept = grids if len(grids) == 1 else [grids[place] for place in definition.kept]
+        return known[definition.text], {}, {}, [sympy.sympify(size) for grid in kept for size in grid]
+
+    def _arguments_of_triton(
+        self: Any, arguments: Sequence[Any], names: Sequence[str], values: Sequence[Any]
+    ) -> list[str]:
+        """Of a call: the grids, which have no names, and what has one."""
+        sizes, named = [], []
+        for name, value, argument in zip(names, values, arguments, strict=True):
+            text = self.codegen_python_sizevar(argument) if isinstance(argument, sympy.Expr) else f"{argument}"
+            if name:
+                named.append(f"{name}={'None' if value is None else text}")
+            else:
+                sizes.append(text)
+        grids = [f"({', '.join(sizes[first : first + 3])})" for first in range(0, len(sizes), 3)]
+        return [*grids, *named]
 
 
 def _strides_of(result: Any) -> tuple[list[int], bool] | None:

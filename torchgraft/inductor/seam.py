@@ -39,6 +39,8 @@ torch._guards
 torch._higher_order_ops.flex_attention
     flex_attention
     flex_attention_backward
+torch._inductor.codecache
+    PyCodeCache.load(source_code)
 torch._inductor.codegen.common
     BackendFeature.FOREACH
     BackendFeature.INPLACE_BUFFERS
@@ -121,6 +123,8 @@ torch._inductor.codegen.simd_kernel_features
     SIMDKernelFeatures.op_counts()
     SIMDKernelFeatures.reduction_numel
     SIMDKernelFeatures.scheduler_nodes()
+torch._inductor.codegen.triton
+    TritonKernel.gen_common_triton_imports
 torch._inductor.codegen.wrapper
     PythonWrapperCodegen.codegen_python_shape_tuple(shape)
     PythonWrapperCodegen.codegen_python_sizevar(x)
@@ -135,10 +139,12 @@ torch._inductor.codegen.wrapper
     SubgraphPythonWrapperCodegen.codegen_input_symbol_assignment(name, value, bound_vars)
     def PythonWrapperCodegen.create(is_subgraph, subgraph_name, parent_wrapper, partition_signatures)
     def PythonWrapperCodegen.generate_after_suffix(result)
-    PythonWrapperCodegen.generate_kernel_call(kernel_name, call_args, *, device, triton)
+    PythonWrapperCodegen.define_user_defined_triton_kernel
+    PythonWrapperCodegen.generate_kernel_call(kernel_name, call_args, *, device, triton, raw_keys, raw_args)
     def PythonWrapperCodegen.make_allocation(name, device, dtype, shape, stride, allocation_shape, is_pinned)
     def PythonWrapperCodegen.write_async_compile_wait()
     def PythonWrapperCodegen.write_header()
+    user_defined_triton_kernel_transitive_closure_source_code(kernel, epilogue_fusion)
 torch._inductor.config
     coordinate_descent_tuning
     force_layout_optimization
@@ -190,7 +196,9 @@ torch._inductor.ir
     RandomSeeds
     Reduction.create(device, dst_dtype, src_dtype, inner_fn, ranges, reduction_ranges, reduction_type)
     ScatterFallback
+    TMADescriptor
     TensorBox
+    UserDefinedTritonKernel
     def is_cpu(x)
     get_device_type(x)
     get_fill_order(seq)

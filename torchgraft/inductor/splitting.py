@@ -36,6 +36,7 @@ _PLAIN_NODES = (
     ir.NopKernel,
     ir.RandomSeeds,
     ir.ScatterFallback,
+    ir.UserDefinedTritonKernel,
 )
 
 

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import wraps
+from functools import cache, wraps
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -148,6 +148,33 @@ def _let_flex_attention_in(flex_attention: Any) -> None:
     flex_attention._validate_device = _validate_device
 
 
+def triton_asks_registered_devices() -> None:
+    """`torch.utils._triton.has_triton`, by which Dynamo decides whether to trace calls of Triton's kernels, asks the
+    devices of a list in its own source alone. torch 2.13 (torch/utils/_triton.py; 2.14 asks those that are registered).
+    """
+    imports.call_after({"torch.utils._triton": [_let_triton_ask]})
+
+
+def _let_triton_ask(triton: Any) -> None:
+    """Dynamo traces calls of Triton's kernels for torch's own devices alone."""
+    plain = triton.has_triton
+
+    @cache
+    @wraps(plain)
+    def has_triton() -> bool:
+        if plain():
+            return True
+        from torch._inductor import config
+
+        if not triton.has_triton_package() or config.triton_disable_device_detection:
+            return False
+        from torchgraft.inductor.interface import Interface
+
+        return Interface.is_available() and Interface.is_triton_capable()
+
+    triton.has_triton = has_triton
+
+
 def unnamed_groups_serve_the_cpu() -> None:
     """`torch.distributed.init_process_group()` without a backend's name makes a group for the accelerator's tensors
     alone, so that a program that uses the CPU's stops working when a device is installed. torch 2.13 to 2.15
@@ -252,7 +279,11 @@ def gradients_are_exchanged_in_bfloat16() -> None:
 
 
 _OF_2_13 = (
-    (mixed_groups_have_a_default_backend, monitored_barriers_ask_for_what_they_need)
+    (
+        mixed_groups_have_a_default_backend,
+        monitored_barriers_ask_for_what_they_need,
+        triton_asks_registered_devices,
+    )
     if minor(torch.__version__) == (2, 13)
     else ()
 )
