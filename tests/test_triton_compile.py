@@ -6,16 +6,19 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch._inductor.utils
+import torch.nn.functional as F
 from torch.library import triton_op, wrap_triton
 
-from torchgraft.inductor import replay
+from torchgraft.inductor import options, replay
+from torchgraft.plans.versions import HERE
 
 triton = pytest.importorskip("triton", reason="needs triton: pip install 'torchgraft[triton]'", minversion="3.7")
 
@@ -338,6 +341,131 @@ assert (hits, misses) == ((0, 2) if sys.argv[2] == "first" else (2, 0)), (hits, 
                 timeout=300,
             )
             assert done.returncode == 0, done.stderr[-4000:]
+
+
+FUNCTIONS: dict[str, Function] = {
+    "add": lambda x, y: x + y * 2,
+    "gelu": lambda x, y: F.gelu(x) * y,
+    "where": lambda x, y: torch.where(x > y, x.tanh(), y.abs().log1p()),
+    "softmax": lambda x, y: (x * 2).softmax(-1),
+    "softmax of columns": lambda x, y: x.softmax(0) + y,
+    "layer norm": lambda x, y: F.layer_norm(x, x.shape[-1:]) * y,
+    "rms norm": lambda x, y: F.silu(F.rms_norm(x, x.shape[-1:])),
+    "variance": lambda x, y: x.var(-1),
+    "sum": lambda x, y: (x * y).sum(),
+    "sum of columns": lambda x, y: x.sum(0),
+    "cumulative sum": lambda x, y: x.cumsum(-1) + 1,
+    "place of the largest": lambda x, y: (x * 2).argmax(-1),
+    "place of the least of all": lambda x, y: (x + y).argmin(),
+    "largest, and its place": lambda x, y: torch.stack([*x.max(-1)]),
+    "largest of booleans": lambda x, y: (x > 1).int().argmax(-1) + (x > 1).any(-1),
+    "transposed": lambda x, y: x.t().contiguous() + y.t(),
+    "shifts": lambda x, y: (x * 100).int() << (y * 20).int() >> (x * 20).int(),
+    "without a kernel in Triton": lambda x, y: torch.special.i1e(x) + y,
+}
+
+
+class TestByTriton:
+    """Inductor's own kernels, as Triton's: the option codegen."""
+
+    @pytest.fixture(autouse=True)
+    def _option(self) -> Iterator[None]:
+        with options.patch(codegen="triton"):
+            yield
+
+    @pytest.mark.parametrize("dynamic", [False, True])
+    @pytest.mark.parametrize("name", FUNCTIONS)
+    def test_functions(self, device: str, name: str, dynamic: bool) -> None:
+        function, compiled = FUNCTIONS[name], torch.compile(FUNCTIONS[name], dynamic=dynamic, fullgraph=True)
+        for sizes in ((7, 33), (100, 3000), (3000, 8)):
+            same(device, compiled, function, torch.randn(sizes), torch.randn(sizes), rtol=1e-4, atol=1e-3)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64], ids=str)
+    @pytest.mark.parametrize("name", ["add", "sum of columns", "place of the largest", "transposed"])
+    def test_dtypes(self, device: str, name: str, dtype: torch.dtype) -> None:
+        x, y = (torch.randint(-8, 9, (50, 70)).to(dtype) for _ in range(2))  # exact, in all of them
+        function = FUNCTIONS[name]
+        result = torch.compile(function, fullgraph=True)(x.to(device), y.to(device))
+        torch.testing.assert_close(result.cpu(), function(x, y))
+
+    def test_training(self, device: str) -> None:
+        def network() -> torch.nn.Module:
+            return torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.GELU(), torch.nn.LayerNorm(30),
+                                       torch.nn.Linear(30, 5))  # fmt: skip
+
+        mine, expected = network().to(device), network()
+        mine.load_state_dict(expected.state_dict())
+        compiled = torch.compile(mine, fullgraph=True)
+        for _ in range(3):
+            x = torch.randn(16, 20)
+            losses = [model(x.to(where)).log_softmax(-1)[:, 0].mean() for model, where in
+                      ((compiled, device), (expected, "cpu"))]  # fmt: skip
+            torch.testing.assert_close(losses[0].cpu(), losses[1])
+            for loss in losses:
+                loss.backward()
+            for one, other in zip(mine.parameters(), expected.parameters(), strict=True):
+                assert one.grad is not None and other.grad is not None
+                torch.testing.assert_close(one.grad.cpu(), other.grad, rtol=1e-4, atol=1e-5)
+
+    def test_what_is_generated(self, device: str) -> None:
+        """Programs with Triton's kernels and none of the device's language, recorded; and Triton's driver is what it
+        was."""
+        from triton.runtime import driver
+
+        before = driver.active
+        work = FUNCTIONS["softmax"]
+        x = torch.randn(40, 50)
+        compiled = torch.compile(work)
+        result, (program,) = torch._inductor.utils.run_and_get_code(compiled, x.to(device), x.to(device))
+        torch.testing.assert_close(result.cpu(), work(x, x))
+        assert "tl.load" in program and "tg_generated(" not in program and "set_driver" not in program
+        assert driver.active is before
+        same(device, compiled, work, x, x)
+        assert not replay.refusals and not replay.splits
+
+    def test_with_kernels_of_ones_own(self, device: str, kernels: ModuleType) -> None:
+        def work(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty_like(x)
+            kernels.tuned[lambda meta: blocks(x.numel(), meta["BLOCK"])](x.sin(), out, x.numel())
+            return out.softmax(-1)
+
+        same(device, torch.compile(work, fullgraph=True), lambda x: (x.sin() * 2).softmax(-1), torch.randn(70))
+
+    def test_a_number_that_is_a_tensor(self, device: str) -> None:
+        compiled = torch.compile(lambda x, y: x * y + 1, fullgraph=True)
+        for _ in range(3):
+            x, y = torch.randn(40), torch.randn(())
+            torch.testing.assert_close(compiled(x.to(device), y).cpu(), x * y + 1)
+
+    def test_an_op_that_is_a_row(self, device: str) -> None:
+        """It is called, since its expression is in the device's language."""
+        same(device, torch.compile(lambda x: torch.special.bessel_j0(x * 2) + 1), lambda x: torch.special.bessel_j0(
+            x * 2) + 1, torch.randn(30))  # fmt: skip
+
+
+def test_the_option_is_of_one_compilation(device: str) -> None:
+    x = torch.randn(30, device=device)
+    compiled = torch.compile(lambda x: x * 2 + 1)
+    for option, word in (("triton", "tg_triton_loops("), ("", "tg_generated("), ("triton", "tg_triton_loops(")):
+        torch._dynamo.reset()
+        with options.patch(codegen=option):
+            _, (program,) = torch._inductor.utils.run_and_get_code(compiled, x)
+        assert word in program.partition("def call")[0].partition("async_compile.wait")[0]
+
+
+def test_a_generator_that_there_is_not(device: str) -> None:
+    x = torch.randn(30, device=device)
+    with options.patch(codegen="cuda"), pytest.raises(Exception, match="codegen is 'triton', or not given"):
+        torch.compile(lambda x: x * 2 + 1)(x)
+
+
+@pytest.mark.skipif(HERE < (2, 15), reason="torch takes no options of devices before 2.15")
+def test_by_the_devices_name(device: str) -> None:
+    x = torch.randn(30, device=device)
+    compiled = torch.compile(lambda x: x * 2 + 1, options={f"{torch.device(device).type}.codegen": "triton"})
+    result, (program,) = torch._inductor.utils.run_and_get_code(compiled, x)
+    torch.testing.assert_close(result.cpu(), x.cpu() * 2 + 1)
+    assert "tl.load" in program
 
 
 class TestRefusals:

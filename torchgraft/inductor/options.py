@@ -10,14 +10,40 @@ from typing import Any
 
 from torch.utils._config_module import install_config_module
 
+from torchgraft import backend
 from torchgraft.plans import device
 
-__all__ = ["form", "kernel_form", "record"]
+__all__ = ["by_triton", "codegen", "form", "kernel_form", "record"]
 
 #: Whether programs are recorded, and run from then on without Python.
 record: bool = True
 #: "cpu" or "gpu": the form of generated kernels, instead of that of all kernels of the device.
 kernel_form: str = ""
+#: "triton" has Inductor generate Triton's kernels, as it does for torch's own devices, instead of the device's.
+codegen: str = ""
+
+
+def by_triton() -> bool:
+    """Whether kernels are Triton's.
+
+    Raises:
+        ValueError: the option `codegen` has another value than that.
+        NotImplementedError: Triton is not there, or not for the devices.
+    """
+    options: Any = sys.modules[__name__]
+    chosen: str = options.codegen
+    if chosen not in ("", "triton"):
+        raise ValueError(f"the option codegen is 'triton', or not given; it is not {chosen!r}")
+    if not chosen:
+        return False
+    from torchgraft.inductor.interface import Interface
+
+    if not Interface.is_triton_capable():
+        raise NotImplementedError(
+            f"the option codegen='triton' needs Triton (pip install 'torchgraft[triton]'), a kernel compiler of "
+            f"'{backend.name()}', and that Triton's driver is that of the device (docs/triton.md, Devices)"
+        )
+    return True
 
 
 def form(index: int) -> str:

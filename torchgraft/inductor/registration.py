@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch._inductor.codegen.common import DeviceOpOverrides, register_backend_for_device, register_device_op_overrides
+from torch._inductor.codegen.common import (
+    DeviceCodegen,
+    DeviceOpOverrides,
+    device_codegens,
+    register_backend_for_device,
+    register_device_op_overrides,
+)
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
 from torch._library.utils import get_layout_constraint_tag
@@ -33,6 +39,7 @@ from torchgraft.inductor import (
 from torchgraft.inductor.interface import described_devices
 from torchgraft.inductor.operations import has_bits
 from torchgraft.inductor.scheduling import Scheduling, Wrapper
+from torchgraft.inductor.triton_scheduling import TritonScheduling
 
 __all__ = ["register"]
 
@@ -149,6 +156,19 @@ def _sources() -> str:
     return digest.hexdigest()
 
 
+class _Generators(DeviceCodegen):
+    """The device's generators, of which an option chooses one for each compilation. Inductor asks the class itself
+    whether it is Triton's."""
+
+    @property  # type: ignore[override]
+    def scheduling(self) -> type[Scheduling | TritonScheduling]:
+        return TritonScheduling if options.by_triton() else Scheduling
+
+    @scheduling.setter
+    def scheduling(self, value: Any) -> None:
+        """What it is made with."""
+
+
 @functools.cache
 def register() -> type[Scheduling]:
     """Registers the device's generators with inductor, and gives the first of them."""
@@ -156,4 +176,5 @@ def register() -> type[Scheduling]:
     patches.apply()
     register_device_op_overrides(name, _Texts())
     register_backend_for_device(name, Scheduling, Wrapper, device_custom_pass=_Pass(), device_custom_config=as_config)
+    device_codegens[name] = _Generators(Scheduling, Wrapper)
     return Scheduling

@@ -22,6 +22,7 @@ from torch._inductor.virtualized import ops
 from torchgraft import backend
 from torchgraft.codegen import UnsupportedDtype, element_type
 from torchgraft.codegen.types import BY_NAME, value_ctype
+from torchgraft.inductor import options
 from torchgraft.ops.table import Kind, Row
 from torchgraft.plans import ENTRIES
 from torchgraft.plans.elementwise import promoted_dtype
@@ -65,7 +66,7 @@ def _lowering(op: torch._ops.OpOverload, row: Row) -> Callable[..., Any]:
     def lowered(*args: Any, **kwargs: Any) -> Any:
         arguments = {p.name: p.default for p in row.parameters if p.default is not None}
         arguments |= dict(zip((p.name for p in row.parameters), args, strict=False)) | kwargs
-        made = _pointwise(row, arguments)
+        made = None if options.by_triton() else _pointwise(row, arguments)  # which is in the device's language
         return call(*args, **kwargs) if made is None else made
 
     return lowered

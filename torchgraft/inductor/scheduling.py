@@ -19,38 +19,29 @@ from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.utils._ordered_set import OrderedSet
 
 from torchgraft import backend
-from torchgraft._core import _C
 from torchgraft.codegen.kernel import Kernel, Pointer
 from torchgraft.inductor import options, triton_text, versions
 from torchgraft.inductor.kernels import GeneratedKernel
 from torchgraft.inductor.lists import Lists, Member, launches, of_list
 from torchgraft.inductor.op_by_op import described
-from torchgraft.inductor.splitting import Splitting, why_not_recorded
+from torchgraft.inductor.splitting import SplitPrograms, why_not_recorded
 
 __all__ = ["Scheduling", "Wrapper"]
 
 
-class Scheduling(SIMDScheduling):
+class Scheduling(SplitPrograms, SIMDScheduling):
     """Makes kernels of what inductor has fused."""
 
     kernel_type = GeneratedKernel
 
     def __init__(self, scheduler: Any) -> None:
         super().__init__(scheduler)
-        self._splitting: Splitting | None = None
         self._lists = Lists(scheduler)
         self._members: list[Member] | None = None  # of the list whose kernels are generated, if it is one
 
     def get_backend_features(self, device: torch.device) -> OrderedSet[BackendFeature]:
-        _check_compiler(device)
+        versions.check_compiler(device)
         return OrderedSet([BackendFeature.INPLACE_BUFFERS, BackendFeature.FOREACH])
-
-    @property
-    def splitting(self: Any) -> Splitting:
-        """What of the program is recorded. To be asked when its nodes are what they will be."""
-        if self._splitting is None:
-            self._splitting = Splitting(self.scheduler.nodes)
-        return self._splitting  # type: ignore[no-any-return]
 
     def can_fuse(self: Any, node1: Any, node2: Any) -> bool:
         return not self._lists.mixes_members(node1, node2) and SIMDScheduling.can_fuse(self, node1, node2)
@@ -153,6 +144,7 @@ class Wrapper(PythonWrapperCodegen):
         self.imports.writeline("from torchgraft.inductor.op_by_op import OpByOp as tg_op_by_op")
         self.imports.writeline("from torchgraft.inductor.triton_calls import triton_dtype as tg_triton_dtype")
         self.imports.writeline("from torchgraft.inductor.triton_calls import triton_kernel as tg_triton_kernel")
+        self.imports.writeline("from torchgraft.inductor.triton_loops import triton_loops as tg_triton_loops")
 
     def write_async_compile_wait(self: Any) -> None:
         """All kernels of the program are known there."""
@@ -194,7 +186,9 @@ class Wrapper(PythonWrapperCodegen):
         device = device or V.graph.get_current_device_or_throw()
         if device.type == backend.name():
             if triton:
-                call_args = self._arguments_of_triton(call_args, options["raw_keys"], options["raw_args"])
+                call_args = self.prepare_triton_kernel_call(call_args)
+                if (names := options.get("raw_keys")) is not None:  # a user's kernel
+                    call_args = _by_name(call_args, names, options["raw_args"])
             self.writeline(self.wrap_kernel_call(kernel_name, call_args))
         else:
             PythonWrapperCodegen.generate_kernel_call(
@@ -228,19 +222,19 @@ class Wrapper(PythonWrapperCodegen):
         kept = grids if len(grids) == 1 else [grids[place] for place in definition.kept]
         return known[definition.text], {}, {}, [sympy.sympify(size) for grid in kept for size in grid]
 
-    def _arguments_of_triton(
-        self: Any, arguments: Sequence[Any], names: Sequence[str], values: Sequence[Any]
-    ) -> list[str]:
-        """Of a call: the grids, which have no names, and what has one."""
-        sizes, named = [], []
-        for name, value, argument in zip(names, values, arguments, strict=True):
-            text = self.codegen_python_sizevar(argument) if isinstance(argument, sympy.Expr) else f"{argument}"
-            if name:
-                named.append(f"{name}={'None' if value is None else text}")
-            else:
-                sizes.append(text)
-        grids = [f"({', '.join(sizes[first : first + 3])})" for first in range(0, len(sizes), 3)]
-        return [*grids, *named]
+    def write_triton_header_once(self) -> None:  # type: ignore[override]
+        """What torch's launcher of Triton's kernels needs, which is not used here."""
+
+
+def _by_name(texts: Sequence[str], names: Sequence[str], values: Sequence[Any]) -> list[str]:
+    """Arguments of a call: the sizes of grids, which have no names, three at a time, and what has a name."""
+    sizes = [text for text, name in zip(texts, names, strict=True) if not name]
+    named = [
+        f"{name}={'None' if value is None else text}"
+        for text, name, value in zip(texts, names, values, strict=True)
+        if name
+    ]
+    return [*(f"({', '.join(sizes[first : first + 3])})" for first in range(0, len(sizes), 3)), *named]
 
 
 def _strides_of(result: Any) -> tuple[list[int], bool] | None:
@@ -332,10 +326,3 @@ def _written(kernel: Kernel, generated: GeneratedKernel, tensors: int = 0) -> st
     if kernel.helpers:
         options += f", helpers={kernel.helpers!r}"
     return f"tg_generated({kernel.name!r}, {'; '.join(parts)!r}, {options}, body='''\n{body}''')"
-
-
-def _check_compiler(device: torch.device) -> None:
-    backend.open_devices()
-    index = device.index if device.index is not None else 0
-    if index < _C.device_count() and not _C.device_properties(index)["has_compiler"]:
-        versions.refuse(f"{device} has no kernel compiler")

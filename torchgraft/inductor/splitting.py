@@ -20,7 +20,7 @@ from torch._inductor.virtualized import V
 from torchgraft.codegen.types import BY_DTYPE
 from torchgraft.plans.recording import device_of_most, has_plan, only_launches
 
-__all__ = ["Splitting", "why_not_recorded"]
+__all__ = ["SplitPrograms", "Splitting", "why_not_recorded"]
 
 # Nodes that call ops, or none, and do nothing else.
 _PLAIN_NODES = (
@@ -61,6 +61,20 @@ class Splitting:
     def why_apart(self, node: Any) -> str | None:
         """Why a node is in no part."""
         return self._reasons[node] or ("it may do more than launch kernels" if node in self._doubts else None)
+
+
+class SplitPrograms:
+    """A part of Inductor's schedulings that knows what of a program is recorded."""
+
+    scheduler: Any
+    _splitting: Splitting | None = None
+
+    @property
+    def splitting(self) -> Splitting:
+        """To be asked when the program's nodes are what they will be."""
+        if self._splitting is None:
+            self._splitting = Splitting(self.scheduler.nodes)
+        return self._splitting
 
 
 def why_not_recorded(operations: Sequence[Any]) -> str:

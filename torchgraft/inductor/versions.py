@@ -9,9 +9,9 @@ from typing import NoReturn
 import torch
 
 from torchgraft import backend
-from torchgraft._core import minor
+from torchgraft._core import _C, minor
 
-__all__ = ["VERSIONS", "refuse", "why_unfit"]
+__all__ = ["VERSIONS", "check_compiler", "refuse", "why_unfit"]
 
 #: The versions of torch whose inductor the generators are tested with.
 VERSIONS = ((2, 13), (2, 14), (2, 15))
@@ -52,3 +52,13 @@ def refuse(why: str) -> NoReturn:
         f"{_ANYWAY}, which needs nothing of inductor: whole graphs, forward and backward, recorded and replayed; or "
         'backend="aot_eager", backend="eager", or the model without torch.compile'
     )
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raises:
+    NotImplementedError: the device has none.
+    """
+    backend.open_devices()
+    index = device.index if device.index is not None else 0
+    if index < _C.device_count() and not _C.device_properties(index)["has_compiler"]:
+        refuse(f"{device} has no kernel compiler")

@@ -347,6 +347,8 @@ def _of_library(op: Op, args: Sequence[str], types: Sequence[str], result: str) 
     for short in (name, name.removesuffix("f")):
         if short in _TESTS:
             return f"({_TESTS[short]}({args[0]}) ? 1 : 0)"
+        if short == "llrint":
+            return convert(f"{function('rint', types[0])}({args[0]})", types[0], result)
         if short in _LIBRARY:
             called = _LIBRARY[short]
             if called == "/":
