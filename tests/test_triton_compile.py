@@ -17,6 +17,7 @@ import torch._inductor.utils
 import torch.nn.functional as F
 from torch.library import triton_op, wrap_triton
 
+import torchgraft
 from torchgraft.inductor import options, replay
 from torchgraft.plans.versions import HERE
 
@@ -60,6 +61,8 @@ def blocks(n: int, block: int) -> tuple[int]:
 class TestCalls:
     """In the function itself; the graph is whole."""
 
+    @pytest.mark.quick(dynamic=True, backend="inductor")
+    @pytest.mark.quick(dynamic=False, backend="graft")
     @pytest.mark.parametrize("backend", BACKENDS)
     @pytest.mark.parametrize("dynamic", [False, True])
     def test_sizes(self, device: str, kernels: ModuleType, backend: str, dynamic: bool) -> None:
@@ -83,6 +86,8 @@ class TestCalls:
         same(device, torch.compile(work, fullgraph=True), lambda x: x * 2 + 1, torch.randn(300, dtype=dtype),
              rtol=exact, atol=exact)  # fmt: skip
 
+    @pytest.mark.quick(dynamic=True, backend="inductor")
+    @pytest.mark.quick(dynamic=False, backend="graft")
     @pytest.mark.parametrize("backend", BACKENDS)
     @pytest.mark.parametrize("dynamic", [False, True])
     def test_autotuned(self, device: str, kernels: ModuleType, backend: str, dynamic: bool) -> None:
@@ -373,6 +378,7 @@ class TestByTriton:
         with options.patch(codegen="triton"):
             yield
 
+    @pytest.mark.quick(dynamic=False)
     @pytest.mark.parametrize("dynamic", [False, True])
     @pytest.mark.parametrize("name", FUNCTIONS)
     def test_functions(self, device: str, name: str, dynamic: bool) -> None:
@@ -439,8 +445,11 @@ class TestByTriton:
 
     def test_an_op_that_is_a_row(self, device: str) -> None:
         """It is called, since its expression is in the device's language."""
-        same(device, torch.compile(lambda x: torch.special.bessel_j0(x * 2) + 1), lambda x: torch.special.bessel_j0(
-            x * 2) + 1, torch.randn(30))  # fmt: skip
+        torch.library.define("torchgraft_test_triton_compile::axpy", "(Tensor x, Tensor y, *, float a=1.0) -> Tensor")
+        torchgraft.ops.row("torchgraft_test_triton_compile::axpy", "T z = a * x; z + @exp(-y)")
+        axpy = torch.ops.torchgraft_test_triton_compile.axpy
+        compiled = torch.compile(lambda x, y: axpy(x.abs(), y, a=2.5).relu() + 1, fullgraph=True)
+        same(device, compiled, lambda x, y: (2.5 * x.abs() + (-y).exp()).relu() + 1, torch.randn(30), torch.randn(30))
 
 
 def test_the_option_is_of_one_compilation(device: str) -> None:

@@ -55,6 +55,7 @@ torch._inductor.codegen.common
     CSEVariable.dtype
     CSEVariable.name
     DeferredLine(name, line)
+    DeviceCodegen
     DeviceOpOverrides.device_guard(device_idx)
     DeviceOpOverrides.set_device(device_idx)
     DeviceOpOverrides.synchronize()
@@ -70,6 +71,7 @@ torch._inductor.codegen.common
     KernelArgs.python_argdefs()
     OpOverrides
     def Kernel.device_assert_async(cond, msg)
+    device_codegens
     register_backend_for_device(device, device_scheduling, device_wrapper_codegen, *, device_custom_pass)
     register_device_op_overrides(device, device_op_overrides)
 torch._inductor.codegen.simd
@@ -125,6 +127,12 @@ torch._inductor.codegen.simd_kernel_features
     SIMDKernelFeatures.scheduler_nodes()
 torch._inductor.codegen.triton
     TritonKernel.gen_common_triton_imports
+    TritonKernel.overrides
+    TritonKernelOverrides
+    TritonScheduling._emit_kernel_to_wrapper
+    def TritonKernelOverrides.bitwise_left_shift(a, b)
+    def TritonKernelOverrides.bitwise_right_shift(a, b)
+    def TritonScheduling.get_backend_features(device)
 torch._inductor.codegen.wrapper
     PythonWrapperCodegen.codegen_python_shape_tuple(shape)
     PythonWrapperCodegen.codegen_python_sizevar(x)
@@ -132,6 +140,7 @@ torch._inductor.codegen.wrapper
     PythonWrapperCodegen.imports
     PythonWrapperCodegen.next_kernel_suffix()
     PythonWrapperCodegen.prefix
+    PythonWrapperCodegen.prepare_triton_kernel_call(call_args)
     PythonWrapperCodegen.src_to_kernel
     PythonWrapperCodegen.wrap_kernel_call(name, call_args)
     PythonWrapperCodegen.writeline(line)
@@ -144,6 +153,7 @@ torch._inductor.codegen.wrapper
     def PythonWrapperCodegen.make_allocation(name, device, dtype, shape, stride, allocation_shape, is_pinned)
     def PythonWrapperCodegen.write_async_compile_wait()
     def PythonWrapperCodegen.write_header()
+    def PythonWrapperCodegen.write_triton_header_once()
     user_defined_triton_kernel_transitive_closure_source_code(kernel, epilogue_fusion)
 torch._inductor.config
     coordinate_descent_tuning
@@ -220,6 +230,11 @@ torch._inductor.ops_handler
     OpsHandler.index_expr(expr, dtype)
     OpsHandler.inline_asm_elementwise(inputs, *, asm, dtype)
     OpsHandler.to_dtype(x, dtype)
+torch._inductor.runtime.hints
+    ReductionHint
+torch._inductor.runtime.triton_heuristics
+    GridExpr.eval_slow(meta)
+    GridExpr.from_meta(inductor_meta, cfg)
 torch._inductor.scheduler
     BaseSchedulerNode.get_device()
     BaseSchedulerNode.get_first_name()

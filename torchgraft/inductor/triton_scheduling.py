@@ -68,9 +68,7 @@ class TritonScheduling(SplitPrograms, torch._inductor.codegen.triton.TritonSched
         src_code: str,
         kernel_name: str,
         subs_name: str,
-        node_schedule: Any,
-        kernel_path: str,
-        get_kernel_metadata: Any,
+        *others: Any,
     ) -> None:
         for line, ours in _LINES.items():
             if line not in src_code:
