@@ -195,6 +195,20 @@ class TestCalls:
 
         same(device, torch.compile(work, fullgraph=True), lambda x: (x * 5 + 3) / 2, torch.randn(100))
 
+    def test_within_a_choice_of_the_device(self, device: str, kernels: ModuleType) -> None:
+        """As libraries call their kernels."""
+        module = getattr(torch, torch.device(device).type)
+        if module.device_count() > 1:
+            pytest.skip("what is chosen among several devices breaks the graph")
+
+        def work(x: torch.Tensor) -> torch.Tensor:
+            with module.device(x.device):
+                out = torch.empty_like(x)
+                kernels.calls[(1,)](x, out, x.numel(), BLOCK=128)
+            return out + 1
+
+        same(device, torch.compile(work, fullgraph=True), lambda x: (x * 5 + 3) / 2 + 1, torch.randn(100))
+
     def test_gradients(self, device: str, kernels: ModuleType) -> None:
         class Axpy(torch.autograd.Function):
             @staticmethod

@@ -97,6 +97,13 @@ def synchronize(device: DeviceLike = None) -> None:
     _C.synchronize(backend.device_index(device))
 
 
+@_constant
+def _is_only(index: int) -> bool:
+    """Whether a device is the only one, which need not be chosen."""
+    backend.open_devices()
+    return index == 0 and _C.device_count() == 1
+
+
 class device:
     """`with torch.<name>.device(1):` makes a device current for a while.
 
@@ -109,14 +116,13 @@ class device:
         self.prev_idx = -1
 
     def __enter__(self) -> None:
-        if self.idx >= 0:
-            backend.open_devices()
+        if self.idx >= 0 and not _is_only(self.idx):
             self.prev_idx = torch._C._accelerator_exchangeDevice(self.idx)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.idx >= 0:
+        if self.idx >= 0 and not _is_only(self.idx):
             torch._C._accelerator_exchangeDevice(self.prev_idx)
 
 
