@@ -457,6 +457,28 @@ class TestByTriton:
             x, y = torch.randn(40), torch.randn(())
             torch.testing.assert_close(compiled(x.to(device), y).cpu(), x * y + 1)
 
+    def test_kernels_that_are_combined_on_demand(self, device: str) -> None:
+        with torch._inductor.config.patch(combo_kernels=True):
+            compiled = torch.compile(lambda x, y: (x * 2).sum(0).sum() + (y + 1).sum(0).sum(), fullgraph=True)
+            same(device, compiled, lambda x, y: x.sum() * 2 + (y + 1).sum(), torch.randn(30, 70), torch.randn(90, 7),
+                 rtol=1e-4, atol=1e-3)  # fmt: skip
+
+    def test_kernels_that_there_are_not(self, device: str) -> None:
+        with torch._inductor.config.patch({"triton.force_cooperative_reductions": True}):
+            x = torch.randn(30, 7000, device=device)
+            with pytest.raises(Exception, match="no kernels of the kind 'cooperative_reduction'"):
+                torch.compile(lambda x: x.sum(-1))(x)
+
+    def test_numbers_of_indices(self, device: str) -> None:
+        """Of more bits than the indices have."""
+
+        def work(x: torch.Tensor) -> torch.Tensor:
+            return x + torch.arange(0, 7 * 10**9, 10**9, device=x.device)
+
+        for dynamic in (False, True):
+            x = torch.randint(9, (5, 7))
+            same(device, torch.compile(work, dynamic=dynamic, fullgraph=True), work, x)
+
     def test_an_op_that_is_a_row(self, device: str) -> None:
         """It is called, since its expression is in the device's language."""
         torch.library.define("torchgraft_test_triton_compile::axpy", "(Tensor x, Tensor y, *, float a=1.0) -> Tensor")

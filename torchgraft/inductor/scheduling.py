@@ -142,9 +142,8 @@ class Wrapper(PythonWrapperCodegen):
         self.imports.writeline("from torchgraft.inductor.runtime import without_effect as tg_without_effect")
         self.imports.writeline("from torchgraft.inductor.replay import replayed as tg_replayed")
         self.imports.writeline("from torchgraft.inductor.op_by_op import OpByOp as tg_op_by_op")
-        self.imports.writeline("from torchgraft.inductor.triton_calls import triton_dtype as tg_triton_dtype")
-        self.imports.writeline("from torchgraft.inductor.triton_calls import triton_kernel as tg_triton_kernel")
-        self.imports.writeline("from torchgraft.inductor.triton_loops import triton_loops as tg_triton_loops")
+        for name in ("triton_dtype", "triton_kernel", "triton_loops"):
+            self.imports.writeline(f"from torchgraft.inductor.triton_calls import {name} as tg_{name}")
 
     def write_async_compile_wait(self: Any) -> None:
         """All kernels of the program are known there."""

@@ -1,19 +1,19 @@
-"""Triton kernels of users' as generated programs call them."""
+"""What generated programs with kernels of Triton's call. Nothing of Triton is imported for others."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch._inductor.codecache import PyCodeCache
 
-__all__ = ["TritonKernel", "triton_dtype", "triton_kernel"]
+__all__ = ["TritonKernel", "triton_dtype", "triton_kernel", "triton_loops"]
 
 Grid = tuple[int, int, int]
 
 
 class TritonKernel:
-    """A kernel of a program: called with its grids, one for each configuration, and its arguments.
+    """A user's kernel in a program: called with its grids, one for each configuration, and its arguments.
 
     Args:
         function: Triton's, an autotuner if there are several configurations.
@@ -46,7 +46,7 @@ def triton_kernel(
     restored: Sequence[str],
     zeroed: Sequence[str],
 ) -> TritonKernel:
-    """A kernel of a program.
+    """A user's kernel in a program.
 
     Args:
         name: of the kernel in the source.
@@ -64,6 +64,12 @@ def triton_kernel(
         # A choice holds for the program: its sizes are what they were, or are as Triton's launcher sees them.
         function = triton.autotune(tried, key=[], restore_value=restored, reset_to_zero=zeroed)(function)
     return TritonKernel(function, constants, [values for values, _ in configs])
+
+
+def triton_loops(name: str, source: str) -> Callable[..., None]:
+    """A kernel that Inductor has generated (`triton_loops.Loops`): of a source, by its name there."""
+    made: Callable[..., None] = getattr(PyCodeCache.load(source), name)
+    return made
 
 
 def triton_dtype(name: str) -> Any:

@@ -6,13 +6,14 @@ Their text calls these functions by the names of those in torch._inductor.runtim
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
-from torch._inductor.codecache import PyCodeCache
 from torch._inductor.runtime.hints import ReductionHint
 from torch._inductor.runtime.triton_heuristics import GridExpr
 
-__all__ = ["Loops", "persistent_reduction", "pointwise", "reduction", "triton_loops"]
+from torchgraft import backend
+
+__all__ = ["Loops", "persistent_reduction", "pointwise", "reduction"]
 
 # Elements of a block: of loops over elements by their number of dimensions, of the rows and columns of reductions.
 _POINTWISE = {1: (1024,), 2: (32, 32), 3: (16, 16, 16)}
@@ -43,37 +44,40 @@ class Loops:
 Decorator = Callable[[Any], Loops]
 
 
-def pointwise(size_hints: Mapping[str, int], *, inductor_meta: Mapping[str, Any], **_: Any) -> Decorator:
+def pointwise(size_hints: Mapping[str, int], **metas: Any) -> Decorator:
     """Of a loop over elements. `size_hints` has powers of two by the names of the dimensions."""
-    blocks = dict(zip(size_hints, _POINTWISE[len(size_hints)], strict=True))
-    return _decorator(size_hints, blocks, inductor_meta)
+    return _decorator(size_hints, dict(zip(size_hints, _POINTWISE[len(size_hints)], strict=True)), **metas)
 
 
-def reduction(
-    size_hints: Mapping[str, int], *, reduction_hint: Any = None, inductor_meta: Mapping[str, Any], **_: Any
-) -> Decorator:
+def reduction(size_hints: Mapping[str, int], *, reduction_hint: Any = None, **metas: Any) -> Decorator:
     """Of a loop over rows within one over what they give."""
-    if reduction_hint == ReductionHint.OUTER:  # what a row has lies apart, and rows lie side by side
-        row, columns = _ROW // _COLUMNS, _COLUMNS
-    else:
-        row, columns = _ROW, 1
-    blocks = {name: row if name.startswith("r") else columns for name in size_hints}
-    return _decorator(size_hints, blocks, inductor_meta)
+    # What a row has lies apart in an outer one, and rows lie side by side.
+    row, columns = (_ROW // _COLUMNS, _COLUMNS) if reduction_hint == ReductionHint.OUTER else (_ROW, 1)
+    rows = [name for name in size_hints if name.startswith("r")]
+    if len(rows) > 1:
+        row = _POINTWISE[len(rows)][0]
+    return _decorator(size_hints, {name: row if name in rows else columns for name in size_hints}, **metas)
 
 
-def persistent_reduction(
-    size_hints: Mapping[str, int], *, reduction_hint: Any = None, inductor_meta: Mapping[str, Any], **_: Any
+#: The same with whole rows as blocks, whose size is not a constant that is chosen.
+persistent_reduction = reduction
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise NotImplementedError(
+        f"the option codegen='triton' of '{backend.name()}' knows no kernels of the kind {name!r}, which options of "
+        "torch._inductor.config ask for: leave these as they are"
+    )
+
+
+def _decorator(
+    hints: Mapping[str, int],
+    blocks: Mapping[str, int],
+    *,
+    inductor_meta: Mapping[str, Any],
+    **_: Any,
 ) -> Decorator:
-    """The same with whole rows as blocks."""
-    return reduction(size_hints, reduction_hint=reduction_hint, inductor_meta=inductor_meta)
-
-
-def _decorator(hints: Mapping[str, int], blocks: Mapping[str, int], meta: Mapping[str, Any]) -> Decorator:
     sizes = {f"{name.upper()}BLOCK": min(blocks[name], hints[name]) for name in hints}
-    return lambda function: Loops(function, sizes, meta)
-
-
-def triton_loops(name: str, source: str) -> Loops:
-    """A kernel of a program: of a source, which is written to Inductor's folder, by its name there."""
-    made: Loops = getattr(PyCodeCache.load(source), name)
-    return made
+    return lambda function: Loops(function, sizes, inductor_meta)

@@ -6,12 +6,14 @@ of blocks (`triton_loops`) and is launched by Triton, so nothing of torch is cha
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 import torch._inductor.codegen.triton
 from torch._inductor.codegen.common import BackendFeature
 from torch._inductor.codegen.triton import TritonKernel, TritonKernelOverrides
+from torch._inductor.virtualized import V
 from torch.utils._ordered_set import OrderedSet
 
 from torchgraft.inductor import versions
@@ -43,9 +45,28 @@ class _Overrides(TritonKernelOverrides):
         shifted = f"{a} >> tl.where(({b} >= 0) & ({b} < {most}), {b}, {most})"
         return shifted if a.dtype.is_signed else f"tl.where(({b} >= 0) & ({b} <= {most}), {shifted}, 0)"
 
+    @classmethod
+    def value_expr(cls, expr: Any, dtype: torch.dtype) -> Any:
+        """A number that is computed of indices, in as many bits as it has: torch computes it in the indices' 32, and
+        makes it wider then. torch 2.13 to 2.15 (codegen/triton.py)."""
+        kernel: Any = V.kernel
+        kernel.is_wide = dtype != torch.int32
+        try:
+            return super().value_expr(expr, dtype)  # type: ignore[no-untyped-call]
+        finally:
+            kernel.is_wide = False
+
 
 class _Kernel(TritonKernel):
     overrides = _Overrides
+    is_wide = False
+
+    def index_to_str(self, index: Any) -> str:
+        text = super().index_to_str(index)
+        if not self.is_wide:
+            return text
+        names = set(map(str, self.range_tree_nodes))
+        return re.sub(r"\w+", lambda found: f"{found[0]}.to(tl.int64)" if found[0] in names else found[0], text)
 
 
 class TritonScheduling(SplitPrograms, torch._inductor.codegen.triton.TritonScheduling):
@@ -60,6 +81,11 @@ class TritonScheduling(SplitPrograms, torch._inductor.codegen.triton.TritonSched
     def get_backend_features(self, device: torch.device) -> OrderedSet[BackendFeature]:  # type: ignore[override]
         versions.check_compiler(device)
         return OrderedSet([BackendFeature.INPLACE_BUFFERS, BackendFeature.TUPLE_REDUCTION])
+
+    def codegen_combo_kernel(self, combo_kernel_node: Any) -> None:
+        """One after the other: a kernel of several would be a grid of Inductor's launcher."""
+        for node in combo_kernel_node.get_subkernel_nodes():
+            self.codegen_node(node)
 
     def _emit_kernel_to_wrapper(
         self,
