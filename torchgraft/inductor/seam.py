@@ -132,6 +132,7 @@ torch._inductor.codegen.triton
     TritonScheduling._emit_kernel_to_wrapper
     def TritonKernelOverrides.bitwise_left_shift(a, b)
     def TritonKernelOverrides.bitwise_right_shift(a, b)
+    def TritonKernelOverrides.value_expr(expr, dtype)
     def TritonScheduling.codegen_combo_kernel(combo_kernel_node)
     def TritonScheduling.get_backend_features(device)
 torch._inductor.codegen.wrapper
