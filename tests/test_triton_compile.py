@@ -479,6 +479,17 @@ class TestByTriton:
             x = torch.randint(9, (5, 7))
             same(device, torch.compile(work, dynamic=dynamic, fullgraph=True), work, x)
 
+    def test_indices(self, device: str) -> None:
+        """They are looked at, in recorded programs as well."""
+        work = lambda x, i: F.embedding(i, x) * 2 + x[i + 1]  # noqa: E731
+        compiled = torch.compile(work, fullgraph=True)
+        x, i = torch.randn(10, 30), torch.randint(0, 9, (6,))
+        same(device, compiled, work, x, i)
+        i[3] = 9
+        with pytest.raises(RuntimeError, match="index out of bounds"):
+            compiled(x.to(device), i.to(device))
+        same(device, compiled, work, x, i.clamp(max=8))
+
     def test_an_op_that_is_a_row(self, device: str) -> None:
         """It is called, since its expression is in the device's language."""
         torch.library.define("torchgraft_test_triton_compile::axpy", "(Tensor x, Tensor y, *, float a=1.0) -> Tensor")
