@@ -272,8 +272,7 @@ def assembled(x, out, BLOCK: tl.constexpr):
 @triton.jit
 def enormous(x, out, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
-    v = tl.load(x + i)
-    tl.store(out + i, tl.sort(v))
+    tl.store(out + BLOCK - 1 - i, tl.cumsum(tl.load(x + i), 0))
 
 
 @triton.jit

@@ -17,7 +17,8 @@ __all__ = ["Backend"]
 
 @dataclass(frozen=True)
 class _Options:
-    """What Triton's front end asks for by these names. Warps and stages decide nothing here."""
+    """What Triton's front end asks for by these names. A program is 32 work-items for each warp on GPUs, and one
+    elsewhere; stages decide nothing."""
 
     backend_name: str = "torchgraft"
     num_warps: int = 1
@@ -48,8 +49,10 @@ class _Options:
         return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
+# What Triton gives a program that asks for nothing.
+_WARPS, _WARP = 4, 32
 _KNOWN = {each.name for each in fields(_Options)}
-_IGNORED = {"num_warps", "num_stages", "num_ctas"}
+_IGNORED = {"num_stages", "num_ctas"}
 
 
 @functools.cache
@@ -81,11 +84,15 @@ class Backend(BaseBackend):  # type: ignore[misc]  # Triton has no annotations
 
     def parse_options(self, opts: dict[str, Any]) -> _Options:
         given = {name: value for name, value in opts.items() if name in _KNOWN - _IGNORED and value is not None}
+        given["num_warps"] = given.get("num_warps", _WARPS) if self._is_gpu() else 1
         given.setdefault("sanitize_overflow", given.get("debug", False))  # by assertions, which debugging alone has
         options = _Options(**given)
         # Triton refuses a word of a launch that is no entry here.
         options.__dict__.update({name: value for name, value in opts.items() if name in _without_meaning()})
         return options
+
+    def _is_gpu(self) -> bool:
+        return ":" in self.target.arch
 
     def load_dialects(self, ctx: Any) -> None:
         pass
@@ -103,7 +110,7 @@ class Backend(BaseBackend):  # type: ignore[misc]  # Triton has no annotations
 
     def add_stages(self, stages: dict[str, Any], options: Any, language: Any = None) -> None:
         stages["ttir"] = _simplified
-        stages["tgk"] = _translated
+        stages["tgk"] = functools.partial(_translated, arch=self.target.arch, warps=options.num_warps)
 
 
 def _simplified(module: Any, metadata: dict[str, Any]) -> Any:
@@ -135,9 +142,12 @@ def _inline_all(module: Any) -> None:
     module.walk(visit)
 
 
-def _translated(module: Any, metadata: dict[str, Any]) -> bytes:
+def _translated(module: Any, metadata: dict[str, Any], arch: str, warps: int) -> bytes:
     from torchgraft.triton.kernel import translate
+    from torchgraft.triton.ops import Group
 
-    made = translate(str(module))
+    _, *room = arch.split(":")
+    items, local_bytes = map(int, room) if room else (1, 0)
+    made = translate(str(module), Group(min(items, _WARP * warps), local_bytes) if room else None)
     metadata.update(name=made.name, shared=0, warp_size=1)
     return made.written()

@@ -42,7 +42,7 @@ class Driver(DriverBase):  # type: ignore[misc]  # Triton has no annotations
         return ty
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("torchgraft", self._launch.dialect(), 1)
+        return GPUTarget("torchgraft", self._launch.architecture(), 1)
 
     def get_current_device(self) -> int:
         return self._launch.current_device()

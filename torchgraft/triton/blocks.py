@@ -16,11 +16,14 @@ from torchgraft.triton.elements import CTYPES, elementwise
 from torchgraft.triton.ir import Op, Type
 
 __all__ = [
-    "Block", "Choice", "Computed", "Elementwise", "Index", "Line", "Pointer", "Range", "Scalar", "Scope", "Splat",
-    "Sum", "View", "flat", "reshaped",
+    "REGISTERS", "Block", "Choice", "Computed", "Elementwise", "Index", "Line", "Pointer", "Range", "Scalar", "Scope",
+    "Splat", "Sum", "View", "element_of", "flat", "reshaped",
 ]  # fmt: skip
 
 Index = tuple[str, ...]
+
+#: How names of arrays begin of which each work-item has the elements that it computes itself.
+REGISTERS = "r"
 
 
 @dataclass
@@ -260,7 +263,7 @@ class Computed(Block):
 
     def at(self, scope: Scope, index: Index) -> str:
         assert self.array, "an element of a loop that is open"
-        return scope.let(CTYPES[self.type.element], f"({self.array}[{flat(index, self.type.shape)}])")
+        return scope.let(CTYPES[self.type.element], f"({element_of(self.array, index, self.type.shape)})")
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,6 +304,15 @@ def _times(a: str, b: str) -> str:
     if "0" in (a, b):
         return "0"
     return b if a == "1" else a if b == "1" else f"({a} * {b})"
+
+
+def element_of(array: str, index: Index, shape: Sequence[int]) -> str:
+    """An element of an array; of a work-item's registers the one that its loops are at."""
+    if not array.startswith(REGISTERS):
+        return f"{array}[{flat(index, shape)}]"
+    here = tuple(f"i{d}" for d in range(len(shape)))
+    assert all(n == 1 or each == name for n, each, name in zip(shape, index, here, strict=True)), (index, shape)
+    return f"{array}[own]"
 
 
 def flat(index: Index, shape: Sequence[int]) -> str:

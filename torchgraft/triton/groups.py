@@ -7,8 +7,9 @@ Where masks bound the innermost loop, it is two: up to the last whole vector wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torchgraft.triton.blocks import (
     Block,
@@ -21,6 +22,7 @@ from torchgraft.triton.blocks import (
     Scope,
     Splat,
     View,
+    element_of,
     flat,
 )
 from torchgraft.triton.elements import CTYPES, elementwise, literal, operand_types, stored
@@ -28,10 +30,10 @@ from torchgraft.triton.ir import Block as Ops
 from torchgraft.triton.ir import Op, Value
 from torchgraft.triton.refused import Refused
 
-#: Declares an array of so many elements of a type, and returns its name.
-ArrayMaker = Callable[[str, int], str]
+if TYPE_CHECKING:
+    from torchgraft.triton.translate import Translator
 
-__all__ = ["Compute", "Group", "Load", "Member", "Reduce", "Store", "combined"]
+__all__ = ["Compute", "Group", "Load", "Member", "Nest", "Reduce", "SerialGroup", "Store", "combined"]
 
 # Partial results of a reduction along the innermost loop stand side by side: the longest are summed in so many parts.
 _LANES = 64
@@ -155,14 +157,11 @@ class Reduce(Member):
 
     def emit(self, nest: Nest, scope: Scope, fast: bool) -> None:
         values = [scope.value(each, nest.index) for each in self.args]
-        inside = self.axis == nest.inner_axis
-        place = "lane" if inside else flat(nest.without(self.axis), self.shape)
+        place, first = nest.partial(self.axis)
         held = [f"{array}[{place}]" for array in self.partial]
         found = combined(self.op, scope, held, values, nest.outside)
-        first = f"{nest.chunk if inside else nest.index[self.axis]} == 0"
-        always = nest.shape[self.axis] == 1 or (inside and nest.shape[self.axis] == nest.lanes)
         for target, old, new in zip(held, values, found, strict=True):
-            scope.lines.append(f"{target} = {old};" if always else f"{target} = {first} ? {old} : {new};")
+            scope.lines.append(f"{target} = {first} ? {old} : {new};" if first else f"{target} = {old};")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -205,21 +204,44 @@ class Nest:
     """The loops of a group.
 
     Attributes:
-        index: of an element, a loop's variable for each dimension.
-        inner_axis: the dimension of the innermost loop, `inner` its variable.
-        lanes: how many partial results a reduction along it has; 0 if there is none.
+        index: of an element, a name for each dimension.
+        inner_axis: the dimension of the innermost loop, `inner` its name.
+    """
+
+    def __init__(self, shape: tuple[int, ...], inner_axis: int, outside: dict[Value, str]) -> None:
+        self.shape, self.inner_axis, self.outside = shape, inner_axis, outside
+        self.index: Index = tuple(f"i{d}" if n > 1 or d == inner_axis else "0" for d, n in enumerate(shape))
+        self.inner = self.index[inner_axis]
+
+    def without(self, axis: int) -> Index:
+        return self.index[:axis] + self.index[axis + 1 :]
+
+    def partial(self, axis: int) -> tuple[str, str]:
+        """The place of a partial result of a reduction, and the condition that there is none yet; empty if there never
+        is one."""
+        raise NotImplementedError
+
+
+class _SerialNest(Nest):
+    """One work-item's.
+
+    Attributes:
+        lanes: how many partial results a reduction along the innermost loop has; 0 if there is none.
         chunk: the variable that counts these.
     """
 
     chunk = "chunk"
 
     def __init__(self, shape: tuple[int, ...], inner_axis: int, lanes: int, outside: dict[Value, str]) -> None:
-        self.shape, self.inner_axis, self.lanes, self.outside = shape, inner_axis, lanes, outside
-        self.index: Index = tuple(f"i{d}" if n > 1 or d == inner_axis else "0" for d, n in enumerate(shape))
-        self.inner = self.index[inner_axis]
+        super().__init__(shape, inner_axis, outside)
+        self.lanes = lanes
 
-    def without(self, axis: int) -> Index:
-        return self.index[:axis] + self.index[axis + 1 :]
+    def partial(self, axis: int) -> tuple[str, str]:
+        inside = axis == self.inner_axis
+        always = self.shape[axis] == 1 or (inside and self.shape[axis] == self.lanes)
+        first = "" if always else f"{self.chunk if inside else self.index[axis]} == 0"
+        shape = self.shape[:axis] + self.shape[axis + 1 :]
+        return "lane" if inside else flat(self.without(axis), shape), first
 
 
 class Group:
@@ -249,24 +271,51 @@ class Group:
                 return False
         return True
 
-    def emit(
-        self, names: Iterator[int], arrays: dict[Computed, str], outside: dict[Value, str], array: ArrayMaker
-    ) -> list[str]:
-        """The loops.
+    def reductions(self) -> list[Reduce]:
+        return [member for member in self.members if isinstance(member, Reduce)]
+
+    def stored(self) -> set[str]:
+        """Parameters whose memory is written."""
+        return {m.pointer.base for m in self.members if isinstance(m, Store) and m.pointer is not None}
+
+    def emit(self, t: Translator, arrays: dict[Computed, str]) -> None:
+        """Puts the loops.
 
         Args:
             arrays: where results go that others ask for.
-            outside: names of scalars.
-            array: makes an array for partial results, declared before.
         """
-        axis = self._inner_axis(names)
-        along = any(isinstance(m, Reduce) and m.axis == axis for m in self.members)
-        nest = Nest(self.shape, axis, min(_LANES, self.shape[axis]) if along else 0, outside)
+        raise NotImplementedError
+
+    def inner_axis(self, names: Iterator[int]) -> int:
+        """The dimension along which most of memory lies one beside the other, or else the last."""
+        dims = [d for d, n in enumerate(self.shape) if n > 1]
+        if len(dims) < 2:
+            return dims[0] if dims else len(self.shape) - 1
+        return max(dims, key=lambda axis: (self._neighbours(axis, names), axis))
+
+    def _neighbours(self, axis: int, names: Iterator[int]) -> int:
+        nest = Nest(self.shape, axis, {})
+        count = 0
         for member in self.members:
-            if isinstance(member, Reduce):
-                size = nest.lanes if member.axis == axis else _size(member.shape)
-                member.partial = [array(each.type.element, size) for each in member.args]
-                member.places = member.partial if member.axis != axis or not member.shape else _results(member, array)
+            if isinstance(member, Memory) and member.pointer is not None and not _open(member.pointer.offset):
+                line = member.pointer.offset.line(Scope(names, nest.inner, Scope(names)), nest.index)
+                count += line is not None and line.step == "1"
+        return count
+
+
+class SerialGroup(Group):
+    """One work-item's loops."""
+
+    def emit(self, t: Translator, arrays: dict[Computed, str]) -> None:
+        names, axis = t.names, self.inner_axis(t.names)
+        along = any(m.axis == axis for m in self.reductions())
+        nest = _SerialNest(self.shape, axis, min(_LANES, self.shape[axis]) if along else 0, t.outside)
+        for reduction in self.reductions():
+            inside, size = reduction.axis == axis, _size(reduction.shape)
+            types = [each.type.element for each in reduction.args]
+            reduction.partial = [t.array(element, nest.lanes if inside else size) for element in types]
+            own = inside and reduction.shape
+            reduction.places = [t.array(element, size) for element in types] if own else reduction.partial
         outer = Scope(names)
         ends, when, true = self._bounds(nest, outer)
         bodies = []
@@ -276,25 +325,10 @@ class Group:
             for member in self.members:
                 member.emit(nest, scope, fast)
             for result, place in arrays.items():
-                scope.lines.append(f"{place}[{flat(nest.index, self.shape)}] = {scope.value(result, nest.index)};")
+                target = element_of(place, nest.index, self.shape)
+                scope.lines.append(f"{target} = {scope.value(result, nest.index)};")
             bodies.append(scope.lines)
-        return self._loops(nest, outer, ends, when, bodies, names)
-
-    def _inner_axis(self, names: Iterator[int]) -> int:
-        """The dimension along which most of memory lies one beside the other, or else the last."""
-        dims = [d for d, n in enumerate(self.shape) if n > 1]
-        if len(dims) < 2:
-            return dims[0] if dims else len(self.shape) - 1
-        return max(dims, key=lambda axis: (self._neighbours(axis, names), axis))
-
-    def _neighbours(self, axis: int, names: Iterator[int]) -> int:
-        nest = Nest(self.shape, axis, 0, {})
-        count = 0
-        for member in self.members:
-            if isinstance(member, Memory) and member.pointer is not None and not _open(member.pointer.offset):
-                line = member.pointer.offset.line(Scope(names, nest.inner, Scope(names)), nest.index)
-                count += line is not None and line.step == "1"
-        return count
+        t.put(*self._loops(nest, outer, ends, when, bodies, names))
 
     def _bounds(self, nest: Nest, outer: Scope) -> tuple[list[str], list[str], set[Block]]:
         """Up to where there are no masks, what must be true for that, and the blocks that are then true."""
@@ -314,7 +348,7 @@ class Group:
 
     def _loops(
         self,
-        nest: Nest,
+        nest: _SerialNest,
         outer: Scope,
         ends: list[str],
         when: list[str],
@@ -323,7 +357,7 @@ class Group:
     ) -> list[str]:
         size, lines = self.shape[nest.inner_axis], list[str]()
         step = nest.lanes or min(_VECTOR, size)
-        along = [m for m in self.members if isinstance(m, Reduce) and m.axis == nest.inner_axis]
+        along = [m for m in self.reductions() if m.axis == nest.inner_axis]
         opened = [d for d, n in enumerate(self.shape) if n > 1 and d != nest.inner_axis]
         lines += [f"for (int i{d} = 0; i{d} < {self.shape[d]}; ++i{d}) {{" for d in opened] or ["{"]
         lines += outer.lines
@@ -345,7 +379,7 @@ class Group:
         return lines
 
 
-def _inner_loop(nest: Nest, body: list[str], begin: str, end: str) -> list[str]:
+def _inner_loop(nest: _SerialNest, body: list[str], begin: str, end: str) -> list[str]:
     if nest.lanes:
         head = [
             f"for (int {nest.chunk} = {begin}; {nest.chunk} < {end}; {nest.chunk} += {nest.lanes})",
@@ -357,7 +391,7 @@ def _inner_loop(nest: Nest, body: list[str], begin: str, end: str) -> list[str]:
     return [*head, *body, "}"]
 
 
-def _fold(member: Reduce, nest: Nest, names: Iterator[int]) -> list[str]:
+def _fold(member: Reduce, nest: _SerialNest, names: Iterator[int]) -> list[str]:
     """The partial results of a reduction along the innermost loop become one."""
     lines = []
     if nest.lanes > 1:
@@ -378,11 +412,6 @@ def _fold(member: Reduce, nest: Nest, names: Iterator[int]) -> list[str]:
         at = flat(nest.without(nest.inner_axis), member.shape)
         lines += [f"{place}[{at}] = {array}[0];" for place, array in zip(member.places, member.partial, strict=True)]
     return lines
-
-
-def _results(member: Reduce, array: ArrayMaker) -> list[str]:
-    """Arrays for what a reduction along the innermost loop gives."""
-    return [array(each.type.element, _size(member.shape)) for each in member.args]
 
 
 def _bound(

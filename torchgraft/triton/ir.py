@@ -43,7 +43,7 @@ class Type:
         return Type(shape, self.element, self.is_pointer)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Value:
     """What an op computes, or an argument.
 
@@ -59,7 +59,7 @@ class Value:
     owner: Op | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Op:
     """An op.
 
@@ -84,7 +84,7 @@ class Op:
         return int(self.attributes[name].split(":")[0])
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Block:
     """Ops in their order."""
 
@@ -93,7 +93,7 @@ class Block:
     ops: list[Op] = field(default_factory=list)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Region:
     blocks: list[Block] = field(default_factory=list)
 
@@ -103,7 +103,7 @@ class Region:
         return block
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Function:
     name: str
     arguments: list[Value]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer, Value
 from torchgraft.triton import ir
 from torchgraft.triton.elements import stored
-from torchgraft.triton.ops import translated
+from torchgraft.triton.ops import Group, translated
 from torchgraft.triton.refused import Refused
 from torchgraft.triton.translate import Translator
 
@@ -35,6 +36,8 @@ class Translated:
         apart: the body where no two arguments share memory of which one is written.
         shared: the body elsewhere; empty where it is the same.
         reports: errors that it reports: assertions of the program's.
+        items: work-items of a group.
+        scratch: bytes that a group has in global memory.
     """
 
     name: str
@@ -43,6 +46,8 @@ class Translated:
     apart: str
     shared: str
     reports: tuple[str, ...] = ()
+    items: int = 1
+    scratch: int = 0
 
     def kernel(self, shared: bool) -> Kernel:
         """The kernel.
@@ -55,10 +60,12 @@ class Translated:
             for name, element, is_pointer, written in self.parameters
         ]
         params += [Value(f"g{d}", "i32") for d in range(3)]
+        if self.scratch:
+            params += [Value("group_scratch", "i64"), Pointer("scratch", "u8")]
         if self.reports:
             params += [Value("code", "i32"), Pointer("errors", "i32")]
         body = (shared and self.shared) or self.apart
-        return Kernel(self.name, tuple(params), body, helpers=self.helpers)
+        return Kernel(self.name, tuple(params), body, helpers=self.helpers, local=(self.items,))
 
     def written(self) -> bytes:
         """For Triton's cache."""
@@ -71,15 +78,18 @@ class Translated:
         return cls(**told)
 
 
-def translate(text: str) -> Translated:
+def translate(text: str, group: Group | None = None) -> Translated:
     """A module of Triton's, with its places in the program, as text.
+
+    Args:
+        group: what a program may have of a GPU; None for CPUs, where it is one work-item.
 
     Raises:
         Refused: it has what cannot be compiled.
     """
     try:
         function = ir.read(text)
-        apart, shared = translated(function, True), translated(ir.read(text), False)
+        apart, shared = translated(function, True, group), translated(ir.read(text), False, group)
     except ir.Unreadable as error:
         raise Refused(str(error)) from error
     parameters = []
@@ -97,13 +107,21 @@ def translate(text: str) -> Translated:
         bodies[0],
         bodies[1] if bodies[1] != bodies[0] else "",
         tuple(apart.reports),
+        apart.items,
+        max(apart.scratch, shared.scratch),
     )
 
 
 def _body(translator: Translator) -> str:
-    depth, lines = 2, [_HEAD]
-    for line in translator.lines:
+    lines = translator.finished()
+    heads = [f"  {line}" for line in translator.heads]
+    return "\n".join([*heads, _HEAD, *indented(lines, 2), "  }"])
+
+
+def indented(lines: Sequence[str], depth: int) -> list[str]:
+    out = []
+    for line in lines:
         depth -= line.startswith("}")
-        lines.append("  " * depth + line)
+        out.append("  " * depth + line)
         depth += line.endswith("{")
-    return "\n".join([*lines, "  }"])
+    return out

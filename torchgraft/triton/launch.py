@@ -12,14 +12,17 @@ import torch
 from torchgraft._core import _C
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer
 from torchgraft.codegen.signature import Argument
+from torchgraft.codegen.tuning import Room
 from torchgraft.codegen.types import BY_NAME
+from torchgraft.plans.device import kernel_form
 from torchgraft.raw_kernel import described, make_neutral
 from torchgraft.triton.kernel import Translated
 
-__all__ = ["Launcher", "Utils", "current_device", "dialect"]
+__all__ = ["Launcher", "Utils", "architecture", "current_device"]
 
-# Groups among which the programs of a launch are shared, for each of the device's units.
-_GROUPS_PER_UNIT = 16
+# Groups among which the programs of a launch are shared, for each of the device's units: of one work-item, of several
+# with all in local memory, and of several with memory of their own elsewhere.
+_GROUPS_PER_UNIT = {"cpu": 16, "gpu": 1024, "scratch": 4}
 
 # Tensors whose elements a kernel reads and writes as integers of so many bits.
 _SAME_BITS = {
@@ -36,7 +39,10 @@ class _Loaded:
     """A kernel on a device."""
 
     def __init__(self, translated: Translated, device: int) -> None:
-        self.most_groups = _GROUPS_PER_UNIT * _C.device_properties(device)["compute_units"]
+        kind = "scratch" if translated.scratch else "gpu" if translated.items > 1 else "cpu"
+        self._most_groups = _GROUPS_PER_UNIT[kind] * _C.device_properties(device)["compute_units"]
+        self._local, self._scratch = (translated.items,), translated.scratch
+        self._device = torch.device(torch._C._get_privateuse1_backend_name(), device)
         self._pointers = [
             (n, _dtypes(element)) for n, (_, element, is_pointer, _) in enumerate(translated.parameters) if is_pointer
         ]
@@ -49,14 +55,17 @@ class _Loaded:
             where = f" (on {torch._C._get_privateuse1_backend_name()}:{device})"
             self._code = (_C.error_codes([(f"{head}{text}{where}", False) for text in translated.reports]),)
 
-    def launch(self, groups: int, arguments: list[Any]) -> None:
+    def launch(self, programs: int, arguments: list[Any]) -> None:
+        groups = min(programs, self._most_groups)
         for n, dtypes in self._pointers:
             if type(arguments[n]) is not torch.Tensor:
                 arguments[n] = _tensor(arguments[n], dtypes)
+        if self._scratch:
+            arguments += self._scratch, torch.empty(groups * self._scratch, dtype=torch.uint8, device=self._device)
         kernel = self._apart
         if self._shared is not None and kernel.share_memory(*arguments):
             kernel = self._shared
-        kernel((groups,), (1,), *arguments, *self._code)
+        kernel((groups,), self._local, *arguments, *self._code)
 
 
 def _launcher(kernel: Kernel, reports: bool) -> _C.Launcher:
@@ -133,7 +142,7 @@ class Launcher:
         given += (x, y, z)
         if enter is not None:
             enter(launch_metadata)
-        function.launch(min(programs, function.most_groups), given)
+        function.launch(programs, given)
         if leave is not None:
             leave(launch_metadata)
 
@@ -162,6 +171,12 @@ def current_device() -> int:
     return _C.current_device()
 
 
-def dialect() -> str:
-    """The kernel language of the current device."""
-    return str(_C.device_properties(_C.current_device())["dialect"])
+def architecture() -> str:
+    """What texts are made for on the current device: the kernel language, and on GPUs the most work-items of a group
+    and its bytes of local memory, as "opencl-c" or "opencl-c:256:32768"."""
+    index = _C.current_device()
+    properties = _C.device_properties(index)
+    if kernel_form(index) == "cpu":
+        return str(properties["dialect"])
+    room = Room.of(properties)
+    return f"{properties['dialect']}:{room.items}:{room.local_bytes}"

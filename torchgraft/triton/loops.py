@@ -49,8 +49,8 @@ def for_loop(t: Translator, op: Op) -> None:
     index, *arguments = body.arguments
     results = _handed_on(body)
     carried = [
-        _begun(t, argument, start, result)
-        for argument, start, result in zip(arguments, op.operands[3:], results, strict=True)
+        _begun(t, argument, start, result, passed)
+        for argument, start, result, passed in zip(arguments, op.operands[3:], results, op.results, strict=True)
     ]
     variable = t.name("k")
     ctype = CTYPES[index.type.element]
@@ -73,8 +73,8 @@ def while_loop(t: Translator, op: Op) -> None:
     t.close()
     before, after = (region.only for region in op.regions)
     condition = before.ops[-1]
-    carried = [_begun(t, argument, start, None) for argument, start in zip(before.arguments, op.operands, strict=True)]
-    passed = [_declared(t, value.type) for value in op.results]
+    carried = [_begun(t, argument, start) for argument, start in zip(before.arguments, op.operands, strict=True)]
+    passed = [_declared(t, value, argument) for value, argument in zip(op.results, after.arguments, strict=True)]
     t.put("for (;;) {")
     t.block(before)
     t.close()
@@ -94,7 +94,7 @@ def while_loop(t: Translator, op: Op) -> None:
 def if_else(t: Translator, op: Op) -> None:
     condition = t.text(op.operands[0])
     t.close()
-    passed = [_declared(t, value.type) for value in op.results]
+    passed = [_declared(t, value) for value in op.results]
     for number, region in enumerate(op.regions):
         t.put("} else {" if number else f"if ({condition}) {{")
         body = region.only
@@ -127,7 +127,7 @@ def branches(t: Translator, region: Region, block: Ops, path: Sequence[Ops]) -> 
         for argument, value in zip(target.arguments, passed, strict=True):
             known = t.scalar(value) if not value.type.shape else t.values[value]
             if isinstance(known, Computed):  # an array of its own, which may be written
-                known = Computed(known.type, t.in_array(known, t.array(known.type.element, known.type.size)))
+                known = Computed(known.type, t.in_array(known, t.shared_array(known.type.element, known.type.size)))
             t.values[argument] = known
             if not value.type.shape and not value.type.is_pointer:
                 t.outside[argument] = t.text(value)
@@ -147,12 +147,20 @@ def _handed_on(body: Ops) -> Sequence[Value]:
     return body.ops[-1].operands if body.ops and body.ops[-1].name == "scf.yield" else ()
 
 
-def _begun(t: Translator, argument: Value, start: Value, result: Value | None) -> _Carried:
-    """What a loop carries, as it is at first."""
+def _begun(
+    t: Translator, argument: Value, start: Value, result: Value | None = None, passed: Value | None = None
+) -> _Carried:
+    """What a loop carries, as it is at first.
+
+    Args:
+        result: what one turn makes of it.
+        passed: what the loop makes of it.
+    """
+    read = [argument, *([] if passed is None else [passed])]
     kind, first = argument.type, t.values[start]
     if not kind.shape:
         first = t.scalar(start)
-        each = _declared(t, kind)
+        each = _declared(t, *read)
         assert isinstance(each.known, Scalar)
         each.known.base = first.base
         t.put(f"{each.variable} = {first.text};")
@@ -162,11 +170,11 @@ def _begun(t: Translator, argument: Value, start: Value, result: Value | None) -
         each = _moving(t, argument, first, result)
     elif kind.is_pointer:
         assert isinstance(first, Pointer)
-        each = _declared(t, kind)
+        each = _declared(t, *read)
         each.known = Pointer(kind, first.base, Computed(Type(kind.shape, "i64"), each.array))
         t.in_array(first.offset, each.array)
     else:
-        each = _declared(t, kind)
+        each = _declared(t, *read)
         t.in_array(t.as_block(start), each.array)
     t.values[argument] = each.known
     if each.variable and not kind.shape and not kind.is_pointer:
@@ -174,13 +182,14 @@ def _begun(t: Translator, argument: Value, start: Value, result: Value | None) -
     return each
 
 
-def _declared(t: Translator, kind: Type) -> _Carried:
-    """A variable or an array for a value."""
+def _declared(t: Translator, *values: Value) -> _Carried:
+    """A variable or an array for what are values of one type."""
+    kind = values[0].type
     if not kind.shape:
         name = t.name("c")
         t.put(f"{'long' if kind.is_pointer else CTYPES[kind.element]} {name};")
         return _Carried(Scalar(kind, name), name)
-    array = t.array("i64" if kind.is_pointer else kind.element, kind.size)
+    array = t.array_for("i64" if kind.is_pointer else kind.element, values)
     known: Known = Computed(kind, array)
     if kind.is_pointer:
         known = Pointer(kind, "", Computed(Type(kind.shape, "i64"), array))
@@ -219,7 +228,7 @@ def _moving(t: Translator, argument: Value, first: Known, result: Value) -> _Car
         owner = result.owner
         if owner is not None and result is not argument:
             if isinstance(first, Computed) and first.array:
-                first = Computed(kind, t.in_array(first, t.array(kind.element, kind.size)))
+                first = Computed(kind, t.in_array(first, t.shared_array(kind.element, kind.size)))
             known = Elementwise(owner, [first, Splat(kind, name)], operand_types(owner), kind)
     return _Carried(known, name, moves=True)
 
@@ -300,7 +309,7 @@ def _copies(t: Translator, value: Value, each: _Carried, arrays: set[str]) -> li
         return []
     if all(leaf.array not in arrays for leaf in block.leaves):
         return [lambda: _copy(t, block, each.array)]
-    held = Computed(block.type, t.in_array(block, t.array(block.type.element, block.type.size)))
+    held = Computed(block.type, t.in_array(block, t.shared_array(block.type.element, block.type.size)))
     return [lambda: _copy(t, held, each.array)]
 
 

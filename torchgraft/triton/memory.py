@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.triton.blocks import Block, Computed, Index, Pointer, Scalar, Scope
+from torchgraft.triton.blocks import Block, Computed, Index, Pointer, Scalar, Scope, element_of
 from torchgraft.triton.elements import CTYPES, SIZES, bits, of_bits
 from torchgraft.triton.ir import Op, Value
 from torchgraft.triton.refused import Refused
@@ -95,21 +95,25 @@ def _each(t: Translator, op: Op, function: str, operands: Sequence[Value], masks
     ctype = CTYPES[result.type.element]
     if isinstance(pointer, Scalar):
         call = f"{function}({place} + {pointer.text}, {', '.join(t.text(each) for each in operands)})"
-        t.set_scalar(result, f"({t.text(masks[0])} ? {call} : ({ctype})0)" if masks else call)
+        text = f"({t.text(masks[0])} ? {call} : ({ctype})0)" if masks else call
+        if result.users:
+            t.once_value(result, text, [pointer.base])
+        else:
+            t.once(f"(void){text};", [pointer.base])
         return
     blocks: list[Block] = [t.as_block(each) for each in operands]
     conditions: list[Block] = [t.as_block(each) for each in masks]
-    array = t.array(result.type.element, result.type.size) if result.users else ""
+    array = t.array_for(result.type.element, [result]) if result.users else ""
 
-    def body(scope: Scope, index: Index, at: str) -> list[str]:
+    def body(scope: Scope, index: Index) -> list[str]:
         where = scope.value(pointer.offset, index)
         given = ", ".join(scope.value(each, index) for each in blocks)
         call = f"{function}({place} + {where}, {given})"
-        kept = f"{array}[{at}] = {call};" if array else f"{call};"
+        kept = f"{element_of(array, index, result.type.shape)} = {call};" if array else f"{call};"
         if not conditions:
             return [kept]
         return [f"if ({scope.value(conditions[0], index)}) {{ {kept} }}"]
 
-    t.put(*t.loop_over(pointer.offset, body, vectorize=False))
+    t.each(pointer.type.shape, body, [pointer.base, array], vectorize=False)
     if array:
         t.values[result] = Computed(result.type, array)

@@ -3,50 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from torchgraft.triton import loops, memory, products, reports
-from torchgraft.triton.ir import Function, Op
+from torchgraft.triton import loops, memory, reports
+from torchgraft.triton.ir import Function, Op, walk
+from torchgraft.triton.team import TeamTranslator
 from torchgraft.triton.translate import Translator
 
-__all__ = ["METHODS", "translated"]
+__all__ = ["METHODS", "Group", "translated"]
 
-#: What translates ops, beside arithmetic.
-METHODS: dict[str, Callable[[Translator, Op], None]] = {
-    "arith.constant": Translator.constant,
+#: What translates ops, beside arithmetic: functions, or names of the translator's methods.
+METHODS: dict[str, str | Callable[[Translator, Op], None]] = {
+    "arith.constant": "constant",
     "scf.for": loops.for_loop,
     "scf.if": loops.if_else,
     "scf.while": loops.while_loop,
-    "tt.addptr": Translator.addptr,
+    "tt.addptr": "addptr",
     "tt.assert": reports.device_assert,
     "tt.atomic_cas": memory.atomic_cas,
     "tt.atomic_rmw": memory.atomic_rmw,
-    "tt.broadcast": Translator.broadcast,
-    "tt.cat": Translator.cat,
-    "tt.dot": products.dot,
-    "tt.expand_dims": Translator.expand_dims,
-    "tt.gather": Translator.gather,
-    "tt.get_num_programs": Translator.program_id,
-    "tt.get_program_id": Translator.program_id,
-    "tt.histogram": Translator.histogram,
-    "tt.join": Translator.join_blocks,
-    "tt.load": Translator.load,
-    "tt.make_range": Translator.range,
+    "tt.broadcast": "broadcast",
+    "tt.cat": "cat",
+    "tt.dot": "dot",
+    "tt.expand_dims": "expand_dims",
+    "tt.gather": "gather",
+    "tt.get_num_programs": "program_id",
+    "tt.get_program_id": "program_id",
+    "tt.histogram": "histogram",
+    "tt.join": "join_blocks",
+    "tt.load": "load",
+    "tt.make_range": "range",
     "tt.print": reports.device_print,
-    "tt.reduce": Translator.reduce,
-    "tt.reshape": Translator.reshape,
-    "tt.scan": Translator.scan,
-    "tt.splat": Translator.splat,
-    "tt.split": Translator.split,
-    "tt.store": Translator.store,
-    "tt.trans": Translator.trans,
-    "tt.unsplat": Translator.unsplat,
-    "ub.poison": Translator.poison,
+    "tt.reduce": "reduce",
+    "tt.reshape": "reshape",
+    "tt.scan": "scan",
+    "tt.splat": "splat",
+    "tt.split": "split",
+    "tt.store": "store",
+    "tt.trans": "trans",
+    "tt.unsplat": "unsplat",
+    "ub.poison": "poison",
 }
 
 
-def translated(function: Function, apart: bool) -> Translator:
-    """A kernel's text, see `Translator`."""
-    translator = Translator(function, apart, METHODS)
+def translated(function: Function, apart: bool, group: Group | None = None) -> Translator:
+    """A kernel's text, see `Translator`.
+
+    Args:
+        group: the work-items that a program has; None if it is one that loops.
+    """
+    items = 1 if group is None else _items(function, group)
+    if group is None or items == 1:
+        translator = Translator(function, apart, METHODS)
+    else:
+        translator = TeamTranslator(function, apart, METHODS, items, group.local_bytes)
     blocks = function.body.blocks
     if len(blocks) == 1:
         translator.block(blocks[0])
@@ -54,3 +64,22 @@ def translated(function: Function, apart: bool) -> Translator:
         loops.branches(translator, function.body, blocks[0], [])
     translator.close()
     return translator
+
+
+@dataclass(frozen=True)
+class Group:
+    """What a program may have of a GPU.
+
+    Attributes:
+        items: work-items, at most.
+        local_bytes: of local memory.
+    """
+
+    items: int
+    local_bytes: int
+
+
+def _items(function: Function, group: Group) -> int:
+    """As many work-items as the largest block has elements, a power of two."""
+    sizes = [value.type.size for op in walk(function.body) for value in op.results]
+    return 1 << (min(group.items, max(sizes, default=1)).bit_length() - 1)

@@ -20,16 +20,13 @@ def device_assert(t: Translator, op: Op) -> None:
     if condition.type.shape:
         block = t.as_block(condition)
         t.close()
-        bad = t.name("s")
-
-        def body(scope: Scope, index: Index, at: str) -> list[str]:
-            return [f"{bad} |= !{scope.value(block, index)};"]
-
-        t.put(f"int {bad} = 0;", *t.loop_over(block, body, vectorize=False))
+        good = t.all_of(block)
     else:
-        bad = f"!{t.text(condition)}"
+        good = t.text(condition)
         t.close()
-    t.put(f"if ({bad}) {{", f"tg_report(errors, code + {code}, program);", "return;", "}")
+    t.put(f"if (!{good}) {{")
+    t.once(f"tg_report(errors, code + {code}, program);", [])
+    t.put("return;", "}")
 
 
 def device_print(t: Translator, op: Op) -> None:
@@ -37,7 +34,7 @@ def device_print(t: Translator, op: Op) -> None:
     prefix = _escaped(unquoted(op.words[0]))
     if not op.operands:
         t.close()
-        t.put(_line(prefix, []))
+        t.once(_line(prefix, []), [])
         return
     in_hex = op.attributes["hex"].startswith("true")
     signed = [int(n) for n in op.attributes["isSigned"].partition(":")[2].rstrip("> ").split(",")]
@@ -55,17 +52,17 @@ def _print(t: Translator, op: Op, operand: Value, form: str, value: str) -> None
     if isinstance(known, Scalar):
         text = t.scalar(operand).text
         t.close()
-        t.put(_line(f" idx (){form}", [value.format(base + text)]))
+        t.once(_line(f" idx (){form}", [value.format(base + text)]), [])
         return
     block: Block = known.offset if isinstance(known, Pointer) else known
     t.close()
     places = ", ".join(f"%{len(str(n - 1))}d" for n in operand.type.shape)
 
-    def body(scope: Scope, index: Index, at: str) -> list[str]:
+    def body(scope: Scope, index: Index) -> list[str]:
         text = value.format(base + scope.value(block, index))
         return [_line(f" idx ({places}){form}", [*(f"(int)({each})" for each in index), text])]
 
-    t.put(*t.loop_over(block, body, vectorize=False))
+    t.each(operand.type.shape, body, [], vectorize=False)
 
 
 def _line(form: str, values: list[str]) -> str:

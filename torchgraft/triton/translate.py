@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torchgraft.codegen.types import BY_NAME
+from torchgraft.triton import products
 from torchgraft.triton.blocks import (
+    REGISTERS,
     Block,
     Choice,
     Computed,
@@ -25,16 +27,17 @@ from torchgraft.triton.blocks import (
     Splat,
     Sum,
     View,
+    element_of,
     flat,
     reshaped,
 )
 from torchgraft.triton.elements import CTYPES, KEPT, SIZES, elementwise, is_elementwise, literal, operand_types, stored
-from torchgraft.triton.groups import Compute, Group, Load, Member, Reduce, Store, combined
+from torchgraft.triton.groups import Compute, Group, Load, Member, Reduce, SerialGroup, Store, combined
 from torchgraft.triton.ir import Block as Ops
 from torchgraft.triton.ir import Function, Op, Region, Type, Value, walk
 from torchgraft.triton.refused import Refused
 
-__all__ = ["Translator"]
+__all__ = ["Translator", "is_reverse"]
 
 Known = Scalar | Block | Pointer
 
@@ -54,24 +57,29 @@ class Translator:
         methods: what translates ops that are no arithmetic, by name.
 
     Attributes:
-        lines: of the body.
+        heads: lines before all programs, `lines` those of one.
         stored: parameters that are written.
         helpers: functions that the text needs, by name.
         reports: errors that it reports, and which of them each is.
         values: what has become of the values.
+        items: work-items of a program.
+        scratch: bytes that they need in global memory, once the text is finished.
     """
 
+    items = 1
+
     def __init__(
-        self, function: Function, apart: bool, methods: Mapping[str, Callable[[Translator, Op], None]]
+        self, function: Function, apart: bool, methods: Mapping[str, str | Callable[[Translator, Op], None]]
     ) -> None:
         self.function, self.apart, self._methods = function, apart, methods
+        self.heads: list[str] = []
         self.lines: list[str] = []
         self.stored: set[str] = set()
         self.helpers: dict[str, str] = {}
         self.reports: dict[str, int] = {}
         self.values: dict[Value, Known] = {}
         self.names = itertools.count()
-        self.bytes = 0
+        self.bytes = self.scratch = 0
         self._group: Group | None = None
         self._emitted: set[Op] = set()
         self.outside: dict[Value, str] = {}
@@ -90,7 +98,28 @@ class Translator:
     # ---- for the parts in other modules ----
 
     def put(self, *lines: str) -> None:
+        """Statements of scalars, and of what is done in which order."""
         self.lines += lines
+
+    def phase(self, lines: Sequence[str], writes: Iterable[str]) -> None:
+        """Statements in which work-items do not wait for each other.
+
+        Args:
+            writes: arrays and parameters that they write.
+        """
+        self.put(*lines)
+
+    def finished(self) -> list[str]:
+        """The body's text."""
+        return self.lines
+
+    def once(self, statement: str, writes: Iterable[str]) -> None:
+        """A statement that one work-item is to do for all."""
+        self.put(statement)
+
+    def once_value(self, value: Value, text: str, writes: Iterable[str]) -> None:
+        """Gives a scalar a variable with what one work-item is to compute for all."""
+        self.set_scalar(value, text)
 
     def name(self, prefix: str) -> str:
         return f"{prefix}{next(self.names)}"
@@ -103,6 +132,14 @@ class Translator:
             raise Refused(f"blocks that take more than {_MOST_BYTES >> 20} MiB in one program")
         self.put(f"{KEPT[element]} {name}[{size}] ALIGN(64);")
         return name
+
+    def shared_array(self, element: str, size: int) -> str:
+        """Declares an array of which all work-items see all elements."""
+        return self.array(element, size)
+
+    def array_for(self, element: str, values: Sequence[Value]) -> str:
+        """Declares an array for blocks of a shape, as all of them are read."""
+        return self.shared_array(element, values[0].type.size)
 
     def scalar(self, value: Value) -> Scalar:
         """A scalar that is known, after what computes it."""
@@ -138,34 +175,47 @@ class Translator:
             self.close()
 
     def in_array(self, block: Block, into: str = "") -> str:
-        """A block in an array: where it lies, or a new one.
+        """A block in an array of which all elements are seen: where it lies, or a new one.
 
         Args:
             into: an array that it is copied to in any case.
         """
         self.settle(block)
-        if isinstance(block, Computed) and not into:
+        if isinstance(block, Computed) and not into and not block.array.startswith(REGISTERS):
             return block.array
-        name = into or self.array(block.type.element, block.type.size)
-        for line in self.loop_over(block, lambda scope, index, at: [f"{name}[{at}] = {scope.value(block, index)};"]):
-            self.put(line)
+        name = into or self.shared_array(block.type.element, block.type.size)
+        shape = block.type.shape
+        self.each(
+            shape, lambda scope, index: [f"{element_of(name, index, shape)} = {scope.value(block, index)};"], [name]
+        )
         return name
 
-    def loop_over(
-        self, block: Block, body: Callable[[Scope, Index, str], list[str]], vectorize: bool = True
-    ) -> list[str]:
-        """Loops over a block's shape; the body gets a scope, an index and the place of the element."""
-        shape = block.type.shape
+    def each(
+        self,
+        shape: tuple[int, ...],
+        body: Callable[[Scope, Index], list[str]],
+        writes: Iterable[str],
+        vectorize: bool = True,
+    ) -> None:
+        """Loops over a shape; the body gets a scope and an index."""
         last = max((d for d, n in enumerate(shape) if n > 1), default=len(shape) - 1)
         index = tuple(f"i{d}" if n > 1 or d == last else "0" for d, n in enumerate(shape))
         outer = Scope(self.names)
         scope = Scope(self.names, index[last], outer)
-        inside = body(scope, index, flat(index, shape))
+        inside = body(scope, index)
         opened = [d for d, n in enumerate(shape) if n > 1 and d != last]
         heads = [f"for (int i{d} = 0; i{d} < {shape[d]}; ++i{d}) {{" for d in opened] or ["{"]
         hint = "VECTORIZE " if vectorize else ""
         inner = f"{hint}for (int {index[last]} = 0; {index[last]} < {shape[last]}; ++{index[last]}) {{"
-        return [*heads, *outer.lines, inner, *scope.lines, *inside, "}", *["}"] * max(1, len(opened))]
+        lines = [*heads, *outer.lines, inner, *scope.lines, *inside, "}", *["}"] * max(1, len(opened))]
+        self.phase(lines, writes)
+
+    def all_of(self, block: Block) -> str:
+        """Whether all elements are true, as a name."""
+        name = self.name("s")
+        self.put(f"int {name} = 1;")
+        self.each(block.type.shape, lambda scope, index: [f"{name} &= {scope.value(block, index)};"], [], False)
+        return name
 
     def send_to(self, value: Value, array: str, unless_read: Value | None = None) -> None:
         """Where a value is to lie, if it comes to lie in an array.
@@ -178,9 +228,14 @@ class Translator:
     def place_of(self, value: Value) -> str:
         """An array for a value."""
         wanted, held = self._into.get(value, ("", None))
-        if wanted and (held is None or self.is_settled(held)) and self._is_free(wanted):
+        is_free = held is None or self.is_settled(held)
+        if wanted and self.suits(wanted, value) and is_free and self._is_free(wanted):
             return wanted
-        return self.array(value.type.element, value.type.size)
+        return self.array_for(value.type.element, [value])
+
+    def suits(self, array: str, value: Value) -> bool:
+        """Whether a value can be read from an array as it will be."""
+        return True
 
     def _is_free(self, array: str) -> bool:
         """Whether nothing will read any value that lies in an array: a product may have come to lie where its sums
@@ -225,8 +280,11 @@ class Translator:
         if self._group is not None and not self._group.admits(member):
             self.close()
         if self._group is None:
-            self._group = Group(shape, self.apart)
+            self._group = self.new_group(shape)
         self._group.members.append(member)
+
+    def new_group(self, shape: tuple[int, ...]) -> Group:
+        return SerialGroup(shape, self.apart)
 
     @staticmethod
     def _reads_only_elements(group: Group, member: Member) -> bool:
@@ -247,8 +305,7 @@ class Translator:
             for value, result in zip(member.op.results, member.results, strict=True):
                 if any(user not in ops for user in value.users):
                     arrays[result] = self.place_of(value)
-        made = group.emit(self.names, arrays, self.outside, self.array)
-        self.put(*made)
+        group.emit(self, arrays)
         for result, place in arrays.items():
             result.array = place
         for member in group.members:
@@ -292,7 +349,10 @@ class Translator:
         method = self._methods.get(op.name)
         if method is None:
             raise Refused("there is nothing for it", op)
-        method(self, op)
+        if isinstance(method, str):
+            getattr(self, method)(op)
+        else:
+            method(self, op)
 
     def _elementwise(self, op: Op) -> None:
         (result,) = op.results
@@ -497,7 +557,7 @@ class Translator:
             self.close()
             place = self.place(pointer, op, True)
             text = f"store_{stored(pointer.type.element, op)}({place}, {pointer.text}, {value});"
-            self.put(text if condition == "1" else f"if ({condition}) {{ {text} }}")
+            self.once(text if condition == "1" else f"if ({condition}) {{ {text} }}", [pointer.base])
             return
         assert isinstance(pointer, Pointer)
         mask = self.as_block(op.operands[2]) if len(op.operands) > 2 else None
@@ -537,7 +597,7 @@ class Translator:
             self.put(f"for (int i{d} = 0; i{d} < {shape[d]}; ++i{d}) {{")
         for name, value in zip(held, op.results, strict=True):
             self.put(f"{CTYPES[value.type.element]} {name} = 0;")
-        at = f"{shape[axis] - 1} - n{axis}" if op.attributes.get("reverse", "").startswith("true") else f"n{axis}"
+        at = f"{shape[axis] - 1} - n{axis}" if is_reverse(op) else f"n{axis}"
         self.put(f"for (int n{axis} = 0; n{axis} < {shape[axis]}; ++n{axis}) {{", f"const int i{axis} = {at};")
         self.put(*scope.lines)
         kept = [self.name("f") for _ in held]
@@ -549,19 +609,21 @@ class Translator:
         for value, array in zip(op.results, arrays, strict=True):
             self.values[value] = Computed(value.type, array)
 
+    def dot(self, op: Op) -> None:
+        products.serial(self, op)
+
     def gather(self, op: Op) -> None:
         source, places = (self.as_block(each) for each in op.operands)
         self.close()
         axis, kind = op.integer("axis"), op.results[0].type
-        array = self.array(kind.element, kind.size)
         held = Computed(source.type, self.in_array(source))
-        at = Computed(places.type, self.in_array(places))
+        array = self.array_for(kind.element, op.results)
 
-        def body(scope: Scope, index: Index, place: str) -> list[str]:
-            chosen = scope.value(at, index)
-            return [f"{array}[{place}] = {scope.value(held, (*index[:axis], chosen, *index[axis + 1 :]))};"]
+        def body(scope: Scope, index: Index) -> list[str]:
+            found = scope.value(held, (*index[:axis], scope.value(places, index), *index[axis + 1 :]))
+            return [f"{element_of(array, index, kind.shape)} = {found};"]
 
-        self.put(*self.loop_over(at, body))
+        self.each(kind.shape, body, [array])
         self.values[op.results[0]] = Computed(kind, array)
 
     def histogram(self, op: Op) -> None:
@@ -571,11 +633,16 @@ class Translator:
         array = self.array(kind.element, kind.size)
         self.put(f"for (int i = 0; i < {kind.size}; ++i) {array}[i] = 0;")
 
-        def body(scope: Scope, index: Index, place: str) -> list[str]:
+        def body(scope: Scope, index: Index) -> list[str]:
             bin_, *masks = (scope.value(each, index) for each in blocks)
             inside = f"{bin_} >= 0 && {bin_} < {kind.size}"
             condition = f"{masks[0]} && {inside}" if masks else inside
             return [f"if ({condition}) {array}[{bin_}] += 1;"]
 
-        self.put(*self.loop_over(blocks[0], body, vectorize=False))
+        self.each(blocks[0].type.shape, body, [array], vectorize=False)
         self.values[op.results[0]] = Computed(kind, array)
+
+
+def is_reverse(op: Op) -> bool:
+    """Whether a scan goes from the end."""
+    return op.attributes.get("reverse", "").startswith("true")
