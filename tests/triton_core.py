@@ -30,8 +30,8 @@ import pytest
 TESTS = Path(__file__).resolve().parent
 CATALOGUE = TESTS / "triton_core.toml"
 FOLDER = TESTS.parent / "build/triton-core"
-SOURCE = "https://raw.githubusercontent.com/triton-lang/triton/v{version}/python/test/{path}"
-FILES = ("conftest.py", "unit/language/test_core.py")
+SOURCE = "https://raw.githubusercontent.com/triton-lang/triton/v{version}/python/{path}"
+FILES = ("conftest.py", "test/conftest.py", "test/unit/language/test_core.py")  # the first is there from 3.9 on
 
 # Why a test may not pass, by what it says: patterns, and what becomes of them. Anything else may be a wrong answer.
 REASONS = {
@@ -81,16 +81,20 @@ def pytest_configure(config: pytest.Config) -> None:
 def fetch(version: str) -> Path:
     """The folder with the tests of a version of Triton."""
     folder = FOLDER / version
-    folder.mkdir(parents=True, exist_ok=True)
     for path in FILES:
-        target, url = folder / Path(path).name, SOURCE.format(version=version, path=path)
+        target, url = folder / path, SOURCE.format(version=version, path=path)
         if target.exists():
             continue
+        target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with urllib.request.urlopen(url, timeout=60) as answer:
                 target.write_bytes(answer.read())
+        except urllib.error.HTTPError as error:
+            if error.code != 404 or target.name != "conftest.py":
+                sys.exit(f"triton_core: {url} cannot be had: {error}")
+            target.write_text("")
         except (urllib.error.URLError, TimeoutError) as error:
-            sys.exit(f"triton_core: {url} cannot be had ({error}); put the file into {folder}")
+            sys.exit(f"triton_core: {url} cannot be had ({error}); put the file there: {target}")
     return folder
 
 
@@ -114,7 +118,7 @@ def run(folder: Path, options: argparse.Namespace) -> dict[str, tuple[str, str]]
         command += ["--numprocesses", str(options.jobs)]
     if options.k:
         command += ["-k", options.k]
-    command += [str(path) for path in sorted(folder.glob("test_*.py"))]
+    command += [str(path) for path in sorted(folder.rglob("test_*.py"))]
     paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     log = folder / "log.txt"
     print(f"triton_core: the tests run; {log} has what pytest says", flush=True)

@@ -169,7 +169,7 @@ def read_type(text: str) -> Type:
     shape, element = (
         ((), text) if block is None else (tuple(map(int, block[1].split("x")[:-1])), block[2].split(",")[0])
     )
-    pointer = re.fullmatch(r"!tt\.ptr<(\w+)(?:, \d+)?>?", element)
+    pointer = re.fullmatch(r"!tt\.ptr<(\w+)(?:, .*)?>?", element)
     if pointer is not None:
         return Type(shape, pointer[1], True)
     if not re.fullmatch(r"i\d+|f\d+|bf16|index|f8\w+", element):
