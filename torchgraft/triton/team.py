@@ -258,8 +258,7 @@ class TeamTranslator(Translator):
         self._entries += lines
 
     def phase(self, lines: Sequence[str], writes: Iterable[str]) -> None:
-        # A name that is declared once for all phases PoCL 3.1 takes for the same in all work-items: loops that end by
-        # it ended wherever the first one's did.
+        # A name for each phase is nothing that a compiler has to keep across barriers.
         own = ("{", "const int item = LOCAL_ID(0);", *lines, "}")
         self._entries.append(Phase(own, frozenset(writes)))
 
