@@ -38,15 +38,20 @@ def kernels() -> ModuleType:
 
 
 #: What programs are translated for: a work-item each, a group of them, and one that has hardly any local memory.
-FORMS = {"item": "", "group": ":256:32768", "little local memory": ":64:1024"}
+FORMS = {"item": "/8", "group": ":256:32768", "little local memory": ":64:1024"}
 
 
 @pytest.fixture(params=FORMS.values(), ids=FORMS.keys())
 def form(request: pytest.FixtureRequest, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchgraft.triton import launch
 
-    dialect = launch.architecture().split(":")[0]
-    monkeypatch.setattr(launch, "architecture", lambda: dialect + request.param)
+    set_architecture(re.split("[:/]", launch.architecture())[0] + request.param, kernels, monkeypatch)
+
+
+def set_architecture(name: str, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchgraft.triton import launch
+
+    monkeypatch.setattr(launch, "architecture", lambda: name)
     for each in vars(kernels).values():  # Triton asks once for each kernel
         if isinstance(each, triton.runtime.JITFunction):
             monkeypatch.setattr(each, "device_caches", type(each.device_caches)(each.device_caches.default_factory))
@@ -116,6 +121,22 @@ class TestKernels:
         out = torch.empty(2, 16, 16, device=device)
         kernels.sums_begun_anew[(1,)](x.to(device), out, N=16)
         close(out, torch.stack([2 * x @ x, 3 * x @ x]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_products_in_vectors(
+    device: str, kernels: ModuleType, lanes: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows that are no multiple of those in registers, and of fewer, and of columns that are."""
+    from torchgraft.triton import launch
+
+    set_architecture(f"{re.split('[:/]', launch.architecture())[0]}/{lanes}", kernels, monkeypatch)
+    for m, n, k in ((1, 16, 4), (4, 32, 1), (16, 64, 8), (8, 4, 2)):
+        x, y = torch.randn(m, k, dtype=dtype), torch.randn(k, n, dtype=dtype)
+        out = torch.empty(m, n, dtype=dtype, device=device)
+        kernels.product[(1,)](x.to(device), y.to(device), out, M=m, N=n, K=k)
+        close(out, x @ y)
 
 
 class TestArguments:

@@ -146,8 +146,11 @@ def _translated(module: Any, metadata: dict[str, Any], arch: str, warps: int) ->
     from torchgraft.triton.kernel import translate
     from torchgraft.triton.ops import Group
 
-    _, *room = arch.split(":")
-    items, local_bytes = map(int, room) if room else (1, 0)
-    made = translate(str(module), Group(min(items, _WARP * warps), local_bytes) if room else None)
+    language, *room = arch.split(":")
+    if room:
+        items, local_bytes = map(int, room)
+        made = translate(str(module), Group(min(items, _WARP * warps), local_bytes))
+    else:
+        made = translate(str(module), lanes=int(language.rpartition("/")[2]))
     metadata.update(name=made.name, shared=0, warp_size=1)
     return made.written()

@@ -78,18 +78,21 @@ class Translated:
         return cls(**told)
 
 
-def translate(text: str, group: Group | None = None) -> Translated:
+def translate(text: str, group: Group | None = None, lanes: int = 16) -> Translated:
     """A module of Triton's, with its places in the program, as text.
 
     Args:
         group: what a program may have of a GPU; None for CPUs, where it is one work-item.
+        lanes: float32 elements of a CPU's vectors.
 
     Raises:
         Refused: it has what cannot be compiled.
     """
     try:
         function = ir.read(text)
-        apart, shared = translated(function, True, group), translated(ir.read(text), False, group)
+        apart, shared = (
+            translated(each, is_apart, group, lanes) for each, is_apart in ((function, True), (ir.read(text), False))
+        )
     except ir.Unreadable as error:
         raise Refused(str(error)) from error
     parameters = []

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from torchgraft._core import _C
+from torchgraft.codegen.compiler import simd_width
 from torchgraft.codegen.kernel import Kernel, Parameter, Pointer
 from torchgraft.codegen.signature import Argument
 from torchgraft.codegen.tuning import Room
 from torchgraft.codegen.types import BY_NAME
+from torchgraft.codegen.vectors import vector_lanes
 from torchgraft.plans.device import kernel_form
 from torchgraft.raw_kernel import described, make_neutral
 from torchgraft.triton.kernel import Translated
@@ -172,11 +174,11 @@ def current_device() -> int:
 
 
 def architecture() -> str:
-    """What texts are made for on the current device: the kernel language, and on GPUs the most work-items of a group
-    and its bytes of local memory, as "opencl-c" or "opencl-c:256:32768"."""
+    """What texts are made for on the current device: the kernel language with the float32 lanes of a CPU's vectors, or
+    on GPUs with the most work-items of a group and its bytes of local memory: "opencl-c/8" or "opencl-c:256:32768"."""
     index = _C.current_device()
     properties = _C.device_properties(index)
     if kernel_form(index) == "cpu":
-        return str(properties["dialect"])
+        return f"{properties['dialect']}/{vector_lanes(simd_width(index))}"
     room = Room.of(properties)
     return f"{properties['dialect']}:{room.items}:{room.local_bytes}"

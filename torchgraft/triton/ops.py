@@ -46,15 +46,16 @@ METHODS: dict[str, str | Callable[[Translator, Op], None]] = {
 }
 
 
-def translated(function: Function, apart: bool, group: Group | None = None) -> Translator:
+def translated(function: Function, apart: bool, group: Group | None, lanes: int) -> Translator:
     """A kernel's text, see `Translator`.
 
     Args:
         group: the work-items that a program has; None if it is one that loops.
+        lanes: float32 elements of the vectors that it then has.
     """
     items = 1 if group is None else _items(function, group)
     if group is None or items == 1:
-        translator = Translator(function, apart, METHODS)
+        translator = Translator(function, apart, METHODS, lanes)
     else:
         translator = TeamTranslator(function, apart, METHODS, items, group.local_bytes)
     blocks = function.body.blocks

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["dealt", "serial"]
 
-# Rows and vectors of sums in registers: with operands these fit into 16 of them.
-_ROWS, _VECTORS = 4, 2
+# Rows and vectors of sums in registers: with operands these fit into 16 of them, as vectors as wide as registers do.
+_ROWS, _VECTORS = 6, 2
 # Sums that a work-item of a group has at a time.
 _MOST_SUMS = 64
 
@@ -59,7 +59,7 @@ def _function(t: Translator, types: tuple[str, str, str], m: int, n: int, k: int
     """The function that adds a product to a block of sums."""
     a, b, c = types
     name = f"triton_dot_{a}_{b}_{c}_{m}_{n}_{k}"
-    lanes = {"float": 16, "double": 8}.get(c, 0)
+    lanes = {"float": t.lanes, "double": max(4, t.lanes // 2)}.get(c, 0)
     if a == b == c and lanes and n % lanes == 0:
         text = _in_registers(name, c, lanes, m, n, k)
     else:
@@ -76,23 +76,35 @@ TG_FUNCTION void {name}({c}* c, const {a}* a, const {b}* b) {{
 
 
 def _in_registers(name: str, ctype: str, lanes: int, m: int, n: int, k: int) -> str:
-    rows, vectors = min(_ROWS, m), _VECTORS if n % (_VECTORS * lanes) == 0 else 1
-    vector = f"{ctype}{lanes}"
-    sums = [(r, v) for r in range(rows) for v in range(vectors)]
+    vectors = _VECTORS if n % (_VECTORS * lanes) == 0 else 1
+    whole, rest = m // _ROWS * _ROWS, m % _ROWS
     lines = [
         f"WIDE inline void {name}({ctype}* c, const {ctype}* a, const {ctype}* b) {{",
-        f"  for (int n = 0; n < {n}; n += {vectors * lanes})",
-        f"    for (int m = 0; m < {m}; m += {rows}) {{",
+        f"  for (int n = 0; n < {n}; n += {vectors * lanes}) {{",
     ]
-    lines += [f"      {vector} c{r}_{v} = *({vector}u*)(c + (m + {r}) * {n} + n + {v * lanes});" for r, v in sums]
+    if whole:
+        lines += [
+            f"    for (int m = 0; m < {whole}; m += {_ROWS}) {{",
+            *_sums(ctype, lanes, _ROWS, vectors, n, k),
+            "    }",
+        ]
+    if rest:
+        lines += [f"    {{ const int m = {whole};", *_sums(ctype, lanes, rest, vectors, n, k), "    }"]
+    return "\n".join([*lines, "  }", "}"])
+
+
+def _sums(ctype: str, lanes: int, rows: int, vectors: int, n: int, k: int) -> list[str]:
+    """Adds to the sums of so many rows and vectors, from `m` and `n` on."""
+    vector = f"{ctype}{lanes}"
+    sums = [(r, v) for r in range(rows) for v in range(vectors)]
+    lines = [f"      {vector} c{r}_{v} = *({vector}u*)(c + (m + {r}) * {n} + n + {v * lanes});" for r, v in sums]
     lines += [f"      PLAIN for (int k = 0; k < {k}; ++k) {{"]
     lines += [f"        const {vector} b{v} = *({vector}u*)(b + k * {n} + n + {v * lanes});" for v in range(vectors)]
     for r in range(rows):
         lines.append(f"        const {vector} x{r} = SPLAT_{vector}(a[(m + {r}) * {k} + k]);")
         lines += [f"        c{r}_{v} = fma(x{r}, b{v}, c{r}_{v});" for v in range(vectors)]
     lines += ["      }"]
-    lines += [f"      *({vector}u*)(c + (m + {r}) * {n} + n + {v * lanes}) = c{r}_{v};" for r, v in sums]
-    return "\n".join([*lines, "    }", "}"])
+    return lines + [f"      *({vector}u*)(c + (m + {r}) * {n} + n + {v * lanes}) = c{r}_{v};" for r, v in sums]
 
 
 def dealt(t: TeamTranslator, op: Op) -> None:

@@ -55,6 +55,7 @@ class Translator:
         function: the kernel.
         apart: different parameters' memory does not overlap.
         methods: what translates ops that are no arithmetic, by name.
+        lanes: float32 elements of a vector register.
 
     Attributes:
         heads: lines before all programs, `lines` those of one.
@@ -69,9 +70,13 @@ class Translator:
     items = 1
 
     def __init__(
-        self, function: Function, apart: bool, methods: Mapping[str, str | Callable[[Translator, Op], None]]
+        self,
+        function: Function,
+        apart: bool,
+        methods: Mapping[str, str | Callable[[Translator, Op], None]],
+        lanes: int = 16,
     ) -> None:
-        self.function, self.apart, self._methods = function, apart, methods
+        self.function, self.apart, self._methods, self.lanes = function, apart, methods, lanes
         self.heads: list[str] = []
         self.lines: list[str] = []
         self.stored: set[str] = set()
