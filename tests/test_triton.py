@@ -123,6 +123,37 @@ class TestKernels:
         close(out, torch.stack([2 * x @ x, 3 * x @ x]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("form")
+class TestAccumulators:
+    @pytest.mark.parametrize("block", [16, 64, 128, 1024])
+    @pytest.mark.parametrize("n", [0, 1, 500, 2048])
+    def test_those_that_are_reduced(self, device: str, kernels: ModuleType, block: int, n: int) -> None:
+        x = torch.randn(n)
+        out = torch.empty(6, device=device)
+        kernels.accumulators[(1,)](x.to(device), out, n, BLOCK=block)
+        ends = torch.cat([x, torch.tensor([-1.5])]).max(), x.min() if n else torch.tensor(torch.inf)
+        close(out, torch.stack([x.sum(), (x * x).sum(), (x > 0).sum(), *ends, 2 * x.sum()]), rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("n", [0, 500, 2048])
+    def test_those_that_are_not(self, device: str, kernels: ModuleType, n: int) -> None:
+        x = torch.randn(n)
+        out, blocks = torch.empty(4, device=device), torch.empty(256, device=device)
+        kernels.whole_blocks[(1,)](x.to(device), out, blocks, n, BLOCK=256)
+        rows = F.pad(x, (0, -n % 256)).view(-1, 256)
+        sums, before = rows.sum(0), rows.cumsum(0)[:-1].sum()
+        close(blocks, sums, rtol=1e-4, atol=1e-4)
+        largest = sums.max() if n else torch.tensor(0.0)
+        close(out, torch.stack([x.sum() + 256, largest, x.sum(), before]), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.skipif(GROUPS, reason="work-items of a group have a share of each block")
+def test_accumulators_are_narrow(device: str, kernels: ModuleType) -> None:
+    x, out = torch.randn(600, device=device), torch.empty(6, device=device)
+    text = kernels.accumulators[(1,)](x, out, 600, BLOCK=512).asm["tgk"]
+    assert b"[64] ALIGN" in text
+    assert b"[512] ALIGN" not in text
+
+
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_products_in_vectors(

@@ -345,6 +345,53 @@ def sums_begun_anew(x, out, N: tl.constexpr):
 
 
 @triton.jit
+def accumulators(x, out, n, BLOCK: tl.constexpr):
+    """Blocks of which only the sums, the largest and the least are asked for."""
+    sums = tl.zeros([BLOCK], tl.float32)
+    backwards = tl.zeros([BLOCK], tl.float32)
+    counts = tl.zeros([BLOCK], tl.int32)
+    largest = tl.full([BLOCK], -1.5, tl.float32)
+    least = tl.full([BLOCK], float("inf"), tl.float32)
+    for start in range(0, n, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        v = tl.load(x + c, mask=c < n, other=0.0)
+        sums += v
+        backwards = v * v + backwards
+        counts += (v > 0).to(tl.int32)
+        largest = tl.maximum(largest, tl.where(c < n, v, -float("inf")))
+        least = tl.minimum(tl.where(c < n, v, float("inf")), least)
+    tl.store(out, tl.sum(sums, 0))
+    tl.store(out + 1, tl.sum(backwards, 0))
+    tl.store(out + 2, tl.sum(counts, 0).to(tl.float32))
+    tl.store(out + 3, tl.max(largest, 0))
+    tl.store(out + 4, tl.min(least, 0))
+    tl.store(out + 5, tl.sum(sums, 0) * 2)
+
+
+@triton.jit
+def whole_blocks(x, out, blocks, n, BLOCK: tl.constexpr):
+    """Such blocks of which more is asked for than that, or that begin with what counts for each element."""
+    begun = tl.full([BLOCK], 1.0, tl.float32)
+    mixed = tl.zeros([BLOCK], tl.float32)
+    kept = tl.zeros([BLOCK], tl.float32)
+    running = tl.zeros([BLOCK], tl.float32)
+    read = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, n, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        v = tl.load(x + c, mask=c < n, other=0.0)
+        begun += v
+        mixed += v
+        kept += v
+        running += read
+        read += v
+    tl.store(out, tl.sum(begun, 0))
+    tl.store(out + 1, tl.max(mixed, 0))
+    tl.store(out + 2, tl.sum(kept, 0))
+    tl.store(out + 3, tl.sum(running, 0))
+    tl.store(blocks + tl.arange(0, BLOCK), kept)
+
+
+@triton.jit
 def product(x, y, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     a, b = tl.load(x + m[:, None] * K + k[None, :]), tl.load(y + k[:, None] * N + n[None, :])

@@ -33,10 +33,22 @@ from torchgraft.triton.refused import Refused
 if TYPE_CHECKING:
     from torchgraft.triton.translate import Translator
 
-__all__ = ["Compute", "Group", "Load", "Member", "Nest", "Reduce", "SerialGroup", "Store", "combined"]
+__all__ = [
+    "LANES",
+    "Accumulate",
+    "Compute",
+    "Group",
+    "Load",
+    "Member",
+    "Nest",
+    "Reduce",
+    "SerialGroup",
+    "Store",
+    "combined",
+]
 
 # Partial results of a reduction along the innermost loop stand side by side: the longest are summed in so many parts.
-_LANES = 64
+LANES = 64
 # Elements of a loop without masks are a multiple of this.
 _VECTOR = 16
 
@@ -167,6 +179,33 @@ class Reduce(Member):
     def shape(self) -> tuple[int, ...]:
         shape = self.args[0].type.shape
         return shape[: self.axis] + shape[self.axis + 1 :]
+
+
+@dataclass(eq=False)
+class Accumulate(Member):
+    """Combines blocks with partial results that stand side by side, those of a reduction along the innermost loop.
+
+    Attributes:
+        into: the array of the partial results.
+        arg: what they are combined with.
+        is_first: whether that is the first of the op's operands.
+    """
+
+    into: str = ""
+    arg: Block | None = None
+    is_first: bool = False
+
+    def parts(self) -> list[Block]:
+        assert self.arg is not None
+        return [self.arg]
+
+    def emit(self, nest: Nest, scope: Scope, fast: bool) -> None:
+        (arg,) = self.parts()
+        operands = [f"{self.into}[lane]", scope.value(arg, nest.index)]
+        if self.is_first:
+            operands.reverse()
+        text = elementwise(self.op, operands, operand_types(self.op), arg.type.element)
+        scope.lines.append(f"{self.into}[lane] = {text};")
 
 
 def combined(op: Op, scope: Scope, first: Sequence[str], second: Sequence[str], outside: dict[Value, str]) -> list[str]:
@@ -308,8 +347,8 @@ class SerialGroup(Group):
 
     def emit(self, t: Translator, arrays: dict[Computed, str]) -> None:
         names, axis = t.names, self.inner_axis(t.names)
-        along = any(m.axis == axis for m in self.reductions())
-        nest = _SerialNest(self.shape, axis, min(_LANES, self.shape[axis]) if along else 0, t.outside)
+        along = any(m.axis == axis if isinstance(m, Reduce) else isinstance(m, Accumulate) for m in self.members)
+        nest = _SerialNest(self.shape, axis, min(LANES, self.shape[axis]) if along else 0, t.outside)
         for reduction in self.reductions():
             inside, size = reduction.axis == axis, _size(reduction.shape)
             types = [each.type.element for each in reduction.args]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torchgraft.triton.accumulators import narrowed
 from torchgraft.triton.blocks import Block, Computed, Elementwise, Pointer, Scalar, Splat, Sum
 from torchgraft.triton.elements import CTYPES, operand_types
 from torchgraft.triton.ir import Block as Ops
@@ -168,6 +169,8 @@ def _begun(
         result is not None and _only_moves(t, result, argument) and (kind.is_pointer or kind.element in ("i32", "i64"))
     ):
         each = _moving(t, argument, first, result)
+    elif passed is not None and result is not None and (partial := narrowed(t, argument, start, result, passed)):
+        each = _Carried(partial, array=partial.array)
     elif kind.is_pointer:
         assert isinstance(first, Pointer)
         each = _declared(t, *read)

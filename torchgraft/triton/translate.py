@@ -32,7 +32,18 @@ from torchgraft.triton.blocks import (
     reshaped,
 )
 from torchgraft.triton.elements import CTYPES, KEPT, SIZES, elementwise, is_elementwise, literal, operand_types, stored
-from torchgraft.triton.groups import Compute, Group, Load, Member, Reduce, SerialGroup, Store, combined
+from torchgraft.triton.groups import (
+    LANES,
+    Accumulate,
+    Compute,
+    Group,
+    Load,
+    Member,
+    Reduce,
+    SerialGroup,
+    Store,
+    combined,
+)
 from torchgraft.triton.ir import Block as Ops
 from torchgraft.triton.ir import Function, Op, Region, Type, Value, walk
 from torchgraft.triton.refused import Refused
@@ -89,6 +100,7 @@ class Translator:
         self._emitted: set[Op] = set()
         self.outside: dict[Value, str] = {}
         self._into: dict[Value, tuple[str, Value | None]] = {}
+        self._accumulated: dict[Op, tuple[Value, str]] = {}
         for n, argument in enumerate(function.arguments):
             name, kind = f"arg{n}", argument.type
             if kind.shape:
@@ -230,6 +242,10 @@ class Translator:
         """
         self._into[value] = array, unless_read
 
+    def accumulate(self, op: Op, other: Value, array: str) -> None:
+        """Has an op of two blocks combine the one that it is given with partial results in an array."""
+        self._accumulated[op] = other, array
+
     def place_of(self, value: Value) -> str:
         """An array for a value."""
         wanted, held = self._into.get(value, ("", None))
@@ -305,7 +321,7 @@ class Translator:
         self._emitted |= ops
         arrays: dict[Computed, str] = {}
         for member in group.members:
-            if isinstance(member, Reduce):
+            if isinstance(member, (Reduce, Accumulate)):
                 continue
             for value, result in zip(member.op.results, member.results, strict=True):
                 if any(user not in ops for user in value.users):
@@ -347,6 +363,12 @@ class Translator:
 
     def op(self, op: Op) -> None:
         if op.name in _NOTHING:
+            return
+        if op in self._accumulated:
+            other, array = self._accumulated.pop(op)  # it may be translated anew, otherwise
+            args = self.as_block(other)
+            self.join(Accumulate(op, [], array, args, other is op.operands[0]), args.type.shape)
+            self.values[op.results[0]] = Computed(Type((LANES,), args.type.element), array)
             return
         if is_elementwise(op):
             self._elementwise(op)
