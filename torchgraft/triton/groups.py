@@ -439,8 +439,8 @@ def _fold(member: Reduce, nest: _SerialNest, names: Iterator[int]) -> list[str]:
         found = combined(member.op, scope, held, others, nest.outside)
         kept = [f"f{next(names)}" for _ in held]
         lines += [
-            f"for (int width = {nest.lanes // 2}; width > 0; width /= 2)",
-            "for (int lane = 0; lane < width; ++lane) {",
+            f"UNROLL for (int width = {nest.lanes // 2}; width > 0; width /= 2)",
+            "VECTORIZE for (int lane = 0; lane < width; ++lane) {",
             *scope.lines,
         ]
         for each, name, text in zip(member.args, kept, found, strict=True):
