@@ -586,8 +586,8 @@ torch.save(results, folder / f"results-{device}.pt")
 """
 
 
-#: PoCL's optimiser, of 3.1 and of 6.0, loses stores of kernels with many barriers, which rusticl runs right and oclgrind
-#: finds no fault with.
+#: PoCL's optimiser, of 3.1 and of 6.0, loses stores of kernels with many barriers, which rusticl runs right and in
+#: which oclgrind finds no fault.
 GROUP_FORM = {"TORCHGRAFT_KERNEL_FORM": "gpu", "TORCHGRAFT_COMPILE_OPTIONS": "-cl-opt-disable"}
 
 

@@ -7,9 +7,9 @@ Where masks bound the innermost loop, it is two: up to the last whole vector wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torchgraft.triton.blocks import (
     Block,
@@ -30,9 +30,6 @@ from torchgraft.triton.ir import Block as Ops
 from torchgraft.triton.ir import Op, Value
 from torchgraft.triton.refused import Refused
 
-if TYPE_CHECKING:
-    from torchgraft.triton.translate import Translator
-
 __all__ = [
     "LANES",
     "Accumulate",
@@ -44,6 +41,7 @@ __all__ = [
     "Reduce",
     "SerialGroup",
     "Store",
+    "Text",
     "combined",
 ]
 
@@ -283,6 +281,23 @@ class _SerialNest(Nest):
         return "lane" if inside else flat(self.without(axis), shape), first
 
 
+class Text(Protocol):
+    """What a group writes itself to."""
+
+    @property
+    def names(self) -> Iterator[int]:
+        """Numbers of names."""
+
+    @property
+    def outside(self) -> dict[Value, str]:
+        """Names of scalars."""
+
+    def put(self, *lines: str) -> None: ...
+    def phase(self, lines: Sequence[str], writes: Iterable[str]) -> None: ...
+    def array(self, element: str, size: int) -> str: ...
+    def shared_array(self, element: str, size: int) -> str: ...
+
+
 class Group:
     """See above.
 
@@ -317,7 +332,7 @@ class Group:
         """Parameters whose memory is written."""
         return {m.pointer.base for m in self.members if isinstance(m, Store) and m.pointer is not None}
 
-    def emit(self, t: Translator, arrays: dict[Computed, str]) -> None:
+    def emit(self, t: Text, arrays: dict[Computed, str]) -> None:
         """Puts the loops.
 
         Args:
@@ -345,7 +360,7 @@ class Group:
 class SerialGroup(Group):
     """One work-item's loops."""
 
-    def emit(self, t: Translator, arrays: dict[Computed, str]) -> None:
+    def emit(self, t: Text, arrays: dict[Computed, str]) -> None:
         names, axis = t.names, self.inner_axis(t.names)
         along = any(m.axis == axis if isinstance(m, Reduce) else isinstance(m, Accumulate) for m in self.members)
         nest = _SerialNest(self.shape, axis, min(LANES, self.shape[axis]) if along else 0, t.outside)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torchgraft.triton import loops, memory, reports
+from torchgraft.triton import loops, memory, products, reports
 from torchgraft.triton.ir import Function, Op, walk
 from torchgraft.triton.team import TeamTranslator
 from torchgraft.triton.translate import Translator
@@ -24,7 +24,7 @@ METHODS: dict[str, str | Callable[[Translator, Op], None]] = {
     "tt.atomic_rmw": memory.atomic_rmw,
     "tt.broadcast": "broadcast",
     "tt.cat": "cat",
-    "tt.dot": "dot",
+    "tt.dot": products.dot,
     "tt.expand_dims": "expand_dims",
     "tt.gather": "gather",
     "tt.get_num_programs": "program_id",

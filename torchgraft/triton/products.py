@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torchgraft.triton.blocks import REGISTERS, Block, Computed
 from torchgraft.triton.elements import CTYPES, KEPT
 from torchgraft.triton.ir import Op
 from torchgraft.triton.refused import Refused
+from torchgraft.triton.team import TeamTranslator
+from torchgraft.triton.translate import Translator
 
-if TYPE_CHECKING:
-    from torchgraft.triton.team import TeamTranslator
-    from torchgraft.triton.translate import Translator
-
-__all__ = ["dealt", "serial"]
+__all__ = ["dot"]
 
 # Rows and vectors of sums in registers: with operands these fit into 16 of them, as vectors as wide as registers do.
 _ROWS, _VECTORS = 6, 2
@@ -21,7 +17,14 @@ _ROWS, _VECTORS = 6, 2
 _MOST_SUMS = 64
 
 
-def serial(t: Translator, op: Op) -> None:
+def dot(t: Translator, op: Op) -> None:
+    if isinstance(t, TeamTranslator):
+        _dealt(t, op)
+    else:
+        _serial(t, op)
+
+
+def _serial(t: Translator, op: Op) -> None:
     """A product by one work-item."""
     *batch, m, k = op.operands[0].type.shape
     n, result = op.operands[1].type.shape[-1], op.results[0]
@@ -107,7 +110,7 @@ def _sums(ctype: str, lanes: int, rows: int, vectors: int, n: int, k: int) -> li
     return lines + [f"      *({vector}u*)(c + (m + {r}) * {n} + n + {v * lanes}) = c{r}_{v};" for r, v in sums]
 
 
-def dealt(t: TeamTranslator, op: Op) -> None:
+def _dealt(t: TeamTranslator, op: Op) -> None:
     """A product by a group's work-items: each adds to the elements that it has, some of its rows at a time."""
     result = op.results[0]
     (a, b), into = _operands(t, op)

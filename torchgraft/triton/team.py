@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from torchgraft.triton import products
 from torchgraft.triton.barriers import Entry, Phase, Shared, with_barriers, with_rooms
 from torchgraft.triton.blocks import REGISTERS, Block, Computed, Index, Scope, Splat, element_of, flat
 from torchgraft.triton.elements import CTYPES, KEPT, SIZES, is_elementwise
-from torchgraft.triton.groups import Group, Nest, Reduce, combined
+from torchgraft.triton.groups import Group, Nest, Reduce, Text, combined
 from torchgraft.triton.ir import Block as Ops
 from torchgraft.triton.ir import Function, Op, Region, Type, Value, walk
 from torchgraft.triton.translate import Translator, is_reverse
@@ -136,7 +135,7 @@ class _TeamGroup(Group):
         super().__init__(shape, apart)
         self._deal = deal
 
-    def emit(self, t: Translator, arrays: dict[Computed, str]) -> None:
+    def emit(self, t: Text, arrays: dict[Computed, str]) -> None:
         nest = DealtNest(self._deal, self.shape, self.inner_axis(t.names), t.outside)
         reductions = self.reductions()
         for member in reductions:
@@ -154,7 +153,7 @@ class _TeamGroup(Group):
             _fold(t, nest, member, self._deal.items)
 
 
-def _fold(t: Translator, nest: DealtNest, member: Reduce, items: int) -> None:
+def _fold(t: Text, nest: DealtNest, member: Reduce, items: int) -> None:
     """The work-items' partial results become one for each place, in memory of the group."""
     axis, results = member.axis, math.prod(member.shape)
     member.places = [t.shared_array(each.type.element, nest.lanes[axis] * results) for each in member.args]
@@ -321,9 +320,6 @@ class TeamTranslator(Translator):
         return with_barriers(self._entries, overlaps, parameters, self.apart)
 
     # ---- ops ----
-
-    def dot(self, op: Op) -> None:
-        products.dealt(self, op)
 
     def histogram(self, op: Op) -> None:
         values, *masks = (self.as_block(each) for each in op.operands)

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torchgraft.codegen.types import BY_NAME
-from torchgraft.triton import products
 from torchgraft.triton.blocks import (
     REGISTERS,
     Block,
@@ -635,9 +634,6 @@ class Translator:
         self.put(*["}"] * len(shape))
         for value, array in zip(op.results, arrays, strict=True):
             self.values[value] = Computed(value.type, array)
-
-    def dot(self, op: Op) -> None:
-        products.serial(self, op)
 
     def gather(self, op: Op) -> None:
         source, places = (self.as_block(each) for each in op.operands)
