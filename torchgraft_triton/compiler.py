@@ -71,7 +71,9 @@ class Backend(BaseBackend):  # type: ignore[misc]  # Triton has no annotations
 
     @staticmethod
     def supports_target(target: GPUTarget) -> bool:
-        return bool(target.backend == "torchgraft")
+        import torch
+
+        return bool(target.backend == torch._C._get_privateuse1_backend_name())
 
     @functools.cache  # noqa: B019  # one for a process
     def hash(self) -> str:

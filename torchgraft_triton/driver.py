@@ -42,7 +42,8 @@ class Driver(DriverBase):  # type: ignore[misc]  # Triton has no annotations
         return ty
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("torchgraft", self._launch.architecture(), 1)
+        """Its backend is the device's name in torch, as libraries have it that ask for the device so."""
+        return GPUTarget(self.get_active_torch_device().type, self._launch.architecture(), 1)
 
     def get_current_device(self) -> int:
         return self._launch.current_device()
