@@ -115,6 +115,14 @@ class TestKernels:
         exact = 2e-2 if dtype == torch.bfloat16 else 1e-5
         close(out, expected, rtol=exact, atol=exact)
 
+    def test_running_sums(self, device: str, kernels: ModuleType) -> None:
+        """A mask that is the same before a barrier and behind it, and not for all elements of a row."""
+        for rows, columns in ((100, 40), (16, 5), (33, 64)):
+            x = torch.randn(rows, columns)
+            out = torch.full((rows, columns), torch.nan, device=device)
+            kernels.running_sums[(triton.cdiv(columns, 32),)](x.to(device), out, rows, columns, BR=16, BC=32, num_warps=2)
+            close(out, x.cumsum(0), rtol=1e-4, atol=1e-4)
+
     def test_sums_begun_anew(self, device: str, kernels: ModuleType) -> None:
         """A product in the place of its sums, which are read once more when new ones begin."""
         x = torch.randn(16, 16)

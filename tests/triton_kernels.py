@@ -423,3 +423,16 @@ def of_tuples(pointers, numbers, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     x, y, out = pointers[0], pointers[1][0], pointers[1][1]
     tl.store(out + i, tl.load(x + i) * numbers[0] + tl.load(y + i) + numbers[1])
+
+
+@triton.jit
+def running_sums(x, out, rows, columns, BR: tl.constexpr, BC: tl.constexpr):
+    """Of columns, a block of rows after the other."""
+    r, c = tl.arange(0, BR), tl.program_id(0) * BC + tl.arange(0, BC)
+    before = tl.zeros((BC,), tl.float32)
+    for i in range(tl.cdiv(rows, BR)):
+        at = (i * BR + r)[:, None] * columns + c[None, :]
+        mask = (i * BR + r < rows)[:, None] & (c < columns)[None, :]
+        v = tl.load(x + at, mask=mask, other=0.0)
+        tl.store(out + at, before[None, :] + tl.cumsum(v, axis=0), mask=mask)
+        before += tl.sum(v, axis=0)

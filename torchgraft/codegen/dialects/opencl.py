@@ -165,7 +165,13 @@ class OpenCL(Dialect):
 #endif
 #define GLOBAL __global
 #define LOCAL __local
+#if defined(__clang__) && (defined(__x86_64__) || defined(__aarch64__))
+// PoCL 3.1 takes a condition that was known before a barrier for the same in all work-items behind it, if the first
+// branch there is by it: behind this nothing is known of memory.
+#define BARRIER do { barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE); __asm__ volatile("" ::: "memory"); } while (0)
+#else
 #define BARRIER barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)
+#endif
 #define GLOBAL_ID(d) get_global_id(d)
 #ifdef TG_DIVISIBLE
 #define GROUP_ID(d) (get_group_id(d) + get_global_offset(d))
