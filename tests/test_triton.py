@@ -120,7 +120,9 @@ class TestKernels:
         for rows, columns in ((100, 40), (16, 5), (33, 64)):
             x = torch.randn(rows, columns)
             out = torch.full((rows, columns), torch.nan, device=device)
-            kernels.running_sums[(triton.cdiv(columns, 32),)](x.to(device), out, rows, columns, BR=16, BC=32, num_warps=2)
+            kernels.running_sums[(triton.cdiv(columns, 32),)](
+                x.to(device), out, rows, columns, BR=16, BC=32, num_warps=2
+            )
             close(out, x.cumsum(0), rtol=1e-4, atol=1e-4)
 
     def test_sums_begun_anew(self, device: str, kernels: ModuleType) -> None:
