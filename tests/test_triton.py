@@ -500,6 +500,13 @@ def test_what_is_refused(
 
 
 class TestAround:
+    def test_the_target_is_the_device(self, device: str) -> None:
+        """Libraries take its name for that of a module of torch and of a device."""
+        active = triton.runtime.driver.active
+        name = active.get_current_target().backend
+        assert name == torch.device(device).type == active.get_active_torch_device().type
+        assert getattr(torch, name).device_count() > active.get_current_device()
+
     def test_graphs_and_profiler(self, device: str, kernels: ModuleType) -> None:
         module = getattr(torch, device.split(":")[0])
         x, y, out = torch.randn(100, device=device), torch.randn(100, device=device), torch.empty(100, device=device)
