@@ -125,6 +125,36 @@ class TestKernels:
             )
             close(out, x.cumsum(0), rtol=1e-4, atol=1e-4)
 
+    def test_sums_begun_alike(self, device: str, kernels: ModuleType) -> None:
+        """Products that begin with the same block in each turn of a loop."""
+        a, b, w = torch.randn(16, 16), torch.randn(16, 16), torch.randn(4, 16, 16)
+        out = torch.empty(16, 16, device=device)
+        kernels.sums_begun_alike[(1,)](a.to(device), w.to(device), b.to(device), out, 4, N=16)
+        close(out, (a @ w + 2 * b).relu().sum(0), rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("halves", [True, False], ids=["halves", "rest"])
+    def test_places_of_several_elements(self, device: str, kernels: ModuleType, halves: bool) -> None:
+        """All is read before the first of them is written."""
+        x = torch.randn(8)
+        mine = x.to(device)
+        kernels.doubled[(1,)](mine, 8, HALVES=halves, BLOCK=16)
+        close(mine, 2 * x, rtol=0, atol=0)
+
+    @pytest.mark.parametrize("sem", ["acq_rel", "relaxed"])
+    def test_stores_before_an_atomic(self, device: str, kernels: ModuleType, sem: str) -> None:
+        """Other programs that see the count see what the whole group has stored."""
+        from torchgraft.triton.kernel import Translated
+
+        x = torch.randn(4, 512)
+        out, count = torch.empty(4, 512, device=device), torch.zeros(1, dtype=torch.int32, device=device)
+        compiled = kernels.counted[(4,)](x.to(device), out, count, BLOCK=512, SEM=sem)
+        close(out, x, rtol=0, atol=0)
+        assert count.item() == 4
+        translated = Translated.read(compiled.asm["tgk"])
+        stored = translated.apart.index("store_f32(arg1")
+        told = translated.apart.index("triton_add_i32(arg2")
+        assert ("BARRIER;" in translated.apart[stored:told]) == (translated.items > 1)
+
     def test_sums_begun_anew(self, device: str, kernels: ModuleType) -> None:
         """A product in the place of its sums, which are read once more when new ones begin."""
         x = torch.randn(16, 16)

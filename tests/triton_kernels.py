@@ -436,3 +436,29 @@ def running_sums(x, out, rows, columns, BR: tl.constexpr, BC: tl.constexpr):
         v = tl.load(x + at, mask=mask, other=0.0)
         tl.store(out + at, before[None, :] + tl.cumsum(v, axis=0), mask=mask)
         before += tl.sum(v, axis=0)
+
+
+@triton.jit
+def sums_begun_alike(a, w, b, out, n, N: tl.constexpr):
+    at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
+    x, bias = tl.load(a + at), tl.load(b + at) * 2
+    total = tl.zeros([N, N], tl.float32)
+    for k in range(n):
+        total += tl.maximum(tl.dot(x, tl.load(w + k * N * N + at), bias), 0)
+    tl.store(out + at, total)
+
+
+@triton.jit
+def doubled(x, n, HALVES: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    at = at // 2 if HALVES else at % n
+    tl.store(x + at, tl.load(x + at) * 2)
+
+
+@triton.jit
+def counted(x, out, count, BLOCK: tl.constexpr, SEM: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at))
+    if SEM == "relaxed":
+        tl.debug_barrier()
+    tl.atomic_add(count, 1, sem=SEM)

@@ -7,6 +7,7 @@ Where masks bound the innermost loop, it is two: up to the last whole vector wit
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -319,9 +320,19 @@ class Group:
             if not isinstance(old, Memory) or (isinstance(old, Load) and isinstance(new, Load)):
                 continue
             assert old.pointer is not None
-            if old.pointer is new.pointer:
+            if old.pointer is new.pointer and self._is_distinct(new.pointer):
                 continue
             if old.pointer.base == new.pointer.base or not self._apart:
+                return False
+        return True
+
+    def _is_distinct(self, pointer: Pointer) -> bool:
+        """Whether each element has a place of its own, as far as can be told: offsets move along all dimensions."""
+        for axis in (d for d, n in enumerate(self.shape) if n > 1):
+            nest = Nest(self.shape, axis, {})
+            names = itertools.count()  # of a text that is thrown away
+            line = pointer.offset.line(Scope(names, nest.inner, Scope(names)), nest.index)
+            if line is None or line.when or line.step == "0":
                 return False
         return True
 

@@ -86,20 +86,28 @@ def _bits(text: str, element: str) -> str:
     return bits(text, element) if CTYPES[element] in ("float", "double") else f"({text})"
 
 
+def _ordered(t: Translator, op: Op, base: str) -> list[str]:
+    """Parameters whose memory is in order with an atomic op: it may tell other programs of all that came before."""
+    if "relaxed" in op.words:
+        return [base]
+    return [f"arg{n}" for n, each in enumerate(t.function.arguments) if each.type.is_pointer]
+
+
 def _each(t: Translator, op: Op, function: str, operands: Sequence[Value], masks: Sequence[Value]) -> None:
     """Calls a function for each element."""
     t.close()
     pointer, result = t.values[op.operands[0]], op.results[0]
     assert isinstance(pointer, (Pointer, Scalar))
     place = t.place(pointer, op, True)
+    writes = _ordered(t, op, pointer.base)
     ctype = CTYPES[result.type.element]
     if isinstance(pointer, Scalar):
         call = f"{function}({place} + {pointer.text}, {', '.join(t.text(each) for each in operands)})"
         text = f"({t.text(masks[0])} ? {call} : ({ctype})0)" if masks else call
         if result.users:
-            t.once_value(result, text, [pointer.base])
+            t.once_value(result, text, writes)
         else:
-            t.once(f"(void){text};", [pointer.base])
+            t.once(f"(void){text};", writes)
         return
     blocks: list[Block] = [t.as_block(each) for each in operands]
     conditions: list[Block] = [t.as_block(each) for each in masks]
@@ -114,6 +122,6 @@ def _each(t: Translator, op: Op, function: str, operands: Sequence[Value], masks
             return [kept]
         return [f"if ({scope.value(conditions[0], index)}) {{ {kept} }}"]
 
-    t.each(pointer.type.shape, body, [pointer.base, array], vectorize=False)
+    t.each(pointer.type.shape, body, [*writes, array], vectorize=False)
     if array:
         t.values[result] = Computed(result.type, array)

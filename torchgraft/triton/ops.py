@@ -15,6 +15,7 @@ __all__ = ["METHODS", "Group", "translated"]
 #: What translates ops, beside arithmetic: functions, or names of the translator's methods.
 METHODS: dict[str, str | Callable[[Translator, Op], None]] = {
     "arith.constant": "constant",
+    "gpu.barrier": "barrier",
     "scf.for": loops.for_loop,
     "scf.if": loops.if_else,
     "scf.while": loops.while_loop,
@@ -24,6 +25,7 @@ METHODS: dict[str, str | Callable[[Translator, Op], None]] = {
     "tt.atomic_rmw": memory.atomic_rmw,
     "tt.broadcast": "broadcast",
     "tt.cat": "cat",
+    "tt.debug_barrier": "barrier",
     "tt.dot": products.dot,
     "tt.expand_dims": "expand_dims",
     "tt.gather": "gather",
@@ -42,6 +44,8 @@ METHODS: dict[str, str | Callable[[Translator, Op], None]] = {
     "tt.store": "store",
     "tt.trans": "trans",
     "tt.unsplat": "unsplat",
+    "ttg.barrier": "barrier",
+    "ttg.local_barrier": "barrier",
     "ub.poison": "poison",
 }
 

@@ -321,6 +321,11 @@ class TeamTranslator(Translator):
 
     # ---- ops ----
 
+    def barrier(self, op: Op) -> None:
+        """What programs tell each other in memory is in the order that the kernel's author wants."""
+        self.close()
+        self.put("BARRIER;")
+
     def histogram(self, op: Op) -> None:
         values, *masks = (self.as_block(each) for each in op.operands)
         self.close()

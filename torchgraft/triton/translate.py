@@ -55,7 +55,7 @@ Known = Scalar | Block | Pointer
 _MOST_BYTES = 2 << 20
 # Integer arithmetic that costs more than so many ops for an element is computed once.
 _MOST_WEIGHT = 24
-_NOTHING = {"tt.debug_barrier", "gpu.barrier", "ttg.barrier", "ttg.local_barrier", "llvm.intr.assume", "tt.return"}
+_NOTHING = {"llvm.intr.assume", "tt.return"}
 
 
 class Translator:
@@ -425,6 +425,9 @@ class Translator:
                 self.values[result] = Scalar(result.type, name, a.base)
                 return
         raise Refused("pointers of which the parameter is not known", op)
+
+    def barrier(self, op: Op) -> None:
+        """Nothing to one work-item."""
 
     def constant(self, op: Op) -> None:
         (result,) = op.results
