@@ -68,7 +68,7 @@ def with_rooms(entries: Sequence[Entry], local_bytes: int) -> tuple[list[str], d
     local, outside = list(arrays), list[Shared]()
     while True:
         places, sizes = _placed(local, used)
-        if sum(sizes.values()) <= local_bytes:
+        if sum(-(-size // 16) * 16 for size in sizes.values()) <= local_bytes:  # with what aligns them
             break
         largest = max(local, key=lambda each: each.size * each.bytes)
         local.remove(largest)
