@@ -226,6 +226,7 @@ def _tree(entries: Iterator[str | Phase]) -> list[_Node]:
 class _Placer:
     def __init__(self, overlaps: Mapping[str, frozenset[str]], parameters: frozenset[str], apart: bool) -> None:
         self.memory, self._overlaps = parameters, overlaps
+        self._known = parameters | overlaps.keys()
         self._together = {} if apart else dict.fromkeys(parameters, parameters)
 
     def place(self, nodes: Sequence[_Node], state: _State) -> tuple[list[str], _State]:
@@ -236,15 +237,17 @@ class _Placer:
                 text, state = self._loop(node, state) if node.is_loop else self._branch(node, state)
                 lines += text
                 continue
-            known = self._overlaps.keys() | self.memory
-            touched = _touched(node) & known
-            written = frozenset() if isinstance(node, str) else node.writes & known
-            if self._meets(touched, state.written) or self._meets(written, state.touched):
+            new = self._of(node)
+            if self._meets(new.touched, state.written) or self._meets(new.written, state.touched):
                 lines.append("BARRIER;")
                 state = _State()
-            state |= _State(touched, written)
+            state |= new
             lines += [node] if isinstance(node, str) else node.lines
         return lines, state
+
+    def _of(self, node: str | Phase) -> _State:
+        written = frozenset[str]() if isinstance(node, str) else node.writes
+        return _State(_touched(node) & self._known, written & self._known)
 
     def _meets(self, names: frozenset[str], others: frozenset[str]) -> bool:
         return any(not others.isdisjoint(self._same_memory(name)) for name in names)
@@ -272,11 +275,11 @@ class _Placer:
         return [*lines, "}"], end
 
     def _all(self, nodes: Sequence[_Node]) -> _State:
-        state, known = _State(), self._overlaps.keys() | self.memory
+        state = _State()
         for node in nodes:
             if isinstance(node, _Nested):
                 for body in node.bodies:
                     state |= self._all(body)
             else:
-                state |= _State(_touched(node) & known, frozenset() if isinstance(node, str) else node.writes & known)
+                state |= self._of(node)
         return state

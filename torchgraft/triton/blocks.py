@@ -17,7 +17,7 @@ from torchgraft.triton.ir import Op, Type
 
 __all__ = [
     "REGISTERS", "Block", "Choice", "Computed", "Elementwise", "Index", "Line", "Pointer", "Range", "Scalar", "Scope",
-    "Splat", "Sum", "View", "element_of", "flat", "reshaped",
+    "Splat", "Sum", "View", "element_of", "flat", "last_axis", "reshaped",
 ]  # fmt: skip
 
 Index = tuple[str, ...]
@@ -304,6 +304,11 @@ def _times(a: str, b: str) -> str:
     if "0" in (a, b):
         return "0"
     return b if a == "1" else a if b == "1" else f"({a} * {b})"
+
+
+def last_axis(shape: Sequence[int]) -> int:
+    """The last dimension with more than one element, or else the last."""
+    return max((d for d, n in enumerate(shape) if n > 1), default=len(shape) - 1)
 
 
 def element_of(array: str, index: Index, shape: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ from torchgraft.triton.ir import Op
 from torchgraft.triton.refused import Refused
 
 __all__ = [
-    "CTYPES", "KEPT", "SIZES", "bits", "convert", "elementwise", "is_elementwise", "literal", "of_bits",
+    "CTYPES", "KEPT", "KEPT_SIZES", "SIZES", "bits", "convert", "elementwise", "is_elementwise", "literal", "of_bits",
     "operand_types", "stored",
 ]  # fmt: skip
 
@@ -23,6 +23,7 @@ CTYPES = {**{name: value_ctype(name) for name in _SAME}, "i1": "int", "index": "
 #: What it is in an array of a work-item's.
 KEPT = {**CTYPES, "i1": "uchar"}
 SIZES = {**{name: BY_NAME[name].size for name in _SAME}, "i1": 1, "index": 8}
+KEPT_SIZES = {**SIZES, "f16": 4, "bf16": 4}
 _UNSIGNED = {"i1": "uint", "i8": "uchar", "i16": "ushort", "i32": "uint", "i64": "ulong", "index": "ulong"}
 _FLOATS = ("f16", "bf16", "f32", "f64")
 

@@ -68,6 +68,7 @@ class Op:
         attributes: by name, as text.
         targets: of branches, labels and what they pass.
         where: the line of the program, as "file.py:12"; empty where it is not known.
+        block: where it stands.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Op:
     regions: list[Region] = field(default_factory=list)
     targets: list[tuple[str, list[Value]]] = field(default_factory=list)
     where: str = ""
+    block: Block | None = None
 
     def integer(self, name: str) -> int:
         """An attribute that is an integer."""
@@ -244,7 +246,9 @@ class _Reader:
                 else:
                     region.blocks.append(block)
             else:
-                region.blocks[-1].ops.append(self._op())
+                op = self._op()
+                op.block = region.blocks[-1]
+                op.block.ops.append(op)
         closing = self._lines[self._at]
         self._at += 1
         self._scopes.pop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchgraft.triton.blocks import REGISTERS, Block, Computed
 from torchgraft.triton.elements import CTYPES, KEPT
-from torchgraft.triton.ir import Op, Value, walk
+from torchgraft.triton.ir import Op, Value
 from torchgraft.triton.refused import Refused
 from torchgraft.triton.team import TeamTranslator
 from torchgraft.triton.translate import Translator
@@ -51,7 +51,7 @@ def _operands(t: Translator, op: Op) -> tuple[list[str], str]:
     t.close()
     places = [t.in_array(each) for each in blocks[:2]]
     start = blocks[2]
-    is_last = op.operands[2].users == [op] and _is_as_often(t, op, op.operands[2])
+    is_last = op.operands[2].users == [op] and _is_as_often(op, op.operands[2])
     if isinstance(start, Computed) and is_last and t.suits(start.array, result):
         return places, start.array
     into = t.place_of(result)
@@ -59,13 +59,10 @@ def _operands(t: Translator, op: Op) -> tuple[list[str], str]:
     return places, into
 
 
-def _is_as_often(t: Translator, op: Op, value: Value) -> bool:
+def _is_as_often(op: Op, value: Value) -> bool:
     """Whether a value is computed as often as an op runs: what is read in each turn of a loop must stay."""
-    blocks = [*t.function.body.blocks]
-    for each in walk(t.function.body):
-        blocks += [block for region in each.regions for block in region.blocks]
-    block = next(block for block in blocks if any(each is op for each in block.ops))
-    return any(each is value for each in block.arguments) or any(each is value.owner for each in block.ops)
+    assert op.block is not None
+    return value in op.block.arguments if value.owner is None else value.owner.block is op.block
 
 
 def _function(t: Translator, types: tuple[str, str, str], m: int, n: int, k: int) -> str:

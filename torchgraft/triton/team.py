@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torchgraft.triton.barriers import Entry, Phase, Shared, with_barriers, with_rooms
-from torchgraft.triton.blocks import REGISTERS, Block, Computed, Index, Scope, Splat, element_of, flat
-from torchgraft.triton.elements import CTYPES, KEPT, SIZES, is_elementwise
+from torchgraft.triton.blocks import REGISTERS, Block, Computed, Index, Scope, Splat, element_of, flat, last_axis
+from torchgraft.triton.elements import CTYPES, KEPT, KEPT_SIZES, is_elementwise
 from torchgraft.triton.groups import Group, Nest, Reduce, Text, combined
 from torchgraft.triton.ir import Block as Ops
 from torchgraft.triton.ir import Function, Op, Region, Type, Value, walk
@@ -272,7 +272,7 @@ class TeamTranslator(Translator):
     def shared_array(self, element: str, size: int) -> str:
         name = self.name("l")
         ctype = KEPT[element]
-        self._entries.append(Shared(name, ctype, size, 4 if ctype == "float" else SIZES[element]))
+        self._entries.append(Shared(name, ctype, size, KEPT_SIZES[element]))
         return name
 
     def array_for(self, element: str, values: Sequence[Value]) -> str:
@@ -304,8 +304,7 @@ class TeamTranslator(Translator):
 
     def nest(self, shape: tuple[int, ...]) -> DealtNest:
         """Loops over a shape, the last dimension innermost."""
-        last = max((d for d, n in enumerate(shape) if n > 1), default=len(shape) - 1)
-        return DealtNest(self.deal, shape, last, self.outside)
+        return DealtNest(self.deal, shape, last_axis(shape), self.outside)
 
     def all_of(self, block: Block) -> str:
         kept, name = self.shared_array("i32", 1), self.name("s")

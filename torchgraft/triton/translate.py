@@ -28,9 +28,20 @@ from torchgraft.triton.blocks import (
     View,
     element_of,
     flat,
+    last_axis,
     reshaped,
 )
-from torchgraft.triton.elements import CTYPES, KEPT, SIZES, elementwise, is_elementwise, literal, operand_types, stored
+from torchgraft.triton.elements import (
+    CTYPES,
+    KEPT,
+    KEPT_SIZES,
+    SIZES,
+    elementwise,
+    is_elementwise,
+    literal,
+    operand_types,
+    stored,
+)
 from torchgraft.triton.groups import (
     LANES,
     Accumulate,
@@ -143,7 +154,7 @@ class Translator:
     def array(self, element: str, size: int) -> str:
         """Declares an array."""
         name = self.name("a")
-        self.bytes += SIZES[element] * size * (2 if element in ("f16", "bf16") else 1)
+        self.bytes += KEPT_SIZES[element] * size
         if self.bytes > _MOST_BYTES:
             raise Refused(f"blocks that take more than {_MOST_BYTES >> 20} MiB in one program")
         self.put(f"{KEPT[element]} {name}[{size}] ALIGN(64);")
@@ -214,7 +225,7 @@ class Translator:
         vectorize: bool = True,
     ) -> None:
         """Loops over a shape; the body gets a scope and an index."""
-        last = max((d for d, n in enumerate(shape) if n > 1), default=len(shape) - 1)
+        last = last_axis(shape)
         index = tuple(f"i{d}" if n > 1 or d == last else "0" for d, n in enumerate(shape))
         outer = Scope(self.names)
         scope = Scope(self.names, index[last], outer)
